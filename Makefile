@@ -1,0 +1,47 @@
+# `make demo` and `make test` set up everything they need from Python >= 3.11 alone.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: demo test check fix bench evidence clean
+
+demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
+	$(BIN)/underclock demo --force -o underclock-demo
+
+test: check  ## everything CI runs; no GPU needed
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
+	$(BIN)/coverage report --fail-under=90 > /dev/null
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## speed against HiGHS, in one run
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/startup.py
+
+evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
+	$(BIN)/python docs/evidence/replayed.py
+
+clean:
+	rm -rf $(VENV) underclock-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "underclock needs Python 3.11 or newer; set PYTHON=/path/to/it"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.runtime

@@ -1,0 +1,209 @@
+"""The arms of a plan, side by side: auto, one fixed clock, per pass, per kernel.
+
+Every arm is the same problem on other groups (`groups`) with the same objective, so their figures
+can be compared line by line.
+
+Shape letters: K kernels, G groups, S settings.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.core.costs import CostTable
+from underclock.core.frontier import least_product, supported, thinned
+from underclock.core.groups import Grouped, Ints, grouped
+from underclock.core.solvers import Exact, Problem, Solution
+from underclock.core.solvers.base import INFEASIBLE, solution_of
+from underclock.records import (
+    Aggregate,
+    Arm,
+    Choice,
+    Clocks,
+    FrontierPoint,
+    Granularity,
+    Objective,
+    Status,
+)
+
+_FRONTIER_POINTS = 200
+_ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
+_TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What to minimise, and who keeps the time budget."""
+
+    objective: Objective = Objective.WASTE
+    max_slowdown: float = 0.0
+    """Budget of the waste objective, as a fraction above auto; 0 is strict. May be negative."""
+    granularity: Granularity = Granularity.KERNEL
+    """Of the arm whose clocks the plan holds."""
+    aggregate: Aggregate = Aggregate.GLOBAL
+    """Of that arm."""
+
+    def __post_init__(self) -> None:
+        """Reject budgets no step can have."""
+        if not -1.0 < self.max_slowdown < math.inf:
+            raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
+
+    @property
+    def chosen(self) -> str:
+        """Name of the arm whose clocks the plan holds."""
+        return {
+            Granularity.KERNEL: f"kernel_{self.aggregate}",
+            Granularity.PASS: "pass",
+            Granularity.STEP: "best_fixed",
+        }[self.granularity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """Every way of choosing, costed.
+
+    Attributes:
+        arms: In order of freedom.
+        settings: Setting per kernel of each feasible arm, by name. Shapes (K,).
+        fastest_change: Least time change any choice of the chosen arm can reach.
+        frontier: Of the chosen granularity.
+    """
+
+    arms: tuple[Arm, ...]
+    settings: dict[str, Ints]
+    fastest_change: float
+    frontier: tuple[FrontierPoint, ...]
+
+
+def compare_arms(table: CostTable, goal: Goal) -> Arms:
+    """Choose clocks in each of the ways compared."""
+    ways = {
+        "best_fixed": (Granularity.STEP, Aggregate.GLOBAL),
+        "pass": (Granularity.PASS, goal.aggregate),
+        "kernel_local": (Granularity.KERNEL, Aggregate.LOCAL),
+        "kernel_global": (Granularity.KERNEL, Aggregate.GLOBAL),
+    }
+    auto = np.full(len(table.kernels), table.baseline)
+    arms = [_arm("auto", table, auto, Status.BASELINE, None)]
+    settings = {"auto": auto}
+    for name, (granularity, aggregate) in ways.items():
+        groups = grouped(table, granularity)
+        solution = _solve(table, groups, goal, aggregate)
+        if solution.status is Status.INFEASIBLE:
+            arms.append(
+                Arm(
+                    name=name,
+                    time_s=None,
+                    energy_j=None,
+                    time_change=None,
+                    energy_change=None,
+                    status=solution.status,
+                    gap=None,
+                )
+            )
+        else:
+            settings[name] = groups.spread(solution.choice)
+            arms.append(_arm(name, table, settings[name], solution.status, solution.gap))
+    groups = grouped(table, goal.granularity)
+    fastest_s = groups.time_s.min(axis=1)
+    if goal.aggregate is Aggregate.LOCAL:
+        fastest_change = float((fastest_s / groups.time_s[:, table.baseline]).max()) - 1.0
+    else:
+        fastest_change = math.fsum(fastest_s) / table.auto_time_s - 1.0
+    return Arms(
+        arms=tuple(arms),
+        settings=settings,
+        fastest_change=fastest_change,
+        frontier=_frontier(table, groups),
+    )
+
+
+def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
+    """Return the clocks of every kernel and what they do to it."""
+    found = {}
+    for k, (kernel, s) in enumerate(zip(table.kernels, setting.tolist(), strict=True)):
+        clocks = table.settings[s]
+        found[kernel.name] = Choice(
+            core_mhz=clocks.core_mhz,
+            mem_mhz=clocks.mem_mhz,
+            time_change=float(table.time_s[k, s] / table.time_s[k, table.baseline]) - 1.0,
+            energy_change=float(table.energy_j[k, s] / table.energy_j[k, table.baseline]) - 1.0,
+        )
+    return found
+
+
+def cost_of(table: CostTable, name: str, wanted: dict[str, Clocks]) -> Arm:
+    """Cost given clocks on a table; the status says it was given, not chosen.
+
+    Args:
+        table: What every kernel costs.
+        name: Name of the arm to return.
+        wanted: Clocks of every kernel of the table.
+
+    Raises:
+        KeyError: A kernel without clocks, or clocks at which it was not measured. The argument is
+            the kernel's name.
+    """
+    columns = []
+    for k, kernel in enumerate(table.kernels):
+        column = table.column(wanted[kernel.name])
+        if column is None or not math.isfinite(table.time_s[k, column]):
+            raise KeyError(kernel.name)
+        columns.append(column)
+    return _arm(name, table, np.array(columns), Status.GIVEN, None)
+
+
+def _solve(table: CostTable, groups: Grouped, goal: Goal, aggregate: Aggregate) -> Solution:
+    problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j)
+    if aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
+        return _solve_alone(problem, table.baseline, goal)
+    if goal.objective in _TIME_POWER:
+        return least_product(problem, power=_TIME_POWER[goal.objective])
+    budget_s = math.fsum(groups.time_s[:, table.baseline]) * (1.0 + goal.max_slowdown)
+    return Exact().solve(Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s))
+
+
+def _solve_alone(problem: Problem, baseline: int, goal: Goal) -> Solution:
+    """Let every group choose for itself; of equals the faster."""
+    cost = problem.energy_j.copy()
+    if goal.objective in _TIME_POWER:
+        cost = cost * problem.time_s ** _TIME_POWER[goal.objective]
+    if goal.objective is Objective.WASTE:
+        limit_s = problem.time_s[:, baseline] * (1.0 + goal.max_slowdown) * (1.0 + _ROUNDING)
+        cost[problem.time_s > limit_s[:, None]] = math.inf
+    least = cost.min(axis=1)
+    if not np.isfinite(least).all():
+        return INFEASIBLE
+    choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
+    return solution_of(problem, choice)
+
+
+def _arm(name: str, table: CostTable, setting: Ints, status: Status, gap: float | None) -> Arm:
+    rows = np.arange(len(table.kernels))
+    time_s = math.fsum(table.time_s[rows, setting])
+    energy_j = math.fsum(table.energy_j[rows, setting])
+    return Arm(
+        name=name,
+        time_s=time_s,
+        energy_j=energy_j,
+        time_change=time_s / table.auto_time_s - 1.0,
+        energy_change=energy_j / table.auto_energy_j - 1.0,
+        status=status,
+        gap=gap,
+    )
+
+
+def _frontier(table: CostTable, groups: Grouped) -> tuple[FrontierPoint, ...]:
+    points = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
+    return tuple(
+        FrontierPoint(
+            time_s=time_s,
+            energy_j=energy_j,
+            time_change=time_s / table.auto_time_s - 1.0,
+            energy_change=energy_j / table.auto_energy_j - 1.0,
+        )
+        for time_s, energy_j in zip(
+            *(part.tolist() for part in thinned(*points, _FRONTIER_POINTS)), strict=True
+        )
+    )

@@ -1,0 +1,82 @@
+"""The same problem given to HiGHS, a general solver, as comparison and second opinion.
+
+Shape letters: G groups, S settings, V variables (the available settings).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.core.solvers.base import INFEASIBLE, Problem, Solution, solution_of
+from underclock.errors import NotSupportedError
+from underclock.records import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milp:
+    """Branch and bound by HiGHS."""
+
+    gap: float = 0.0
+    """Relative gap at which to stop."""
+    time_limit_s: float = math.inf
+    """Wall-clock time at which to stop with the best choice so far."""
+
+    def solve(self, problem: Problem) -> Solution:
+        """Return HiGHS's choice, with its bound.
+
+        Raises:
+            NotSupportedError: highspy is not installed.
+        """
+        try:
+            import highspy  # noqa: PLC0415 - an extra: its absence is said where it is used
+        except ImportError as exc:
+            raise NotSupportedError(
+                "the milp solver needs highspy", hint="pip install 'underclock[milp]'"
+            ) from exc
+        group, setting = np.nonzero(np.isfinite(problem.time_s))
+        time = problem.time_s[group, setting]
+        energy = problem.energy_j[group, setting]
+        # HiGHS's tolerances are absolute: give it numbers around one.
+        time_unit = float(time.max()) or 1.0
+        energy_unit = float(energy.max()) or 1.0
+        groups, variables = len(problem.time_s), len(group)
+
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = variables, groups + 1
+        model.col_cost_ = energy / energy_unit
+        model.col_lower_, model.col_upper_ = np.zeros(variables), np.ones(variables)
+        model.integrality_ = [highspy.HighsVarType.kInteger] * variables
+        budget = min(problem.budget_s, float(time.sum())) / time_unit
+        model.row_lower_ = np.append(np.ones(groups), -highspy.kHighsInf)
+        model.row_upper_ = np.append(np.ones(groups), budget)
+        # Each variable stands in its group's row and in the time row, the last.
+        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        model.a_matrix_.start_ = np.arange(0, 2 * variables + 1, 2)
+        model.a_matrix_.index_ = np.column_stack([group, np.full(variables, groups)]).ravel()
+        model.a_matrix_.value_ = np.column_stack([np.ones(variables), time / time_unit]).ravel()
+
+        solver = highspy.Highs()
+        solver.silent()
+        solver.setOptionValue("mip_rel_gap", self.gap)
+        if math.isfinite(self.time_limit_s):
+            solver.setOptionValue("time_limit", self.time_limit_s)
+        solver.passModel(model)
+        solver.run()
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return INFEASIBLE
+        values = np.array(solver.getSolution().col_value)
+        choice = np.zeros(groups, dtype=np.int64)
+        best = np.full(groups, -1.0)
+        for g, s, value in zip(group.tolist(), setting.tolist(), values.tolist(), strict=True):
+            if value > best[g]:
+                best[g], choice[g] = value, s
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        bound_j = float(solver.getInfo().mip_dual_bound) * energy_unit
+        return solution_of(
+            problem,
+            choice,
+            status=Status.OPTIMAL if optimal else Status.BOUNDED,
+            bound_j=bound_j,
+        )

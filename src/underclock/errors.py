@@ -1,0 +1,68 @@
+"""Every exception raised on purpose, and the exit code each one ends the command with.
+
+* UnderclockError (1)             base; never raised itself
+  * UsageError (2)                ask differently: unknown name, bad option, an output that exists
+  * DeviceError (3)               the hardware or driver said no
+    * NotSupportedError           this GPU or driver cannot do it
+    * NotPermittedError           it can, but this process may not
+    * NotAppliedError             accepted, but the read-back differs
+  * DataError (4)                 a file cannot be used: mend it or make it anew
+  * MeasurementError (5)          the numbers cannot be trusted: measure again
+  * InfeasibleError (6)           no choice of clocks meets the budget: loosen it
+
+A bad argument from Python code is a plain ``ValueError``.
+"""
+
+from typing import ClassVar
+
+
+class UnderclockError(Exception):
+    """Base class; carries the exit code and what the user can do next."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(UnderclockError):
+    """The caller asked for something impossible."""
+
+    exit_code = 2
+
+
+class DeviceError(UnderclockError):
+    """The hardware or driver said no."""
+
+    exit_code = 3
+
+
+class NotSupportedError(DeviceError):
+    """This GPU or driver cannot do what was asked."""
+
+
+class NotPermittedError(DeviceError):
+    """The GPU could, but this process may not."""
+
+
+class NotAppliedError(DeviceError):
+    """The driver accepted a setting that the GPU does not run at."""
+
+
+class DataError(UnderclockError):
+    """A file cannot be used as what it claims to be."""
+
+    exit_code = 4
+
+
+class MeasurementError(UnderclockError):
+    """A measured number cannot be trusted."""
+
+    exit_code = 5
+
+
+class InfeasibleError(UnderclockError):
+    """No choice of clocks meets the time budget."""
+
+    exit_code = 6

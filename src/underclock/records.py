@@ -1,0 +1,477 @@
+"""The nouns that stages hand to one another. Frozen, validated, JSON-friendly.
+
+Reading order: what a number rests on (`Evidence`), what can be set (`Clocks`), what runs
+(`Kernel`, `Step`), what was measured (`Sample`, `Profile`), what was decided (`Arm`, `Plan`) and
+what became of it (`Score`, `Validation`). Every record that is a file of its own carries a
+``schema`` number; a reader refuses a newer one.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Evidence(StrEnum):
+    """Where a number comes from; a number never travels without it."""
+
+    MEASURED = "measured"  # on this GPU, by us
+    REPLAYED = "replayed"  # from a table somebody measured
+    SIMULATED = "simulated"  # from a model of a GPU
+
+
+class Pass(StrEnum):
+    """The part of a training step that a kernel belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+class Kind(StrEnum):
+    """What a kernel mostly does: matrix products, or moving memory."""
+
+    GEMM = "gemm"
+    MEMORY = "mem"
+
+
+class Objective(StrEnum):
+    """What a plan minimises."""
+
+    WASTE = "waste"  # energy, while total time stays within the budget
+    EDP = "edp"  # energy x time
+    ED2P = "ed2p"  # energy x time squared
+    ENERGY = "energy"  # energy, whatever the time
+
+
+class Granularity(StrEnum):
+    """What gets clocks of its own."""
+
+    KERNEL = "kernel"
+    PASS = "pass"
+    STEP = "step"  # one fixed clock pair for the whole step
+
+
+class Aggregate(StrEnum):
+    """Who keeps the time budget: all together, or each alone."""
+
+    GLOBAL = "global"
+    LOCAL = "local"
+
+
+class Status(StrEnum):
+    """How a choice came about; the value is the sentence shown to the user."""
+
+    BASELINE = "baseline: nothing is set"
+    GIVEN = "given: costed, not chosen"
+    OPTIMAL = "optimal"
+    BOUNDED = "feasible; optimal within the stated gap"
+    INFEASIBLE = "no choice of clocks meets the time budget; raise it"
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every record: immutable, unknown fields refused.
+
+    Keyword-only is said at each class: msgspec does not inherit it.
+    """
+
+
+def _check_positive(record: Record, *names: str) -> None:
+    """Reject zero, negative and non-finite quantities; ``None`` means unknown and passes."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+class Clocks(Record, kw_only=True):
+    """Clocks to hold on one GPU; ``None`` leaves that domain to the driver (auto).
+
+    Attributes:
+        core_mhz: Core (SM) clock.
+        mem_mhz: Memory clock.
+    """
+
+    core_mhz: int | None = None
+    mem_mhz: int | None = None
+
+    def __post_init__(self) -> None:
+        """Reject clocks no GPU can have."""
+        _check_positive(self, "core_mhz", "mem_mhz")
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether both domains are left to the driver."""
+        return self.core_mhz is None and self.mem_mhz is None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Sort key from slow to fast; auto counts as faster than any number."""
+        return (
+            math.inf if self.mem_mhz is None else self.mem_mhz,
+            math.inf if self.core_mhz is None else self.core_mhz,
+        )
+
+    def __str__(self) -> str:
+        core = "auto" if self.core_mhz is None else f"{self.core_mhz} MHz"
+        mem = "auto" if self.mem_mhz is None else f"{self.mem_mhz} MHz"
+        return f"core {core}, memory {mem}"
+
+
+AUTO = Clocks()
+
+
+class Kernel(Record, kw_only=True, rename={"pass_": "pass"}):
+    """One distinct kernel of a step and how often the step runs it.
+
+    Attributes:
+        name: Unique within its step.
+        kind: What bounds it by design; ``None`` when unknown.
+        pass_: Part of the step (``pass`` in files).
+        section: Finer part of the step, in the workload's own words.
+        shape: Problem size as text, e.g. ``6144x40960x2048``.
+        count: Invocations per step.
+        flops: Floating-point operations of one invocation; ``None`` when unknown.
+        bytes_moved: Least bytes of DRAM traffic of one invocation; ``None`` when unknown.
+    """
+
+    name: str
+    kind: Kind | None = None
+    pass_: Pass = Pass.OTHER
+    section: str = ""
+    shape: str = ""
+    count: int = 1
+    flops: float | None = None
+    bytes_moved: float | None = None
+
+    def __post_init__(self) -> None:
+        """Reject nameless kernels and impossible quantities."""
+        if not self.name:
+            raise ValueError("a kernel needs a name")
+        _check_positive(self, "count", "bytes_moved")
+        if self.flops is not None and not (self.flops >= 0 and math.isfinite(self.flops)):
+            raise ValueError(f"flops must be finite and not negative, got {self.flops}")
+
+
+class Step(Record, kw_only=True):
+    """The kernels of one training step.
+
+    Attributes:
+        name: Workload name.
+        kernels: Distinct kernels, in order of first launch.
+        order: The launch sequence, as indices into ``kernels``.
+        parameters: What the workload was built with (batch, sequence, …).
+    """
+
+    schema: int = SCHEMA
+    name: str
+    kernels: tuple[Kernel, ...]
+    order: tuple[int, ...]
+    parameters: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        """Reject steps whose order and counts disagree, or whose names repeat."""
+        if not self.kernels:
+            raise ValueError("a step needs at least one kernel")
+        twice = [n for n, c in Counter(k.name for k in self.kernels).items() if c > 1]
+        if twice:
+            raise ValueError(f"kernel names must be unique; repeated: {twice[0]!r}")
+        counts = Counter(self.order)
+        for index, kernel in enumerate(self.kernels):
+            if counts[index] != kernel.count:
+                raise ValueError(
+                    f"{kernel.name!r} has count {kernel.count} but is launched {counts[index]} x"
+                )
+        if len(counts) != len(self.kernels):
+            raise ValueError("the launch order names a kernel that is not listed")
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of everything that decides the step's cost."""
+        body = msgspec.json.encode((self.kernels, self.order))
+        return hashlib.sha256(body).hexdigest()[:16]
+
+
+class GpuInfo(Record, kw_only=True):
+    """Which GPU numbers belong to.
+
+    Attributes:
+        name: Marketing name as the driver or table gives it.
+        driver: Driver version; ``None`` when unknown.
+        power_limit_w: Enforced board power limit; ``None`` when unknown.
+    """
+
+    name: str
+    driver: str | None = None
+    power_limit_w: float | None = None
+
+    def __post_init__(self) -> None:
+        """Reject a nameless GPU and an impossible limit."""
+        if not self.name:
+            raise ValueError("a GPU needs a name")
+        _check_positive(self, "power_limit_w")
+
+
+class Sample(Record, kw_only=True):
+    """One measurement of one kernel (or of the whole step) at one pair of asked clocks.
+
+    Attributes:
+        kernel: Kernel name.
+        asked: Clocks asked for.
+        repeat: 0 for the first measurement of this kernel at these clocks, then 1, 2, …
+        time_s: Mean duration of one invocation.
+        energy_j: Mean energy of one invocation, whole board.
+        observed: Clocks read back under load; ``None`` when not read.
+        window_s: Length of the measuring window; ``None`` when unknown.
+        ticks: Energy-counter steps inside the window; ``None`` when unknown.
+        temperature_c: GPU temperature at the end of the window; ``None`` when unknown.
+        event_reasons: Bits of the driver's clock event reasons seen in the window; ``None`` when
+            unknown. Bit 0x4 is the software power cap.
+    """
+
+    kernel: str
+    asked: Clocks = AUTO
+    repeat: int = 0
+    time_s: float
+    energy_j: float
+    observed: Clocks | None = None
+    window_s: float | None = None
+    ticks: int | None = None
+    temperature_c: float | None = None
+    event_reasons: int | None = None
+
+    def __post_init__(self) -> None:
+        """Reject impossible quantities."""
+        _check_positive(self, "time_s", "energy_j", "window_s")
+        if self.repeat < 0:
+            raise ValueError(f"repeat must not be negative, got {self.repeat}")
+
+
+POWER_CAP_REASON = 0x4  # NVML: nvmlClocksEventReasonSwPowerCap
+
+
+class Profile(Record, kw_only=True):
+    """Everything measured of one step on one GPU.
+
+    Attributes:
+        evidence: How the samples were obtained; one kind per profile.
+        gpu: The GPU they belong to.
+        workload: Name of the step, or of the table.
+        kernels: The kernels, with counts.
+        samples: Measurements of isolated kernels.
+        in_situ: Measurements of the whole step at auto clocks, one invocation being one step.
+        fingerprint: Of the step; ``None`` for a table, which has none.
+        expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
+        order: The launch sequence, as indices into ``kernels``; empty when unknown.
+        warnings: Sentences the reader must see beside the numbers.
+    """
+
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    kernels: tuple[Kernel, ...]
+    samples: tuple[Sample, ...] = ()
+    in_situ: tuple[Sample, ...] = ()
+    fingerprint: str | None = None
+    expected_samples: int | None = None
+    order: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Choice(Record, kw_only=True):
+    """Clocks chosen for one kernel and what they do to it, as fractions of its auto cost."""
+
+    core_mhz: int | None
+    mem_mhz: int | None
+    time_change: float
+    energy_change: float
+
+    @property
+    def clocks(self) -> Clocks:
+        """The chosen pair."""
+        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+
+class Arm(Record, kw_only=True):
+    """What one way of choosing clocks costs per step.
+
+    Attributes:
+        name: ``auto``, ``best_fixed``, ``pass``, ``kernel_local`` or ``kernel_global``.
+        time_s: Per step; ``None`` when infeasible.
+        energy_j: Per step; ``None`` when infeasible.
+        time_change: Fraction of auto; ``None`` when infeasible.
+        energy_change: Fraction of auto; ``None`` when infeasible.
+        status: How the choice came about.
+        gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
+            was optimised or nothing found.
+    """
+
+    name: str
+    time_s: float | None
+    energy_j: float | None
+    time_change: float | None
+    energy_change: float | None
+    status: Status
+    gap: float | None
+
+
+class FrontierPoint(Record, kw_only=True):
+    """A plan no other supported plan beats in both time and energy."""
+
+    time_s: float
+    energy_j: float
+    time_change: float
+    energy_change: float
+
+
+class Closure(Record, kw_only=True):
+    """Isolated kernels summed, against the step as it really runs, at auto clocks.
+
+    Attributes:
+        time: Isolated sum over in-situ time.
+        energy: Isolated sum over in-situ energy.
+    """
+
+    time: float
+    energy: float
+
+
+class Plan(Record, kw_only=True):
+    """Clocks per kernel, what they promise, and what that rests on.
+
+    Attributes:
+        evidence: Of every number in the plan.
+        gpu: The GPU the plan is valid for.
+        workload: Name of the step or table.
+        fingerprint: Of the step; ``None`` for a table.
+        objective: What was minimised.
+        max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
+        granularity: What got clocks of its own in the chosen arm.
+        aggregate: Who kept the budget in the chosen arm.
+        baseline: The clocks called auto; other than auto/auto where a table has no such row.
+        chosen: Name of the arm whose clocks are in ``kernels``.
+        arms: The ways compared, in order of freedom.
+        kernels: Clocks per kernel of the chosen arm.
+        fixed: The best fixed clock pair; ``None`` when infeasible.
+        frontier: Supported time-energy frontier at the chosen granularity, fastest first.
+        closure: Isolated sum against in situ; ``None`` where the step was not run whole.
+        order: The launch sequence, as indices into ``kernels``; empty when unknown.
+        warnings: Sentences the reader must see beside the numbers.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    fingerprint: str | None = None
+    objective: Objective
+    max_slowdown: float | None
+    granularity: Granularity
+    aggregate: Aggregate
+    baseline: Clocks
+    chosen: str
+    arms: tuple[Arm, ...]
+    kernels: dict[str, Choice]
+    fixed: Clocks | None
+    frontier: tuple[FrontierPoint, ...] = ()
+    closure: Closure | None = None
+    order: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def arm(self, name: str) -> Arm:
+        """Return the arm of that name.
+
+        Raises:
+            KeyError: No such arm.
+        """
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise KeyError(name)
+
+
+class Score(Record, kw_only=True):
+    """What a plan really costs on a full table, in a plan's own terms.
+
+    Attributes:
+        time_s: Per step, under the plan's clocks.
+        energy_j: Per step, under the plan's clocks.
+        time_change: Fraction of the table's auto cost.
+        energy_change: Fraction of the table's auto cost.
+        promised_time_change: What the plan said.
+        promised_energy_change: What the plan said.
+        arms: The table's ``auto`` and the plan's chosen arm, costed on the table.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    plan: str
+    time_s: float
+    energy_j: float
+    time_change: float
+    energy_change: float
+    promised_time_change: float
+    promised_energy_change: float
+    arms: tuple[Arm, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Spread(Record, kw_only=True):
+    """A quantity over all pairs of repeats.
+
+    Attributes:
+        mean: Mean over the pairs.
+        best: Least value: the pair most in the plan's favour.
+        worst: Greatest value.
+    """
+
+    mean: float
+    best: float
+    worst: float
+
+
+class Validation(Record, kw_only=True):
+    """Auto and plan measured again, every auto run paired with every plan run.
+
+    Attributes:
+        repeats: Runs of each arm.
+        auto_time_s: One total per repeat. So the other three.
+        time_change: Plan against auto over all ``repeats``² pairs.
+        energy_change: Likewise.
+        promised_time_change: What the plan said.
+        promised_energy_change: What the plan said.
+        pairs_keeping_energy: Pairs that save at least the promised energy.
+        pairs_keeping_time: Pairs no slower than the plan's budget allows; ``None`` where time was
+            free.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    chosen: str
+    repeats: int
+    auto_time_s: tuple[float, ...]
+    auto_energy_j: tuple[float, ...]
+    plan_time_s: tuple[float, ...]
+    plan_energy_j: tuple[float, ...]
+    time_change: Spread
+    energy_change: Spread
+    promised_time_change: float
+    promised_energy_change: float
+    pairs_keeping_energy: int
+    pairs_keeping_time: int | None
+    warnings: tuple[str, ...] = ()
+
+
+def to_builtins(record: Record) -> Any:
+    """Return plain dicts, lists and numbers, as in the record's JSON."""
+    return msgspec.to_builtins(record)

@@ -1,0 +1,53 @@
+"""Records to files and back. Nothing here computes; everything here distrusts its input.
+
+* `files`: where output may go, and writing it whole or not at all
+* `documents`: one record as one JSON file (step, plan, validation)
+* `tables`: a sweep somebody measured, as CSV
+* `samples`: our own measurements, in SQLite, appended one by one
+"""
+
+from pathlib import Path
+
+from underclock.errors import DataError
+from underclock.records import Profile
+from underclock.store.documents import read_document, write_document
+from underclock.store.files import check_output, write_text
+from underclock.store.samples import SampleFile
+from underclock.store.tables import read_table
+
+__all__ = [
+    "SampleFile",
+    "check_output",
+    "read_document",
+    "read_profile",
+    "read_table",
+    "write_document",
+    "write_text",
+]
+
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+
+
+def read_profile(path: Path) -> Profile:
+    """Read samples from a samples file or a table, told apart by content.
+
+    Raises:
+        DataError: The file is missing, damaged, or neither.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_SQLITE_MAGIC))
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    if head == _SQLITE_MAGIC:
+        return SampleFile.read(path)
+    if path.suffix == ".db":
+        raise DataError(
+            f"{path} is not a samples file: it is no SQLite database",
+            hint="make it anew with `underclock measure`",
+        )
+    if head[:1] in {b"{", b"["}:
+        raise DataError(
+            f"{path} is JSON, not samples", hint="give a samples.db or a CSV table of a sweep"
+        )
+    return read_table(path)

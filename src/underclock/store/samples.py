@@ -1,0 +1,244 @@
+"""Our own measurements in SQLite: appended one by one, resumable, safe against kill -9.
+
+One row per measurement, never changed afterwards; a unique index makes measuring anything twice
+an error. Write-ahead logging keeps every committed row when the process dies at any instant.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from underclock.errors import DataError, MeasurementError
+from underclock.records import SCHEMA, Clocks, Profile, Sample
+from underclock.store.files import check_output
+
+_APPLICATION_ID = 0x756E6463  # "undc", in the file's header
+
+_TABLES = """
+CREATE TABLE header (body TEXT NOT NULL);
+CREATE TABLE samples (
+    scope TEXT NOT NULL CHECK (scope IN ('kernel', 'step')),
+    kernel TEXT NOT NULL,
+    asked_core_mhz INTEGER,
+    asked_mem_mhz INTEGER,
+    repeat INTEGER NOT NULL,
+    time_s REAL NOT NULL,
+    energy_j REAL NOT NULL,
+    observed_core_mhz INTEGER,
+    observed_mem_mhz INTEGER,
+    window_s REAL,
+    ticks INTEGER,
+    temperature_c REAL,
+    event_reasons INTEGER
+);
+CREATE UNIQUE INDEX once ON samples
+    (scope, kernel, ifnull(asked_core_mhz, 0), ifnull(asked_mem_mhz, 0), repeat);
+"""
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, at this one boundary."""
+    try:
+        yield
+    except sqlite3.IntegrityError as exc:
+        raise MeasurementError(
+            f"{path} already holds this measurement",
+            hint="another process may be measuring into the same file",
+        ) from exc
+    except sqlite3.Error as exc:
+        raise DataError(
+            f"{path} is damaged or not a samples file: {exc}",
+            hint="make it anew with `underclock measure`",
+        ) from exc
+
+
+class SampleFile:
+    """An open samples file. Use as a context manager.
+
+    Attributes:
+        path: Where it is.
+        header: What all its samples share; a `Profile` without samples.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, header: Profile) -> None:
+        self.path = path
+        self.header = header
+        self._connection = connection
+
+    @classmethod
+    def create(cls, path: Path, header: Profile) -> Self:
+        """Start a file.
+
+        Raises:
+            UsageError: The path exists or cannot be written.
+        """
+        check_output(path)
+        # Built aside and moved into place, so that a kill at any instant leaves a whole file or
+        # none under the name that a later run resumes.
+        partial = path.with_name(f".{path.name}.partial")
+        partial.unlink(missing_ok=True)
+        with _translated(path), closing(sqlite3.connect(partial)) as connection:
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            connection.executescript(_TABLES)
+            body = msgspec.json.encode(header).decode()
+            connection.execute("INSERT INTO header VALUES (?)", (body,))
+            connection.commit()
+        partial.replace(path)
+        return cls.open(path, writable=True)
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool) -> Self:
+        """Open an existing file.
+
+        Raises:
+            DataError: Missing, damaged, of a newer version, or something else altogether.
+        """
+        if not path.is_file():
+            raise DataError(f"cannot read {path}: no such file")
+        mode = "rw" if writable else "ro"
+        with _translated(path):
+            uri = f"{path.resolve().as_uri()}?mode={mode}"
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+            try:
+                header = cls._read_header(path, connection)
+                if writable:
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    connection.execute("PRAGMA synchronous = NORMAL")
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, connection, header)
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        """Read everything in a file.
+
+        Raises:
+            DataError: As `open`.
+        """
+        with cls.open(path, writable=False) as file:
+            return file.profile()
+
+    @staticmethod
+    def _read_header(path: Path, connection: sqlite3.Connection) -> Profile:
+        if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            raise DataError(
+                f"{path} is a database, but not a samples file",
+                hint="make one with `underclock measure`",
+            )
+        schema = connection.execute("PRAGMA user_version").fetchone()[0]
+        if schema > SCHEMA:
+            raise DataError(
+                f"{path} has schema {schema}; this version reads up to {SCHEMA}",
+                hint="upgrade underclock, or measure anew with this version",
+            )
+        (body,) = connection.execute("SELECT body FROM header").fetchone() or (None,)
+        try:
+            return msgspec.json.decode(body or "", type=Profile)
+        except msgspec.DecodeError as exc:
+            raise DataError(
+                f"{path} has a damaged header: {exc}",
+                hint="make it anew with `underclock measure`",
+            ) from exc
+
+    def append(self, sample: Sample, *, in_situ: bool = False) -> None:
+        """Add one measurement; it is on disk when this returns.
+
+        Args:
+            sample: The measurement.
+            in_situ: Whether it is of the whole step rather than an isolated kernel.
+
+        Raises:
+            MeasurementError: The file already holds it.
+        """
+        observed = sample.observed or Clocks()
+        with _translated(self.path):
+            self._connection.execute(
+                "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    "step" if in_situ else "kernel",
+                    sample.kernel,
+                    sample.asked.core_mhz,
+                    sample.asked.mem_mhz,
+                    sample.repeat,
+                    sample.time_s,
+                    sample.energy_j,
+                    observed.core_mhz,
+                    observed.mem_mhz,
+                    sample.window_s,
+                    sample.ticks,
+                    sample.temperature_c,
+                    sample.event_reasons,
+                ),
+            )
+
+    def profile(self) -> Profile:
+        """Return the header with every sample so far, in the order taken.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        samples: dict[str, list[Sample]] = {"kernel": [], "step": []}
+        with _translated(self.path):
+            for scope, *cells in self._connection.execute("SELECT * FROM samples ORDER BY rowid"):
+                samples[scope].append(self._sample(cells))
+        return msgspec.structs.replace(
+            self.header, samples=tuple(samples["kernel"]), in_situ=tuple(samples["step"])
+        )
+
+    def _sample(self, cells: list[object]) -> Sample:
+        try:
+            raw = dict(zip(_SAMPLE_COLUMNS, cells, strict=True))
+            observed = {"core_mhz": raw.pop("observed_core"), "mem_mhz": raw.pop("observed_mem")}
+            asked = {"core_mhz": raw.pop("asked_core"), "mem_mhz": raw.pop("asked_mem")}
+            known = observed if any(observed.values()) else None
+            return msgspec.convert(raw | {"asked": asked, "observed": known}, Sample)
+        except (msgspec.ValidationError, ValueError) as exc:
+            raise DataError(
+                f"{self.path} holds an impossible sample: {exc}",
+                hint="make it anew with `underclock measure`",
+            ) from exc
+
+    def close(self) -> None:
+        """Close the file, leaving one self-contained file behind."""
+        with _translated(self.path):
+            try:
+                self._connection.execute("PRAGMA journal_mode = DELETE")
+            except sqlite3.OperationalError:
+                pass  # opened read-only, or somebody else reads it: the log stays beside it
+            finally:
+                self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_SAMPLE_COLUMNS = (
+    "kernel",
+    "asked_core",
+    "asked_mem",
+    "repeat",
+    "time_s",
+    "energy_j",
+    "observed_core",
+    "observed_mem",
+    "window_s",
+    "ticks",
+    "temperature_c",
+    "event_reasons",
+)

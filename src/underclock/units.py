@@ -1,0 +1,96 @@
+"""Quantities as text: parsing what a user types and writing what a user reads.
+
+Inside the program everything is seconds, joules, watts and integer megahertz.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from underclock.errors import UsageError
+
+_DURATION = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(?P<unit>[a-zµ]*)")
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+def parse_fraction(text: str) -> float:
+    """Read ``1%`` or ``0.01`` as the fraction 0.01.
+
+    Raises:
+        UsageError: Not a finite number with an optional percent sign.
+    """
+    body = text.strip()
+    percent = body.endswith("%")
+    try:
+        value = float(body.removesuffix("%"))
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise UsageError(
+            f"cannot read {text!r} as a fraction", hint="write 0.01 or 1%; 0 means not slower"
+        )
+    return value / 100.0 if percent else value
+
+
+def parse_duration(text: str) -> float:
+    """Read ``25s``, ``3ms``, ``20min`` or a bare number of seconds, in seconds.
+
+    Raises:
+        UsageError: Not a duration.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    scale = _SECONDS.get(match["unit"] or "s") if match else None
+    if match is None or scale is None:
+        raise UsageError(
+            f"cannot read {text!r} as a duration", hint=f"a number and one of {', '.join(_SECONDS)}"
+        )
+    return float(match["number"]) * scale
+
+
+def parse_mhz(text: str) -> int | None:
+    """Read a clock in MHz; ``auto`` is ``None``.
+
+    Raises:
+        UsageError: Neither a positive whole number nor ``auto``.
+    """
+    body = text.strip().lower()
+    if body == "auto":
+        return None
+    if not body.isdecimal() or int(body) == 0:
+        raise UsageError(f"cannot read {text!r} as a clock", hint="write whole megahertz, or auto")
+    return int(body)
+
+
+def format_percent(fraction: float, *, digits: int = 2) -> str:
+    """Write a change with its sign, as a percentage: ``-14.60 %``."""
+    return f"{100.0 * fraction + 0.0:+.{digits}f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration in the largest unit that keeps it above one: ``2.3 d``, ``41 µs``."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def format_mhz(mhz: int | None) -> str:
+    """Write a clock in MHz, or ``auto``."""
+    return "auto" if mhz is None else str(mhz)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known name was probably meant, as a sentence for a hint."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    listing = ", ".join(names)
+    return f"did you mean {close[0]!r}? known: {listing}" if close else f"known: {listing}"

@@ -1,0 +1,29 @@
+"""Training steps as lists of kernels, computed from model shapes; no GPU needed.
+
+One module per family. A family knows its members by name and builds a `Step` from them.
+"""
+
+from underclock.errors import UsageError
+from underclock.records import Step
+from underclock.units import nearest
+from underclock.workloads.gpt3 import MODELS, Shape, build
+
+__all__ = ["MODELS", "Shape", "build", "workload"]
+
+
+def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
+    """Build a workload by name, e.g. ``gpt3-xl``.
+
+    Args:
+        name: A key of `MODELS`.
+        overrides: Fields of `Shape` to change, e.g. ``{"batch": 8}``.
+
+    Raises:
+        UsageError: No such workload, or sizes that make no model.
+    """
+    if name not in MODELS:
+        raise UsageError(f"unknown workload {name!r}", hint=nearest(name, MODELS))
+    try:
+        return build(name, MODELS[name].changed(overrides or {}))
+    except ValueError as exc:
+        raise UsageError(f"cannot build {name}: {exc}") from exc
