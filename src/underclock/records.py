@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from enum import StrEnum
-from typing import Any
+from typing import Self
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Granularity(StrEnum):
     """What gets clocks of its own."""
 
     KERNEL = "kernel"
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105 - of a training step, not a password
     STEP = "step"  # one fixed clock pair for the whole step
 
 
@@ -79,7 +79,8 @@ class Status(StrEnum):
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every record: immutable, unknown fields refused.
 
-    Keyword-only is said at each class: msgspec does not inherit it.
+    Frozen and keyword-only are said again at each class: msgspec does not inherit the latter, nor
+    type checkers the former.
     """
 
 
@@ -91,7 +92,7 @@ def _check_positive(record: Record, *names: str) -> None:
             raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
-class Clocks(Record, kw_only=True):
+class Clocks(Record, frozen=True, kw_only=True):
     """Clocks to hold on one GPU; ``None`` leaves that domain to the driver (auto).
 
     Attributes:
@@ -128,7 +129,7 @@ class Clocks(Record, kw_only=True):
 AUTO = Clocks()
 
 
-class Kernel(Record, kw_only=True, rename={"pass_": "pass"}):
+class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
     """One distinct kernel of a step and how often the step runs it.
 
     Attributes:
@@ -160,7 +161,7 @@ class Kernel(Record, kw_only=True, rename={"pass_": "pass"}):
             raise ValueError(f"flops must be finite and not negative, got {self.flops}")
 
 
-class Step(Record, kw_only=True):
+class Step(Record, frozen=True, kw_only=True):
     """The kernels of one training step.
 
     Attributes:
@@ -199,7 +200,7 @@ class Step(Record, kw_only=True):
         return hashlib.sha256(body).hexdigest()[:16]
 
 
-class GpuInfo(Record, kw_only=True):
+class GpuInfo(Record, frozen=True, kw_only=True):
     """Which GPU numbers belong to.
 
     Attributes:
@@ -219,7 +220,7 @@ class GpuInfo(Record, kw_only=True):
         _check_positive(self, "power_limit_w")
 
 
-class Sample(Record, kw_only=True):
+class Sample(Record, frozen=True, kw_only=True):
     """One measurement of one kernel (or of the whole step) at one pair of asked clocks.
 
     Attributes:
@@ -257,7 +258,7 @@ class Sample(Record, kw_only=True):
 POWER_CAP_REASON = 0x4  # NVML: nvmlClocksEventReasonSwPowerCap
 
 
-class Profile(Record, kw_only=True):
+class Profile(Record, frozen=True, kw_only=True):
     """Everything measured of one step on one GPU.
 
     Attributes:
@@ -268,6 +269,8 @@ class Profile(Record, kw_only=True):
         samples: Measurements of isolated kernels.
         in_situ: Measurements of the whole step at auto clocks, one invocation being one step.
         fingerprint: Of the step; ``None`` for a table, which has none.
+        settings: Clock pairs the measuring set out to visit; empty when unknown.
+        repeats: Measurements it set out to take of each kernel at each pair.
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
         warnings: Sentences the reader must see beside the numbers.
@@ -280,12 +283,14 @@ class Profile(Record, kw_only=True):
     samples: tuple[Sample, ...] = ()
     in_situ: tuple[Sample, ...] = ()
     fingerprint: str | None = None
+    settings: tuple[Clocks, ...] = ()
+    repeats: int = 1
     expected_samples: int | None = None
     order: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-class Choice(Record, kw_only=True):
+class Choice(Record, frozen=True, kw_only=True):
     """Clocks chosen for one kernel and what they do to it, as fractions of its auto cost."""
 
     core_mhz: int | None
@@ -299,7 +304,16 @@ class Choice(Record, kw_only=True):
         return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
 
 
-class Arm(Record, kw_only=True):
+class Cost(Record, frozen=True, kw_only=True):
+    """What a choice of clocks costs per step, and against auto as a fraction of it."""
+
+    time_s: float
+    energy_j: float
+    time_change: float
+    energy_change: float
+
+
+class Arm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks costs per step.
 
     Attributes:
@@ -321,17 +335,38 @@ class Arm(Record, kw_only=True):
     status: Status
     gap: float | None
 
+    @classmethod
+    def of(cls, name: str, cost: Cost | None, status: Status, gap: float | None = None) -> Self:
+        """Build an arm from a cost; ``None`` where nothing feasible was found."""
+        return cls(
+            name=name,
+            time_s=cost.time_s if cost else None,
+            energy_j=cost.energy_j if cost else None,
+            time_change=cost.time_change if cost else None,
+            energy_change=cost.energy_change if cost else None,
+            status=status,
+            gap=gap,
+        )
 
-class FrontierPoint(Record, kw_only=True):
-    """A plan no other supported plan beats in both time and energy."""
+    @property
+    def cost(self) -> Cost | None:
+        """Return the four numbers together; ``None`` when infeasible."""
+        if (
+            self.time_s is None
+            or self.energy_j is None
+            or self.time_change is None
+            or self.energy_change is None
+        ):
+            return None
+        return Cost(
+            time_s=self.time_s,
+            energy_j=self.energy_j,
+            time_change=self.time_change,
+            energy_change=self.energy_change,
+        )
 
-    time_s: float
-    energy_j: float
-    time_change: float
-    energy_change: float
 
-
-class Closure(Record, kw_only=True):
+class Closure(Record, frozen=True, kw_only=True):
     """Isolated kernels summed, against the step as it really runs, at auto clocks.
 
     Attributes:
@@ -343,7 +378,7 @@ class Closure(Record, kw_only=True):
     energy: float
 
 
-class Plan(Record, kw_only=True):
+class Plan(Record, frozen=True, kw_only=True):
     """Clocks per kernel, what they promise, and what that rests on.
 
     Attributes:
@@ -360,9 +395,11 @@ class Plan(Record, kw_only=True):
         arms: The ways compared, in order of freedom.
         kernels: Clocks per kernel of the chosen arm.
         fixed: The best fixed clock pair; ``None`` when infeasible.
-        frontier: Supported time-energy frontier at the chosen granularity, fastest first.
+        frontier: Choices no mixture of others beats in both time and energy, at the chosen
+            granularity, fastest first.
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
-        order: The launch sequence, as indices into ``kernels``; empty when unknown.
+        runs: What the step runs, with counts.
+        order: The launch sequence, as indices into ``runs``; empty when unknown.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -380,10 +417,24 @@ class Plan(Record, kw_only=True):
     arms: tuple[Arm, ...]
     kernels: dict[str, Choice]
     fixed: Clocks | None
-    frontier: tuple[FrontierPoint, ...] = ()
+    frontier: tuple[Cost, ...] = ()
     closure: Closure | None = None
+    runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject a plan whose chosen arm is missing or infeasible."""
+        if all(arm.name != self.chosen or arm.cost is None for arm in self.arms):
+            raise ValueError(f"the chosen arm {self.chosen!r} has no costs")
+
+    @property
+    def promise(self) -> Cost:
+        """What the chosen arm says the plan costs."""
+        cost = self.arm(self.chosen).cost
+        if cost is None:
+            raise AssertionError("checked when the plan was made")
+        return cost
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name.
@@ -397,7 +448,7 @@ class Plan(Record, kw_only=True):
         raise KeyError(name)
 
 
-class Score(Record, kw_only=True):
+class Score(Record, frozen=True, kw_only=True):
     """What a plan really costs on a full table, in a plan's own terms.
 
     Attributes:
@@ -424,7 +475,7 @@ class Score(Record, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class Spread(Record, kw_only=True):
+class Spread(Record, frozen=True, kw_only=True):
     """A quantity over all pairs of repeats.
 
     Attributes:
@@ -438,7 +489,7 @@ class Spread(Record, kw_only=True):
     worst: float
 
 
-class Validation(Record, kw_only=True):
+class Validation(Record, frozen=True, kw_only=True):
     """Auto and plan measured again, every auto run paired with every plan run.
 
     Attributes:
@@ -470,8 +521,3 @@ class Validation(Record, kw_only=True):
     pairs_keeping_energy: int
     pairs_keeping_time: int | None
     warnings: tuple[str, ...] = ()
-
-
-def to_builtins(record: Record) -> Any:
-    """Return plain dicts, lists and numbers, as in the record's JSON."""
-    return msgspec.to_builtins(record)

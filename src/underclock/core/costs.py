@@ -3,6 +3,7 @@
 Shape letters: K kernels, S settings.
 """
 
+import dataclasses
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -105,12 +106,7 @@ def cost_table(profile: Profile, *, baseline: Clocks | None = None) -> CostTable
 
 
 def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) -> CostTable:
-    """Make the auto column add up to the step as it really runs.
-
-    A power cap averages over many kernels: in the step a kernel at the cap borrows power from its
-    neighbours, alone it cannot, so isolated kernels at auto do not add up to the step. The
-    difference is put on the kernels that were at the cap, in proportion; on all where none was.
-    Other settings stay as measured.
+    """Make the auto column add up to the step as it really runs; other columns stay as measured.
 
     Args:
         table: Costs with an isolated auto column.
@@ -118,35 +114,44 @@ def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) ->
         capped: Which kernels were at the power cap when measured alone at auto. Shape (K,).
 
     Raises:
+        DataError: As `settling_factors`.
+    """
+    real_s = math.fsum(sample.time_s for sample in in_situ) / len(in_situ)
+    real_j = math.fsum(sample.energy_j for sample in in_situ) / len(in_situ)
+    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    for costs, real in ((time_s, real_s), (energy_j, real_j)):
+        costs[:, table.baseline] *= settling_factors(costs[:, table.baseline], real, capped)
+    return dataclasses.replace(
+        table,
+        time_s=time_s,
+        energy_j=energy_j,
+        closure=Closure(time=table.auto_time_s / real_s, energy=table.auto_energy_j / real_j),
+    )
+
+
+def settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
+    """Return by how much each kernel's isolated auto cost must change to add up to the step's.
+
+    A power cap averages over many kernels: in the step a kernel at the cap borrows power from its
+    neighbours, alone it cannot, so isolated kernels at auto do not add up to the step. The
+    difference is put on the kernels that were at the cap, in proportion; on all where none was.
+
+    Args:
+        auto: Isolated cost of all invocations of each kernel. Shape (K,).
+        total: Cost of the whole step, in the same unit.
+        capped: Which kernels were at the power cap. Shape (K,).
+
+    Raises:
         DataError: The step costs less than its kernels away from the cap do by themselves.
     """
-    real = (
-        float(np.mean([sample.time_s for sample in in_situ])),
-        float(np.mean([sample.energy_j for sample in in_situ])),
-    )
     movable = capped if capped.any() else np.ones_like(capped)
-    columns = []
-    for costs, total in zip((table.time_s, table.energy_j), real, strict=True):
-        auto = costs[:, table.baseline]
-        factor = (total - auto[~movable].sum()) / auto[movable].sum()
-        if factor <= 0:
-            raise DataError(
-                f"the whole step took {total:g}, less than its kernels did one by one",
-                hint="the samples are not of this step: measure again",
-            )
-        settled = costs.copy()
-        settled[:, table.baseline] = np.where(movable, auto * factor, auto)
-        columns.append(settled)
-    closure = Closure(time=table.auto_time_s / real[0], energy=table.auto_energy_j / real[1])
-    return CostTable(
-        kernels=table.kernels,
-        settings=table.settings,
-        time_s=columns[0],
-        energy_j=columns[1],
-        baseline=table.baseline,
-        closure=closure,
-        warnings=table.warnings,
-    )
+    factor = (total - auto[~movable].sum()) / auto[movable].sum()
+    if factor <= 0:
+        raise DataError(
+            f"the whole step cost {total:g} s or J, less than its kernels did one by one",
+            hint="the samples are not of this step: measure again",
+        )
+    return np.where(movable, factor, 1.0)
 
 
 def capped_kernels(profile: Profile) -> Bools:
@@ -191,15 +196,12 @@ def _baseline(
         wanted = AUTO
     if wanted is not None:
         if wanted not in settings:
-            offered = "; ".join(
-                str(s) for s, full in zip(settings, everywhere, strict=True) if full
-            )
+            offered = "; ".join(str(settings[s]) for s in np.flatnonzero(everywhere))
             raise DataError(f"no row has the baseline {wanted}", hint=f"rows have: {offered}")
         chosen = settings.index(wanted)
+        known = np.isfinite(time_s[:, chosen]).tolist()
         lacking = [
-            kernel.name
-            for kernel, known in zip(profile.kernels, np.isfinite(time_s[:, chosen]), strict=True)
-            if not known
+            kernel.name for kernel, row in zip(profile.kernels, known, strict=True) if not row
         ]
         if lacking:
             raise DataError(

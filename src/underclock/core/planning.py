@@ -21,7 +21,7 @@ from underclock.records import (
     Arm,
     Choice,
     Clocks,
-    FrontierPoint,
+    Cost,
     Granularity,
     Objective,
     Status,
@@ -73,7 +73,7 @@ class Arms:
     arms: tuple[Arm, ...]
     settings: dict[str, Ints]
     fastest_change: float
-    frontier: tuple[FrontierPoint, ...]
+    frontier: tuple[Cost, ...]
 
 
 def compare_arms(table: CostTable, goal: Goal) -> Arms:
@@ -85,26 +85,16 @@ def compare_arms(table: CostTable, goal: Goal) -> Arms:
         "kernel_global": (Granularity.KERNEL, Aggregate.GLOBAL),
     }
     auto = np.full(len(table.kernels), table.baseline)
-    arms = [_arm("auto", table, auto, Status.BASELINE, None)]
+    arms = [Arm.of("auto", _cost(table, auto), Status.BASELINE)]
     settings = {"auto": auto}
     for name, (granularity, aggregate) in ways.items():
         groups = grouped(table, granularity)
         solution = _solve(table, groups, goal, aggregate)
-        if solution.status is Status.INFEASIBLE:
-            arms.append(
-                Arm(
-                    name=name,
-                    time_s=None,
-                    energy_j=None,
-                    time_change=None,
-                    energy_change=None,
-                    status=solution.status,
-                    gap=None,
-                )
-            )
-        else:
+        cost = None
+        if solution.status is not Status.INFEASIBLE:
             settings[name] = groups.spread(solution.choice)
-            arms.append(_arm(name, table, settings[name], solution.status, solution.gap))
+            cost = _cost(table, settings[name])
+        arms.append(Arm.of(name, cost, solution.status, solution.gap))
     groups = grouped(table, goal.granularity)
     fastest_s = groups.time_s.min(axis=1)
     if goal.aggregate is Aggregate.LOCAL:
@@ -133,12 +123,11 @@ def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
     return found
 
 
-def cost_of(table: CostTable, name: str, wanted: dict[str, Clocks]) -> Arm:
-    """Cost given clocks on a table; the status says it was given, not chosen.
+def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
+    """Cost given clocks on a table.
 
     Args:
         table: What every kernel costs.
-        name: Name of the arm to return.
         wanted: Clocks of every kernel of the table.
 
     Raises:
@@ -151,7 +140,7 @@ def cost_of(table: CostTable, name: str, wanted: dict[str, Clocks]) -> Arm:
         if column is None or not math.isfinite(table.time_s[k, column]):
             raise KeyError(kernel.name)
         columns.append(column)
-    return _arm(name, table, np.array(columns), Status.GIVEN, None)
+    return _cost(table, np.array(columns))
 
 
 def _solve(table: CostTable, groups: Grouped, goal: Goal, aggregate: Aggregate) -> Solution:
@@ -179,31 +168,25 @@ def _solve_alone(problem: Problem, baseline: int, goal: Goal) -> Solution:
     return solution_of(problem, choice)
 
 
-def _arm(name: str, table: CostTable, setting: Ints, status: Status, gap: float | None) -> Arm:
+def _cost(table: CostTable, setting: Ints) -> Cost:
     rows = np.arange(len(table.kernels))
-    time_s = math.fsum(table.time_s[rows, setting])
-    energy_j = math.fsum(table.energy_j[rows, setting])
-    return Arm(
-        name=name,
+    return _against_auto(
+        table, math.fsum(table.time_s[rows, setting]), math.fsum(table.energy_j[rows, setting])
+    )
+
+
+def _against_auto(table: CostTable, time_s: float, energy_j: float) -> Cost:
+    return Cost(
         time_s=time_s,
         energy_j=energy_j,
         time_change=time_s / table.auto_time_s - 1.0,
         energy_change=energy_j / table.auto_energy_j - 1.0,
-        status=status,
-        gap=gap,
     )
 
 
-def _frontier(table: CostTable, groups: Grouped) -> tuple[FrontierPoint, ...]:
+def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
     points = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
+    time_s, energy_j = thinned(*points, _FRONTIER_POINTS)
     return tuple(
-        FrontierPoint(
-            time_s=time_s,
-            energy_j=energy_j,
-            time_change=time_s / table.auto_time_s - 1.0,
-            energy_change=energy_j / table.auto_energy_j - 1.0,
-        )
-        for time_s, energy_j in zip(
-            *(part.tolist() for part in thinned(*points, _FRONTIER_POINTS)), strict=True
-        )
+        _against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
     )

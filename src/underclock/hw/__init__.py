@@ -1,1 +1,9 @@
-"""(being built)"""
+"""The only package that talks to devices, real or simulated.
+
+* `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Bench
+* `nvml`: one NVIDIA GPU; every setter passes one gate that read-only mode closes
+* `lease`: clocks held for a block and given back whatever happens
+* `bench`: measuring windows on a GPU; `replay`: the same answers from a table
+* `simulated/`: a virtual GPU behind the same NVML calls
+* `clock`: real time
+"""

@@ -170,7 +170,8 @@ def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
             worst, where = off, row.where
     if where is None:
         return ()
-    return (
+    sentence = (
         f"{where}: power_w differs from energy_j / time_s by {100 * worst:.0f} %; "
-        "power is ignored, energy and time are used: check their units",
+        "power is ignored, energy and time are used: check their units"
     )
+    return (sentence,)

@@ -63,7 +63,7 @@ class Shape:
         """
         unknown = overrides.keys() - {field.name for field in dataclasses.fields(self)}
         if unknown:
-            raise ValueError(f"no parameter named {sorted(unknown)[0]!r}")
+            raise ValueError(f"no parameter named {min(unknown)!r}")
         return dataclasses.replace(self, **overrides)
 
     @property
@@ -104,7 +104,7 @@ class _Builder:
         """Add a kernel that is not a matrix product; ``moved`` in bytes."""
         self._add(section, name, Kind.MEMORY, size, flops, moved)
 
-    def gemm(  # noqa: PLR0913 - m, n and k are one thing
+    def gemm(
         self, section: str, name: str, m: int, n: int, k: int, *, accumulate: bool = False
     ) -> None:
         """Add C[m,n] (+)= A[m,k] B[k,n]."""
@@ -147,7 +147,7 @@ class _Builder:
                 moved=_FP32 * channels * rows + 2 * _BF16 * channels,
             )
 
-    def _add(  # noqa: PLR0913 - a row of the table
+    def _add(
         self, section: str, name: str, kind: Kind, size: str, flops: float, moved: float
     ) -> None:
         per_layer = section in {"Lf", "Lb"}

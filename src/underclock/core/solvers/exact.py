@@ -260,7 +260,7 @@ class _Labels:
         """Return the base itself."""
         return cls(np.zeros(1, np.int64), np.zeros(1, np.int64))
 
-    def extended(  # noqa: PLR0913 - the bound's parts
+    def extended(
         self,
         stage: _Stage,
         *,

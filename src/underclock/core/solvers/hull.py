@@ -6,7 +6,6 @@ Shape letters: G groups, S settings, T trades.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from underclock.core.solvers.base import Floats, Ints, Quanta
 
@@ -72,7 +71,8 @@ def trades(quanta: Quanta) -> Trades:
 
 def _fastest(time: Floats, energy: Floats) -> Ints:
     least = time.min(axis=1, keepdims=True)
-    return np.where(time == least, energy, np.inf).argmin(axis=1)
+    cheapest: Ints = np.where(time == least, energy, np.inf).argmin(axis=1)
+    return cheapest
 
 
 def _offers(time: Floats, energy: Floats, here: Ints) -> tuple[Floats, Floats]:
@@ -86,7 +86,7 @@ def _offers(time: Floats, energy: Floats, here: Ints) -> tuple[Floats, Floats]:
 
 
 def _sorted(quanta: Quanta, start: Ints, corners: list[tuple[Ints, Ints, Ints, Floats]]) -> Trades:
-    group: NDArray[np.int64] = np.concatenate([c[0] for c in corners])
+    group = np.concatenate([c[0] for c in corners])
     come = np.concatenate([c[1] for c in corners])
     to = np.concatenate([c[2] for c in corners])
     rate = np.concatenate([c[3] for c in corners])

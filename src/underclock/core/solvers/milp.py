@@ -56,7 +56,7 @@ class Milp:
         model.a_matrix_.index_ = np.column_stack([group, np.full(variables, groups)]).ravel()
         model.a_matrix_.value_ = np.column_stack([np.ones(variables), time / time_unit]).ravel()
 
-        solver = highspy.Highs()
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         solver.setOptionValue("mip_rel_gap", self.gap)
         if math.isfinite(self.time_limit_s):

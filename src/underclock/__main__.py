@@ -1,0 +1,5 @@
+"""``python -m underclock``."""
+
+from underclock.cli import main
+
+main()

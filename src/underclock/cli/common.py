@@ -1,0 +1,141 @@
+"""What commands share: options, parsing of clocks, printing, progress."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from underclock.errors import UsageError
+from underclock.records import Clocks, Record
+from underclock.units import format_duration, parse_duration, parse_fraction, parse_mhz
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from underclock.stages.measure import Tally
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path, dir_okay=True)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
+seed_option = click.option("--seed", default=0, help="Of a simulated GPU's noise.")
+gpu_option = click.option(
+    "--gpu", required=True, metavar="GPU", help="sim:rtx3080ti or replay:TABLE.csv."
+)
+
+
+def output_option(noun: str, *, required: bool) -> Callable[[_F], _F]:
+    """Return the ``-o`` option."""
+    return click.option(
+        "-o",
+        "--output",
+        type=_FILE,
+        required=required,
+        metavar="FILE",
+        help=f"Where the {noun} goes.",
+    )
+
+
+def file_argument(name: str, *, required: bool = True) -> Callable[[_F], _F]:
+    """Return an argument that names a file to read; the stage says what is wrong with it."""
+    return click.argument(name, type=_FILE, required=required)
+
+
+class _Parsed(click.ParamType[object]):
+    """A click type from one of our parsers, whose errors are already sentences."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Parse text; pass defaults through."""
+        del param, ctx
+        return self._parse(value) if isinstance(value, str) else value
+
+
+def _parse_clocks(text: str) -> Clocks:
+    core, comma, mem = text.partition(",")
+    if not comma:
+        raise UsageError(f"cannot read {text!r} as clocks", hint="write CORE,MEMORY: 1740,auto")
+    return Clocks(core_mhz=parse_mhz(core), mem_mhz=parse_mhz(mem))
+
+
+def _parse_mhz_list(text: str) -> tuple[int | None, ...]:
+    found: list[int | None] = []
+    for part in text.split(","):
+        bounds = part.split(":")
+        if len(bounds) == 3:  # noqa: PLR2004 - low:high:step
+            low, high, step = (parse_mhz(bound) or 0 for bound in bounds)
+            if step == 0 or low == 0 or high < low:
+                raise UsageError(f"cannot read {part!r} as a range", hint="write 210:2100:210")
+            found.extend(range(low, high + 1, step))
+        else:
+            found.append(parse_mhz(part))
+    return tuple(found)
+
+
+FRACTION = _Parsed("fraction", parse_fraction)
+DURATION = _Parsed("duration", parse_duration)
+CLOCKS = _Parsed("core,memory", _parse_clocks)
+MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
+
+
+def print_record(record: Record) -> None:
+    """Print a record as JSON."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(record).decode())
+
+
+def print_table(*parts: "RenderableType") -> None:
+    """Print tables for a person."""
+    from rich.console import Console
+
+    console = Console()
+    for part in parts:
+        console.print(part)
+
+
+def warn(sentences: tuple[str, ...]) -> None:
+    """Print what the reader must see beside the numbers."""
+    for sentence in sentences:
+        click.echo(f"warning: {sentence}", err=True)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
+    """Show progress with time left on stderr; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[doing]}"),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(title, total=None, doing="")
+
+        def show(tally: "Tally") -> None:
+            doing = f"{escape(tally.doing)} (GPU time {format_duration(tally.gpu_s)})"
+            bar.update(task, completed=tally.done, total=tally.total, doing=doing)
+
+        yield show

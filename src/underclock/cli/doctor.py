@@ -1,0 +1,39 @@
+"""``underclock doctor``."""
+
+import click
+
+from underclock.cli.common import json_option, print_record
+
+
+@click.command(name="doctor")
+@click.option("--gpu", metavar="GPU", help="Only this one: sim:rtx3080ti or nvml:0.")
+@json_option
+def command(gpu: str | None, *, as_json: bool) -> None:
+    """Show which GPUs there are, what they can do, and whether clocks may be locked.
+
+    Reads only; nothing is set to find out.
+
+    Example: underclock doctor --gpu sim:rtx3080ti
+    """
+    from underclock.stages.doctor import examine
+
+    findings = examine(gpu)
+    if as_json:
+        print_record(findings)
+        return
+    click.echo(f"underclock {findings.version}, Python {findings.python}")
+    click.echo(f"locking clocks: {findings.permission}")
+    for note in findings.notes:
+        click.echo(note)
+    for found in findings.gpus:
+        click.echo(f"\n{found.spec}: {found.gpu.name} ({found.evidence})")
+        click.echo(f"  driver        {found.gpu.driver or 'unknown'}")
+        limit = found.gpu.power_limit_w
+        click.echo(f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}")
+        click.echo(f"  core clocks   {_span(found.core_mhz)}")
+        click.echo(f"  memory clocks {', '.join(map(str, found.mem_mhz))} MHz")
+        click.echo(f"  calibration   {found.calibration}")
+
+
+def _span(clocks: tuple[int, ...]) -> str:
+    return f"{clocks[0]}-{clocks[-1]} MHz ({len(clocks)} of them)" if clocks else "none listed"

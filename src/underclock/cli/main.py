@@ -1,0 +1,74 @@
+"""The command group, and the one place where an error becomes a sentence and an exit code."""
+
+import importlib
+import os
+import sys
+
+import click
+
+from underclock.errors import UnderclockError
+
+_COMMANDS = {
+    "trace": "List the kernels of a training step.",
+    "measure": "Measure every kernel at every clock pair.",
+    "plan": "Choose clocks for every kernel.",
+    "score": "Cost a plan on a full table of measurements.",
+    "validate": "Measure a plan again, against auto clocks.",
+    "report": "Write a plan as one offline page.",
+    "doctor": "Show what this machine and the simulator can do.",
+    "demo": "All of it on the simulated GPU.",
+}
+
+_INTERRUPTED = 130  # as a shell reports SIGINT
+
+
+class _LazyGroup(click.Group):
+    """Imports a command when it is used, so that --help stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"underclock.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    epilog="Exit codes: 0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, "
+    "5 the numbers cannot be trusted, 6 no clocks meet the budget, 130 interrupted.",
+)
+@click.version_option(package_name="underclock")
+def cli() -> None:
+    """Find the GPU clocks at which a training step wastes no energy, kernel by kernel."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except UnderclockError as exc:
+        click.echo(f"underclock: {exc}", err=True)
+        if exc.hint:
+            click.echo(f"  hint: {exc.hint}", err=True)
+        sys.exit(exc.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("underclock: interrupted; nothing is left locked", err=True)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader left; keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,94 @@
+"""``underclock measure``."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from underclock.cli.common import (
+    DURATION,
+    MHZ_LIST,
+    file_argument,
+    gpu_option,
+    json_option,
+    output_option,
+    progress_bar,
+    seed_option,
+    warn,
+)
+from underclock.errors import UsageError
+
+
+@click.command(name="measure")
+@file_argument("step", required=False)
+@gpu_option
+@output_option("samples", required=True)
+@click.option("--grid", type=click.Choice(["coarse", "full"]), default="coarse", show_default=True)
+@click.option(
+    "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
+)
+@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these, likewise.")
+@click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
+@click.option("--warmup", type=DURATION, default=25.0, help="Of each kernel. [default: 25s]")
+@click.option("--window", type=DURATION, default=5.0, help="Measured after it. [default: 5s]")
+@seed_option
+@json_option
+def command(
+    *,
+    step: Path | None,
+    gpu: str,
+    output: Path,
+    grid: str,
+    core_mhz: tuple[int | None, ...],
+    mem_mhz: tuple[int | None, ...],
+    repeats: int,
+    warmup: float,
+    window: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Measure every kernel of STEP at every clock pair of a grid.
+
+    Goes on where an earlier run into the same file stopped. A replayed table brings its own
+    kernels and needs no STEP.
+
+    Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
+    """
+    from underclock.hw.bench import Protocol
+    from underclock.records import Step
+    from underclock.stages.measure import Campaign, Grid, measure
+    from underclock.store import read_document
+
+    try:
+        campaign = Campaign(grid=Grid(grid), core_mhz=core_mhz, mem_mhz=mem_mhz, repeats=repeats)
+        protocol = Protocol(kernel_warm_s=warmup, window_s=window)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    with progress_bar("measuring") as show:
+        profile = measure(
+            read_document(step, Step) if step else None,
+            gpu=gpu,
+            to=output,
+            campaign=campaign,
+            protocol=protocol,
+            seed=seed,
+            progress=show,
+        )
+    warn(profile.warnings)
+    summary = {
+        "samples": len(profile.samples),
+        "expected": profile.expected_samples,
+        "kernels": len(profile.kernels),
+        "settings": len(profile.settings),
+        "gpu": profile.gpu.name,
+        "evidence": profile.evidence,
+        "file": str(output),
+    }
+    if as_json:
+        click.echo(msgspec.json.encode(summary).decode())
+        return
+    click.echo(
+        f"{profile.workload} on {profile.gpu.name}, {profile.evidence}: {len(profile.samples)} "
+        f"samples of {len(profile.kernels)} kernels at {len(profile.settings)} clock pairs in "
+        f"{output}"
+    )

@@ -1,0 +1,30 @@
+"""``underclock report``."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from underclock.cli.common import file_argument, force_option, json_option, output_option
+
+
+@click.command(name="report")
+@file_argument("plan")
+@file_argument("validation", required=False)
+@output_option("page", required=True)
+@json_option
+@force_option
+def command(
+    *, plan: Path, validation: Path | None, output: Path, as_json: bool, force: bool
+) -> None:
+    """Write PLAN, and a VALIDATION of it, as one page that needs no network.
+
+    Example: underclock report plan.json validation.json -o report.html
+    """
+    from underclock.stages.report import write_report
+
+    write_report(plan, to=output, validation=validation, force=force)
+    if as_json:
+        click.echo(msgspec.json.encode({"report": str(output)}).decode())
+    else:
+        click.echo(f"wrote {output}")

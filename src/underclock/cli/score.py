@@ -1,0 +1,27 @@
+"""``underclock score``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import file_argument, json_option, print_record, print_table, warn
+
+
+@click.command(name="score")
+@file_argument("plan")
+@file_argument("table")
+@json_option
+def command(plan: Path, table: Path, *, as_json: bool) -> None:
+    """Say what PLAN really costs on a full TABLE of measurements.
+
+    Example: underclock score plan.json sweep.csv --json
+    """
+    from underclock.report import score_table
+    from underclock.stages.score import score
+
+    found = score(plan, table)
+    warn(found.warnings)
+    if as_json:
+        print_record(found)
+    else:
+        print_table(score_table(found))

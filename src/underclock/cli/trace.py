@@ -1,0 +1,48 @@
+"""``underclock trace``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import force_option, json_option, output_option, print_record
+from underclock.errors import UsageError
+
+
+@click.command(name="trace")
+@click.argument("workload")
+@output_option("step", required=False)
+@click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
+@json_option
+@force_option
+def command(
+    *, workload: str, output: Path | None, sizes: tuple[str, ...], as_json: bool, force: bool
+) -> None:
+    """List the kernels of one training step of WORKLOAD (gpt3-125m … gpt3-175b, gpt3-xl).
+
+    Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
+    threads_per_sm.
+
+    Example: underclock trace gpt3-xl --size batch=8 -o step.json
+    """
+    from underclock.stages.trace import trace
+    from underclock.store import check_output, write_document
+
+    if output:
+        check_output(output, force=force)
+    step = trace(workload, **dict(_size(text) for text in sizes))
+    if output:
+        write_document(output, step, force=force)
+    if as_json:
+        print_record(step)
+        return
+    launches = len(step.order)
+    click.echo(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
+    for kernel in step.kernels:
+        click.echo(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not value.isdecimal():
+        raise UsageError(f"cannot read {text!r} as a size", hint="write NAME=N, such as batch=8")
+    return name, int(value)

@@ -1,0 +1,177 @@
+"""What the rest of the program may ask of hardware.
+
+Three seams. `Gpu` reads and locks clocks. `Launcher` runs kernels. `Clock` tells and passes time,
+so that simulated time costs none. `Bench` stands on them: it holds clocks and measures kernels,
+and is all that the measuring stage sees; a table can be one without any GPU behind it.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel
+
+
+class Clock(Protocol):
+    """Time, from a fixed but unknown origin."""
+
+    def now_s(self) -> float:
+        """Return monotonic time in s."""
+        ...
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Let time pass."""
+        ...
+
+
+class Gpu(Protocol):
+    """One GPU. Opening it, and every read, leaves the device as it was.
+
+    Every method may raise `DeviceError`.
+    """
+
+    def info(self) -> GpuInfo:
+        """Return its name, driver and power limit."""
+        ...
+
+    def supported_mem_mhz(self) -> tuple[int, ...]:
+        """Return every memory clock the driver lists, ascending."""
+        ...
+
+    def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
+        """Return every core clock the driver lists at a memory clock (any, if ``None``)."""
+        ...
+
+    def observed(self) -> Clocks:
+        """Return the clocks the GPU runs at now; they mean little unless it is busy."""
+        ...
+
+    def energy_j(self) -> float:
+        """Return the energy counter: a staircase; the call may block for milliseconds."""
+        ...
+
+    def power_w(self) -> float:
+        """Return the driver's idea of power now, averaged as the driver likes."""
+        ...
+
+    def temperature_c(self) -> float:
+        """Return the GPU's temperature."""
+        ...
+
+    def event_reasons(self) -> int:
+        """Return NVML's bits of why the clocks are what they are."""
+        ...
+
+    def lock(self, clocks: Clocks) -> None:
+        """Hold these clocks; a domain that is ``None`` is left alone.
+
+        Raises:
+            NotSupportedError: A domain cannot be locked, or not there; another may have been.
+            NotPermittedError: This process may not lock clocks.
+        """
+        ...
+
+    def unlock(self) -> None:
+        """Give every clock back to the driver; harmless when nothing is locked."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a running loop is, on the GPU's own clock.
+
+    Attributes:
+        launches: Completed so far.
+        elapsed_s: From the loop's start to the last completion.
+    """
+
+    launches: int
+    elapsed_s: float
+
+
+class Loop(Protocol):
+    """Kernels being launched over and over."""
+
+    def progress(self) -> Progress:
+        """Return how far it is."""
+        ...
+
+
+class Launcher(Protocol):
+    """Runs kernels on one GPU."""
+
+    def loop(self, kernels: Sequence[Kernel]) -> AbstractContextManager[Loop]:
+        """Keep launching a sequence from entry to exit; one launch is the whole sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one measuring window gave.
+
+    Attributes:
+        time_s: Mean duration of one launch.
+        energy_j: Mean energy of one launch.
+        observed: Clocks read back under load; ``None`` where nothing could be read.
+        window_s: Length of the window; ``None`` when unknown.
+        ticks: Energy-counter steps in it; ``None`` when unknown.
+        temperature_c: At its end; ``None`` when unknown.
+        event_reasons: Seen in it; ``None`` when unknown.
+    """
+
+    time_s: float
+    energy_j: float
+    observed: Clocks | None = None
+    window_s: float | None = None
+    ticks: int | None = None
+    temperature_c: float | None = None
+    event_reasons: int | None = None
+
+
+class Bench(Protocol):
+    """Holds clocks and measures kernels."""
+
+    evidence: Evidence
+    live: bool
+    """Whether kernels really run: a live bench can be warmed and can run a whole step."""
+
+    def info(self) -> GpuInfo:
+        """Return which GPU answers."""
+        ...
+
+    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
+        """Whether there is an answer for a kernel at these clocks."""
+        ...
+
+    def settings(self) -> tuple[Clocks, ...]:
+        """Return every clock pair that can be held, auto included."""
+        ...
+
+    def now_s(self) -> float:
+        """Return this bench's own time, which is virtual on a simulated GPU."""
+        ...
+
+    def warm(self, kernels: Sequence[Kernel]) -> float:
+        """Bring the GPU to the temperature it has when these kernels run; return it in °C.
+
+        Raises:
+            MeasurementError: The bench is not live.
+        """
+        ...
+
+    def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
+        """Hold clocks from entry to exit; auto clocks touch nothing."""
+        ...
+
+    def measure(self, kernels: Sequence[Kernel], repeat: int = 0) -> Reading:
+        """Measure a sequence at the clocks now held.
+
+        Args:
+            kernels: One for an isolated kernel; a whole step's launches for the step in situ.
+            repeat: Which repeat this is; a table answers with the row of that number.
+
+        Raises:
+            MeasurementError: The numbers cannot be trusted.
+        """
+        ...

@@ -1,0 +1,155 @@
+"""One NVIDIA GPU through NVML: the only GPU code, for real and simulated GPUs alike.
+
+Driver quirks live here, once, with their reason. Units become SI on the line that reads them.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pynvml
+
+from underclock.errors import (
+    DeviceError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
+from underclock.records import Clocks, GpuInfo
+
+READ_ONLY = "UNDERCLOCK_READ_ONLY"
+
+_ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        NotPermittedError,
+        "locking clocks needs root or an operator's daemon; reading and auto clocks do not",
+    ),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: (NotSupportedError, "this GPU cannot; leave it at auto"),
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (NotSupportedError, "the driver is too old for this"),
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        NotSupportedError,
+        "no NVIDIA driver here: use --gpu sim:rtx3080ti or replay:TABLE.csv",
+    ),
+    pynvml.NVML_ERROR_GPU_IS_LOST: (DeviceError, "the GPU fell off the bus: reboot the machine"),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (UsageError, "see `underclock doctor` for valid clocks"),
+}
+
+
+@contextmanager
+def nvml_session() -> Iterator[None]:
+    """Keep NVML initialised for the length of a block.
+
+    Raises:
+        DeviceError: There is no driver, or it does not answer.
+    """
+    _call("start NVML", pynvml.nvmlInit)
+    try:
+        yield
+    finally:
+        _call("stop NVML", pynvml.nvmlShutdown)
+
+
+def gpu_count() -> int:
+    """Return how many GPUs the driver lists; inside an `nvml_session`."""
+    return int(_call("count GPUs", pynvml.nvmlDeviceGetCount))
+
+
+class NvmlGpu:
+    """One GPU by index; inside an `nvml_session`. Opening and reading change nothing."""
+
+    def __init__(self, index: int = 0) -> None:
+        found = gpu_count()
+        if not 0 <= index < found:
+            raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {found}")
+        self._handle = _call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+
+    def info(self) -> GpuInfo:
+        """Return its name, driver and power limit."""
+        return GpuInfo(
+            name=self._get("name", pynvml.nvmlDeviceGetName)
+            .removeprefix("NVIDIA ")
+            .removeprefix("GeForce "),
+            driver=_call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
+            power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
+        )
+
+    def supported_mem_mhz(self) -> tuple[int, ...]:
+        """Return every memory clock the driver lists, ascending."""
+        return tuple(sorted(self._get("memory clocks", pynvml.nvmlDeviceGetSupportedMemoryClocks)))
+
+    def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
+        """Return every core clock the driver lists at a memory clock (any, if ``None``)."""
+        memory = self.supported_mem_mhz() if mem_mhz is None else (mem_mhz,)
+        clocks: set[int] = set()
+        for mhz in memory:
+            clocks.update(
+                self._get("core clocks", pynvml.nvmlDeviceGetSupportedGraphicsClocks, mhz)
+            )
+        return tuple(sorted(clocks))
+
+    def observed(self) -> Clocks:
+        """Return the clocks the GPU runs at now."""
+        return Clocks(
+            core_mhz=self._get("clock", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+            mem_mhz=self._get("clock", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
+        )
+
+    def energy_j(self) -> float:
+        """Return the energy counter; blocks about 3 ms on an H200."""
+        return float(self._get("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)) / 1e3
+
+    def power_w(self) -> float:
+        """Return power; a 1 s average on Ampere and newer."""
+        return float(self._get("power", pynvml.nvmlDeviceGetPowerUsage)) / 1e3
+
+    def temperature_c(self) -> float:
+        """Return the GPU's temperature."""
+        sensor = pynvml.NVML_TEMPERATURE_GPU
+        return float(self._get("temperature", pynvml.nvmlDeviceGetTemperature, sensor))
+
+    def event_reasons(self) -> int:
+        """Return NVML's bits of why the clocks are what they are."""
+        return int(self._get("event reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons))
+
+    def lock(self, clocks: Clocks) -> None:
+        """Hold these clocks; a domain that is ``None`` is left alone."""
+        if clocks.core_mhz is not None:
+            mhz = clocks.core_mhz
+            self._set(f"lock the core at {mhz} MHz", pynvml.nvmlDeviceSetGpuLockedClocks, mhz, mhz)
+        if clocks.mem_mhz is not None:
+            mhz = clocks.mem_mhz
+            self._set(
+                f"lock the memory at {mhz} MHz", pynvml.nvmlDeviceSetMemoryLockedClocks, mhz, mhz
+            )
+
+    def unlock(self) -> None:
+        """Give every clock back to the driver; harmless when nothing is locked."""
+        try:
+            self._set("unlock the core", pynvml.nvmlDeviceResetGpuLockedClocks)
+        finally:
+            # A GPU whose memory clock cannot be locked has none to give back.
+            with contextlib.suppress(NotSupportedError):
+                self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
+
+    def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
+        return _call(f"read the {what}", function, self._handle, *arguments)
+
+    def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
+        """Write to the device: the one gate that read-only mode closes."""
+        if os.environ.get(READ_ONLY, "0") not in {"", "0"}:
+            raise NotPermittedError(
+                f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
+            )
+        _call(what, function, self._handle, *arguments)
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Call NVML, turning its errors into ours at this one boundary."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as exc:
+        kind, hint = _ERRORS.get(exc.value, (DeviceError, ""))
+        raise kind(f"could not {what}: {exc}", hint=hint) from exc

@@ -1,0 +1,73 @@
+"""A bench that answers from a table somebody measured; there is no GPU behind it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from underclock.errors import MeasurementError
+from underclock.hw.base import Reading
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Profile, Sample
+
+
+class ReplayBench:
+    """Answers with the rows of a profile; repeats cycle through the rows there are."""
+
+    evidence = Evidence.REPLAYED
+    live = False
+
+    def __init__(self, table: Profile) -> None:
+        self.table = table
+        self._rows: dict[tuple[str, Clocks], list[Sample]] = defaultdict(list)
+        for sample in table.samples:
+            self._rows[sample.kernel, sample.asked].append(sample)
+        self._held = AUTO
+
+    def info(self) -> GpuInfo:
+        """Return the table's GPU."""
+        return self.table.gpu
+
+    def settings(self) -> tuple[Clocks, ...]:
+        """Return every clock pair that stands in the table, for any kernel."""
+        return tuple(dict.fromkeys(clocks for _, clocks in self._rows))
+
+    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
+        """Whether the table has a row."""
+        return (kernel.name, clocks) in self._rows
+
+    def repeats(self, kernel: Kernel, clocks: Clocks) -> int:
+        """Return how many rows the table has for a kernel at these clocks."""
+        return len(self._rows.get((kernel.name, clocks), ()))
+
+    def now_s(self) -> float:
+        """Return 0: replaying takes no time."""
+        return 0.0
+
+    def warm(self, kernels: Sequence[Kernel]) -> float:
+        """Refuse: a table does not warm up."""
+        raise MeasurementError(f"a table cannot be warmed by running {len(kernels)} kernels")
+
+    @contextmanager
+    def hold(self, clocks: Clocks) -> Iterator[None]:
+        """Answer with the rows at these clocks from entry to exit."""
+        self._held = clocks
+        try:
+            yield
+        finally:
+            self._held = AUTO
+
+    def measure(self, kernels: Sequence[Kernel], repeat: int = 0) -> Reading:
+        """Answer with a row.
+
+        Raises:
+            MeasurementError: The table has none, or a sequence was asked for.
+        """
+        if len(kernels) != 1:
+            raise MeasurementError("a table knows isolated kernels only, not a whole step")
+        rows = self._rows.get((kernels[0].name, self._held))
+        if not rows:
+            raise MeasurementError(
+                f"the table has no row for {kernels[0].name!r} at {self._held}",
+                hint="only what was measured can be replayed",
+            )
+        row = rows[repeat % len(rows)]
+        return Reading(time_s=row.time_s, energy_j=row.energy_j)

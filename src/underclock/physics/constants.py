@@ -1,0 +1,85 @@
+"""What describes a GPU, and what describes one kernel on it.
+
+Cycles are counted in millions, so that Mcycles / MHz = s.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = TypeVar("Values", float, NDArray[np.float64])
+"""One number, or one for each of many clocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConstants:
+    """Shared by every kernel on one GPU model."""
+
+    exponent: float
+    """Sharpness of the p-norm that joins the parts of a kernel's time."""
+    xbar_floor_mhz: float
+    """The crossbar runs no slower than this."""
+    xbar_lag_mhz: float
+    """Above its floor the crossbar follows the core this far below."""
+    floor_v: float
+    """Core voltage at and below the knee."""
+    knee_mhz: float
+    """Core clock above which voltage rises."""
+    slope_v_per_mhz: float
+    """Rise of voltage just above the knee."""
+    bend_v_per_mhz2: float
+    """How the rise steepens."""
+    board_w: float
+    """Fans, converters and what else no clock changes."""
+    mem_w_per_mhz: float
+    """Memory without traffic, per MHz of memory clock."""
+    leak_w_per_v3: float
+    """Leakage at 25 °C and 1 V; it goes with the cube of voltage."""
+    leak_per_c: float
+    """Relative rise of leakage per °C."""
+    clock_w_per_ghz_v2: float
+    """Clock tree of a busy GPU, whatever runs."""
+    ambient_c: float
+    c_per_w: float
+    """Steady rise of temperature per watt."""
+    thermal_tau_s: float
+    boost_mhz: float
+    """Core clock of a cool GPU left to itself."""
+    boost_knee_c: float
+    """Temperature from which boost is lost."""
+    boost_loss_mhz: float
+    """Lost at each step of temperature."""
+    boost_step_c: float
+
+    def __post_init__(self) -> None:
+        """Reject constants that give no physics."""
+        positive = ("exponent", "floor_v", "knee_mhz", "thermal_tau_s", "boost_mhz", "boost_step_c")
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelConstants:
+    """One kernel on one GPU model, per launch."""
+
+    core_mcycles: float = 0.0
+    """Core cycles it would take were nothing else in the way."""
+    dram_mcycles: float = 0.0
+    """Memory cycles, likewise."""
+    xbar_mcycles: float = 0.0
+    """Crossbar and L2 cycles, likewise."""
+    fixed_s: float = 0.0
+    """Time no clock changes."""
+    work_j_per_v2: float = 0.0
+    """Energy its switching takes at 1 V; it goes with the square of voltage."""
+    dram_j: float = 0.0
+    """Energy of its memory traffic."""
+
+    def __post_init__(self) -> None:
+        """Reject a kernel that takes no time."""
+        parts = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles, self.fixed_s)
+        if min(parts) < 0 or max(parts) <= 0:
+            raise ValueError("a kernel needs cycles, and none of them negative")

@@ -1,0 +1,51 @@
+"""Core voltage, and what the board draws while a kernel runs or nothing does.
+
+P = board + memory(f_mem) + traffic + leakage(V, T) + V² · (clock tree · f + switching).
+
+The traffic and switching of a kernel are energies per launch, so their power falls when the
+kernel takes longer. Below the knee of the voltage curve a lower core clock saves little; the best
+efficiency sits at the knee.
+"""
+
+import numpy as np
+
+from underclock.physics.constants import GpuConstants, KernelConstants, Values
+from underclock.physics.timing import duration_s
+
+_REFERENCE_C = 25.0
+
+
+def voltage_v(gpu: GpuConstants, core_mhz: Values) -> Values:
+    """Return the core voltage in V: a floor, then a rise that steepens.
+
+    Source of the shape: RTX 3070 Ti, 0.815 V up to 1500 MHz, 0.894 V at 1695, 1.08 V at 2024.
+    """
+    above: Values = np.maximum(core_mhz - gpu.knee_mhz, 0.0)
+    volts: Values = gpu.floor_v + gpu.slope_v_per_mhz * above + gpu.bend_v_per_mhz2 * above**2
+    return volts
+
+
+def idle_w(gpu: GpuConstants, core_mhz: Values, mem_mhz: Values, temperature_c: float) -> Values:
+    """Return the board power in W while clocks run and nothing else does."""
+    volts = voltage_v(gpu, core_mhz)
+    warmth = 1.0 + gpu.leak_per_c * (temperature_c - _REFERENCE_C)
+    return (
+        gpu.board_w
+        + gpu.mem_w_per_mhz * mem_mhz
+        + gpu.leak_w_per_v3 * volts**3 * warmth
+        + gpu.clock_w_per_ghz_v2 * volts**2 * core_mhz / 1000.0
+    )
+
+
+def busy_w(
+    gpu: GpuConstants,
+    kernel: KernelConstants,
+    core_mhz: Values,
+    mem_mhz: Values,
+    temperature_c: float,
+) -> Values:
+    """Return the board power in W while a kernel runs over and over."""
+    per_launch_j = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j
+    return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + per_launch_j / duration_s(
+        gpu, kernel, core_mhz, mem_mhz
+    )

@@ -1,0 +1,69 @@
+"""One self-contained page of a plan: it opens offline, and equal input gives equal bytes."""
+
+from typing import Any
+
+from underclock.records import Plan, Validation
+from underclock.report import wording
+from underclock.units import format_mhz
+
+
+def page(plan: Plan, validation: Validation | None) -> str:
+    """Return the HTML page of a plan.
+
+    Args:
+        plan: What to report.
+        validation: What became of it; ``None`` where it was not run again.
+    """
+    import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
+
+    from underclock.report import figures  # noqa: PLC0415 - plotly takes long to load
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("underclock.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(_FILTERS)
+    return environment.get_template("page.html.jinja").render(
+        plan=plan,
+        validation=validation,
+        arm=plan.arm(plan.chosen),
+        auto=plan.arm("auto"),
+        counts={kernel.name: kernel.count for kernel in plan.runs},
+        headline=headline(plan),
+        warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),
+        words=wording,
+        most_bars=figures.MOST_BARS,
+        plotly_js=figures.script(),
+        frontier_figure=figures.frontier(plan),
+        kernels_figure=figures.kernels(plan) if plan.kernels else None,
+        validation_figure=figures.repeats(validation) if validation else None,
+    )
+
+
+def headline(plan: Plan) -> str:
+    """Say the page in a sentence: what is saved, at what time, and how that is known."""
+    energy = _signed(plan.promise.energy_change, digits=1)
+    time = _signed(plan.promise.time_change, digits=1)
+    return f"{energy} energy at {time} time, {plan.evidence} on {plan.gpu.name}"
+
+
+def _signed(fraction: float | None, *, digits: int = 2) -> str:
+    """Write a change with a true minus sign: a hyphen is too short to be seen."""
+    return wording.change_text(fraction, digits=digits).replace("-", "\N{MINUS SIGN}")
+
+
+def _known(value: object) -> object:
+    """Write a missing fact as a word, never as nothing."""
+    return wording.UNKNOWN if value is None or value == "" else value
+
+
+_FILTERS: dict[str, Any] = {
+    "change": _signed,
+    "duration": wording.duration_text,
+    "energy": wording.energy_text,
+    "known": _known,
+    "mhz": format_mhz,
+}

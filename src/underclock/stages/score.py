@@ -1,0 +1,64 @@
+"""score: what a plan really costs on a full table, in the plan's own terms."""
+
+from pathlib import Path
+
+from underclock.core.costs import CostTable, cost_table
+from underclock.core.planning import cost_of
+from underclock.errors import DataError
+from underclock.records import Arm, Cost, Plan, Profile, Score, Status
+from underclock.stages.sources import as_plan, as_profile, check_gpu
+
+_HINT = "score on the full table that the plan's samples came from"
+
+
+def score(plan: Plan | str | Path, table: Profile | str | Path) -> Score:
+    """Cost a plan's clocks on a table it may not have seen whole.
+
+    Args:
+        plan: A plan, or its file.
+        table: A profile, a samples file or a CSV table with a row for every choice of the plan.
+
+    Raises:
+        DataError: Another GPU's table, or no row for a kernel at its chosen clocks.
+    """
+    plan, profile = as_plan(plan), as_profile(table)
+    check_gpu(plan, profile.gpu)
+    costs = cost_table(profile, baseline=plan.baseline)
+    cost = _cost(plan, costs)
+    auto = Cost(
+        time_s=costs.auto_time_s, energy_j=costs.auto_energy_j, time_change=0.0, energy_change=0.0
+    )
+    return Score(
+        evidence=profile.evidence,
+        gpu=profile.gpu,
+        plan=plan.chosen,
+        time_s=cost.time_s,
+        energy_j=cost.energy_j,
+        time_change=cost.time_change,
+        energy_change=cost.energy_change,
+        promised_time_change=plan.promise.time_change,
+        promised_energy_change=plan.promise.energy_change,
+        arms=(
+            Arm.of("auto", auto, Status.BASELINE),
+            Arm.of(plan.chosen, cost, Status.GIVEN),
+        ),
+        warnings=costs.warnings,
+    )
+
+
+def _cost(plan: Plan, costs: CostTable) -> Cost:
+    wanted = {name: choice.clocks for name, choice in plan.kernels.items()}
+    known = {kernel.name for kernel in costs.kernels}
+    for names, sentence in (
+        (known - wanted.keys(), "the table has a kernel {!r} that the plan does not know"),
+        (wanted.keys() - known, "the plan has clocks for {!r}, which the table lacks"),
+    ):
+        if names:
+            raise DataError(sentence.format(min(names)), hint=_HINT)
+    try:
+        return cost_of(costs, wanted)
+    except KeyError as exc:
+        name = exc.args[0]
+        raise DataError(
+            f"the table has no row for {name!r} at {wanted[name]}, which the plan chose", hint=_HINT
+        ) from exc
