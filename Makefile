@@ -29,7 +29,7 @@ bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 	$(BIN)/python benchmarks/startup.py
 
 evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
-	$(BIN)/python docs/evidence/replayed.py
+	$(BIN)/python benchmarks/replayed.py
 
 clean:
 	rm -rf $(VENV) underclock-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

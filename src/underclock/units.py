@@ -72,7 +72,7 @@ def parse_mhz(text: str) -> int | None:
 
 def format_percent(fraction: float, *, digits: int = 2) -> str:
     """Write a change with its sign, as a percentage: ``-14.60 %``."""
-    return f"{100.0 * fraction + 0.0:+.{digits}f} %"
+    return f"{round(100.0 * fraction, digits) + 0.0:+.{digits}f} %"  # + 0.0: no "-0.00"
 
 
 def format_duration(seconds: float) -> str:

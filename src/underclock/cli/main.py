@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -53,10 +54,14 @@ def cli() -> None:
     """Find the GPU clocks at which a training step wastes no energy, kernel by kernel."""
 
 
-def main() -> None:
-    """Run the command line and exit."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exit with a code where something is wrong.
+
+    Args:
+        arguments: Without the program's name; by default the process's own.
+    """
     try:
-        cli.main(standalone_mode=False)
+        cli.main(args=arguments, prog_name="underclock", standalone_mode=False)
     except click.ClickException as exc:
         exc.show()
         sys.exit(exc.exit_code)

@@ -92,6 +92,7 @@ class GpuBench:
         self._launcher = launcher
         self._clock = clock
         self._protocol = protocol
+        self._offered = dict.fromkeys(_pairs(gpu))
         self._held = AUTO
         self._counter: _Staircase | None = None  # learned from the counter at the first window
 
@@ -101,20 +102,12 @@ class GpuBench:
 
     def settings(self) -> tuple[Clocks, ...]:
         """Return every clock pair that can be held, auto included."""
-        every_core = self._gpu.supported_core_mhz()
-        pairs = []
-        for mem in self._gpu.supported_mem_mhz():
-            cores = self._gpu.supported_core_mhz(mem)
-            pairs += [Clocks(core_mhz=core, mem_mhz=mem) for core in cores]
-            # A memory clock that bounds the core does not hold when the core is left to boost.
-            if cores and cores[-1] == every_core[-1]:
-                pairs.append(Clocks(mem_mhz=mem))
-        return (*pairs, *(Clocks(core_mhz=core) for core in every_core), AUTO)
+        return tuple(self._offered)
 
     def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether the GPU lists these clocks; any kernel can be launched."""
         del kernel
-        return clocks in set(self.settings())
+        return clocks in self._offered
 
     def now_s(self) -> float:
         """Return the clock's time."""
@@ -226,3 +219,16 @@ class GpuBench:
             f"the energy counter did not move in {_LONGEST_TICK_S:g} s",
             hint="this GPU may have no energy counter (Volta and newer do)",
         )
+
+
+def _pairs(gpu: Gpu) -> list[Clocks]:
+    """Return every clock pair that holds on a GPU, slowest memory first, auto last."""
+    every_core = gpu.supported_core_mhz()
+    pairs = []
+    for mem in gpu.supported_mem_mhz():
+        cores = gpu.supported_core_mhz(mem)
+        pairs += [Clocks(core_mhz=core, mem_mhz=mem) for core in cores]
+        # A memory clock that bounds the core does not hold when the core is left to boost.
+        if cores and cores[-1] == every_core[-1]:
+            pairs.append(Clocks(mem_mhz=mem))
+    return [*pairs, *(Clocks(core_mhz=core) for core in every_core), AUTO]

@@ -64,7 +64,6 @@ def fragment(figure: go.Figure, div_id: str, *, zoom: bool = True) -> str:
             "displaylogo": False,
             "responsive": True,
             "modeBarButtons": buttons if zoom else buttons[:1],
-            "plotlyServerURL": "",
         },
         include_plotlyjs=False,
         full_html=False,

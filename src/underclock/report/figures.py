@@ -225,7 +225,7 @@ def _label(
             x=x,
             y=y,
             xanchor="left",
-            xshift=11,
+            xshift=12,
             yshift=point_px - above_px,
             text=f"<b>{title}</b>" if arm.name == plan.chosen else title,
             showarrow=False,

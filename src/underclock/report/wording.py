@@ -34,17 +34,19 @@ ARM_SENTENCES = {
     "auto": "Nothing is set: the driver picks the clocks.",
     "best_fixed": "One core clock and one memory clock for the whole step.",
     "pass": "One pair of clocks for the forward pass, one for the backward pass, and so on.",
-    "kernel_local": "Each kernel has its own clocks, and each must keep the time budget itself.",
+    "kernel_local": (
+        "Each kernel has its own clocks, chosen for it alone; a time budget binds each of them."
+    ),
     "kernel_global": (
-        "Each kernel has its own clocks, and only the whole step must keep the time budget: "
-        "kernels lend each other time."
+        "Each kernel has its own clocks, chosen together; a time budget binds the whole step only, "
+        "so kernels lend each other time."
     ),
 }
 
 EVIDENCE_SENTENCES = {
     Evidence.MEASURED: "measured on this GPU by Underclock",
     Evidence.REPLAYED: "taken from a table of measurements that somebody made earlier",
-    Evidence.SIMULATED: "computed by a model of this GPU; no GPU was measured for it",
+    Evidence.SIMULATED: "computed by a model of this GPU, not measured on one",
 }
 
 OBJECTIVE_SENTENCES = {
@@ -65,7 +67,7 @@ _JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
 
 def change_text(fraction: float | None, *, digits: int = 2) -> str:
     """Write a change in percent; a missing one is a dash, one that rounds to zero is +0."""
-    return DASH if fraction is None else format_percent(round(fraction, digits + 2), digits=digits)
+    return DASH if fraction is None else format_percent(fraction, digits=digits)
 
 
 def duration_text(seconds: float | None) -> str:

@@ -112,12 +112,13 @@ def settings_of(bench: Bench, campaign: Campaign) -> tuple[Clocks, ...]:
         UsageError: It names clocks the GPU lacks.
     """
     offered = bench.settings()
+    cores = _core_grid(offered, campaign, bench)
     chosen = [
         clocks
         for clocks in offered
         if clocks == AUTO
         or (
-            _wanted(clocks.core_mhz, campaign.core_mhz, _core_grid(offered, campaign, bench))
+            _wanted(clocks.core_mhz, campaign.core_mhz, cores)
             and _wanted(clocks.mem_mhz, campaign.mem_mhz, None)
         )
     ]

@@ -4,6 +4,7 @@ Sensors are kept apart from truth: `counter_mj` is the staircase a driver would 
 the hidden true energy, for scoring.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -289,4 +290,4 @@ class VirtualGpu:
 
 def _snap(mhz: float, table: tuple[int, ...]) -> int:
     """Return the greatest table clock not above the asked one, or the least."""
-    return max((clock for clock in table if clock <= mhz), default=table[0])
+    return table[max(0, bisect.bisect_right(table, mhz) - 1)]

@@ -1,0 +1,307 @@
+"""The commands as a user types them: what they print, and the code they end with."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import underclock
+from underclock.cli import main
+from underclock.cli.main import cli
+from underclock.hw.nvml import READ_ONLY
+
+_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
+G,a,,,1.0,100,100
+G,a,900,,1.1,60,54.5
+G,b,,,1.0,100,100
+G,b,900,,1.3,95,73
+G,b,1200,,0.9,101,112.2
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(READ_ONLY, raising=False)
+    Path("sweep.csv").write_text(_TABLE)
+
+
+def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command that must fail; return its code and what it said."""
+    before = sorted(Path().iterdir())
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert sorted(Path().iterdir()) == before, "a failed command left a file behind"
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, said.err
+
+
+def _json(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    main([*arguments.split(), "--json"])
+    body: dict[str, object] = json.loads(capsys.readouterr().out)
+    return body
+
+
+def test_the_whole_way_from_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main("measure --gpu replay:sweep.csv -o samples.db".split())
+    main("plan samples.db -o plan.json".split())
+    main("validate plan.json --gpu replay:sweep.csv --repeats 2 -o validation.json".split())
+    main("report plan.json validation.json -o report.html".split())
+    main("score plan.json sweep.csv".split())
+    said = capsys.readouterr()
+
+    assert "kernel, global" in said.out
+    assert "-19.50 %" in said.out
+    assert "replayed" in said.out
+    assert "not validated" in said.err
+    assert "<html" in Path("report.html").read_text()
+
+
+def test_every_command_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    step = _json("trace gpt3-125m --size batch=2 -o step.json", capsys)
+    assert step["parameters"] == json.loads(Path("step.json").read_text())["parameters"]
+
+    measured = _json("measure --gpu replay:sweep.csv -o samples.db", capsys)
+    assert (measured["samples"], measured["evidence"]) == (5, "replayed")
+
+    made = _json("plan samples.db -o plan.json", capsys)
+    assert made["chosen"] == "kernel_global"
+    assert made == json.loads(Path("plan.json").read_text())
+
+    scored = _json("score plan.json sweep.csv", capsys)
+    assert scored["energy_change"] == pytest.approx(-0.195)
+
+    validated = _json("validate plan.json --gpu replay:sweep.csv --repeats 2", capsys)
+    assert validated["repeats"] == 2
+
+    assert _json("report plan.json -o report.html", capsys) == {"report": "report.html"}
+    assert _json("doctor --gpu sim:rtx3080ti", capsys)["version"]
+
+
+def test_flags_of_a_plan_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+    made = _json("plan sweep.csv --max-slowdown 5% --granularity step --baseline auto,auto", capsys)
+    assert (made["max_slowdown"], made["chosen"]) == (0.05, "best_fixed")
+
+    made = _json("plan sweep.csv --objective edp --aggregate local", capsys)
+    assert (made["max_slowdown"], made["chosen"]) == (None, "kernel_local")
+
+    made = _json("plan sweep.csv --baseline 900,auto", capsys)
+    assert made["baseline"] == {"core_mhz": 900, "mem_mhz": None}
+    assert "core 900 MHz" in str(made["warnings"])
+
+
+def test_the_demo_leaves_its_files_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo"])
+    said = capsys.readouterr().out
+
+    for arm in ("auto", "best fixed clock", "pass-level", "kernel, local", "kernel, global"):
+        assert arm in said
+    assert "simulated" in said
+    assert {path.name for path in Path("underclock-demo").iterdir()} == {
+        "step.json",
+        "samples.db",
+        "plan.json",
+        "validation.json",
+        "report.html",
+    }
+    code, error = _fails("demo", capsys)
+    assert code == 2
+    assert "--force" in error
+
+
+def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
+    main("trace gpt3-125m --size layers=1 -o step.json".split())
+    assert "50 kernels" in capsys.readouterr().out
+    found = _json(
+        "measure step.json --gpu sim:rtx3080ti -o s.db --core-mhz 1050:1260:210,auto "
+        "--mem-mhz auto --warmup 1s --window 500ms",
+        capsys,
+    )
+
+    assert found["settings"] == 3
+    assert found["samples"] == found["expected"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ("trace gpt3-xxl", 2, "did you mean 'gpt3-xl'"),
+        ("trace gpt3-xl --size heads=7", 2, "not a multiple of 7 heads"),
+        ("trace gpt3-xl --size colour=7", 2, "no parameter named 'colour'"),
+        ("trace gpt3-xl --size batch=many", 2, "cannot read 'batch=many'"),
+        ("trace gpt3-xl -o sweep.csv", 2, "will not overwrite sweep.csv"),
+        ("trace gpt3-xl -o nowhere/step.json", 2, "there is no folder nowhere"),
+        ("trace gpt3-xl -o /proc/step.json", 2, "cannot write /proc/step.json"),
+        ("measure --gpu sim:rtx3080 -o s.db", 2, "did you mean 'rtx3080ti'"),
+        ("measure --gpu cpu -o s.db", 2, "unknown GPU 'cpu'"),
+        ("measure --gpu sim:rtx3080ti -o s.db", 2, "needs a step"),
+        ("measure --gpu nvml:0 -o s.db", 3, "cannot launch kernels on a real GPU"),
+        ("measure nowhere.json --gpu sim:rtx3080ti -o s.db", 4, "cannot read nowhere.json"),
+        ("measure sweep.csv --gpu sim:rtx3080ti -o s.db", 4, "not a readable step file"),
+        ("measure --gpu replay:sweep.csv -o s.db --core-mhz 901", 2, "no core clock of 901 MHz"),
+        ("measure --gpu replay:sweep.csv -o s.db --core-mhz 9:1:1", 2, "as a range"),
+        ("measure --gpu replay:sweep.csv -o s.db --core-mhz fast", 2, "cannot read 'fast'"),
+        ("measure --gpu replay:sweep.csv -o s.db --window 0s", 2, "positive length"),
+        ("measure --gpu replay:sweep.csv -o s.db --window soon", 2, "as a duration"),
+        ("measure --gpu replay:sweep.csv -o s.db --repeats 0", 2, "repeats must be"),
+        ("measure --gpu replay:sweep.csv -o sweep.csv", 4, "not a samples file"),
+        ("plan nowhere.csv", 4, "cannot read nowhere.csv"),
+        ("plan sweep.csv --max-slowdown lots", 2, "as a fraction"),
+        ("plan sweep.csv --max-slowdown -200%", 2, "above -1"),
+        ("plan sweep.csv --max-slowdown -50%", 6, "raise --max-slowdown"),
+        ("plan sweep.csv --max-slowdown 1% --objective edp", 2, "no meaning for edp"),
+        ("plan sweep.csv --baseline 1000,5001", 4, "no row has the baseline"),
+        ("plan sweep.csv --baseline 1000", 2, "write CORE,MEMORY"),
+        ("plan sweep.csv --objective cheap", 2, "Invalid value"),
+        ("plan sweep.csv -o sweep.csv", 2, "will not overwrite"),
+        ("score sweep.csv sweep.csv", 4, "not a readable plan file"),
+        ("validate sweep.csv --gpu replay:sweep.csv", 4, "not a readable plan file"),
+        ("report sweep.csv -o r.html", 4, "not a readable plan file"),
+        ("report nowhere.json -o r.html", 4, "cannot read nowhere.json"),
+        ("doctor --gpu sim:a100x", 2, "no simulated GPU"),
+        ("doctor --gpu replay:sweep.csv", 2, "no GPU to examine"),
+        ("doctor --gpu nvml:first", 2, "no GPU index"),
+        ("demo --max-slowdown -3", 2, "above -1"),
+        ("demo -o sweep.csv", 2, "cannot make sweep.csv"),
+        ("frobnicate", 2, "No such command"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_a_code(
+    arguments: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, said = _fails(arguments, capsys)
+
+    assert sentence in said
+    assert found == code
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (",power_w\n", "\n", "lacks the column power_w"),
+        ("time_s", "time_ms", "lacks the column time_s"),
+        (",power_w\n", ",power_w,mood\n", "has a column 'mood'"),
+        ("1.1,60", "nan,60", "line 3: time_s is nan"),
+        ("1.1,60", "0,60", "line 3: time_s is 0"),
+        ("1.1,60", "-1.1,60", "line 3: time_s is -1.1"),
+        ("1.1,60", "fast,60", "line 3: time_s is 'fast', not a number"),
+        ("1.1,60", "1.1,", "line 3: energy_j is empty"),
+        ("G,a,900", "G,a,900.5", "line 3: core_mhz is 900.5, not a whole number"),
+        ("G,a,900,,1.1,60,54.5", "G,a,900", "line 3: the row has more or fewer cells"),
+        ("G,a,,,1.0,100,100\n", "", "'a' has no row at core auto"),
+        ("G,a,,,1.0", "H,a,,,1.0", "mixes GPUs: G, H"),
+        (_TABLE, "", "is empty"),
+        (_TABLE, _TABLE.splitlines()[0] + "\n", "holds no rows"),
+    ],
+)
+def test_a_table_that_cannot_be_planned_says_where_it_is_wrong(
+    old: str, new: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("sweep.csv").write_text(_TABLE.replace(old, new))
+    code, said = _fails("plan sweep.csv -o plan.json", capsys)
+
+    assert sentence in said
+    assert code == 4
+
+
+def test_a_kernel_with_one_clock_pair_stays_there_and_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("sweep.csv").write_text(_TABLE + "G,c,,,2.0,10,5\n")
+    main(["plan", "sweep.csv", "--json"])
+    said = capsys.readouterr()
+
+    assert "'c' was measured at one clock pair only" in said.err
+    assert json.loads(said.out)["kernels"]["c"]["core_mhz"] is None
+
+
+def test_a_table_without_auto_names_the_row_used_instead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [row for row in _TABLE.splitlines() if ",,," not in row]
+    Path("sweep.csv").write_text("\n".join(rows) + "\n")
+    main(["plan", "sweep.csv"])
+
+    assert "changes are against core 900 MHz" in capsys.readouterr().err
+
+
+def test_a_broken_samples_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("samples.db").write_bytes(b"SQLite format 3\x00" + b"rubbish" * 100)
+    code, said = _fails("plan samples.db", capsys)
+
+    assert "damaged or not a samples file" in said
+    assert code == 4
+
+
+def test_a_plan_of_a_newer_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    main("plan sweep.csv -o plan.json".split())
+    body = json.loads(Path("plan.json").read_text()) | {"schema": 99}
+    Path("plan.json").write_text(json.dumps(body))
+    capsys.readouterr()
+    code, said = _fails("score plan.json sweep.csv", capsys)
+
+    assert "has schema 99" in said
+    assert code == 4
+
+
+def test_an_interrupt_ends_with_the_shells_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_gpu: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("underclock.stages.doctor.examine", interrupt)
+    code, said = _fails("doctor", capsys)
+
+    assert code == 130
+    assert "interrupted" in said
+
+
+def test_doctor_shows_the_simulated_gpu_and_how_far_to_trust_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["doctor"])
+    assert "sim:rtx3080ti: RTX 3080 Ti (simulated)" in (said := capsys.readouterr().out)
+    assert "uncalibrated" in said
+
+    monkeypatch.setenv(READ_ONLY, "1")
+    main(["doctor"])
+    assert f"refused: {READ_ONLY} is set" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m underclock trace gpt3-xl --json | head -c 10"
+    ended = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        check=False,
+        env=os.environ,
+    )
+
+    assert b"Traceback" not in ended.stderr
+    assert b"Exception" not in ended.stderr
+
+
+def test_options_stay_few() -> None:
+    counts = {
+        name: len(command.params)
+        for name in cli.list_commands(click.Context(cli))
+        if (command := cli.get_command(click.Context(cli), name)) is not None
+    }
+
+    assert max(counts.values()) <= 11
+    assert sum(counts.values()) <= 55
+
+
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+def test_every_command_helps_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([name, "--help"])
+
+    assert f"Example: underclock {name}" in " ".join(capsys.readouterr().out.split())

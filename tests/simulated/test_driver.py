@@ -1,0 +1,148 @@
+"""The simulated driver seen through nvidia-ml-py, as any program would see it."""
+
+import dataclasses
+
+import pynvml
+import pytest
+
+from underclock.errors import DeviceError, NotPermittedError, NotSupportedError, UsageError
+from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
+from underclock.hw.simulated.device import COUNTER_TICK_S, VirtualGpu
+from underclock.hw.simulated.driver import SimulatedDriver, installed
+from underclock.hw.simulated.models import MODELS
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.records import POWER_CAP_REASON, Clocks, Kernel
+
+_MODEL = MODELS["rtx3080ti"]
+
+
+def test_it_answers_as_the_gpu_it_simulates(rig: Rig) -> None:
+    info = rig.gpu.info()
+
+    assert info.name == "RTX 3080 Ti"
+    assert info.power_limit_w == 350.0
+    assert rig.gpu.supported_mem_mhz() == (405, 810, 5001, 9251, 9501)
+    assert rig.gpu.supported_core_mhz()[0] == 210
+
+
+def test_the_least_memory_clock_bounds_the_core(rig: Rig, gemm: Kernel) -> None:
+    assert rig.gpu.supported_core_mhz(405)[-1] == 420
+    with (
+        rig.launcher.loop([gemm]),
+        clock_lease(rig.gpu, Clocks(core_mhz=1050, mem_mhz=405)),
+    ):
+        assert rig.gpu.observed().mem_mhz == 810
+
+
+def test_a_clock_between_two_bins_snaps_down(rig: Rig, elementwise: Kernel) -> None:
+    with rig.launcher.loop([elementwise]), clock_lease(rig.gpu, Clocks(core_mhz=1057)):
+        rig.clock.sleep_s(1.0)
+        assert rig.gpu.observed().core_mhz == 1050
+
+
+def test_the_power_cap_outranks_a_lock_and_says_so(rig: Rig, gemm: Kernel) -> None:
+    high = Clocks(core_mhz=2100)
+    with rig.launcher.loop([gemm]), clock_lease(rig.gpu, high):
+        rig.clock.sleep_s(5.0)
+        assert (check_applied(rig.gpu, high).core_mhz or 0) < 2100
+        assert rig.gpu.event_reasons() & POWER_CAP_REASON
+        assert rig.gpu.power_w() <= 350.0
+
+
+def test_without_root_a_lock_is_refused_and_reading_is_not(gemm: Kernel) -> None:
+    with simulated_rig("rtx3080ti", root=False) as rig, rig.launcher.loop([gemm]):
+        with pytest.raises(NotPermittedError, match="lock the core at 1050 MHz"):
+            rig.gpu.lock(Clocks(core_mhz=1050))
+        assert rig.gpu.power_w() > 0
+
+
+def test_read_only_mode_refuses_every_setter(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+
+    for write in (
+        lambda: rig.gpu.lock(Clocks(core_mhz=1050)),
+        lambda: rig.gpu.lock(Clocks(mem_mhz=5001)),
+        rig.gpu.unlock,
+    ):
+        with pytest.raises(NotPermittedError, match=READ_ONLY):
+            write()
+    assert rig.device.core_lock is None
+    assert rig.device.mem_lock is None
+
+
+def test_a_lock_outlives_the_session_that_set_it(rig: Rig) -> None:
+    with nvml_session():
+        NvmlGpu().lock(Clocks(core_mhz=1050))
+
+    assert rig.device.core_lock == (1050, 1050)
+
+
+def test_memory_that_cannot_be_locked_says_so_and_can_be_unlocked() -> None:
+    model = dataclasses.replace(_MODEL, memory_lockable=False)
+    with installed(SimulatedDriver([VirtualGpu(model, seed=0)])), nvml_session():
+        gpu = NvmlGpu()
+        with pytest.raises(NotSupportedError, match="lock the memory"):
+            gpu.lock(Clocks(mem_mhz=5001))
+        gpu.unlock()
+
+
+@pytest.mark.parametrize("clocks", [Clocks(core_mhz=100), Clocks(mem_mhz=99_000)])
+def test_clocks_outside_the_table_are_refused(rig: Rig, clocks: Clocks) -> None:
+    with pytest.raises(UsageError, match="Invalid Argument"):
+        rig.gpu.lock(clocks)
+
+
+def test_the_energy_counter_is_a_staircase(rig: Rig, elementwise: Kernel) -> None:
+    with rig.launcher.loop([elementwise]):
+        seen = []
+        started_s = rig.clock.now_s()
+        while rig.clock.now_s() < started_s + 1.0:
+            seen.append(rig.gpu.energy_j())
+
+    assert len(set(seen)) == pytest.approx(1.0 / COUNTER_TICK_S, abs=1.1)
+    assert seen == sorted(seen)
+
+
+def test_a_call_the_driver_lacks_is_not_found(rig: Rig) -> None:
+    del rig
+    with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+        pynvml.nvmlDeviceGetFanSpeed(pynvml.nvmlDeviceGetHandleByIndex(0))
+
+
+def test_several_gpus_are_told_apart(elementwise: Kernel) -> None:
+    gpus = [VirtualGpu(_MODEL, seed=i) for i in range(3)]
+    with installed(SimulatedDriver(gpus)), nvml_session():
+        assert gpu_count() == 3
+        NvmlGpu(1).lock(Clocks(core_mhz=900))
+        uuids = {pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(3)}
+        with pytest.raises(UsageError, match="no GPU 3"):
+            NvmlGpu(3)
+
+    assert [gpu.core_lock for gpu in gpus] == [None, (900, 900), None]
+    assert len(uuids) == 3
+    del elementwise
+
+
+def test_the_real_library_is_back_afterwards() -> None:
+    before = pynvml.nvmlLib
+    with simulated_rig("rtx3080ti"):
+        assert pynvml.nvmlLib is not before
+
+    assert pynvml.nvmlLib is before
+
+
+def test_without_a_driver_the_message_says_what_to_use_instead() -> None:
+    if pynvml.nvmlLib is not None:
+        pytest.skip("this machine has an NVIDIA driver")
+    with pytest.raises(DeviceError) as caught, nvml_session():
+        pass
+
+    assert "sim:" in caught.value.hint
+
+
+def test_an_unknown_model_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught, simulated_rig("rtx3080"):
+        pass
+
+    assert "rtx3080ti" in caught.value.hint

@@ -1,0 +1,118 @@
+"""The physics every simulated number and every fit rests on, by its properties."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.hw.simulated.models import MODELS
+from underclock.physics.cap import capped_core_mhz
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w, idle_w, voltage_v
+from underclock.physics.thermal import boost_mhz, temperature_after
+from underclock.physics.timing import duration_s, xbar_mhz
+
+_GPU = MODELS["rtx3080ti"].constants
+_BINS = np.array(MODELS["rtx3080ti"].core_mhz, dtype=np.float64)
+
+cycles = st.floats(0.01, 100.0)
+kernels = st.builds(
+    KernelConstants,
+    core_mcycles=cycles,
+    dram_mcycles=cycles,
+    xbar_mcycles=cycles,
+    fixed_s=st.floats(0.0, 1e-3),
+    work_j_per_v2=st.floats(0.0, 50.0),
+    dram_j=st.floats(0.0, 10.0),
+)
+core = st.floats(210.0, 2100.0)
+mem = st.floats(405.0, 9501.0)
+warmth = st.floats(20.0, 90.0)
+
+
+@given(kernels, core, core, mem)
+def test_a_faster_core_never_slows_a_kernel(
+    kernel: KernelConstants, one: float, other: float, mem_mhz: float
+) -> None:
+    slow, fast = sorted((one, other))
+
+    assert duration_s(_GPU, kernel, fast, mem_mhz) <= duration_s(_GPU, kernel, slow, mem_mhz)
+
+
+@given(kernels, core, mem)
+def test_a_kernel_takes_at_least_its_longest_part_and_at_most_their_sum(
+    kernel: KernelConstants, core_mhz: float, mem_mhz: float
+) -> None:
+    parts = (
+        kernel.core_mcycles / core_mhz,
+        kernel.dram_mcycles / mem_mhz,
+        kernel.xbar_mcycles / xbar_mhz(_GPU, core_mhz),
+    )
+    taken_s = duration_s(_GPU, kernel, core_mhz, mem_mhz) - kernel.fixed_s
+
+    assert max(parts) * (1 - 1e-9) <= taken_s <= sum(parts) * (1 + 1e-9)
+
+
+@given(core)
+def test_voltage_has_a_floor_and_never_falls(core_mhz: float) -> None:
+    assert voltage_v(_GPU, core_mhz) >= _GPU.floor_v
+    assert voltage_v(_GPU, core_mhz + 15.0) >= voltage_v(_GPU, core_mhz)
+    assert voltage_v(_GPU, _GPU.knee_mhz) == _GPU.floor_v
+
+
+@given(kernels, core, mem, warmth)
+def test_a_busy_board_draws_more_than_an_idle_one_and_a_hot_one_more_than_a_cold(
+    kernel: KernelConstants, core_mhz: float, mem_mhz: float, temperature_c: float
+) -> None:
+    busy = busy_w(_GPU, kernel, core_mhz, mem_mhz, temperature_c)
+
+    assert busy >= idle_w(_GPU, core_mhz, mem_mhz, temperature_c)
+    assert busy_w(_GPU, kernel, core_mhz, mem_mhz, temperature_c + 1.0) > busy
+
+
+@given(kernels, mem, warmth)
+def test_the_same_formula_serves_one_clock_and_many(
+    kernel: KernelConstants, mem_mhz: float, temperature_c: float
+) -> None:
+    many = busy_w(_GPU, kernel, _BINS, np.full_like(_BINS, mem_mhz), temperature_c)
+
+    assert many[7] == pytest.approx(busy_w(_GPU, kernel, float(_BINS[7]), mem_mhz, temperature_c))
+
+
+@given(kernels, mem, warmth, st.floats(50.0, 600.0))
+def test_the_capped_clock_keeps_the_limit_and_wastes_none_of_it(
+    kernel: KernelConstants, mem_mhz: float, temperature_c: float, limit_w: float
+) -> None:
+    mhz = capped_core_mhz(_GPU, kernel, _BINS, mem_mhz, temperature_c, limit_w)
+    at_w = float(busy_w(_GPU, kernel, mhz, mem_mhz, temperature_c))
+
+    if mhz == _BINS[-1]:
+        assert at_w <= limit_w
+    elif mhz > _BINS[0]:
+        # Between two bins power is nearly, not exactly, linear.
+        assert at_w == pytest.approx(limit_w, rel=0.01)
+
+
+@given(warmth, st.floats(10.0, 400.0), st.floats(0.0, 100.0), st.floats(0.0, 100.0))
+def test_two_stretches_of_heat_make_one(
+    start_c: float, power_w: float, first_s: float, second_s: float
+) -> None:
+    between_c = temperature_after(_GPU, start_c, power_w, first_s)
+
+    assert temperature_after(_GPU, between_c, power_w, second_s) == pytest.approx(
+        temperature_after(_GPU, start_c, power_w, first_s + second_s)
+    )
+
+
+@given(warmth)
+def test_heat_costs_boost_in_whole_bins(temperature_c: float) -> None:
+    lost_mhz = _GPU.boost_mhz - boost_mhz(_GPU, temperature_c)
+
+    assert lost_mhz >= 0
+    assert lost_mhz % _GPU.boost_loss_mhz == 0
+
+
+@pytest.mark.parametrize("bad", [{}, {"core_mcycles": -1.0, "fixed_s": 1.0}])
+def test_a_kernel_that_takes_no_time_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="cycles"):
+        KernelConstants(**bad)

@@ -1,0 +1,205 @@
+"""Campaigns on the simulated GPU and on tables: complete, resumable, never mixed."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import DataError, UsageError
+from underclock.hw.bench import Protocol
+from underclock.hw.nvml import READ_ONLY
+from underclock.records import AUTO, Clocks, Evidence, Profile, Step
+from underclock.stages.backends import open_bench
+from underclock.stages.measure import Campaign, Grid, Tally, measure, settings_of
+from underclock.store import SampleFile, write_document
+from underclock.workloads import workload
+
+_SMALL = Campaign(core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2)
+_QUICK = Protocol(kernel_warm_s=1.0, window_s=1.0)
+_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
+G,a,,,1.0,100,100,3
+G,a,900,,1.1,80,,3
+G,a,900,,1.2,81,,3
+G,b,,,2.0,300,150,1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(READ_ONLY, raising=False)
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return workload("gpt3-125m", {"layers": 1, "batch": 4})
+
+
+def _measure(step: Step, path: Path, campaign: Campaign = _SMALL, **more: object) -> Profile:
+    return measure(
+        step,
+        gpu="sim:rtx3080ti",
+        to=path,
+        campaign=campaign,
+        protocol=_QUICK,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _keys(profile: Profile) -> list[tuple[str, Clocks, int]]:
+    return [(sample.kernel, sample.asked, sample.repeat) for sample in profile.samples]
+
+
+def test_every_kernel_is_measured_at_every_pair_as_often_as_asked(
+    step: Step, tmp_path: Path
+) -> None:
+    profile = _measure(step, tmp_path / "samples.db")
+
+    assert profile.evidence is Evidence.SIMULATED
+    assert len(_keys(profile)) == len(set(_keys(profile))) == profile.expected_samples
+    assert len(profile.samples) == len(step.kernels) * len(profile.settings) * 2
+    assert len(profile.in_situ) == 2
+    assert profile.fingerprint == step.fingerprint
+
+
+def test_an_interrupted_campaign_goes_on_where_it_stopped(step: Step, tmp_path: Path) -> None:
+    path = tmp_path / "samples.db"
+
+    def interrupt(tally: Tally) -> None:
+        if tally.done == 37:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _measure(step, path, progress=interrupt)
+    first = SampleFile.read(path)
+    second = _measure(step, path)
+
+    assert len(first.samples) == 37
+    assert second.samples[:37] == first.samples
+    assert len(_keys(second)) == len(set(_keys(second))) == second.expected_samples
+    assert len(second.in_situ) == 2
+
+
+def test_a_finished_campaign_takes_no_more_samples(step: Step, tmp_path: Path) -> None:
+    path = tmp_path / "samples.db"
+    first = _measure(step, path)
+    told: list[Tally] = []
+
+    assert _measure(step, path, progress=told.append) == first
+    assert [tally.doing for tally in told] == ["done"]
+
+
+def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path) -> None:
+    path, step_file = tmp_path / "samples.db", tmp_path / "step.json"
+    write_document(step_file, step)
+    script = (
+        "import os, signal, sys\n"
+        "import underclock\n"
+        "from underclock.records import Step\n"
+        "from underclock.store import read_document\n"
+        "from pathlib import Path\n"
+        "def kill(tally):\n"
+        "    if tally.done == 60: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "step = read_document(Path(sys.argv[1]), Step)\n"
+        "underclock.measure(step, gpu='sim:rtx3080ti', to=sys.argv[2], progress=kill,\n"
+        "    campaign=underclock.Campaign(core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2),\n"
+        "    protocol=underclock.Protocol(kernel_warm_s=1.0, window_s=1.0))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, step_file, path], check=False)
+
+    assert ended.returncode == -signal.SIGKILL
+    assert len(SampleFile.read(path).samples) == 60
+    profile = _measure(step, path)
+    assert len(_keys(profile)) == len(set(_keys(profile))) == profile.expected_samples
+
+
+@pytest.mark.parametrize(
+    ("change", "noun"),
+    [
+        ({"campaign": Campaign(core_mhz=(1260, None), mem_mhz=(None,))}, "clock grid"),
+        ({"campaign": Campaign(core_mhz=(1050, None), mem_mhz=(9501, None))}, "repeats"),
+        ({"step": workload("gpt3-125m", {"layers": 2, "batch": 4})}, "step"),
+    ],
+)
+def test_two_campaigns_do_not_mix_in_one_file(
+    step: Step, tmp_path: Path, change: dict[str, object], noun: str
+) -> None:
+    path = tmp_path / "samples.db"
+    _measure(step, path)
+    with pytest.raises(UsageError, match=f"another .*{noun}"):
+        _measure(**{"step": step, "path": path} | change)  # type: ignore[arg-type]
+
+
+def test_the_coarse_grid_is_the_papers() -> None:
+    with open_bench("sim:rtx3080ti") as bench:
+        coarse = settings_of(bench, Campaign())
+        full = settings_of(bench, Campaign(grid=Grid.FULL))
+
+    cores = sorted({c.core_mhz for c in coarse if c.core_mhz})
+    assert cores == list(range(210, 2101, 210))
+    assert coarse[0] == AUTO
+    assert set(coarse) < set(full)
+    # 127 clocks of the paper's driver and one more of this one; each with 4 memories and auto.
+    assert len(full) > 128 * 5
+
+
+def test_clocks_the_gpu_lacks_are_refused_with_the_nearest() -> None:
+    with (
+        open_bench("sim:rtx3080ti") as bench,
+        pytest.raises(UsageError, match="no core clock of 1000 MHz") as caught,
+    ):
+        settings_of(bench, Campaign(core_mhz=(1000,)))
+
+    assert "990, 1005" in caught.value.hint
+
+
+def test_a_table_brings_its_own_kernels(tmp_path: Path) -> None:
+    table = tmp_path / "sweep.csv"
+    table.write_text(_TABLE)
+    profile = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
+
+    assert profile.evidence is Evidence.REPLAYED
+    assert [kernel.count for kernel in profile.kernels] == [3, 1]
+    assert sorted(_keys(profile), key=str) == sorted(
+        [("a", AUTO, 0), ("b", AUTO, 0), ("a", Clocks(core_mhz=900), 0)], key=str
+    )
+
+
+def test_repeats_of_a_table_are_its_own_rows(tmp_path: Path) -> None:
+    table = tmp_path / "sweep.csv"
+    table.write_text(_TABLE)
+    profile = measure(
+        gpu=f"replay:{table}", to=tmp_path / "samples.db", campaign=Campaign(repeats=2)
+    )
+
+    assert [s.time_s for s in profile.samples if s.asked == Clocks(core_mhz=900)] == [1.1, 1.2]
+
+
+def test_a_table_answers_only_for_kernels_it_has(step: Step, tmp_path: Path) -> None:
+    table = tmp_path / "sweep.csv"
+    table.write_text(_TABLE)
+    with pytest.raises(UsageError, match="cannot answer for"):
+        measure(step, gpu=f"replay:{table}", to=tmp_path / "samples.db")
+
+
+def test_a_simulated_gpu_needs_a_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a step"):
+        measure(gpu="sim:rtx3080ti", to=tmp_path / "samples.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", ["cuda:0", "sim", "sim:", "replay:", "sim:h100x"])
+def test_an_unknown_gpu_is_refused(spec: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        measure(gpu=spec, to=tmp_path / "samples.db")
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.csv"):
+        measure(gpu=f"replay:{tmp_path}/nowhere.csv", to=tmp_path / "samples.db")
+
+
+def test_no_repeats_are_no_campaign() -> None:
+    with pytest.raises(ValueError, match="repeats"):
+        Campaign(repeats=0)

@@ -1,0 +1,271 @@
+"""From samples to a plan, and what becomes of its promise."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import underclock
+from underclock.errors import DataError, InfeasibleError, UsageError
+from underclock.hw.bench import Protocol
+from underclock.hw.nvml import READ_ONLY
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Evidence,
+    Granularity,
+    Objective,
+    Plan,
+    Profile,
+)
+from underclock.stages.measure import Campaign, measure
+from underclock.stages.plan import plan
+from underclock.stages.report import write_report
+from underclock.stages.score import score
+from underclock.stages.validate import validate
+from underclock.store import read_document, write_document
+from underclock.workloads import workload
+
+# Two kernels that can lend each other time: b gives 0.1 s, a takes it.
+_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
+G,a,,,1.0,100,100
+G,a,900,,1.1,60,54.5
+G,b,,,1.0,100,100
+G,b,900,,1.3,95,73
+G,b,1200,,0.9,101,112.2
+"""
+_QUICK = Protocol(kernel_warm_s=1.0, window_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(READ_ONLY, raising=False)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "sweep.csv"
+    path.write_text(_TABLE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(READ_ONLY, raising=False)
+        return measure(
+            workload("gpt3-xl", {"layers": 2}),
+            gpu="sim:rtx3080ti",
+            to=tmp_path_factory.mktemp("sim") / "samples.db",
+            campaign=Campaign(core_mhz=(1260, 1470, None), mem_mhz=(5001, 9501, None)),
+            protocol=_QUICK,
+        )
+
+
+def test_kernels_lend_each_other_time_only_globally(table: Path) -> None:
+    made = plan(table)
+    local, best = made.arm("kernel_local").cost, made.arm("kernel_global").cost
+
+    assert made.evidence is Evidence.REPLAYED
+    assert local is not None
+    assert best is not None
+    assert local.energy_change == 0.0
+    assert best.energy_j == 161
+    assert best.time_change == pytest.approx(0.0)
+    assert made.kernels["a"].clocks == Clocks(core_mhz=900)
+    assert made.kernels["b"].clocks == Clocks(core_mhz=1200)
+    assert made.fixed == AUTO
+
+
+def test_the_json_holds_what_the_readme_names(table: Path) -> None:
+    body = json.loads(msgspec.json.encode(plan(table)))
+
+    assert [arm["name"] for arm in body["arms"]] == [
+        "auto",
+        "best_fixed",
+        "pass",
+        "kernel_local",
+        "kernel_global",
+    ]
+    for arm in body["arms"]:
+        assert set(arm) == {
+            "name",
+            "time_s",
+            "energy_j",
+            "time_change",
+            "energy_change",
+            "status",
+            "gap",
+        }
+    assert body["evidence"] == "replayed"
+    assert body["kernels"]["a"].keys() == {"core_mhz", "mem_mhz", "time_change", "energy_change"}
+    assert body["kernels"]["a"]["mem_mhz"] is None
+
+
+def test_samples_replayed_from_a_table_plan_like_the_table(table: Path, tmp_path: Path) -> None:
+    replayed = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
+
+    assert plan(replayed) == plan(table)
+    assert plan(tmp_path / "samples.db") == plan(table)
+
+
+def test_a_budget_nobody_can_keep_says_what_could_be(table: Path) -> None:
+    with pytest.raises(InfeasibleError, match=r"-20\.00 %") as caught:
+        plan(table, underclock.Goal(max_slowdown=-0.2))
+
+    assert "-5.00 %" in caught.value.hint
+
+
+@pytest.mark.parametrize("objective", [Objective.EDP, Objective.ED2P, Objective.ENERGY])
+def test_objectives_without_a_budget_say_so(table: Path, objective: Objective) -> None:
+    made = plan(table, underclock.Goal(objective=objective))
+
+    assert made.max_slowdown is None
+    assert made.promise.energy_change < 0
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_the_chosen_arm_is_the_one_asked_for(table: Path, granularity: Granularity) -> None:
+    made = plan(table, underclock.Goal(granularity=granularity, max_slowdown=0.5))
+
+    assert made.chosen in {"kernel_global", "pass", "best_fixed"}
+    total_j = sum(
+        {"a": {AUTO: 100, Clocks(core_mhz=900): 60}, "b": {AUTO: 100, Clocks(core_mhz=900): 95}}[
+            name
+        ][choice.clocks]
+        for name, choice in made.kernels.items()
+    )
+    assert made.promise.energy_j == total_j
+
+
+def test_a_score_on_the_plans_own_table_is_its_promise(table: Path) -> None:
+    made = plan(table)
+    found = score(made, table)
+
+    assert found.energy_change == made.promise.energy_change
+    assert found.time_s == made.promise.time_s
+    assert [arm.name for arm in found.arms] == ["auto", "kernel_global"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("G,", "H,", "the plan is for G"),
+        ("G,a,900", "G,a,930", "no row for 'a' at core 900"),
+        ("G,b,", "G,c,", "kernel 'c' that the plan does not know"),
+        ("\nG,b,,,1.0,100,100\nG,b,900,,1.3,95,73\nG,b,1200,,0.9,101,112.2", "", "'b', which the"),
+    ],
+)
+def test_a_table_that_cannot_score_a_plan_says_why(
+    table: Path, old: str, new: str, sentence: str
+) -> None:
+    made = plan(table)
+    table.write_text(_TABLE.replace("gpu,", "gpU,").replace(old, new).replace("gpU,", "gpu,"))
+    with pytest.raises(DataError, match=sentence):
+        score(made, table)
+
+
+def test_a_plan_for_another_power_limit_is_refused(simulated: Profile) -> None:
+    made = plan(simulated)
+    other = msgspec.structs.replace(
+        simulated, gpu=msgspec.structs.replace(simulated.gpu, power_limit_w=300.0)
+    )
+    with pytest.raises(DataError, match=r"limit of 350\.0 W"):
+        score(made, other)
+
+
+def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: Profile) -> None:
+    made = plan(simulated)
+    auto = made.arm("auto")
+
+    assert made.closure is not None
+    assert made.closure.time == pytest.approx(1.0, abs=0.05)
+    assert auto.time_s == pytest.approx(simulated.in_situ[0].time_s)
+    assert auto.energy_j == pytest.approx(simulated.in_situ[0].energy_j)
+    assert made.promise.energy_change < -0.02
+
+
+def test_validation_compares_all_pairs_with_the_promise(simulated: Profile) -> None:
+    made = plan(simulated)
+    found = validate(made, gpu="sim:rtx3080ti", repeats=3, protocol=_QUICK)
+
+    assert found.evidence is Evidence.SIMULATED
+    assert len(found.auto_time_s) == len(found.plan_energy_j) == 3
+    assert found.promised_energy_change == made.promise.energy_change
+    assert found.energy_change.best <= found.energy_change.mean <= found.energy_change.worst
+    assert found.energy_change.mean == pytest.approx(made.promise.energy_change, abs=0.01)
+    assert 0 <= found.pairs_keeping_energy <= 9
+    assert len(set(found.plan_energy_j)) == 3
+
+
+def test_the_same_seed_validates_the_same(simulated: Profile) -> None:
+    made = plan(simulated)
+    first, again = (
+        validate(made, gpu="sim:rtx3080ti", repeats=2, protocol=_QUICK) for _ in range(2)
+    )
+
+    assert first == again
+
+
+def test_validating_on_a_table_of_single_rows_warns(table: Path) -> None:
+    found = validate(plan(table), gpu=f"replay:{table}", repeats=2)
+
+    assert found.energy_change.mean == found.promised_energy_change
+    assert found.pairs_keeping_energy == 4
+    assert "not validated" in found.warnings[0]
+
+
+def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:
+    rows = _TABLE.splitlines()
+    table.write_text("\n".join([*rows, *rows[1:]]) + "\n")
+    found = validate(plan(table), gpu=f"replay:{table}", repeats=2)
+
+    assert found.warnings == ()
+
+
+def test_a_plan_without_a_time_budget_counts_no_pairs_that_keep_it(table: Path) -> None:
+    made = plan(table, underclock.Goal(objective=Objective.EDP))
+    found = validate(made, gpu=f"replay:{table}", repeats=1)
+
+    assert found.pairs_keeping_time is None
+
+
+def test_evidence_does_not_mix(table: Path) -> None:
+    table.write_text(_TABLE.replace("G,", "RTX 3080 Ti,").replace("gpu,", "gpu,", 1))
+    made = plan(table)
+    with pytest.raises(DataError, match="rests on replayed samples"):
+        validate(made, gpu="sim:rtx3080ti")
+
+
+def test_a_plan_that_does_not_say_what_runs_cannot_be_validated(table: Path) -> None:
+    made = msgspec.structs.replace(plan(table), runs=())
+    with pytest.raises(DataError, match="what the step runs"):
+        validate(made, gpu=f"replay:{table}")
+
+
+def test_no_repeats_validate_nothing(table: Path) -> None:
+    with pytest.raises(UsageError, match="0 times"):
+        validate(plan(table), gpu=f"replay:{table}", repeats=0)
+
+
+def test_a_report_refuses_another_plans_validation(table: Path, tmp_path: Path) -> None:
+    made = plan(table)
+    other = validate(
+        plan(table, underclock.Goal(max_slowdown=0.5)), gpu=f"replay:{table}", repeats=1
+    )
+    with pytest.raises(DataError, match="another plan"):
+        write_report(made, to=tmp_path / "r.html", validation=other)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_report_is_written_from_files(table: Path, tmp_path: Path) -> None:
+    made = plan(table)
+    write_document(tmp_path / "plan.json", made)
+    write_document(tmp_path / "v.json", validate(made, gpu=f"replay:{table}", repeats=1))
+    page = write_report(
+        tmp_path / "plan.json", to=tmp_path / "r.html", validation=tmp_path / "v.json"
+    )
+
+    assert "replayed" in page.read_text()
+    assert read_document(tmp_path / "plan.json", Plan) == made
