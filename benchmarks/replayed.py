@@ -13,6 +13,15 @@ from underclock.units import format_percent
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "evidence" / "replayed.md"
 _BUDGETS = (0.0, 0.01, 0.05)
+_COLUMNS = (
+    "time budget",
+    "auto",
+    "best fixed",
+    "pass, local",
+    "pass, global",
+    "kernel, local",
+    "kernel, global",
+)
 _SWEEPS: dict[str, tuple[str, Clocks | None]] = {
     "rtx3080ti_kernels": ("15 PolyBench and Rodinia kernels, core x memory", None),
     "a40_llm_stages": ("GPT-3 175B and BLOOM pipeline stages, core only", None),
@@ -56,9 +65,7 @@ def _plan(table: Path, budget: float, baseline: Clocks | None, aggregate: Aggreg
 
 
 def _section(table: Path, what: str, baseline: Clocks | None) -> str:
-    names = ("time budget", "auto", "best fixed", "pass, local", "pass, global")
-    names += ("kernel, local", "kernel, global")
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     for budget in _BUDGETS:
         local = _plan(table, budget, baseline, Aggregate.LOCAL)
         made = _plan(table, budget, baseline, Aggregate.GLOBAL)

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import pytest
 
-import underclock
 from underclock.cli import main
 from underclock.cli.main import cli
 from underclock.hw.nvml import READ_ONLY
@@ -50,11 +49,22 @@ def _json(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, objec
 
 
 def test_the_whole_way_from_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    main("measure --gpu replay:sweep.csv -o samples.db".split())
-    main("plan samples.db -o plan.json".split())
-    main("validate plan.json --gpu replay:sweep.csv --repeats 2 -o validation.json".split())
-    main("report plan.json validation.json -o report.html".split())
-    main("score plan.json sweep.csv".split())
+    main(["measure", "--gpu", "replay:sweep.csv", "-o", "samples.db"])
+    main(["plan", "samples.db", "-o", "plan.json"])
+    main(
+        [
+            "validate",
+            "plan.json",
+            "--gpu",
+            "replay:sweep.csv",
+            "--repeats",
+            "2",
+            "-o",
+            "validation.json",
+        ]
+    )
+    main(["report", "plan.json", "validation.json", "-o", "report.html"])
+    main(["score", "plan.json", "sweep.csv"])
     said = capsys.readouterr()
 
     assert "kernel, global" in said.out
@@ -117,7 +127,7 @@ def test_the_demo_leaves_its_files_and_a_table(capsys: pytest.CaptureFixture[str
 
 
 def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
-    main("trace gpt3-125m --size layers=1 -o step.json".split())
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     assert "50 kernels" in capsys.readouterr().out
     found = _json(
         "measure step.json --gpu sim:rtx3080ti -o s.db --core-mhz 1050:1260:210,auto "
@@ -241,7 +251,7 @@ def test_a_broken_samples_file_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_plan_of_a_newer_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    main("plan sweep.csv -o plan.json".split())
+    main(["plan", "sweep.csv", "-o", "plan.json"])
     body = json.loads(Path("plan.json").read_text()) | {"schema": 99}
     Path("plan.json").write_text(json.dumps(body))
     capsys.readouterr()
@@ -279,7 +289,7 @@ def test_doctor_shows_the_simulated_gpu_and_how_far_to_trust_it(
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     command = f"{sys.executable} -m underclock trace gpt3-xl --json | head -c 10"
     ended = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"],
+        ["/bin/bash", "-c", f"set -o pipefail; {command}"],
         capture_output=True,
         check=False,
         env=os.environ,

@@ -60,13 +60,11 @@ def test_without_root_a_lock_is_refused_and_reading_is_not(gemm: Kernel) -> None
 def test_read_only_mode_refuses_every_setter(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(READ_ONLY, "1")
 
-    for write in (
-        lambda: rig.gpu.lock(Clocks(core_mhz=1050)),
-        lambda: rig.gpu.lock(Clocks(mem_mhz=5001)),
-        rig.gpu.unlock,
-    ):
+    for clocks in (Clocks(core_mhz=1050), Clocks(mem_mhz=5001)):
         with pytest.raises(NotPermittedError, match=READ_ONLY):
-            write()
+            rig.gpu.lock(clocks)
+    with pytest.raises(NotPermittedError, match=READ_ONLY):
+        rig.gpu.unlock()
     assert rig.device.core_lock is None
     assert rig.device.mem_lock is None
 
