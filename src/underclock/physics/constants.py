@@ -33,8 +33,12 @@ class GpuConstants:
     """How the rise steepens."""
     board_w: float
     """Fans, converters and what else no clock changes."""
-    mem_w_per_mhz: float
-    """Memory without traffic, per MHz of memory clock."""
+    mem_points_mhz: tuple[float, ...]
+    """Memory clocks at which the next two are known; between them they are interpolated."""
+    mem_points_w: tuple[float, ...]
+    """Power of the memory without traffic."""
+    mem_points_efficiency: tuple[float, ...]
+    """Bytes per cycle against the fastest clock: slow modes may do less, or more, per cycle."""
     leak_w_per_v3: float
     """Leakage at 25 °C and 1 V; it goes with the cube of voltage."""
     leak_per_c: float
@@ -59,6 +63,9 @@ class GpuConstants:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        points = len(self.mem_points_mhz)
+        if not points or {points} != {len(self.mem_points_w), len(self.mem_points_efficiency)}:
+            raise ValueError("every memory point needs a clock, a power and an efficiency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,8 @@ class KernelConstants:
     """Energy its switching takes at 1 V; it goes with the square of voltage."""
     dram_j: float = 0.0
     """Energy of its memory traffic."""
+    serial: bool = False
+    """Too few warps to overlap core and memory: their times add."""
 
     def __post_init__(self) -> None:
         """Reject a kernel that takes no time."""

@@ -29,9 +29,10 @@ def idle_w(gpu: GpuConstants, core_mhz: Values, mem_mhz: Values, temperature_c: 
     """Return the board power in W while clocks run and nothing else does."""
     volts = voltage_v(gpu, core_mhz)
     warmth = 1.0 + gpu.leak_per_c * (temperature_c - _REFERENCE_C)
+    memory_w: Values = np.interp(mem_mhz, gpu.mem_points_mhz, gpu.mem_points_w)
     return (
         gpu.board_w
-        + gpu.mem_w_per_mhz * mem_mhz
+        + memory_w
         + gpu.leak_w_per_v3 * volts**3 * warmth
         + gpu.clock_w_per_ghz_v2 * volts**2 * core_mhz / 1000.0
     )

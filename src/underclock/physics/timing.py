@@ -1,7 +1,8 @@
 """How long a kernel takes at given clocks.
 
 t = (t_core^n + t_dram^n + t_xbar^n)^(1/n) + fixed. With n near 3.4 the greatest error on a
-measured layer-norm sweep was 0.6 %; n → ∞ would be the roofline, n = 1 no overlap at all.
+measured layer-norm sweep was 0.6 %; n → ∞ would be the roofline. A kernel with too few warps in
+flight overlaps nothing: its parts add, n = 1.
 """
 
 import numpy as np
@@ -18,14 +19,20 @@ def xbar_mhz(gpu: GpuConstants, core_mhz: Values) -> Values:
     return clock
 
 
+def dram_mhz(gpu: GpuConstants, mem_mhz: Values) -> Values:
+    """Return the memory clock in MHz that would move as many bytes at full efficiency."""
+    efficiency: Values = np.interp(mem_mhz, gpu.mem_points_mhz, gpu.mem_points_efficiency)
+    return mem_mhz * efficiency
+
+
 def duration_s(
     gpu: GpuConstants, kernel: KernelConstants, core_mhz: Values, mem_mhz: Values
 ) -> Values:
     """Return the duration of one launch in s."""
-    n = gpu.exponent
+    n = 1.0 if kernel.serial else gpu.exponent
     total: Values = (
         (kernel.core_mcycles / core_mhz) ** n
-        + (kernel.dram_mcycles / mem_mhz) ** n
+        + (kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)) ** n
         + (kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)) ** n
     )
     duration: Values = total ** (1.0 / n) + kernel.fixed_s

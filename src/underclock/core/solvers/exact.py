@@ -1,12 +1,18 @@
 """The exact optimum of one setting per group within a time budget, with its proof.
 
-Three steps. The hull's trades taken in order of energy saved per time solve the relaxed problem:
-they give a multiplier, a feasible base choice, and a bound that no choice can beat. Any setting
-whose reduced cost alone exceeds the difference between the two is struck out (Pisinger's core: A
-minimal algorithm for the multiple-choice knapsack problem, 1995). What is left is searched with
-labels, pairs of (time, energy) relative to the base, one group after the other. A label goes when
-another is no slower and no dearer, or when a bound shows that nothing better than the best known
-choice can come of it.
+The hull's trades taken in order of energy saved per time solve the relaxed problem. They give a
+multiplier, a base choice within the budget that no choice beats at that price of time, and a bound:
+a choice that breaks the budget by a hair would cost what the base does less the time it leaves
+unused, at that price. Taking what else fits, greedily, gives a good choice; the gap is what
+separates it from the bound.
+
+The optimum is then searched below a ceiling that starts near the bound and doubles its distance
+until something is found. Any setting whose reduced cost alone exceeds the ceiling is struck out
+(Pisinger's core: A minimal algorithm for the multiple-choice knapsack problem, 1995), so a low
+ceiling is searched in next to no time, and finding anything proves the best of it optimal. The
+search decides one group after another and keeps labels, pairs of (time, energy) relative to the
+base. A label goes when another is no slower and no dearer, or when a bound shows that nothing
+below the ceiling can come of it.
 
 Groups are decided in order of how much time they can move, greatest first. The small ones that
 come last can then only reach budgets close to a label's own time, so nearly all labels are cut
@@ -38,19 +44,19 @@ from underclock.records import Status
 
 _Bools = NDArray[np.bool_]
 
-# (groups, labels) of the searches made before the full one: each is cheap, and the better the
-# choice it finds, the more the next can strike out.
-_SCOUTS = ((20, 500), (100, 200), (400, 200), (2_000, 500))
 _GREEDY_TRADES = 5_000
-_NEARBY = (-64, -16, -4, 4, 16, 64)  # trades from the break whose rates serve as multipliers too
+_EPSILON = float(np.finfo(np.float64).eps)
+_HALVINGS = 8  # from the greedy choice's gap to the lowest ceiling
+_NEARBY = (-64, 0, 64)  # trades from the break whose rates serve as multipliers
+_SHARE = 512  # a group may keep one label in so many of those left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
     """Exact within memory: past ``max_labels`` the answer is feasible, with a bound."""
 
-    max_labels: int = 1_000_000
-    """Most labels kept at once; each takes about 100 bytes."""
+    max_labels: int = 50_000_000
+    """Most labels kept in one search; each takes up to 4 bytes until it ends."""
 
     def solve(self, problem: Problem) -> Solution:
         """Return the cheapest choice within the budget, proven."""
@@ -64,38 +70,46 @@ class Exact:
         if fits == len(steps.time):
             return solution_of(problem, steps.choice_after(fits))
         core = _Core.around(quanta, steps, fits)
-        for groups, labels in (*_SCOUTS, (len(rows), self.max_labels)):
-            lost = core.search(groups, labels)
-            if lost is None:
-                return solution_of(problem, core.choice())
+        lost = core.improve(self.max_labels)
+        if lost is None:
+            return solution_of(problem, core.choice())
         base_j = math.fsum(problem.energy_j[rows, core.base])
-        return solution_of(
-            problem,
-            core.choice(),
-            status=Status.BOUNDED,
-            bound_j=base_j + (lost or 0.0) / quanta.per_joule,
-        )
+        # Two choices are compared: each group's energy was rounded by half a quantum in either.
+        bound_j = base_j + (lost - len(rows)) / quanta.per_joule
+        return solution_of(problem, core.choice(), status=Status.BOUNDED, bound_j=bound_j)
 
 
-def _base_choice(steps: Trades, fits: int, left: int) -> Ints:
-    """Take every trade that fits, best first, also past the first that does not."""
-    choice = steps.choice_after(fits)
-    end = fits + _GREEDY_TRADES
+def _greedy(steps: Trades, fits: int, left: int) -> tuple[dict[int, int], int]:
+    """Take what fits past the first trade that does not, best first.
+
+    Args:
+        steps: The hull's trades.
+        fits: How many of them the base has taken.
+        left: Time the base leaves unused.
+
+    Returns:
+        Setting by group where it differs from the base, and the energy this saves.
+    """
+    moves: dict[int, int] = {}
     stuck: set[int] = set()
-    for group, to, time in zip(
+    saved = 0
+    end = fits + _GREEDY_TRADES
+    for group, to, time, energy in zip(
         steps.group[fits:end].tolist(),
         steps.to[fits:end].tolist(),
         steps.time[fits:end].tolist(),
+        steps.energy[fits:end].tolist(),
         strict=True,
     ):
         if group in stuck:
             continue
         if time <= left:
-            choice[group] = to
+            moves[group] = to
             left -= time
+            saved += energy
         else:
             stuck.add(group)
-    return choice
+    return moves, saved
 
 
 @dataclass(slots=True)
@@ -106,16 +120,16 @@ class _Core:
 
     Attributes:
         quanta: The problem.
-        base: Base choice. Shape (G,).
+        base: Base choice: every trade before the first that does not fit. Shape (G,).
         slack: Time the base leaves unused.
         rate: The relaxed optimum's multiplier, in energy per time.
-        rates: It and its neighbours. Shape (M,).
-        reduced: Cost of a setting beyond the least of its group at ``rate``; ``inf`` where not
-            available. Shape (G, S).
-        offset: Sum of the base's reduced costs.
-        error: Bound on the rounding error of any bound computed here.
-        saved: Energy of the best known choice, relative to the base; not positive.
-        moves: Group and setting of each of its differences from the base.
+        rates: It and some nearby. Shape (M,).
+        reduced: Cost of a setting beyond the base's at ``rate``; ``inf`` where not available.
+            Shape (G, S).
+        size: What sums of priced costs come to at most, at each multiplier; their rounding errors
+            are fractions of it. Shape (M,).
+        best: Energy of the best known choice; not positive.
+        moves: Setting by group where the best known choice differs from the base.
     """
 
     quanta: Quanta
@@ -124,123 +138,173 @@ class _Core:
     rate: float
     rates: Floats
     reduced: Floats
-    offset: float
-    error: float
-    saved: int = 0
-    moves: list[tuple[int, int]] = field(default_factory=list)
+    size: Floats
+    best: int
+    moves: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def around(cls, quanta: Quanta, steps: Trades, fits: int) -> "_Core":
         """Set up the core at the first trade that does not fit."""
         rows = np.arange(len(steps.start))
-        relaxed = steps.choice_after(fits)
-        base = _base_choice(steps, fits, quanta.budget - int(quanta.time[rows, relaxed].sum()))
+        base = steps.choice_after(fits)
+        slack = quanta.budget - int(quanta.time[rows, base].sum())
+        moves, saved = _greedy(steps, fits, slack)
         rate = float(steps.rate[fits])
+        rates = np.unique(steps.rate[np.clip([fits + k for k in _NEARBY], 0, len(steps.rate) - 1)])
         priced = np.where(quanta.available, quanta.energy + rate * quanta.time, np.inf)
-        least = priced.min(axis=1)
-        magnitude = float(np.where(quanta.available, priced, 0.0).max(axis=1).sum())
-        nearby = np.clip([fits + k for k in _NEARBY], 0, len(steps.rate) - 1)
         return cls(
             quanta=quanta,
             base=base,
-            slack=quanta.budget - int(quanta.time[rows, base].sum()),
+            slack=slack,
             rate=rate,
-            rates=np.unique(np.append(steps.rate[nearby], rate)),
-            reduced=priced - least[:, None],
-            offset=float((priced[rows, base] - least).sum()),
-            error=64 * float(np.finfo(np.float64).eps) * magnitude,
+            rates=rates,
+            reduced=priced - priced[rows, base][:, None],
+            size=quanta.energy.max(axis=1).sum() + rates * quanta.time.max(axis=1).sum(),
+            best=-saved,
+            moves=moves,
         )
 
     def choice(self) -> Ints:
         """Return the best choice known. Shape (G,)."""
         choice = self.base.copy()
-        for group, setting in self.moves:
+        for group, setting in self.moves.items():
             choice[group] = setting
         return choice
 
-    def search(self, groups: int, max_labels: int) -> float | None:
-        """Improve the best choice, moving the groups nearest the break.
-
-        Args:
-            groups: How many groups may move.
-            max_labels: How many labels may be kept; the least promising are lost.
+    def improve(self, max_labels: int) -> float | None:
+        """Find the best choice there is, below one ceiling after another.
 
         Returns:
-            ``None`` when the best choice is now proven; else a bound on the energy of what was
-            lost, relative to the base.
+            ``None`` when the best choice is now proven; else a bound on the energy of any.
         """
-        stages, complete = self._stages(groups)
-        # What the stages not yet decided can at best contribute at each multiplier. Shape (·, M).
-        ahead = np.zeros((len(stages) + 1, len(self.rates)))
-        shortest = [0] * (len(stages) + 1)
-        for j in range(len(stages) - 1, -1, -1):
-            stage = stages[j]
-            priced = stage.energy[:, None] + stage.time[:, None] * self.rates
-            ahead[j] = ahead[j + 1] + priced.min(axis=0)
-            shortest[j] = shortest[j + 1] + int(stage.time.min())
+        bound = -self.rate * self.slack
+        gap = self.best - bound
+        for halvings in range(_HALVINGS, 0, -1):
+            ceiling = min(self.best, math.floor(bound + gap / 2**halvings))
+            found, lost = self._search(ceiling, max_labels)
+            if found:
+                return lost
+            if lost is not None:
+                break
+        return self._search(self.best, max_labels)[1]
+
+    def _search(self, ceiling: int, max_labels: int) -> tuple[bool, float | None]:
+        """Look for the best choice whose energy is below a ceiling.
+
+        Returns:
+            Whether there is one, now the best known; and, where labels were lost to
+            ``max_labels``, the least bound among them.
+        """
+        stages = _Stages.of(self, self._live(ceiling))
+        ahead, soonest = stages.ahead(self.rates)
+        # Terms added one by one, as many as there are stages, err by so many parts of their sum.
+        error = self._error() + _EPSILON * len(ahead) * np.abs(ahead[0])
+        floor = ahead - self.rates * self.slack - error
         labels = _Labels.root()
         lost: float | None = None
-        trail: list[Ints] = []
+        trail: list[NDArray[np.unsignedinteger]] = []
         found: tuple[int, int] | None = None
-        for j, stage in enumerate(stages):
+        if floor[0].max() > ceiling - 1:
+            return False, None
+        for j in range(len(stages.group)):
             labels, come, dropped = labels.extended(
-                stage,
-                limit=self.saved - 1 + self.error,
-                latest=self.slack - shortest[j + 1],
+                *stages.moves(j),
+                below=ceiling,
+                latest=self.slack - int(soonest[j + 1]),
                 rates=self.rates,
-                floor=ahead[j + 1] - self.rates * self.slack,
-                max_labels=max_labels,
+                floor=floor[j + 1],
+                most=max(1, max_labels // _SHARE),
             )
-            trail.append(come)
-            lost = dropped if lost is None else lost if dropped is None else min(lost, dropped)
             if len(come) == 0:
                 break
+            trail.append(come)
+            max_labels -= len(come)
+            if dropped is not None:
+                lost = dropped if lost is None else min(lost, dropped)
             energy, which = labels.cheapest(self.slack)
-            if energy < self.saved:
-                self.saved, found = energy, (j, which)
+            if energy < ceiling:
+                ceiling, found = energy, (j, which)
         if found:
-            self.moves = _retrace(stages, trail, *found)
-        if complete:
-            return lost
-        return -math.inf if lost is None else lost
+            self.best, self.moves = ceiling, stages.retrace(trail, *found)
+        return found is not None, lost
 
-    def _stages(self, groups: int) -> tuple[list["_Stage"], bool]:
-        """Return the groups that may move, and whether those are all that need to."""
-        most = self.saved + self.offset + self.rate * self.slack - 1 + self.error
-        rows = np.arange(len(self.base))
-        live: _Bools = self.reduced <= most
-        live[rows, self.base] = False
-        movable = np.flatnonzero(live.any(axis=1))
-        complete = len(movable) <= groups
-        if not complete:
-            nearest = np.where(live[movable], self.reduced[movable], np.inf).min(axis=1)
-            movable = movable[np.argpartition(nearest, groups)[:groups]]
-        stages = [self._stage(int(g), np.flatnonzero(live[g])) for g in movable]
-        stages.sort(key=lambda stage: -int(np.abs(stage.time).max()))
-        return stages, complete
+    def _error(self) -> Floats:
+        """Bound the rounding error of a price and a few sums, at each multiplier. Shape (M,)."""
+        return 64 * _EPSILON * self.size
 
-    def _stage(self, group: int, settings: Ints) -> "_Stage":
-        stay = int(self.base[group])
-        settings = np.concatenate(([stay], settings))
-        time, energy = self.quanta.time[group], self.quanta.energy[group]
-        return _Stage(group, settings, time[settings] - time[stay], energy[settings] - energy[stay])
+    def _live(self, ceiling: int) -> _Bools:
+        """Return the settings that a choice below a ceiling may have. Shape (G, S)."""
+        error = float(self._error()[np.searchsorted(self.rates, self.rate)])
+        live: _Bools = self.reduced <= ceiling - 1 + self.rate * self.slack + error
+        live[np.arange(len(self.base)), self.base] = True
+        return live
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """One group's moves; the first is to stay.
+class _Stages:
+    """The groups that may move, by how much time they can move, and their moves, end to end.
 
     Attributes:
-        group: Index of the group.
-        settings: Shape (I,).
-        time: Relative to the base. Shape (I,).
-        energy: Likewise. Shape (I,).
+        group: Shape (J,).
+        first: Where a stage's moves begin; one more than there are stages. Shape (J + 1,).
+        setting: Shape (sum of I,).
+        time: Relative to the base. Shape (sum of I,).
+        energy: Likewise. Shape (sum of I,).
     """
 
-    group: int
-    settings: Ints
+    group: Ints
+    first: Ints
+    setting: Ints
     time: Ints
     energy: Ints
+
+    @classmethod
+    def of(cls, core: _Core, live: _Bools) -> "_Stages":
+        """Lay out the moves of every group that has more than to stay."""
+        group = np.flatnonzero(live.sum(axis=1) > 1)
+        stay = core.base[group]
+        time = core.quanta.time[group] - core.quanta.time[group, stay][:, None]
+        energy = core.quanta.energy[group] - core.quanta.energy[group, stay][:, None]
+        allowed = live[group]
+        order = np.argsort(-np.where(allowed, np.abs(time), 0).max(axis=1), kind="stable")
+        allowed = allowed[order]
+        row, setting = np.nonzero(allowed)
+        return cls(
+            group[order],
+            np.concatenate(([0], np.cumsum(allowed.sum(axis=1)))),
+            setting,
+            time[order[row], setting],
+            energy[order[row], setting],
+        )
+
+    def moves(self, j: int) -> tuple[Ints, Ints]:
+        """Return time and energy of a stage's moves. Shapes (I,)."""
+        part = slice(self.first[j], self.first[j + 1])
+        return self.time[part], self.energy[part]
+
+    def ahead(self, rates: Floats) -> tuple[Floats, Ints]:
+        """Return what the stages from each on can at best contribute.
+
+        Returns:
+            Least price at each multiplier, and least time. Shapes (J + 1, M), (J + 1,).
+        """
+        price = np.zeros((len(self.first), len(rates)))
+        time = np.zeros(len(self.first), dtype=np.int64)
+        if len(self.group):
+            priced = self.energy[:, None] + self.time[:, None] * rates
+            price[:-1] = np.minimum.reduceat(priced, self.first[:-1])
+            time[:-1] = np.minimum.reduceat(self.time, self.first[:-1])
+        return price[::-1].cumsum(axis=0)[::-1], time[::-1].cumsum()[::-1]
+
+    def retrace(
+        self, trail: list[NDArray[np.unsignedinteger]], last: int, which: int
+    ) -> dict[int, int]:
+        """Follow a label back to the root, collecting its moves as setting by group."""
+        moves: dict[int, int] = {}
+        for j in range(last, -1, -1):
+            move, which = divmod(int(trail[j][which]), len(trail[j - 1]) if j else 1)
+            moves[int(self.group[j])] = int(self.setting[self.first[j] + move])
+        return moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,48 +324,48 @@ class _Labels:
         """Return the base itself."""
         return cls(np.zeros(1, np.int64), np.zeros(1, np.int64))
 
-    def extended(
+    def extended(  # noqa: PLR0913 - the bound's parts
         self,
-        stage: _Stage,
+        move_time: Ints,
+        move_energy: Ints,
         *,
-        limit: float,
+        below: int,
         latest: int,
         rates: Floats,
         floor: Floats,
-        max_labels: int,
-    ) -> tuple["_Labels", Ints, float | None]:
+        most: int,
+    ) -> tuple["_Labels", NDArray[np.unsignedinteger], float | None]:
         """Make every move of a stage from every label and keep what may still win.
 
         Args:
-            stage: The group to decide.
-            limit: Greatest energy bound worth keeping.
+            move_time: Time of every move, relative to the base. Shape (I,).
+            move_energy: Likewise. Shape (I,).
+            below: Energy to get below.
             latest: Greatest time from which the budget can still be met.
             rates: Multipliers. Shape (M,).
             floor: What a label's price is short of its bound, at each multiplier. Shape (M,).
-            max_labels: How many to keep.
+            most: How many labels to keep.
 
         Returns:
-            The labels, for each the flat index of its parent and move, and the least bound among
-            those lost to ``max_labels``.
+            The labels, for each the flat index (I, N) of its move and parent, and the least bound
+            among those lost to ``most``.
         """
-        time = (self.time[:, None] + stage.time).ravel()
-        energy = (self.energy[:, None] + stage.energy).ravel()
-        bound = energy + rates[0] * time + floor[0]
-        for rate, add in zip(rates[1:], floor[1:], strict=True):
+        # Moves first, labels second: runs sorted by time, which a stable sort merges.
+        time = (move_time[:, None] + self.time).ravel()
+        energy = (move_energy[:, None] + self.energy).ravel()
+        bound = np.full(len(time), -np.inf)
+        for rate, add in zip(rates.tolist(), floor.tolist(), strict=True):
             np.maximum(bound, energy + rate * time + add, out=bound)
-        alive = np.flatnonzero((bound <= limit) & (time <= latest))
-        order = alive[np.lexsort((energy[alive], time[alive]))]
-        if len(order) > 1:
-            cheapest = np.minimum.accumulate(energy[order])
-            front = np.ones(len(order), dtype=bool)
-            front[1:] = energy[order][1:] < cheapest[:-1]
-            order = order[front]
+        alive = np.flatnonzero((bound <= below - 1) & (time <= latest))
+        order = alive[np.argsort(time[alive], kind="stable")]
+        order = order[_front(time[order], energy[order])]
         lost = None
-        if len(order) > max_labels:
-            ranked = np.argpartition(bound[order], max_labels)
-            lost = float(bound[order[ranked[max_labels:]]].min())
-            order = order[np.sort(ranked[:max_labels])]
-        return _Labels(time[order], energy[order]), order, lost
+        if len(order) > most:
+            ranked = np.argpartition(bound[order], most)
+            lost = float(bound[order[ranked[most:]]].min())
+            order = order[np.sort(ranked[:most])]
+        come = order.astype(np.min_scalar_type(len(time)))
+        return _Labels(time[order], energy[order]), come, lost
 
     def cheapest(self, slack: int) -> tuple[int, int]:
         """Return the least energy among labels within the slack, and which; 0 if none is."""
@@ -310,13 +374,11 @@ class _Labels:
         return (int(self.energy[which]), which) if which >= 0 else (0, -1)
 
 
-def _retrace(
-    stages: list[_Stage], trail: list[Ints], last: int, which: int
-) -> list[tuple[int, int]]:
-    """Follow a label back to the root, collecting its moves."""
-    moves = []
-    for j in range(last, -1, -1):
-        which, move = divmod(int(trail[j][which]), len(stages[j].settings))
-        if move:
-            moves.append((stages[j].group, int(stages[j].settings[move])))
-    return moves
+def _front(time: Ints, energy: Ints) -> _Bools:
+    """Return which labels, in order of time, no other dominates; of equals one. Shape (N,)."""
+    keep = np.ones(len(time), dtype=bool)
+    keep[1:] = energy[1:] < np.minimum.accumulate(energy)[:-1]
+    # Of those that improve at one and the same time, the last is the cheapest.
+    kept = np.flatnonzero(keep)
+    keep[kept[:-1][time[kept[1:]] == time[kept[:-1]]]] = False
+    return keep
