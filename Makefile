@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check fix bench evidence clean
+.PHONY: demo test check fix bench evidence calibrate clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -30,6 +30,9 @@ bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 
 evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
 	$(BIN)/python benchmarks/replayed.py
+
+calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py
 
 clean:
 	rm -rf $(VENV) underclock-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

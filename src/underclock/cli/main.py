@@ -16,8 +16,10 @@ _COMMANDS = {
     "score": "Cost a plan on a full table of measurements.",
     "validate": "Measure a plan again, against auto clocks.",
     "report": "Write a plan as one offline page.",
+    "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
     "doctor": "Show what this machine and the simulator can do.",
     "demo": "All of it on the simulated GPU.",
+    "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
 }
 
 _INTERRUPTED = 130  # as a shell reports SIGINT

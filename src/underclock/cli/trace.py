@@ -20,7 +20,7 @@ def command(
     """List the kernels of one training step of WORKLOAD (gpt3-125m … gpt3-175b, gpt3-xl).
 
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
-    threads_per_sm.
+    threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
     """

@@ -100,9 +100,9 @@ def cost_table(profile: Profile, *, baseline: Clocks | None = None) -> CostTable
         baseline=chosen,
         warnings=(*profile.warnings, *warnings, *_lonely(profile, time_s), *_partial(profile)),
     )
-    return (
-        settle_auto(table, profile.in_situ, capped_kernels(profile)) if profile.in_situ else table
-    )
+    if not profile.in_situ or not settings[chosen].is_auto:
+        return table
+    return settle_auto(table, profile.in_situ, capped_kernels(profile))
 
 
 def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) -> CostTable:

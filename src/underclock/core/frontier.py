@@ -38,6 +38,6 @@ def thinned(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats
     """Keep at most so many points, evenly spread in time, both ends included."""
     if len(time_s) <= most:
         return time_s, energy_j
-    wanted = np.linspace(time_s[0], time_s[-1], most)
-    kept = np.unique(np.searchsorted(time_s, wanted).clip(0, len(time_s) - 1))
+    wanted = np.linspace(time_s[0], time_s[-1], most)[:-1]
+    kept = np.unique(np.append(np.searchsorted(time_s, wanted), len(time_s) - 1))
     return time_s[kept], energy_j[kept]

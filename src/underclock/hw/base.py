@@ -140,6 +140,10 @@ class Bench(Protocol):
         """Return which GPU answers."""
         ...
 
+    def brings(self) -> tuple[str, tuple[Kernel, ...]]:
+        """Return the name and the kernels of a workload of its own; none where it has none."""
+        ...
+
     def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether there is an answer for a kernel at these clocks."""
         ...

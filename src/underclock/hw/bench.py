@@ -86,12 +86,14 @@ class GpuBench:
         *,
         evidence: Evidence,
         protocol: Protocol,
+        own: tuple[str, tuple[Kernel, ...]] = ("", ()),
     ) -> None:
         self.evidence = evidence
         self._gpu = gpu
         self._launcher = launcher
         self._clock = clock
         self._protocol = protocol
+        self._own = own
         self._offered = dict.fromkeys(_pairs(gpu))
         self._held = AUTO
         self._counter: _Staircase | None = None  # learned from the counter at the first window
@@ -103,6 +105,10 @@ class GpuBench:
     def settings(self) -> tuple[Clocks, ...]:
         """Return every clock pair that can be held, auto included."""
         return tuple(self._offered)
+
+    def brings(self) -> tuple[str, tuple[Kernel, ...]]:
+        """Return the kernels a simulated GPU was calibrated on; a real one has none."""
+        return self._own
 
     def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether the GPU lists these clocks; any kernel can be launched."""
@@ -148,6 +154,7 @@ class GpuBench:
             before = loop.progress()
             after = self._wait(loop, before, start.at_s)
             end = self._next_tick()
+            _check_climbed(start.energy_j, end.energy_j)
             observed = check_applied(self._gpu, self._held)
             reasons = self._gpu.event_reasons()
             temperature_c = self._gpu.temperature_c()
@@ -207,17 +214,26 @@ class GpuBench:
         while self._clock.now_s() < deadline_s:
             called_s = self._clock.now_s()
             energy_j = self._gpu.energy_j()
-            if energy_j < before_j:
-                raise MeasurementError(
-                    f"the energy counter went back from {before_j:.3f} J to {energy_j:.3f} J",
-                    hint="the driver was reloaded or the GPU reset: measure again",
-                )
+            _check_climbed(before_j, energy_j)
             if energy_j > before_j:
                 # The call blocks, so the step lies between its start and its end.
                 return _Tick((called_s + self._clock.now_s()) / 2, energy_j)
         raise MeasurementError(
             f"the energy counter did not move in {_LONGEST_TICK_S:g} s",
             hint="this GPU may have no energy counter (Volta and newer do)",
+        )
+
+
+def _check_climbed(before_j: float, after_j: float) -> None:
+    """Compare two readings of the energy counter.
+
+    Raises:
+        MeasurementError: It went backwards.
+    """
+    if after_j < before_j:
+        raise MeasurementError(
+            f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",
+            hint="the driver was reloaded or the GPU reset: measure again",
         )
 
 

@@ -30,6 +30,10 @@ class ReplayBench:
         """Return every clock pair that stands in the table, for any kernel."""
         return tuple(dict.fromkeys(clocks for _, clocks in self._rows))
 
+    def brings(self) -> tuple[str, tuple[Kernel, ...]]:
+        """Return the table's kernels."""
+        return self.table.workload, self.table.kernels
+
     def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether the table has a row."""
         return (kernel.name, clocks) in self._rows

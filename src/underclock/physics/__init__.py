@@ -5,6 +5,7 @@
 * `power`: voltage, and what the board draws
 * `thermal`: how temperature follows power
 * `cap`: the core clock at which a power limit holds
+* `work`: a kernel nobody has measured, from its FLOPs and bytes
 
 Every function takes floats or arrays of clocks alike.
 """

@@ -25,7 +25,9 @@ def voltage_v(gpu: GpuConstants, core_mhz: Values) -> Values:
     return volts
 
 
-def idle_w(gpu: GpuConstants, core_mhz: Values, mem_mhz: Values, temperature_c: float) -> Values:
+def idle_w(
+    gpu: GpuConstants, core_mhz: Values, mem_mhz: Values, temperature_c: float | Values
+) -> Values:
     """Return the board power in W while clocks run and nothing else does."""
     volts = voltage_v(gpu, core_mhz)
     warmth = 1.0 + gpu.leak_per_c * (temperature_c - _REFERENCE_C)
@@ -43,7 +45,7 @@ def busy_w(
     kernel: KernelConstants,
     core_mhz: Values,
     mem_mhz: Values,
-    temperature_c: float,
+    temperature_c: float | Values,
 ) -> Values:
     """Return the board power in W while a kernel runs over and over."""
     per_launch_j = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j

@@ -9,6 +9,8 @@ import numpy as np
 
 from underclock.physics.constants import GpuConstants, KernelConstants, Values
 
+_SHORTEST_S = 1e-15  # keeps a kernel that is all fixed time from dividing by zero
+
 
 def xbar_mhz(gpu: GpuConstants, core_mhz: Values) -> Values:
     """Return the crossbar clock in MHz: a floor, then a fixed lag behind the core.
@@ -30,10 +32,11 @@ def duration_s(
 ) -> Values:
     """Return the duration of one launch in s."""
     n = 1.0 if kernel.serial else gpu.exponent
-    total: Values = (
-        (kernel.core_mcycles / core_mhz) ** n
-        + (kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)) ** n
-        + (kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)) ** n
-    )
-    duration: Values = total ** (1.0 / n) + kernel.fixed_s
+    core: Values = kernel.core_mcycles / core_mhz
+    dram: Values = kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)
+    xbar: Values = kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)
+    # Relative to the longest part, so that no power overflows.
+    longest: Values = np.maximum(np.maximum(np.maximum(core, dram), xbar), _SHORTEST_S)
+    total: Values = (core / longest) ** n + (dram / longest) ** n + (xbar / longest) ** n
+    duration: Values = longest * total ** (1.0 / n) + kernel.fixed_s
     return duration

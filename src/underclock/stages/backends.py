@@ -8,8 +8,9 @@ from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Bench
 from underclock.hw.bench import GpuBench, Protocol
 from underclock.hw.replay import ReplayBench
+from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import Evidence
+from underclock.records import Evidence, Kernel
 from underclock.store import read_table
 from underclock.units import nearest
 
@@ -46,7 +47,12 @@ def open_bench(spec: str, *, protocol: Protocol | None = None, seed: int = 0) ->
             rig.clock,
             evidence=Evidence.SIMULATED,
             protocol=protocol or Protocol(),
+            own=_own(rig.device.model),
         )
+
+
+def _own(model: GpuModel) -> tuple[str, tuple[Kernel, ...]]:
+    return model.calibration.source, tuple(item.kernel for item in model.own)
 
 
 def split_spec(spec: str) -> tuple[str, str]:

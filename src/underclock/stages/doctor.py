@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from underclock.errors import DeviceError, UsageError
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
-from underclock.hw.simulated.models import MODELS, gpu_model
+from underclock.hw.simulated.catalogue import gpu_model, model_names
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.stages.backends import split_spec
@@ -64,7 +64,7 @@ def examine(spec: str | None = None) -> Findings:
     notes: tuple[str, ...] = ()
     if spec is None:
         gpus, notes = _real()
-        gpus += tuple(_simulated(name) for name in MODELS)
+        gpus += tuple(_simulated(name) for name in model_names())
     else:
         kind, rest = split_spec(spec)
         if kind == "replay":
@@ -95,7 +95,7 @@ def _real() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
 
 
 def _simulated(name: str) -> GpuFinding:
-    calibration = gpu_model(name).calibration
+    calibration = str(gpu_model(name).calibration)
     with simulated_rig(name) as rig:
         return _finding(f"sim:{name}", rig.gpu, Evidence.SIMULATED, calibration)
 

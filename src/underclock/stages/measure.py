@@ -10,6 +10,7 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.hw.base import Bench, Reading
 from underclock.hw.bench import Protocol
+from underclock.hw.replay import ReplayBench
 from underclock.records import AUTO, Clocks, Kernel, Profile, Sample, Step
 from underclock.stages.backends import open_bench
 from underclock.store import SampleFile
@@ -37,6 +38,9 @@ class Campaign:
     """Visit only these memory clocks, likewise."""
     repeats: int = 1
     """Measurements of each kernel at each pair."""
+    in_situ: bool = True
+    """Also run the whole step at auto, to settle what auto costs; without it a plan's baseline is
+    the sum of isolated kernels, as in arXiv 2601.08539."""
 
     def __post_init__(self) -> None:
         """Reject campaigns that measure nothing."""
@@ -101,7 +105,7 @@ def measure(
         )
         with file:
             _check_same(path, file.header, header)
-            _run(bench, file, points, campaign.repeats, progress or (lambda _tally: None))
+            _run(bench, file, points, campaign, progress or (lambda _tally: None))
             return file.profile()
 
 
@@ -161,13 +165,12 @@ def _survey(
     bench: Bench, step: Step | None, campaign: Campaign
 ) -> tuple[Profile, list[tuple[Clocks, list[Kernel]]]]:
     """Decide what to measure, in what order, and what the file's header says of it."""
-    table = getattr(bench, "table", None)
+    name, kernels = bench.brings()
+    order: tuple[int, ...] = ()
+    fingerprint: str | None = None
     if step is not None:
-        kernels, name, order = step.kernels, step.name, step.order
-        fingerprint: str | None = step.fingerprint
-    elif isinstance(table, Profile):
-        kernels, name, order, fingerprint = table.kernels, table.workload, (), None
-    else:
+        name, kernels, order, fingerprint = step.name, step.kernels, step.order, step.fingerprint
+    elif not kernels:
         raise UsageError(
             "this GPU needs a step to run", hint="make one with `underclock trace gpt3-xl`"
         )
@@ -193,7 +196,7 @@ def _survey(
         repeats=campaign.repeats,
         expected_samples=campaign.repeats * sum(len(some) for _, some in points),
         order=order,
-        warnings=table.warnings if isinstance(table, Profile) else (),
+        warnings=bench.table.warnings if isinstance(bench, ReplayBench) else (),
     )
     return header, points
 
@@ -220,7 +223,7 @@ def _run(
     bench: Bench,
     file: SampleFile,
     points: list[tuple[Clocks, list[Kernel]]],
-    repeats: int,
+    campaign: Campaign,
     progress: Callable[[Tally], None],
 ) -> None:
     """Take every sample not yet on file."""
@@ -234,7 +237,8 @@ def _run(
 
     header = file.header
     launches = [header.kernels[index] for index in header.order]
-    missing_steps = range(len(before.in_situ), repeats) if bench.live and launches else range(0)
+    whole = bench.live and campaign.in_situ and bool(launches)
+    missing_steps = range(len(before.in_situ), campaign.repeats if whole else 0)
     if bench.live and (missing_steps or len(done) < total):
         tell("warming the GPU to a steady temperature")
         bench.warm(launches or list(header.kernels))
@@ -245,7 +249,7 @@ def _run(
     for clocks, kernels in points:
         todo = [
             (kernel, repeat)
-            for repeat in range(repeats)
+            for repeat in range(campaign.repeats)
             for kernel in kernels
             if (kernel.name, clocks, repeat) not in done
         ]

@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 
 # Sums of integers below this are exact in a float64 too, with three bits to spare.
 _LARGEST_SUM = 2.0**50
+_MOST_DIGITS = 300  # a power of ten that a float64 still holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,13 @@ class Problem:
                 f"need two (G, S) tables, got {self.time_s.shape} and {self.energy_j.shape}"
             )
         known = np.isfinite(self.time_s)
-        if (known != np.isfinite(self.energy_j)).any() or not known.any(axis=1).all():
+        chooses = known.size > 0 and known.any(axis=1).all()
+        if (known != np.isfinite(self.energy_j)).any() or not chooses:
             raise ValueError("every group needs a setting with both a time and an energy")
-        if (self.time_s < 0).any() or (self.energy_j < 0).any() or math.isnan(self.budget_s):
-            raise ValueError("times and energies must not be negative, nor the budget nan")
+        if (self.time_s < 0).any() or (self.energy_j < 0).any():
+            raise ValueError("times and energies must not be negative")
+        if not self.budget_s > -math.inf:
+            raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +110,16 @@ class Quanta:
 
     A quantum is the least power of ten of a second or joule that keeps every sum exact: a
     picosecond for steps up to 1000 s, finer for shorter ones. (Nanoseconds would be a part in a
-    thousand of a microsecond kernel.)
+    thousand of a microsecond kernel.) Where a table is itself on a coarser grid, the quantum is the
+    grid's: two choices that differ then differ by a whole step of it, which makes proofs shorter.
 
     Attributes:
         time: 0 where a setting is not available. Shape (G, S).
         energy: Likewise. Shape (G, S).
         available: Shape (G, S).
-        budget: In time quanta.
+        budget: In time quanta; -1 for any that is negative.
         per_joule: Energy quanta in a joule.
+        rounding_j: What rounding can at most change the energy of a choice by.
     """
 
     time: Ints
@@ -121,24 +127,32 @@ class Quanta:
     available: NDArray[np.bool_]
     budget: int
     per_joule: float
+    rounding_j: float
 
     @classmethod
     def of(cls, problem: Problem) -> "Quanta":
         """Round a problem to whole quanta."""
         available = np.isfinite(problem.time_s)
-        per_second = _quanta_per_unit(problem.time_s, available)
-        per_joule = _quanta_per_unit(problem.energy_j, available)
-        time = np.rint(np.where(available, problem.time_s, 0.0) * per_second)
-        energy = np.rint(np.where(available, problem.energy_j, 0.0) * per_joule)
+        time, fine, coarse = _whole(np.where(available, problem.time_s, 0.0))
         # A budget that is the sum of rounded times must admit the rounded sum: half a quantum each.
-        slack = 0.5 * len(time)
+        budget = (problem.budget_s * fine + 0.5 * len(time)) / coarse
         most = float(time.max(axis=1).sum())
-        budget = min(problem.budget_s * per_second + slack, most)
+        energy, per_joule, step = _whole(np.where(available, problem.energy_j, 0.0))
         return cls(
-            time.astype(np.int64), energy.astype(np.int64), available, math.floor(budget), per_joule
+            time=time,
+            energy=energy,
+            available=available,
+            budget=math.floor(max(-1.0, min(budget, most))),
+            per_joule=per_joule / step,
+            rounding_j=0.5 * len(time) / per_joule,
         )
 
 
-def _quanta_per_unit(values: Floats, available: NDArray[np.bool_]) -> float:
-    most = float(np.where(available, values, 0.0).max(axis=1).sum())
-    return 10.0 ** math.floor(math.log10(_LARGEST_SUM / most)) if most > 0 else 1.0
+def _whole(values: Floats) -> tuple[Ints, float, int]:
+    """Return values in quanta, the fine quanta in a unit, and the fine quanta in a quantum."""
+    most = float(values.max(axis=1).sum())
+    digits = math.floor(math.log10(_LARGEST_SUM) - math.log10(most)) if most > 0 else 0
+    fine = 10.0 ** min(digits, _MOST_DIGITS)
+    whole = np.rint(values * fine).astype(np.int64)
+    step = max(1, int(np.gcd.reduce(whole, axis=None)))
+    return whole // step, fine, step

@@ -1,18 +1,16 @@
 """The exact optimum of one setting per group within a time budget, with its proof.
 
-The hull's trades taken in order of energy saved per time solve the relaxed problem. They give a
-multiplier, a base choice within the budget that no choice beats at that price of time, and a bound:
-a choice that breaks the budget by a hair would cost what the base does less the time it leaves
-unused, at that price. Taking what else fits, greedily, gives a good choice; the gap is what
-separates it from the bound.
+The hull's trades taken in order of energy saved per time, as long as they fit, solve the relaxed
+problem. They give a multiplier (a price of time), the base choice, and a bound: no choice costs
+less than the base minus the time it leaves unused, at that price. Greedily taking what else fits
+gives a first choice; the gap is what separates it from the bound.
 
-The optimum is then searched below a ceiling that starts near the bound and doubles its distance
-until something is found. Any setting whose reduced cost alone exceeds the ceiling is struck out
-(Pisinger's core: A minimal algorithm for the multiple-choice knapsack problem, 1995), so a low
-ceiling is searched in next to no time, and finding anything proves the best of it optimal. The
-search decides one group after another and keeps labels, pairs of (time, energy) relative to the
-base. A label goes when another is no slower and no dearer, or when a bound shows that nothing
-below the ceiling can come of it.
+The optimum is searched below a ceiling that starts near the bound and doubles its distance until
+something is found, which is then the optimum. Any setting whose reduced cost alone exceeds the
+ceiling is struck out (Pisinger's core: A minimal algorithm for the multiple-choice knapsack
+problem, 1995), so too low a ceiling costs next to nothing. The search decides one group after
+another and keeps labels, pairs of (time, energy) relative to the base. A label goes when another is
+no slower and no dearer, or when a bound shows that nothing below the ceiling can come of it.
 
 Groups are decided in order of how much time they can move, greatest first. The small ones that
 come last can then only reach budgets close to a label's own time, so nearly all labels are cut
@@ -74,8 +72,8 @@ class Exact:
         if lost is None:
             return solution_of(problem, core.choice())
         base_j = math.fsum(problem.energy_j[rows, core.base])
-        # Two choices are compared: each group's energy was rounded by half a quantum in either.
-        bound_j = base_j + (lost - len(rows)) / quanta.per_joule
+        # The bound is on the difference between two choices, and either was rounded.
+        bound_j = base_j + lost / quanta.per_joule - 2.0 * quanta.rounding_j
         return solution_of(problem, core.choice(), status=Status.BOUNDED, bound_j=bound_j)
 
 
@@ -182,11 +180,11 @@ class _Core:
         for halvings in range(_HALVINGS, 0, -1):
             ceiling = min(self.best, math.floor(bound + gap / 2**halvings))
             found, lost = self._search(ceiling, max_labels)
-            if found:
-                return lost
-            if lost is not None:
+            if found or lost is not None:
                 break
-        return self._search(self.best, max_labels)[1]
+        if not found:
+            _, lost = self._search(self.best, max_labels)
+        return None if lost is None or lost > self.best - 1 else lost
 
     def _search(self, ceiling: int, max_labels: int) -> tuple[bool, float | None]:
         """Look for the best choice whose energy is below a ceiling.
@@ -324,7 +322,7 @@ class _Labels:
         """Return the base itself."""
         return cls(np.zeros(1, np.int64), np.zeros(1, np.int64))
 
-    def extended(  # noqa: PLR0913 - the bound's parts
+    def extended(
         self,
         move_time: Ints,
         move_energy: Ints,
@@ -361,9 +359,13 @@ class _Labels:
         order = order[_front(time[order], energy[order])]
         lost = None
         if len(order) > most:
-            ranked = np.argpartition(bound[order], most)
-            lost = float(bound[order[ranked[most:]]].min())
-            order = order[np.sort(ranked[:most])]
+            # Half of them the most promising, half spread evenly, for where many promise the same
+            # those alone would be alike.
+            chosen = np.zeros(len(order), dtype=bool)
+            chosen[np.argpartition(bound[order], most // 2)[: most // 2]] = True
+            chosen[np.linspace(0, len(order) - 1, most - most // 2, dtype=np.int64)] = True
+            lost = float(bound[order[~chosen]].min())
+            order = order[chosen]
         come = order.astype(np.min_scalar_type(len(time)))
         return _Labels(time[order], energy[order]), come, lost
 

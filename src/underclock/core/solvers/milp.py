@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.solvers.base import INFEASIBLE, Problem, Solution, solution_of
+from underclock.core.solvers.base import INFEASIBLE, Ints, Problem, Quanta, Solution, solution_of
 from underclock.errors import NotSupportedError
 from underclock.records import Status
 
@@ -66,17 +66,24 @@ class Milp:
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
             return INFEASIBLE
-        values = np.array(solver.getSolution().col_value)
-        choice = np.zeros(groups, dtype=np.int64)
-        best = np.full(groups, -1.0)
-        for g, s, value in zip(group.tolist(), setting.tolist(), values.tolist(), strict=True):
-            if value > best[g]:
-                best[g], choice[g] = value, s
+        info = solver.getInfo()
+        if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+            value = np.full(problem.time_s.shape, -1.0)
+            value[group, setting] = solver.getSolution().col_value
+            choice = value.argmax(axis=1)
+        else:  # stopped before it found any
+            choice = problem.time_s.argmin(axis=1)
+            if not _fits(problem, choice):
+                return INFEASIBLE
         optimal = status == highspy.HighsModelStatus.kOptimal
-        bound_j = float(solver.getInfo().mip_dual_bound) * energy_unit
         return solution_of(
             problem,
             choice,
             status=Status.OPTIMAL if optimal else Status.BOUNDED,
-            bound_j=bound_j,
+            bound_j=max(0.0, float(info.mip_dual_bound)) * energy_unit,
         )
+
+
+def _fits(problem: Problem, choice: Ints) -> bool:
+    quanta = Quanta.of(problem)
+    return int(quanta.time[np.arange(len(choice)), choice].sum()) <= quanta.budget

@@ -1,159 +1,168 @@
-"""The GPUs that can be simulated: clock tables, constants, and how kernels map onto them.
+"""One simulated GPU model: clock tables, constants, kernels of its own, and how far to trust it.
 
-The constants of a model marked uncalibrated were set by hand from published figures; they are
-right in kind, not in detail.
+`specs` holds what is published of each GPU; `data/` holds the same with constants fitted to a
+measured sweep, one JSON file a GPU, written by ``make calibrate``. A user's calibration is a file
+of the same form.
 """
 
 from dataclasses import dataclass
 
-from underclock.errors import UsageError
+import msgspec
+
+from underclock.errors import DataError, UsageError
+from underclock.hw.simulated.sensors import Sensors
+from underclock.hw.simulated.switching import Domain, Switching
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.records import Kernel, Kind
-from underclock.units import nearest
+from underclock.physics.work import Throughput
+from underclock.records import SCHEMA, Kernel, Kind
+
+UNCALIBRATED = "uncalibrated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """What one GPU does per clock cycle and what that takes, for kernels known by their work.
+class Accuracy:
+    """Mean absolute relative errors against measured rows, as fractions."""
 
-    Attributes:
-        tensor_flop: FLOPs of matrix products per core cycle, as reached in practice.
-        vector_flop: Other FLOPs per core cycle.
-        sm_byte: Bytes the SMs can take in per core cycle.
-        xbar_byte: Bytes L2 can deliver per crossbar cycle.
-        dram_byte: DRAM bytes per memory cycle, as reached in practice.
-        launch_s: Fixed cost of a launch.
-        tensor_j_per_v2: Switching energy of one such FLOP at 1 V.
-        vector_j_per_v2: Likewise.
-        sm_byte_j_per_v2: Switching energy of moving a byte through the SMs at 1 V.
-        dram_byte_j: Energy of a byte of DRAM traffic.
-    """
+    time: float
+    power: float
+    rows: int
 
-    tensor_flop: float
-    vector_flop: float
-    sm_byte: float
-    xbar_byte: float
-    dram_byte: float
-    launch_s: float
-    tensor_j_per_v2: float
-    vector_j_per_v2: float
-    sm_byte_j_per_v2: float
-    dram_byte_j: float
+    def __str__(self) -> str:
+        return f"time {self.time:.1%}, power {self.power:.1%}, {self.rows} rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Where a model's constants come from."""
+
+    source: str = UNCALIBRATED
+    """Table they were fitted to, or why they were not."""
+    rows: int = 0
+    """Rows of the table."""
+    date: str = ""
+    """When, as YYYY-MM-DD."""
+    fit: Accuracy | None = None
+    """On the table itself."""
+    held_out: Accuracy | None = None
+    """On kernels that took no part in the shared constants, from four of their rows."""
+    note: str = ""
+    """What else went in."""
+
+    def __str__(self) -> str:
+        parts = [self.source]
+        if self.rows:
+            parts = [f"fitted to {self.rows} rows of {self.source} on {self.date}"]
+        if self.fit:
+            parts.append(f"mean error {self.fit}")
+        if self.held_out:
+            parts.append(f"on held-out kernels {self.held_out}")
+        if self.note:
+            parts.append(self.note)
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnKernel:
+    """A kernel that a sweep measured, with the constants that explain it."""
+
+    kernel: Kernel
+    constants: KernelConstants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """One simulated GPU model.
+    """One GPU model."""
 
-    Attributes:
-        name: As the driver gives it.
-        driver: Driver version the simulation answers with.
-        core_mhz: Clocks of the table, ascending.
-        mem_mhz: Likewise.
-        low_mem_core_mhz: Greatest core clock at the least memory clock; above it the memory runs
-            at its second clock instead. ``None`` where they are independent.
-        memory_lockable: Whether the driver takes memory locks.
-        limit_w: Default power limit; least and greatest that may be set.
-        calibration: Where the constants come from.
-        constants: Shared physics.
-        throughput: Kernel physics.
-    """
-
+    schema: int = SCHEMA
     name: str
+    """As the driver gives it."""
     driver: str
+    """Driver version the simulation answers with."""
     core_mhz: tuple[int, ...]
+    """Clocks of the table, ascending."""
     mem_mhz: tuple[int, ...]
-    low_mem_core_mhz: int | None
-    memory_lockable: bool
+    """Likewise."""
+    low_mem_core_mhz: int | None = None
+    """Greatest core clock at the least memory clock; above it the memory runs at its second."""
+    memory_lockable: bool = True
+    """Whether the driver takes memory locks."""
     limit_w: tuple[float, float, float]
-    calibration: str
+    """Power limit by default; the least and the greatest that may be set."""
+    cap_margin_w: float = 2.0
+    """The power loop settles this far under the limit."""
+    calibration: Calibration = Calibration()
     constants: GpuConstants
-    throughput: Throughput
+    throughput: Throughput | None = None
+    """For kernels known by their work; ``None`` where only its own kernels can be run."""
+    own: tuple[OwnKernel, ...] = ()
+    """Kernels of the sweep it was fitted to."""
+    switching: Switching | None = None
+    """What a change of clocks takes; ``None`` for the defaults."""
+    sensors: Sensors | None = None
+    """What it measures with; ``None`` for what its board has."""
+    p2_mem_mhz: int | None = None
+    """Memory clock to which computing demotes it; ``None`` where it stays at its highest."""
+    ignored_locks: tuple[Domain, ...] = ()
+    """Clocks whose locks the driver accepts and the GPU does not follow."""
+
+    def __post_init__(self) -> None:
+        """Reject tables no driver has."""
+        for table in (self.core_mhz, self.mem_mhz):
+            if not table or list(table) != sorted(set(table)) or table[0] <= 0:
+                raise ValueError("clock tables must be positive, distinct and ascending")
 
     def kernel(self, kernel: Kernel) -> KernelConstants:
-        """Derive a kernel's constants from its FLOPs and bytes.
+        """Return a kernel's constants: those of the sweep if it is in it, else from its work.
 
         Raises:
-            UsageError: The kernel does not say what it does.
+            UsageError: The kernel is unknown and does not say what it does.
         """
-        if kernel.flops is None or kernel.bytes_moved is None:
+        for own in self.own:
+            if own.kernel.name == kernel.name:
+                return own.constants
+        if self.throughput is None or kernel.flops is None or kernel.bytes_moved is None:
             raise UsageError(
-                f"cannot simulate {kernel.name!r}: its FLOPs and bytes are unknown",
-                hint="simulate a step made by `underclock trace gpt3-xl`",
+                f"cannot simulate {kernel.name!r} on {self.name}: what it costs is unknown",
+                hint="simulate a step made by `underclock trace gpt3-xl`, or the GPU's own kernels",
             )
-        t = self.throughput
-        tensor = kernel.kind is Kind.GEMM
-        core = kernel.flops / (t.tensor_flop if tensor else t.vector_flop)
-        core = max(core, kernel.bytes_moved / t.sm_byte)
-        per_flop_j = t.tensor_j_per_v2 if tensor else t.vector_j_per_v2
-        return KernelConstants(
-            core_mcycles=core / 1e6,
-            dram_mcycles=kernel.bytes_moved / t.dram_byte / 1e6,
-            xbar_mcycles=kernel.bytes_moved / t.xbar_byte / 1e6,
-            fixed_s=t.launch_s,
-            work_j_per_v2=kernel.flops * per_flop_j + kernel.bytes_moved * t.sm_byte_j_per_v2,
-            dram_j=kernel.bytes_moved * t.dram_byte_j,
+        return self.throughput.kernel(
+            flops=kernel.flops, bytes_moved=kernel.bytes_moved, tensor=kernel.kind is Kind.GEMM
         )
 
 
-# GA102, 80 SMs. Voltage follows the RTX 3070 Ti's measured shape, with the knee where an RTX
-# 3080 Ti's GEMMs stop saving; memory and board power come from differences within a published
-# sweep at equal core clocks; the rest is set so that GEMMs sit at the 350 W limit near 1850 MHz.
-_RTX3080TI = GpuModel(
-    name="NVIDIA GeForce RTX 3080 Ti",
-    driver="580.159.03",
-    core_mhz=tuple(range(210, 2116, 15)),
-    mem_mhz=(405, 810, 5001, 9251, 9501),
-    low_mem_core_mhz=420,
-    memory_lockable=True,
-    limit_w=(350.0, 100.0, 385.0),
-    calibration="uncalibrated: constants set by hand from published figures",
-    constants=GpuConstants(
-        exponent=3.4,
-        xbar_floor_mhz=1335,
-        xbar_lag_mhz=80,
-        floor_v=0.725,
-        knee_mhz=1550,
-        slope_v_per_mhz=2e-4,
-        bend_v_per_mhz2=2e-6,
-        board_w=25,
-        mem_points_mhz=(405, 810, 5001, 9251, 9501),
-        mem_points_w=(2.8, 5.6, 34.5, 63.8, 65.6),
-        mem_points_efficiency=(1.0, 1.0, 1.0, 1.0, 1.0),
-        leak_w_per_v3=25,
-        leak_per_c=0.0075,
-        clock_w_per_ghz_v2=13,
-        ambient_c=27,
-        c_per_w=0.143,
-        thermal_tau_s=30,
-        boost_mhz=2025,
-        boost_knee_c=45,
-        boost_loss_mhz=15,
-        boost_step_c=4,
-    ),
-    throughput=Throughput(
-        tensor_flop=35_000,
-        vector_flop=16_000,
-        sm_byte=1_700,
-        xbar_byte=2_400,
-        dram_byte=84.5,
-        launch_s=2e-6,
-        tensor_j_per_v2=3.3e-12,
-        vector_j_per_v2=1.5e-11,
-        sm_byte_j_per_v2=1.3e-10,
-        dram_byte_j=6e-11,
-    ),
-)
-
-MODELS = {"rtx3080ti": _RTX3080TI}
+def encode(model: GpuModel) -> str:
+    """Return a model as JSON, numbers to six digits."""
+    body = msgspec.json.encode(_rounded(msgspec.to_builtins(model)))
+    return msgspec.json.format(body, indent=1).decode() + "\n"
 
 
-def gpu_model(name: str) -> GpuModel:
-    """Return a model by its short name.
+def decode(body: bytes, where: str) -> GpuModel:
+    """Read a model from JSON; ``where`` names its origin in errors.
 
     Raises:
-        UsageError: No such model; another GPU's constants would be worse than none.
+        DataError: It is damaged, newer, or something else.
     """
-    if name not in MODELS:
-        raise UsageError(f"no simulated GPU is called {name!r}", hint=nearest(name, MODELS))
-    return MODELS[name]
+    try:
+        schema = msgspec.json.decode(body, type=dict[str, object]).get("schema", 0)
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise DataError(
+                f"{where} has schema {schema}; this version reads up to {SCHEMA}",
+                hint="upgrade underclock, or calibrate anew",
+            )
+        return msgspec.json.decode(body, type=GpuModel)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise DataError(
+            f"{where} is not a readable GPU model: {exc}",
+            hint="make it anew with `underclock calibrate`",
+        ) from exc
+
+
+def _rounded(value: object) -> object:
+    """Round every float in plain data: more digits than a sweep can tell are noise."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

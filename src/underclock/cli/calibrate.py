@@ -1,0 +1,78 @@
+"""``underclock calibrate``."""
+
+import datetime as dt
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import (
+    file_argument,
+    force_option,
+    json_option,
+    output_option,
+    print_record,
+)
+from underclock.errors import UsageError
+
+
+@click.command(name="calibrate")
+@file_argument("table")
+@output_option("simulated GPU (.json)", required=False)
+@click.option("--gpu", metavar="GPU", help="With --check: the simulated GPU to check.")
+@click.option("--check", is_flag=True, help="Predict TABLE with --gpu instead of fitting.")
+@click.option("--points", default=4, show_default=True, help="With --check: rows a kernel.")
+@json_option
+@force_option
+def command(
+    *,
+    table: Path,
+    output: Path | None,
+    gpu: str | None,
+    check: bool,
+    points: int,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Make a simulated GPU of a measured sweep, or check one against a sweep.
+
+    Checking fits only the constants of each kernel, to a few of its rows, and predicts the others.
+
+    Example: underclock calibrate sweep.csv -o mygpu.json
+    """
+    if check:
+        if gpu is None or output is not None:
+            raise UsageError("--check needs --gpu and writes no file", hint="--gpu sim:rtx3080ti")
+        _check(table, gpu, points, as_json=as_json)
+        return
+    if output is None or gpu is not None:
+        raise UsageError(
+            "say where the simulated GPU goes, or what to check",
+            hint="-o mygpu.json, or --check --gpu sim:rtx3080ti",
+        )
+    import msgspec
+
+    from underclock.stages.calibrate import write_calibration
+
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    model = write_calibration(table, to=output, date=today, force=force)
+    if as_json:
+        body = {"file": str(output), "calibration": model.calibration}
+        click.echo(msgspec.json.encode(body).decode())
+    else:
+        click.echo(f"sim:{output}: {model.calibration}")
+
+
+def _check(table: Path, gpu: str, points: int, *, as_json: bool) -> None:
+    from underclock.stages.calibrate import check_calibration
+
+    found = check_calibration(table, gpu=gpu, points=points)
+    if as_json:
+        print_record(found)
+        return
+    click.echo(
+        f"{gpu} against {found.evidence} rows: {points} rows a kernel fitted, "
+        f"{found.rows} predicted"
+    )
+    click.echo(f"mean error: time {found.time_mape:.1%}, power {found.power_mape:.1%}")
+    for name, one in found.kernels.items():
+        click.echo(f"  {name:40.40s} time {one.time_mape:6.1%}  power {one.power_mape:6.1%}")

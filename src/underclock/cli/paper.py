@@ -1,0 +1,65 @@
+"""``underclock paper``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import (
+    force_option,
+    json_option,
+    print_record,
+    print_table,
+    progress_bar,
+    seed_option,
+    warn,
+)
+from underclock.errors import UsageError
+
+
+@click.command(name="paper")
+@click.option(
+    "--gpu", default="sim:rtx3080ti", show_default=True, metavar="GPU", help="A simulated one."
+)
+@click.option("--grid", type=click.Choice(["coarse", "full"]), default="coarse", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where numbers and a page go.",
+)
+@click.option("--svg", is_flag=True, help="Write every drawing as SVG too; needs matplotlib.")
+@seed_option
+@json_option
+@force_option
+def command(
+    *, gpu: str, grid: str, output: Path | None, svg: bool, seed: int, as_json: bool, force: bool
+) -> None:
+    """Run the whole study of arXiv 2601.08539 on a simulated GPU, beside its numbers.
+
+    Example: underclock paper -o underclock-paper
+    """
+    from underclock.report.paper_tables import (
+        agreement_text,
+        figures_table,
+        table1_table,
+        table2_table,
+    )
+    from underclock.stages.measure import Grid
+    from underclock.stages.paper import Outputs, run_paper
+
+    if svg and output is None:
+        raise UsageError("--svg needs a folder to write to", hint="name one with -o")
+    outputs = Outputs(folder=output, svg=svg, force=force) if output else None
+    with progress_bar("paper") as show:
+        study = run_paper(gpu=gpu, grid=Grid(grid), seed=seed, outputs=outputs, progress=show)
+    warn(study.warnings)
+    if as_json:
+        print_record(study)
+        return
+    print_table(figures_table(study), table1_table(study), table2_table(study))
+    click.echo(f"{study.evidence}: {agreement_text(study)}")
+    click.echo(f"{study.gpu.name}: {study.calibration}")
+    click.echo(study.a4000.missing or f"{study.a4000.gpu}: {study.a4000.calibration}")
+    if outputs:
+        click.echo(f"page: {outputs.page}")

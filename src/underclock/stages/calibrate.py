@@ -1,0 +1,222 @@
+"""calibrate: a measured sweep in, a simulated GPU out; or a check of one against a sweep."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from underclock.core.calibration import (
+    Calibrated,
+    Errors,
+    calibrate,
+    check,
+    held_out,
+    pooled,
+)
+from underclock.core.sweeps import Habits, Sweep, sweep_of
+from underclock.errors import UsageError
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.models import (
+    Accuracy,
+    Calibration,
+    GpuModel,
+    OwnKernel,
+    encode,
+)
+from underclock.records import Evidence, Profile, Record
+from underclock.stages.sources import as_profile
+from underclock.store import check_output, write_text
+
+_POINTS = 4
+_DUMMY_MEM_MHZ = 1000
+
+
+class KernelCheck(Record, frozen=True, kw_only=True):
+    """How well one kernel is predicted; fractions."""
+
+    time_mape: float
+    power_mape: float
+    rows: int
+
+
+class Check(Record, frozen=True, kw_only=True):
+    """How well a model predicts a sweep, each kernel from a few of its rows.
+
+    Attributes:
+        evidence: Of the rows predicted.
+        gpu: The model.
+        points: Rows of each kernel that its constants were fitted to.
+        time_mape: Mean absolute relative error of time over all other rows.
+        power_mape: Likewise of power.
+        kernels: The same by kernel.
+    """
+
+    evidence: Evidence
+    gpu: str
+    points: int
+    time_mape: float
+    power_mape: float
+    rows: int
+    kernels: dict[str, KernelCheck]
+
+
+def calibrate_gpu(
+    table: Profile | str | Path, *, base: GpuModel | None = None, date: str, note: str = ""
+) -> GpuModel:
+    """Fit a simulated GPU to a sweep.
+
+    Args:
+        table: The sweep.
+        base: Clock tables, limits and rates to keep; by default those the table itself shows.
+        date: When, as YYYY-MM-DD.
+        note: What else went into the base.
+
+    Raises:
+        DataError: The table cannot be read, or says too little.
+    """
+    profile = as_profile(table)
+    base = base or base_of(profile)
+    sweep = _sweep(profile, base)
+    found = calibrate(sweep, base.constants)
+    out = held_out(sweep, base.constants, _POINTS) if len(sweep.kernels) > 1 else None
+    return dataclasses.replace(
+        base,
+        constants=found.gpu,
+        cap_margin_w=max(0.0, base.limit_w[0] - found.limit_w),
+        own=tuple(
+            OwnKernel(kernel=kernel, constants=found.kernels[kernel.name])
+            for kernel in profile.kernels
+        ),
+        calibration=Calibration(
+            source=profile.workload,
+            rows=len(profile.samples),
+            date=date,
+            fit=_accuracy(found.fit),
+            held_out=_accuracy(out) if out else None,
+            note=note,
+        ),
+    )
+
+
+def write_calibration(
+    table: Profile | str | Path, *, to: str | Path, date: str, force: bool = False
+) -> GpuModel:
+    """Fit a simulated GPU to a sweep and write it for ``sim:FILE.json``.
+
+    Raises:
+        UsageError: The file exists, cannot be written, or is not named ``.json``.
+        DataError: The table cannot be read, or says too little.
+    """
+    path = Path(to)
+    if path.suffix != ".json":
+        raise UsageError(f"{path} must end in .json", hint="that is how sim:FILE.json is known")
+    check_output(path, force=force)
+    model = calibrate_gpu(table, date=date)
+    write_text(path, encode(model), force=force)
+    return model
+
+
+def check_calibration(table: Profile | str | Path, *, gpu: str, points: int = _POINTS) -> Check:
+    """Predict a sweep with a model whose shared constants stay as they are.
+
+    Each kernel's own constants are fitted to a few of its rows, chosen for what they tell; all its
+    other rows are predicted, those at the power cap too.
+
+    Args:
+        table: The sweep.
+        gpu: ``sim:NAME`` or ``sim:FILE.json``.
+        points: Rows of each kernel to fit.
+
+    Raises:
+        UsageError: Not a simulated GPU, or no points.
+        DataError: The table cannot be read, or says too little.
+    """
+    kind, _, name = gpu.partition(":")
+    if kind != "sim":
+        raise UsageError(f"{gpu!r} is not a simulated GPU", hint="write sim:rtx3080ti")
+    if points < 2:  # noqa: PLR2004 - a line needs two
+        raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
+    model, profile = gpu_model(name), as_profile(table)
+    sweep = _sweep(profile, model)
+    results = check(_calibrated(model), sweep, points)
+    if not results:
+        raise UsageError(
+            f"no rows are left to predict after {points} of each kernel", hint="use fewer points"
+        )
+    total = pooled([errors for _, errors in results])
+    return Check(
+        evidence=profile.evidence,
+        gpu=gpu,
+        points=points,
+        time_mape=total.time,
+        power_mape=total.power,
+        rows=total.rows,
+        kernels={
+            name: KernelCheck(time_mape=e.time, power_mape=e.power, rows=e.rows)
+            for name, e in results
+        },
+    )
+
+
+def base_of(profile: Profile) -> GpuModel:
+    """Make a bare model of the clocks that a table shows.
+
+    Raises:
+        DataError: The table has no core clocks.
+    """
+    asked = [sample.asked for sample in profile.samples]
+    cores = tuple(sorted({c.core_mhz for c in asked if c.core_mhz is not None}))
+    mems = tuple(sorted({c.mem_mhz for c in asked if c.mem_mhz is not None}))
+    most_w = max((s.energy_j / s.time_s for s in profile.samples), default=1.0)
+    like = gpu_model("rtx3080ti")
+    points = mems or (_DUMMY_MEM_MHZ,)
+    shares = np.array(points) / points[-1]
+    return GpuModel(
+        name=profile.gpu.name,
+        driver=like.driver,
+        core_mhz=cores or like.core_mhz,
+        mem_mhz=points,
+        memory_lockable=bool(mems),
+        limit_w=(most_w, 0.25 * most_w, most_w),
+        constants=dataclasses.replace(
+            like.constants,
+            xbar_floor_mhz=float(cores[0] if cores else 1.0),
+            xbar_lag_mhz=0.0,
+            knee_mhz=0.7 * float(cores[-1] if cores else 1.0),
+            board_w=0.03 * most_w,
+            mem_points_mhz=tuple(float(mhz) for mhz in points),
+            mem_points_w=tuple((0.2 * most_w * shares).tolist()),
+            mem_points_efficiency=(1.0,) * len(points),
+            leak_w_per_v3=0.08 * most_w,
+            clock_w_per_ghz_v2=0.04 * most_w,
+            c_per_w=50.0 / most_w,
+            boost_mhz=float(cores[-1] if cores else 1.0),
+            boost_knee_c=85.0,
+        ),
+    )
+
+
+def _sweep(profile: Profile, model: GpuModel) -> Sweep:
+    return sweep_of(profile, auto_mem_mhz=float(model.mem_mhz[-1]), limit_w=model.limit_w[0])
+
+
+def _calibrated(model: GpuModel) -> Calibrated:
+    """Return a model as the calibration left it."""
+    if not model.own:
+        raise UsageError(
+            f"{model.name} was not calibrated on a sweep", hint="check a calibrated GPU"
+        )
+    own = {item.kernel.name: item.constants for item in model.own}
+    one = next(iter(own.values()))
+    return Calibrated(
+        gpu=model.constants,
+        dram_j_per_mcycle=one.dram_j / one.dram_mcycles,
+        kernels=own,
+        habits=Habits.of(model.constants, list(own.values())),
+        limit_w=model.limit_w[0] - model.cap_margin_w,
+        fit=Errors(time=0.0, power=0.0, rows=0),
+    )
+
+
+def _accuracy(errors: Errors) -> Accuracy:
+    return Accuracy(time=errors.time, power=errors.power, rows=errors.rows)
