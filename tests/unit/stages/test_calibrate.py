@@ -1,0 +1,172 @@
+"""Simulated GPUs made of sweeps: the packaged ones, and a user's own."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import DataError, UsageError
+from underclock.hw.nvml import READ_ONLY
+from underclock.hw.simulated.catalogue import gpu_model, model_names
+from underclock.hw.simulated.models import decode, encode
+from underclock.records import Kernel
+from underclock.stages.backends import open_bench
+from underclock.stages.calibrate import check_calibration, write_calibration
+from underclock.stages.doctor import examine
+from underclock.stages.measure import Campaign, measure
+from underclock.stages.plan import plan
+
+_MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
+_SWEEPS = {
+    "rtx3080ti": "rtx3080ti_kernels.csv",
+    "a40": "a40_llm_stages.csv",
+    "a100": "a100_apps.csv",
+    "titanx": "titanx_apps.csv",
+}
+
+
+@pytest.fixture(autouse=True)
+def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(READ_ONLY, raising=False)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a small sweep of two kernels, one bound by the core and one by memory."""
+    path = tmp_path_factory.mktemp("sweep") / "sweep.csv"
+    rows = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"]
+    for core in (500, 800, 1100, 1400, 1700):
+        for mem in (2000, 4000):
+            product_s, copy_s = 1.0 / core, 1.0 / mem + 0.05 / core
+            for name, time_s, share in (("product", product_s, 60.0), ("copy", copy_s, 20.0)):
+                watts = 30 + 0.005 * mem + share * core / 1000 * (1.0 if core < 1200 else 1.4)
+                rows.append(f"my GPU,{name},{core},{mem},{time_s},{watts * time_s},{watts}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", list(_SWEEPS))
+def test_a_packaged_gpu_predicts_its_sweep_from_four_rows_a_kernel(name: str) -> None:
+    table = _MEASURED / _SWEEPS[name]
+    if not table.exists():
+        pytest.skip("the measured sweeps are not beside this checkout")
+    found = check_calibration(table, gpu=f"sim:{name}", points=4)
+
+    assert found.time_mape <= 0.04
+    assert found.power_mape <= 0.04
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_packaged_gpu_says_how_far_to_trust_it(name: str) -> None:
+    (found,) = examine(f"sim:{name}").gpus
+
+    if name in _SWEEPS:
+        assert "mean error time" in found.calibration
+        assert "held-out" in found.calibration
+    else:
+        assert "uncalibrated" in found.calibration
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_survives_its_file(name: str) -> None:
+    once = decode(encode(gpu_model(name)).encode(), "file")
+
+    assert decode(encode(once).encode(), "file") == once
+
+
+def test_the_simulated_h200_runs_its_measured_layer() -> None:
+    with open_bench("sim:h200") as bench:
+        _, kernels = bench.brings()
+        own = {item.kernel.name: item.constants for item in gpu_model("h200").own}
+        readings = [bench.measure([kernel]) for kernel in kernels[:6]]
+        step = bench.measure(list(kernels))
+
+    assert len(own) == 51
+    # Our measured layer in situ: 35.4 ms, 24.5 J, 693 W, mean core clock 1700 MHz.
+    assert step.time_s == pytest.approx(35.4e-3, rel=0.1)
+    assert step.energy_j == pytest.approx(24.5, rel=0.1)
+    assert step.observed is not None
+    assert step.observed.core_mhz == pytest.approx(1700, rel=0.1)
+    assert all(reading.time_s > 0 for reading in readings)
+
+
+def test_each_kernel_of_the_h200_layer_is_within_a_tenth() -> None:
+    table = _MEASURED / "h200_gpt3xl_layer_auto.csv"
+    if not table.exists():
+        pytest.skip("the measured layer is not beside this checkout")
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with open_bench("sim:h200") as bench:
+        for kernel, row in zip(bench.brings()[1], rows, strict=True):
+            reading = bench.measure([kernel])
+            assert reading.time_s == pytest.approx(float(row["time_us"]) / 1e6, rel=0.1)
+            assert reading.energy_j == pytest.approx(float(row["energy_mj"]) / 1e3, rel=0.1)
+
+
+def test_a_users_sweep_becomes_a_gpu_that_can_be_measured_and_planned(
+    table: Path, tmp_path: Path
+) -> None:
+    model = write_calibration(table, to=tmp_path / "my.json", date="2026-01-02")
+    spec = f"sim:{tmp_path / 'my.json'}"
+    profile = measure(gpu=spec, to=tmp_path / "s.db", campaign=Campaign(core_mhz=(800, 1700)))
+    made = plan(profile)
+
+    assert model.name == "my GPU"
+    assert "2026-01-02" in str(model.calibration)
+    assert {kernel.name for kernel in profile.kernels} == {"product", "copy"}
+    assert made.evidence == "simulated"
+    assert made.promise.energy_change <= 0
+
+
+def test_a_users_gpu_is_checked_against_its_own_sweep(table: Path, tmp_path: Path) -> None:
+    write_calibration(table, to=tmp_path / "my.json", date="2026-01-02")
+    found = check_calibration(table, gpu=f"sim:{tmp_path / 'my.json'}")
+
+    assert set(found.kernels) == {"product", "copy"}
+    assert found.time_mape < 0.05
+    assert found.power_mape < 0.1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "points", "sentence"),
+    [
+        ("replay:x.csv", 4, "not a simulated GPU"),
+        ("sim:a4000", 4, "was not calibrated"),
+        ("sim:rtx3080ti", 1, "1 rows"),
+        ("sim:rtx3080ti", 99, "no rows are left"),
+        ("sim:rtx9999", 4, "no simulated GPU"),
+    ],
+)
+def test_a_check_that_cannot_be_made_says_why(
+    table: Path, gpu: str, points: int, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        check_calibration(table, gpu=gpu, points=points)
+
+
+def test_a_calibration_is_a_json_file(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"must end in \.json"):
+        write_calibration(table, to=tmp_path / "my.gpu", date="")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("{}", "not a readable GPU model"),
+        ("rubbish", "not a readable GPU model"),
+        ('{"schema": 99}', "has schema 99"),
+    ],
+)
+def test_a_damaged_model_is_refused(tmp_path: Path, body: str, sentence: str) -> None:
+    path = tmp_path / "my.json"
+    path.write_text(body)
+    with pytest.raises(DataError, match=sentence):
+        gpu_model(str(path))
+    with pytest.raises(DataError, match="cannot read"):
+        gpu_model(str(tmp_path / "nowhere.json"))
+
+
+def test_a_kernel_nobody_knows_cannot_be_simulated() -> None:
+    with pytest.raises(UsageError, match="what it costs is unknown"):
+        gpu_model("rtx3080ti").kernel(Kernel(name="unheard of"))
