@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check fix bench evidence calibrate clean
+.PHONY: demo test check fix gpu bench evidence calibrate paper clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -24,6 +24,9 @@ fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+gpu: $(VENV)/.dev  ## on a machine with an NVIDIA GPU: reads it and writes nothing
+	$(BIN)/pytest -m gpu
+
 bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/startup.py
@@ -34,8 +37,11 @@ evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py
 
+paper: $(VENV)/.dev  ## rewrite docs/evidence/paper.md: the paper's study on the simulated GPU
+	$(BIN)/python benchmarks/paper.py
+
 clean:
-	rm -rf $(VENV) underclock-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "underclock needs Python 3.11 or newer; set PYTHON=/path/to/it"; exit 1; }

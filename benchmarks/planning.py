@@ -123,7 +123,10 @@ def line(family: str, kernels: int, highs: Milp) -> str:
 
 
 def peak_of(family: str, kernels: int, seed: int) -> float:
-    """Return the peak memory, in MiB, of a process that builds one instance and solves it."""
+    """Return the peak memory, in MiB, of a process that builds one instance and solves it.
+
+    Call it while this process is small: a child starts with its parent's peak.
+    """
     answer = subprocess.run(
         [sys.executable, __file__, "peak", family, str(kernels), str(seed)],
         check=True,
@@ -140,7 +143,7 @@ def print_peak(family: str, kernels: int, seed: int) -> None:
 
 
 def compare(limit_s: float) -> None:
-    """Print the machine, the table and the peak memory."""
+    """Print the machine, the peak memory and the table."""
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "highspy")
     )
@@ -149,6 +152,13 @@ def compare(limit_s: float) -> None:
     print(f"command: python {' '.join(sys.argv)}")
     print(f"instances: {SEEDS} seeds a row; exact: median of {REPEATS} solves each")
     print(f"HiGHS: relative gap {HIGHS_GAP:g}, at most {limit_s:g} s, one solve each, first seeds")
+    print()
+    for family in FAMILIES:
+        peaks_mib = [peak_of(family, max(HIGHS_SEEDS), seed) for seed in range(SEEDS)]
+        print(
+            f"peak memory of exact, {family}, {max(HIGHS_SEEDS)} kernels, with interpreter, numpy "
+            f"and input: median {statistics.median(peaks_mib):.0f} MiB, worst {max(peaks_mib):.0f}"
+        )
     print()
     print(
         "family     | kernels | exact ms   | worst ms | proven | HiGHS | median s  | its gap  | "
@@ -159,13 +169,6 @@ def compare(limit_s: float) -> None:
         for kernels in HIGHS_SEEDS:
             highs = Milp(gap=HIGHS_GAP, time_limit_s=limit_s)
             print(line(family, kernels, highs), flush=True)
-    print()
-    for family in FAMILIES:
-        peaks_mib = [peak_of(family, max(HIGHS_SEEDS), seed) for seed in range(SEEDS)]
-        print(
-            f"peak memory of exact, {family}, {max(HIGHS_SEEDS)} kernels, with interpreter, numpy "
-            f"and input: median {statistics.median(peaks_mib):.0f} MiB, worst {max(peaks_mib):.0f}"
-        )
 
 
 if __name__ == "__main__":

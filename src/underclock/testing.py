@@ -1,21 +1,48 @@
-"""Public test helpers: the behaviour every backend must show.
+"""Public test helpers: the behaviour every backend must show, and simulated GPUs for any program.
 
-Inherit a contract in a test module and provide the fixture it names; pytest runs the rest.
+Inherit a contract in a test module and provide the fixtures it names; pytest runs the rest.
+
+`simulated_driver` puts simulated GPUs in NVML's place for everything in this process that uses
+nvidia-ml-py, and lets a test look behind them:
+
+    with simulated_driver("rtx3080ti", count=2) as machine, machine.run(kernel, gpu=1):
+        machine.clock.sleep_s(10.0)
+        monitor()  # any NVML client
+        assert machine.gpus[1].energy_j > 1000
 """
 # ruff: noqa: S101
 
 import contextlib
+from collections.abc import Callable
 
 from underclock.errors import UnderclockError
-from underclock.hw.base import Bench, Gpu
+from underclock.hw.base import Bench, Clock, Gpu, Launcher
 from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
+from underclock.hw.simulated.rig import Machine, simulated_driver
 from underclock.records import AUTO, Clocks, Kernel
 
-__all__ = ["BenchContract", "GpuContract", "ReadOnlyGpuContract"]
+__all__ = [
+    "BenchContract",
+    "Fault",
+    "FaultKind",
+    "FaultScript",
+    "GpuContract",
+    "LauncherContract",
+    "Machine",
+    "ReadOnlyGpuContract",
+    "simulated_driver",
+]
+
+_LONGEST_SWITCH_S = 5.0
+_LONGEST_TICK_S = 2.0
 
 
 class ReadOnlyGpuContract:
-    """What any GPU shows without being written to; fixture ``gpu`` yields a busy GPU."""
+    """What any GPU shows without being written to.
+
+    Fixtures: ``gpu`` yields a GPU under steady load, or at rest; ``clock`` is its time.
+    """
 
     def test_it_says_what_it_is(self, gpu: Gpu) -> None:
         """Name and limit are there, and a limit is positive."""
@@ -40,45 +67,92 @@ class ReadOnlyGpuContract:
         before_j = gpu.energy_j()
         assert gpu.energy_j() >= before_j
 
+    def test_its_energy_counter_climbs_as_its_power_says(self, gpu: Gpu, clock: Clock) -> None:
+        """Counter and power come from different sensors of one truth, in the same units."""
+        clock.sleep_s(_LONGEST_TICK_S)  # power may be an average that still looks further back
+        started_s, before_j = clock.now_s(), gpu.energy_j()
+        clock.sleep_s(_LONGEST_TICK_S)
+        power_w = (gpu.energy_j() - before_j) / (clock.now_s() - started_s)
+        assert 0.5 < power_w / gpu.power_w() < 2.0  # noqa: PLR2004 - far from another unit
+
     def test_its_readings_are_possible(self, gpu: Gpu) -> None:
-        """A busy GPU draws power, runs at clocks, and is neither frozen nor molten."""
+        """A GPU draws power, runs at clocks, and is neither frozen nor molten."""
         assert gpu.power_w() > 0
         assert gpu.observed().core_mhz
         assert 0 < gpu.temperature_c() < 120  # noqa: PLR2004 - °C
+        assert gpu.event_reasons() >= 0
 
 
 class GpuContract(ReadOnlyGpuContract):
-    """What a GPU whose clocks may be locked shows; fixture ``gpu`` yields a busy GPU."""
+    """What a GPU whose clocks may be locked shows.
 
-    def test_a_lease_takes_and_leaves_nothing_behind(self, gpu: Gpu) -> None:
-        """Inside the block the clock is held; after it, it is not."""
+    Fixtures: ``gpu`` yields a busy GPU; ``clock`` is its time.
+    """
+
+    def test_a_lease_takes_and_leaves_nothing_behind(self, gpu: Gpu, clock: Clock) -> None:
+        """Inside the block the clock comes to be held; after it, it is not."""
         before = gpu.observed()
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
         with clock_lease(gpu, low):
-            assert check_applied(gpu, low).core_mhz == low.core_mhz
-        assert gpu.observed() == before
+            assert _comes(clock, lambda: gpu.observed().core_mhz == low.core_mhz)
+            check_applied(gpu, low)
+        assert _comes(clock, lambda: gpu.observed() == before)
 
-    def test_a_lease_survives_an_interrupt(self, gpu: Gpu) -> None:
+    def test_a_lease_survives_an_interrupt(self, gpu: Gpu, clock: Clock) -> None:
         """Ctrl-C inside the block does not leave the clock locked."""
         before = gpu.observed()
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
         with contextlib.suppress(KeyboardInterrupt), clock_lease(gpu, low):
+            assert _comes(clock, lambda: gpu.observed().core_mhz == low.core_mhz)
             raise KeyboardInterrupt
-        assert gpu.observed() == before
+        assert _comes(clock, lambda: gpu.observed() == before)
 
-    def test_a_lease_survives_a_half_done_write(self, gpu: Gpu) -> None:
+    def test_a_lease_survives_a_half_done_write(self, gpu: Gpu, clock: Clock) -> None:
         """A refusal after the first domain was written leaves nothing behind."""
         before = gpu.observed()
         impossible = Clocks(core_mhz=gpu.supported_core_mhz()[0], mem_mhz=1)
         with contextlib.suppress(UnderclockError), clock_lease(gpu, impossible):
             pass
-        assert gpu.observed() == before
+        assert _settles(clock, lambda: gpu.observed() == before)
 
-    def test_unlocking_what_is_not_locked_is_harmless(self, gpu: Gpu) -> None:
+    def test_unlocking_what_is_not_locked_is_harmless(self, gpu: Gpu, clock: Clock) -> None:
         """It changes nothing and raises nothing."""
         before = gpu.observed()
         gpu.unlock()
-        assert gpu.observed() == before
+        assert _settles(clock, lambda: gpu.observed() == before)
+
+
+class LauncherContract:
+    """What every launcher shows.
+
+    Fixtures: ``launcher``, ``clock`` of its GPU, and ``kernel``, which takes well under a second.
+    """
+
+    def test_its_progress_is_counted_when_launches_complete(
+        self, launcher: Launcher, clock: Clock, kernel: Kernel
+    ) -> None:
+        """Launches and their time only grow, and together give the time of one."""
+        with launcher.loop([kernel]) as loop:
+            clock.sleep_s(1.0)
+            before = loop.progress()
+            clock.sleep_s(1.0)
+            after = loop.progress()
+        assert 0 < before.launches < after.launches
+        rate_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+        assert 0 < rate_s < 1
+        assert before.elapsed_s <= after.elapsed_s
+
+    def test_a_sequence_is_one_launch(
+        self, launcher: Launcher, clock: Clock, kernel: Kernel
+    ) -> None:
+        """Launching a kernel twice in a row takes about twice as long as once."""
+        per_launch_s = []
+        for kernels in ([kernel], [kernel, kernel]):
+            with launcher.loop(kernels) as loop:
+                clock.sleep_s(2.0)
+                progress = loop.progress()
+            per_launch_s.append(progress.elapsed_s / progress.launches)
+        assert 1.6 < per_launch_s[1] / per_launch_s[0] < 2.4  # noqa: PLR2004
 
 
 class BenchContract:
@@ -108,3 +182,19 @@ class BenchContract:
         """Every pair is offered once."""
         settings = bench.settings()
         assert len(settings) == len(set(settings))
+
+
+def _comes(clock: Clock, condition: Callable[[], bool]) -> bool:
+    """Wait for a condition: clocks follow a lock after a while, not at once."""
+    deadline_s = clock.now_s() + _LONGEST_SWITCH_S
+    while clock.now_s() < deadline_s:
+        if condition():
+            return True
+        clock.sleep_s(0.01)
+    return False
+
+
+def _settles(clock: Clock, condition: Callable[[], bool]) -> bool:
+    """Wait for a condition that a change still under way might yet break."""
+    clock.sleep_s(1.0)
+    return _comes(clock, condition)

@@ -4,12 +4,14 @@ Inside the program everything is seconds, joules, watts and integer megahertz.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 
 from underclock.errors import UsageError
 
 _DURATION = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(?P<unit>[a-zµ]*)")
+_MHZ = re.compile(r"0*[1-9][0-9]{0,5}")  # up to a terahertz
 _SECONDS = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -47,13 +49,15 @@ def parse_duration(text: str) -> float:
     Raises:
         UsageError: Not a duration.
     """
-    match = _DURATION.fullmatch(text.strip().lower())
+    body = text.strip().lower().replace("\u03bc", "µ")  # Greek mu, as many keyboards have it
+    match = _DURATION.fullmatch(body)
     scale = _SECONDS.get(match["unit"] or "s") if match else None
-    if match is None or scale is None:
+    seconds = float(match["number"]) * scale if match and scale else math.inf
+    if not seconds < math.inf:
         raise UsageError(
             f"cannot read {text!r} as a duration", hint=f"a number and one of {', '.join(_SECONDS)}"
         )
-    return float(match["number"]) * scale
+    return seconds
 
 
 def parse_mhz(text: str) -> int | None:
@@ -65,7 +69,7 @@ def parse_mhz(text: str) -> int | None:
     body = text.strip().lower()
     if body == "auto":
         return None
-    if not body.isdecimal() or int(body) == 0:
+    if not _MHZ.fullmatch(body):
         raise UsageError(f"cannot read {text!r} as a clock", hint="write whole megahertz, or auto")
     return int(body)
 
@@ -77,10 +81,10 @@ def format_percent(fraction: float, *, digits: int = 2) -> str:
 
 def format_duration(seconds: float) -> str:
     """Write a duration in the largest unit that keeps it above one: ``2.3 d``, ``41 µs``."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
+    units = ("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)
+    unit, size = next((u for u in units if seconds >= u[1]), units[-1])
+    # Three digits, but 1000 rather than 1e+03.
+    return f"{float(f'{seconds / size:.3g}'):.15g} {unit}"
 
 
 def format_mhz(mhz: int | None) -> str:
@@ -90,7 +94,7 @@ def format_mhz(mhz: int | None) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known name was probably meant, as a sentence for a hint."""
-    names = sorted(known)
+    names = sorted(str(each) for each in known)  # of an enum, the value
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listing = ", ".join(names)
     return f"did you mean {close[0]!r}? known: {listing}" if close else f"known: {listing}"

@@ -2,12 +2,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from underclock.hw.base import Bench, Gpu
+from underclock.hw.base import Bench, Clock, Gpu, Launcher
 from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.replay import ReplayBench
 from underclock.hw.simulated.rig import Rig
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Profile, Sample
-from underclock.testing import BenchContract, GpuContract
+from underclock.testing import (
+    BenchContract,
+    GpuContract,
+    LauncherContract,
+    ReadOnlyGpuContract,
+    simulated_driver,
+)
 
 
 class TestSimulatedGpu(GpuContract):
@@ -16,6 +23,56 @@ class TestSimulatedGpu(GpuContract):
         with rig.launcher.loop([elementwise]):
             rig.clock.sleep_s(1.0)
             yield rig.gpu
+
+    @pytest.fixture
+    def clock(self, rig: Rig) -> Clock:
+        return rig.clock
+
+
+class TestSimulatedGpuAtRest(ReadOnlyGpuContract):
+    @pytest.fixture
+    def gpu(self, rig: Rig) -> Gpu:
+        return rig.gpu
+
+    @pytest.fixture
+    def clock(self, rig: Rig) -> Clock:
+        return rig.clock
+
+
+class TestAnotherUnitOfAnotherModel(GpuContract):
+    """An A100 samples its power for a quarter of the time and takes no memory locks."""
+
+    @pytest.fixture
+    def machine(self, elementwise: Kernel) -> Iterator[tuple[Gpu, Clock]]:
+        with (
+            simulated_driver("a100", count=2, seed=3, unit=5) as machine,
+            machine.run(elementwise, gpu=1),
+            nvml_session(),
+        ):
+            machine.clock.sleep_s(1.0)
+            yield NvmlGpu(1), machine.clock
+
+    @pytest.fixture
+    def gpu(self, machine: tuple[Gpu, Clock]) -> Gpu:
+        return machine[0]
+
+    @pytest.fixture
+    def clock(self, machine: tuple[Gpu, Clock]) -> Clock:
+        return machine[1]
+
+
+class TestVirtualLauncher(LauncherContract):
+    @pytest.fixture
+    def launcher(self, rig: Rig) -> Launcher:
+        return rig.launcher
+
+    @pytest.fixture
+    def clock(self, rig: Rig) -> Clock:
+        return rig.clock
+
+    @pytest.fixture
+    def kernel(self, elementwise: Kernel) -> Kernel:
+        return elementwise
 
 
 class TestGpuBench(BenchContract):

@@ -8,13 +8,14 @@ import pytest
 from underclock.errors import DeviceError, NotPermittedError, NotSupportedError, UsageError
 from underclock.hw.lease import check_applied, clock_lease
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
-from underclock.hw.simulated.device import COUNTER_TICK_S, VirtualGpu
+from underclock.hw.simulated.catalogue import gpu_model, model_names
+from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver, installed
-from underclock.hw.simulated.models import MODELS
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import POWER_CAP_REASON, Clocks, Kernel
+from underclock.testing import simulated_driver
 
-_MODEL = MODELS["rtx3080ti"]
+_MODEL = gpu_model("rtx3080ti")
 
 
 def test_it_answers_as_the_gpu_it_simulates(rig: Rig) -> None:
@@ -32,6 +33,7 @@ def test_the_least_memory_clock_bounds_the_core(rig: Rig, gemm: Kernel) -> None:
         rig.launcher.loop([gemm]),
         clock_lease(rig.gpu, Clocks(core_mhz=1050, mem_mhz=405)),
     ):
+        rig.clock.sleep_s(1.0)
         assert rig.gpu.observed().mem_mhz == 810
 
 
@@ -41,13 +43,24 @@ def test_a_clock_between_two_bins_snaps_down(rig: Rig, elementwise: Kernel) -> N
         assert rig.gpu.observed().core_mhz == 1050
 
 
+@pytest.mark.parametrize("name", model_names())
+def test_a_locked_clock_reads_back_on_every_model(name: str, elementwise: Kernel) -> None:
+    with simulated_rig(name) as rig, rig.launcher.loop([elementwise]):
+        table = rig.gpu.supported_core_mhz()
+        for mhz in table[: len(table) // 2 : 10]:  # above, heat or power may have a say
+            with clock_lease(rig.gpu, Clocks(core_mhz=mhz)):
+                rig.clock.sleep_s(1.0)
+                assert rig.gpu.observed().core_mhz == mhz
+
+
 def test_the_power_cap_outranks_a_lock_and_says_so(rig: Rig, gemm: Kernel) -> None:
     high = Clocks(core_mhz=2100)
+    rig.device.limit_power(250.0)
     with rig.launcher.loop([gemm]), clock_lease(rig.gpu, high):
         rig.clock.sleep_s(5.0)
         assert (check_applied(rig.gpu, high).core_mhz or 0) < 2100
         assert rig.gpu.event_reasons() & POWER_CAP_REASON
-        assert rig.gpu.power_w() <= 350.0
+        assert rig.gpu.power_w() <= 250.0
 
 
 def test_without_root_a_lock_is_refused_and_reading_is_not(gemm: Kernel) -> None:
@@ -91,24 +104,107 @@ def test_clocks_outside_the_table_are_refused(rig: Rig, clocks: Clocks) -> None:
         rig.gpu.lock(clocks)
 
 
-def test_the_energy_counter_is_a_staircase(rig: Rig, elementwise: Kernel) -> None:
-    with rig.launcher.loop([elementwise]):
-        seen = []
-        started_s = rig.clock.now_s()
-        while rig.clock.now_s() < started_s + 1.0:
-            seen.append(rig.gpu.energy_j())
+def test_what_is_set_can_be_read_and_outlives_the_session(rig: Rig) -> None:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlDeviceGetPersistenceMode(handle) == 0
+    pynvml.nvmlDeviceSetPersistenceMode(handle, 1)
+    pynvml.nvmlDeviceSetPowerManagementLimit(handle, 250_000)
+    with nvml_session():
+        assert pynvml.nvmlDeviceGetPersistenceMode(handle) == 1
+        assert pynvml.nvmlDeviceGetPowerManagementLimit(handle) == 250_000
+        assert rig.gpu.info().power_limit_w == 250.0
+        assert pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) == 350_000
+    low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    for limit in (low - 1, high + 1):
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlDeviceSetPowerManagementLimit(handle, limit)
 
-    assert len(set(seen)) == pytest.approx(1.0 / COUNTER_TICK_S, abs=1.1)
-    assert seen == sorted(seen)
+
+def test_a_gpu_is_found_by_every_name_it_has(rig: Rig) -> None:
+    del rig
+    with simulated_driver("rtx3080ti", count=3), nvml_session():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(2)
+        uuid = pynvml.nvmlDeviceGetUUID(handle).encode()
+        bus = pynvml.nvmlDeviceGetPciInfo(handle).busId
+        for found in (
+            pynvml.nvmlDeviceGetHandleByUUID(uuid),
+            pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode() if isinstance(bus, str) else bus),
+        ):
+            assert pynvml.nvmlDeviceGetIndex(found) == 2
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            pynvml.nvmlDeviceGetHandleByUUID(b"GPU-nobody")
+
+
+def test_it_knows_its_board(rig: Rig) -> None:
+    del rig
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+    assert pynvml.nvmlDeviceGetCudaComputeCapability(handle) == (8, 6)
+    assert pynvml.nvmlDeviceGetArchitecture(handle) == pynvml.NVML_DEVICE_ARCH_AMPERE
+    assert pynvml.nvmlDeviceGetBrand(handle) == pynvml.NVML_BRAND_GEFORCE
+    assert pynvml.nvmlDeviceGetNumGpuCores(handle) == 10240
+    for version in (None, pynvml.nvmlMemory_v2):
+        assert pynvml.nvmlDeviceGetMemoryInfo(handle, version).total == 12 << 30
+    assert pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM) == 9501
+    assert pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM) == 2115
+    assert pynvml.nvmlDeviceGetClock(handle, pynvml.NVML_CLOCK_SM, 0) == 210
+    assert 30 <= pynvml.nvmlDeviceGetFanSpeed(handle) <= 100
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_VIDEO)
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        pynvml.nvmlDeviceGetClock(handle, pynvml.NVML_CLOCK_SM, 3)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetTemperature(handle, 7)
+    assert pynvml.nvmlSystemGetNVMLVersion().endswith(_MODEL.driver)
+
+
+def test_of_an_unknown_board_nothing_is_made_up() -> None:
+    model = dataclasses.replace(_MODEL, name="NVIDIA Nothing")
+    with simulated_driver(model), nvml_session():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for read in (
+            pynvml.nvmlDeviceGetMemoryInfo,
+            pynvml.nvmlDeviceGetNumGpuCores,
+            pynvml.nvmlDeviceGetCudaComputeCapability,
+            pynvml.nvmlDeviceGetArchitecture,
+            pynvml.nvmlDeviceGetBrand,
+            pynvml.nvmlDeviceGetFanSpeed,
+        ):
+            with pytest.raises(pynvml.NVMLError_NotSupported):
+                read(handle)
+
+
+def test_outside_a_session_nothing_answers() -> None:
+    with simulated_driver("rtx3080ti"):
+        with nvml_session():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for call in (
+            pynvml.nvmlDeviceGetCount,
+            pynvml.nvmlShutdown,
+            lambda: pynvml.nvmlDeviceGetName(handle),
+        ):
+            with pytest.raises(pynvml.NVMLError_Uninitialized):
+                call()
+
+
+def test_a_handle_of_no_gpu_is_refused(rig: Rig) -> None:
+    del rig
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetName(pynvml.c_nvmlDevice_t())
+
+
+def test_a_machine_without_gpus_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one GPU"), simulated_driver("a40", count=0):
+        pass
 
 
 def test_a_call_the_driver_lacks_is_not_found(rig: Rig) -> None:
     del rig
     with pytest.raises(pynvml.NVMLError_FunctionNotFound):
-        pynvml.nvmlDeviceGetFanSpeed(pynvml.nvmlDeviceGetHandleByIndex(0))
+        pynvml.nvmlDeviceGetNvLinkState(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
 
 
-def test_several_gpus_are_told_apart(elementwise: Kernel) -> None:
+def test_several_gpus_are_told_apart() -> None:
     gpus = [VirtualGpu(_MODEL, seed=i) for i in range(3)]
     with installed(SimulatedDriver(gpus)), nvml_session():
         assert gpu_count() == 3
@@ -119,7 +215,6 @@ def test_several_gpus_are_told_apart(elementwise: Kernel) -> None:
 
     assert [gpu.core_lock for gpu in gpus] == [None, (900, 900), None]
     assert len(uuids) == 3
-    del elementwise
 
 
 def test_the_real_library_is_back_afterwards() -> None:

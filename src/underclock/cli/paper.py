@@ -42,8 +42,10 @@ def command(
     from underclock.report.paper_tables import (
         agreement_text,
         figures_table,
+        relaxed_table,
         table1_table,
         table2_table,
+        transfer_table,
     )
     from underclock.stages.measure import Grid
     from underclock.stages.paper import Outputs, run_paper
@@ -57,7 +59,13 @@ def command(
     if as_json:
         print_record(study)
         return
-    print_table(figures_table(study), table1_table(study), table2_table(study))
+    print_table(
+        figures_table(study),
+        table1_table(study),
+        relaxed_table(study),
+        transfer_table(study),
+        table2_table(study),
+    )
     click.echo(f"{study.evidence}: {agreement_text(study)}")
     click.echo(f"{study.gpu.name}: {study.calibration}")
     click.echo(study.a4000.missing or f"{study.a4000.gpu}: {study.a4000.calibration}")

@@ -27,7 +27,10 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
         NotPermittedError,
         "locking clocks needs root or an operator's daemon; reading and auto clocks do not",
     ),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: (NotSupportedError, "this GPU cannot; leave it at auto"),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: (
+        NotSupportedError,
+        "this GPU cannot; leave that clock at auto, for memory with --mem-mhz auto",
+    ),
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (NotSupportedError, "the driver is too old for this"),
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         NotSupportedError,

@@ -52,6 +52,9 @@ def open_bench(spec: str, *, protocol: Protocol | None = None, seed: int = 0) ->
 
 
 def _own(model: GpuModel) -> tuple[str, tuple[Kernel, ...]]:
+    """Return the kernels of a GPU that can run no others."""
+    if model.throughput is not None:
+        return "", ()
     return model.calibration.source, tuple(item.kernel for item in model.own)
 
 

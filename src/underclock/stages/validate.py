@@ -1,7 +1,7 @@
 """validate: measure auto and plan again, and compare every run of one with every run of the other.
 
 The two arms take turns, so that drift of the GPU falls on both. Whole-step runs at auto settle
-what auto costs, as they do when planning.
+what auto costs where they did so when planning; a plan on isolated kernels is judged on those.
 """
 
 from collections.abc import Callable, Sequence
@@ -129,10 +129,11 @@ def _runs(
     totals: tuple[list[Floats], list[Floats]] = ([], [])
     for repeat in range(repeats):
         tell(repeat, f"run {repeat + 1} of auto and of the plan")
-        auto = _measured(bench, plan.runs, auto_clocks, repeat)
-        planned = _measured(bench, plan.runs, plan_clocks, repeat)
+        auto = measured(bench, plan.runs, auto_clocks, repeat)
+        planned = measured(bench, plan.runs, plan_clocks, repeat)
         costs = [_costs(readings) * counts[:, None] for readings in (auto, planned)]
-        if bench.live and launches and plan.baseline.is_auto:
+        settled = plan.closure is not None and plan.baseline.is_auto
+        if bench.live and launches and settled:
             capped = np.array([bool((r.event_reasons or 0) & POWER_CAP_REASON) for r in auto])
             step = bench.measure(launches, repeat)
             at_auto = np.array([clocks == AUTO for clocks in plan_clocks])
@@ -146,7 +147,7 @@ def _runs(
     return np.stack(totals[0]), np.stack(totals[1])
 
 
-def _measured(
+def measured(
     bench: Bench, kernels: Sequence[Kernel], clocks: Sequence[Clocks], repeat: int
 ) -> list[Reading]:
     """Measure every kernel at its clocks, one change of clocks per distinct pair."""

@@ -53,6 +53,6 @@ def read_document(path: Path, kind: type[_R]) -> _R:
                 hint="upgrade underclock, or make the file anew with this version",
             )
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         noun = kind.__name__.lower()
         raise DataError(f"{path} is not a readable {noun} file: {exc}", hint=made_by) from exc

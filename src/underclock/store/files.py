@@ -17,18 +17,19 @@ def check_output(path: Path, *, force: bool = False) -> None:
     Raises:
         UsageError: It exists already, or its folder is missing or not writable.
     """
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder", hint="name a file with -o")
-    if path.exists() and not force:
-        raise UsageError(
-            f"will not overwrite {path}: it exists", hint="pass --force, or another -o"
-        )
     folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(
-            f"cannot write {path}: there is no folder {folder}", hint="make it first, or another -o"
-        )
     try:
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder", hint="name a file with -o")
+        if path.exists() and not force:
+            raise UsageError(
+                f"will not overwrite {path}: it exists", hint="pass --force, or another -o"
+            )
+        if not folder.is_dir():
+            raise UsageError(
+                f"cannot write {path}: there is no folder {folder}",
+                hint="make it first, or another -o",
+            )
         # Asking the folder, not its mode bits: root and read-only mounts make those lie.
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -45,7 +46,15 @@ def write_text(path: Path, text: str, *, force: bool = False) -> None:
         UsageError: As `check_output`, or the disk is full.
     """
     check_output(path, force=force)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        _replace(path, text)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside the file and move it there; nothing stays behind when that fails."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".underclock.")
     partial = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -54,9 +63,6 @@ def write_text(path: Path, text: str, *, force: bool = False) -> None:
             os.fsync(file.fileno())
         partial.chmod(0o666 & ~_umask())
         partial.replace(path)
-    except OSError as exc:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from underclock.errors import DataError, MeasurementError
+from underclock.errors import DataError, MeasurementError, UsageError
 from underclock.records import SCHEMA, Clocks, Profile, Sample
 from underclock.store.files import check_output
 
@@ -43,9 +43,11 @@ CREATE UNIQUE INDEX once ON samples
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours, at this one boundary."""
+    """Turn the errors of reading and appending into ours, at this one boundary."""
     try:
         yield
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except sqlite3.IntegrityError as exc:
         raise MeasurementError(
             f"{path} already holds this measurement",
@@ -82,15 +84,18 @@ class SampleFile:
         # Built aside and moved into place, so that a kill at any instant leaves a whole file or
         # none under the name that a later run resumes.
         partial = path.with_name(f".{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        with _translated(path), closing(sqlite3.connect(partial)) as connection:
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            connection.executescript(_TABLES)
-            body = msgspec.json.encode(header).decode()
-            connection.execute("INSERT INTO header VALUES (?)", (body,))
-            connection.commit()
-        partial.replace(path)
+        try:
+            partial.unlink(missing_ok=True)
+            with closing(sqlite3.connect(partial)) as connection:
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+                connection.executescript(_TABLES)
+                body = msgspec.json.encode(header).decode()
+                connection.execute("INSERT INTO header VALUES (?)", (body,))
+                connection.commit()
+            partial.replace(path)
+        except (OSError, sqlite3.Error) as exc:
+            raise UsageError(f"cannot write {path}: {exc}") from exc
         return cls.open(path, writable=True)
 
     @classmethod
@@ -100,10 +105,10 @@ class SampleFile:
         Raises:
             DataError: Missing, damaged, of a newer version, or something else altogether.
         """
-        if not path.is_file():
-            raise DataError(f"cannot read {path}: no such file")
         mode = "rw" if writable else "ro"
         with _translated(path):
+            if not path.is_file():
+                raise DataError(f"cannot read {path}: no such file")
             uri = f"{path.resolve().as_uri()}?mode={mode}"
             connection = sqlite3.connect(uri, uri=True, isolation_level=None)
             try:
@@ -142,14 +147,14 @@ class SampleFile:
         (body,) = connection.execute("SELECT body FROM header").fetchone() or (None,)
         try:
             return msgspec.json.decode(body or "", type=Profile)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise DataError(
                 f"{path} has a damaged header: {exc}",
                 hint="make it anew with `underclock measure`",
             ) from exc
 
     def append(self, sample: Sample, *, in_situ: bool = False) -> None:
-        """Add one measurement; it is on disk when this returns.
+        """Add one measurement; from here on it survives this process.
 
         Args:
             sample: The measurement.

@@ -1,7 +1,7 @@
 """A sweep somebody measured, as CSV: one row per run, an empty clock is auto."""
 
 import csv
-import math
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from underclock.units import nearest
 
 _REQUIRED = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s", "energy_j", "power_w")
 _OPTIONAL = ("count", "pass")
+_LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 
 
@@ -29,15 +30,16 @@ class _Row:
         return value
 
     def quantity(self, column: str) -> float:
-        """Return a positive, finite number."""
+        """Return a positive number that a quantity can have."""
         raw = self.text(column)
         try:
             value = float(raw)
         except ValueError:
             raise DataError(f"{self.where}: {column} is {raw!r}, not a number") from None
-        if not (value > 0 and math.isfinite(value)):
+        if not _LEAST <= value <= _GREATEST:
             raise DataError(
-                f"{self.where}: {column} is {raw}; it must be positive and finite",
+                f"{self.where}: {column} is {raw}; it must be positive and finite, "
+                f"from {_LEAST:g} to {_GREATEST:g}",
                 hint="remove the row if the run failed",
             )
         return value
@@ -82,7 +84,8 @@ def read_table(path: Path) -> Profile:
     return Profile(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name=gpus[0]),
-        workload=path.stem,
+        # A name need not be text on disk, but it must be in the files made from this one.
+        workload=os.fsencode(path.stem).decode(errors="replace"),
         kernels=tuple(kernels.values()),
         samples=tuple(samples),
         expected_samples=len(samples),

@@ -1,12 +1,16 @@
 """Training steps as lists of kernels, computed from model shapes; no GPU needed.
 
 One module per family. A family knows its members by name and builds a `Step` from them.
+
+* `shape`: the sizes of GPT-3's members, and of one GPU's share under tensor parallelism
+* `gpt3`: their kernels
 """
 
 from underclock.errors import UsageError
 from underclock.records import Step
 from underclock.units import nearest
-from underclock.workloads.gpt3 import MODELS, Shape, build
+from underclock.workloads.gpt3 import build
+from underclock.workloads.shape import MODELS, Shape
 
 __all__ = ["MODELS", "Shape", "build", "workload"]
 
@@ -16,7 +20,7 @@ def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
 
     Args:
         name: A key of `MODELS`.
-        overrides: Fields of `Shape` to change, e.g. ``{"batch": 8}``.
+        overrides: Fields of `Shape` to change, e.g. ``{"batch": 8, "tp": 4}``.
 
     Raises:
         UsageError: No such workload, or sizes that make no model.

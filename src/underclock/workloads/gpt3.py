@@ -6,15 +6,22 @@ L layers, P parameters. All tensors are bf16 (2 bytes) unless a term says otherw
 Bytes are the least DRAM traffic: every tensor a kernel reads or writes counted once, and what it
 accumulates into counted twice. FLOPs of a matrix product are 2·m·n·k; those of the other kernels
 are a count per element. The counts follow llm.c's kernels as arXiv 2601.08539 ran them.
+
+With tp GPUs the kernels are those of one, sharded as Megatron-LM does with sequence parallelism:
+
+* qkv, fc and lm_head by columns, attproj and fcproj by rows, attention by heads;
+* layer norms, residuals and the biases after attproj and fcproj by the sequence;
+* the embedding, the logits and their loss by the vocabulary, tokens spread evenly over it.
+
+Collectives between GPUs are not listed, as in the paper.
 """
 
-import dataclasses
-from dataclasses import dataclass
-
 from underclock.records import Kernel, Kind, Pass, Step
+from underclock.workloads.shape import MODELS, Shape
+
+__all__ = ["MODELS", "Shape", "build"]
 
 _BF16, _FP32, _INT32 = 2, 4, 4
-_VOCABULARY_ALIGNMENT = 128  # llm.c pads the vocabulary so that GEMM shapes stay aligned
 _PASS_OF_SECTION = {
     "fwd": Pass.FORWARD,
     "Lf": Pass.FORWARD,
@@ -22,74 +29,6 @@ _PASS_OF_SECTION = {
     "bwd": Pass.BACKWARD,
     "Lb": Pass.BACKWARD,
     "opt": Pass.OPTIMIZER,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Sizes that decide every kernel of the step."""
-
-    layers: int
-    hidden: int
-    heads: int
-    batch: int = 40
-    """Sequences per step on one GPU."""
-    sequence: int = 1024
-    """Tokens per sequence."""
-    vocabulary: int = 50257
-    """Distinct tokens, before padding."""
-    positions: int = 2048
-    """Rows of the position embedding; GPT-3's context length."""
-    sm_count: int = 80
-    """SMs of the GPU: llm.c sizes its bias reduction by it. An RTX 3080 Ti has 80."""
-    threads_per_sm: int = 1536
-    """Resident threads of an SM, for the same reason."""
-
-    def __post_init__(self) -> None:
-        """Reject sizes that make no transformer."""
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1")
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not a multiple of {self.heads} heads")
-        if self.sequence > self.positions:
-            raise ValueError(f"sequence {self.sequence} exceeds {self.positions} positions")
-
-    def changed(self, overrides: dict[str, int]) -> "Shape":
-        """Return a copy with other sizes.
-
-        Raises:
-            ValueError: No such size, or sizes that make no transformer.
-        """
-        unknown = overrides.keys() - {field.name for field in dataclasses.fields(self)}
-        if unknown:
-            raise ValueError(f"no parameter named {min(unknown)!r}")
-        return dataclasses.replace(self, **overrides)
-
-    @property
-    def padded_vocabulary(self) -> int:
-        """Vocabulary rounded up to the GEMM alignment."""
-        return -(-self.vocabulary // _VOCABULARY_ALIGNMENT) * _VOCABULARY_ALIGNMENT
-
-    @property
-    def parameters(self) -> int:
-        """Trainable parameters, embeddings tied, as llm.c allocates them."""
-        c = self.hidden
-        per_layer = 12 * c * c + 13 * c
-        return (self.padded_vocabulary + self.positions) * c + self.layers * per_layer + 2 * c
-
-
-# GPT-3's table 2.1 (arXiv 2005.14165), but XL with 16 heads as in arXiv 2601.08539 and 13 B with
-# hidden 5120, a multiple of its 40 heads.
-MODELS = {
-    "gpt3-125m": Shape(layers=12, hidden=768, heads=12),
-    "gpt3-350m": Shape(layers=24, hidden=1024, heads=16),
-    "gpt3-760m": Shape(layers=24, hidden=1536, heads=16),
-    "gpt3-xl": Shape(layers=24, hidden=2048, heads=16),
-    "gpt3-2.7b": Shape(layers=32, hidden=2560, heads=32),
-    "gpt3-6.7b": Shape(layers=32, hidden=4096, heads=32),
-    "gpt3-13b": Shape(layers=40, hidden=5120, heads=40),
-    "gpt3-175b": Shape(layers=96, hidden=12288, heads=96),
 }
 
 
@@ -112,8 +51,8 @@ class _Builder:
         self._add(section, name, Kind.GEMM, f"{m}x{n}x{k}", 2.0 * m * n * k, _BF16 * elements)
 
     def batched(self, section: str, name: str, m: int, n: int, k: int) -> None:
-        """Add one product per sequence and head."""
-        batch = self.shape.batch * self.shape.heads
+        """Add one product per sequence and head of this GPU."""
+        batch = self.shape.batch * self.shape.heads // self.shape.tp
         self._add(
             section,
             name,
@@ -123,10 +62,9 @@ class _Builder:
             _BF16 * batch * (m * k + k * n + m * n),
         )
 
-    def bias_backward(self, section: str, suffix: str, channels: int) -> None:
+    def bias_backward(self, section: str, suffix: str, tokens: int, channels: int) -> None:
         """Add the column sum of a gradient, and its second stage where llm.c needs one."""
         shape = self.shape
-        tokens = shape.batch * shape.sequence
         self.memory(
             section,
             f"matmul_backward_bias_kernel9 {suffix}",
@@ -167,39 +105,43 @@ class _Builder:
 
 def _forward(add: _Builder) -> None:
     s = add.shape
-    b, t, c, h, v = s.batch, s.sequence, s.hidden, s.heads, s.padded_vocabulary
+    p = s.tp
+    b, t, c = s.batch, s.sequence, s.hidden
+    heads, v, head = s.heads // p, s.padded_vocabulary // p, c // s.heads
     n = b * t
-    nc = n * c
-    norm_stats = 2 * _FP32 * n  # mean and reciprocal deviation of each token
-    causal = b * h * t * (t + 1) // 2  # attention scores on and below the diagonal
-    embed = _BF16 * (2 * nc + t * c) + _INT32 * n
+    own = n // p  # tokens of this GPU where the sequence is sharded
+    nc = own * c  # elements of a tensor that is sharded, whichever way
+    norm_stats = 2 * _FP32 * own  # mean and reciprocal deviation of each token
+    causal = b * heads * t * (t + 1) // 2  # attention scores on and below the diagonal
+    # A GPU finds the tokens of its part of the vocabulary, and writes zeros for all others.
+    embed = _BF16 * (nc + n * c + t * c // p) + _INT32 * n
     add.memory("fwd", "encoder_forward_kernel3", f"{n}x{c}", flops=nc, moved=embed)
     add.memory(
         "fwd",
         "layernorm_forward_kernel6",
-        f"{n}x{c}",
+        f"{own}x{c}",
         flops=8 * nc,
         moved=2 * _BF16 * nc + norm_stats,
     )
-    add.gemm("Lf", "qkv", 3 * c, n, c)
-    add.memory("Lf", "permute_kernel", f"{n}x3C", flops=0, moved=6 * _BF16 * nc)
-    add.batched("Lf", "bgemm QK^T", t, t, c // h)
+    add.gemm("Lf", "qkv", 3 * c // p, n, c)
+    add.memory("Lf", "permute_kernel", f"{n}x3C{s.part}", flops=0, moved=6 * _BF16 * nc)
+    add.batched("Lf", "bgemm QK^T", t, t, head)
     add.memory(
         "Lf",
         "softmax_forward_kernel5",
-        f"{b * h}x{t}x{t} causal",
+        f"{b * heads}x{t}x{t} causal",
         flops=5 * causal,
         moved=2 * _BF16 * causal,
     )
-    add.batched("Lf", "bgemm att.V", c // h, t, t)
-    add.memory("Lf", "unpermute_kernel", f"{n}xC", flops=0, moved=2 * _BF16 * nc)
-    add.gemm("Lf", "attproj", c, n, c)
+    add.batched("Lf", "bgemm att.V", head, t, t)
+    add.memory("Lf", "unpermute_kernel", f"{n}xC{s.part}", flops=0, moved=2 * _BF16 * nc)
+    add.gemm("Lf", "attproj", c, n, c // p)
     residual = {"flops": 9 * nc, "moved": 4 * _BF16 * nc + norm_stats}
-    add.memory("Lf", "fused_residual_forward_kernel5 (ln2)", f"{n}xC", **residual)
-    add.gemm("Lf", "fc", 4 * c, n, c)
-    add.memory("Lf", "gelu_forward_kernel2", f"{n}x4C", flops=32 * nc, moved=8 * _BF16 * nc)
-    add.gemm("Lf", "fcproj", c, n, 4 * c)
-    add.memory("Lf", "fused_residual_forward_kernel5 (ln1/lnf)", f"{n}xC", **residual)
+    add.memory("Lf", "fused_residual_forward_kernel5 (ln2)", f"{own}xC", **residual)
+    add.gemm("Lf", "fc", 4 * c // p, n, c)
+    add.memory("Lf", "gelu_forward_kernel2", f"{n}x4C{s.part}", flops=32 * nc, moved=8 * _BF16 * nc)
+    add.gemm("Lf", "fcproj", c, n, 4 * c // p)
+    add.memory("Lf", "fused_residual_forward_kernel5 (ln1/lnf)", f"{own}xC", **residual)
     add.gemm("fwd", "lm_head", v, n, c)
     add.memory(
         "loss", "fused_classifier_kernel5", f"{n}x{v}", flops=6 * n * v, moved=3 * _BF16 * n * v
@@ -208,60 +150,68 @@ def _forward(add: _Builder) -> None:
 
 def _backward(add: _Builder) -> None:
     s = add.shape
-    b, t, c, h, v = s.batch, s.sequence, s.hidden, s.heads, s.padded_vocabulary
+    p = s.tp
+    b, t, c = s.batch, s.sequence, s.hidden
+    heads, v, head = s.heads // p, s.padded_vocabulary // p, c // s.heads
     n = b * t
-    nc = n * c
-    causal = b * h * t * (t + 1) // 2
+    own = n // p
+    nc = own * c
+    causal = b * heads * t * (t + 1) // 2
     add.gemm("bwd", "lm_head dgrad", c, n, v)
     add.gemm("bwd", "lm_head wgrad", c, v, n, accumulate=True)
     norm = {"flops": 12 * nc, "moved": 4 * _BF16 * nc}
-    add.memory("bwd", "layernorm_backward_kernel10 (lnf)", f"{n}xC", **norm)
+    add.memory("bwd", "layernorm_backward_kernel10 (lnf)", f"{own}xC", **norm)
     add.memory(
         "Lb",
         "gelu_forward_kernel2 (recompute=1)",
-        f"{n}x4C",
+        f"{n}x4C{s.part}",
         flops=32 * nc,
         moved=8 * _BF16 * nc,
     )
-    add.bias_backward("Lb", "fcproj", c)
-    add.gemm("Lb", "fcproj dgrad", 4 * c, n, c)
+    add.bias_backward("Lb", "fcproj", own, c)
+    add.gemm("Lb", "fcproj dgrad", 4 * c // p, n, c)
     add.memory(
-        "Lb", "gelu_backward_inplace_kernel", f"{n}x4C", flops=64 * nc, moved=12 * _BF16 * nc
+        "Lb",
+        "gelu_backward_inplace_kernel",
+        f"{n}x4C{s.part}",
+        flops=64 * nc,
+        moved=12 * _BF16 * nc,
     )
-    add.gemm("Lb", "fcproj wgrad", 4 * c, c, n, accumulate=True)
-    add.bias_backward("Lb", "fc", 4 * c)
-    add.gemm("Lb", "fc dgrad", c, n, 4 * c)
-    add.gemm("Lb", "fc wgrad", c, 4 * c, n, accumulate=True)
-    add.memory("Lb", "layernorm_backward_kernel10 (ln2)", f"{n}xC", **norm)
-    add.bias_backward("Lb", "attproj", c)
-    add.gemm("Lb", "attproj dgrad", c, n, c)
-    add.gemm("Lb", "attproj wgrad", c, c, n, accumulate=True)
-    add.memory("Lb", "unpermute_kernel_backward", f"{n}xC", flops=0, moved=2 * _BF16 * nc)
-    add.batched("Lb", "bgemm datt", t, t, c // h)
-    add.batched("Lb", "bgemm dv", c // h, t, t)
+    add.gemm("Lb", "fcproj wgrad", 4 * c // p, c, n, accumulate=True)
+    add.bias_backward("Lb", "fc", n, 4 * c // p)
+    add.gemm("Lb", "fc dgrad", c, n, 4 * c // p)
+    add.gemm("Lb", "fc wgrad", c, 4 * c // p, n, accumulate=True)
+    add.memory("Lb", "layernorm_backward_kernel10 (ln2)", f"{own}xC", **norm)
+    add.bias_backward("Lb", "attproj", own, c)
+    add.gemm("Lb", "attproj dgrad", c // p, n, c)
+    add.gemm("Lb", "attproj wgrad", c // p, c, n, accumulate=True)
+    add.memory("Lb", "unpermute_kernel_backward", f"{n}xC{s.part}", flops=0, moved=2 * _BF16 * nc)
+    add.batched("Lb", "bgemm datt", t, t, head)
+    add.batched("Lb", "bgemm dv", head, t, t)
     # Reads scores and gradients below the diagonal, writes the full square with zeros above it.
     add.memory(
         "Lb",
         "softmax_autoregressive_backward_inplace_kernel",
-        f"{b * h}x{t}x{t}",
+        f"{b * heads}x{t}x{t}",
         flops=4 * causal,
-        moved=_BF16 * (2 * causal + b * h * t * t),
+        moved=_BF16 * (2 * causal + b * heads * t * t),
     )
-    add.batched("Lb", "bgemm dq", c // h, t, t)
-    add.batched("Lb", "bgemm dk", c // h, t, t)
-    add.memory("Lb", "permute_kernel_backward", f"{n}x3C", flops=0, moved=6 * _BF16 * nc)
-    add.bias_backward("Lb", "qkv", 3 * c)
-    add.gemm("Lb", "qkv dgrad", c, n, 3 * c)
-    add.gemm("Lb", "qkv wgrad", c, 3 * c, n, accumulate=True)
-    add.memory("Lb", "layernorm_backward_kernel10 (ln1)", f"{n}xC", **norm)
-    add.memory("bwd", "wpe_backward_kernel", f"{t}xC", flops=nc, moved=_BF16 * (nc + 2 * t * c))
+    add.batched("Lb", "bgemm dq", head, t, t)
+    add.batched("Lb", "bgemm dk", head, t, t)
+    add.memory("Lb", "permute_kernel_backward", f"{n}x3C{s.part}", flops=0, moved=6 * _BF16 * nc)
+    add.bias_backward("Lb", "qkv", n, 3 * c // p)
+    add.gemm("Lb", "qkv dgrad", c, n, 3 * c // p)
+    add.gemm("Lb", "qkv wgrad", c, 3 * c // p, n, accumulate=True)
+    add.memory("Lb", "layernorm_backward_kernel10 (ln1)", f"{own}xC", **norm)
+    positions = _BF16 * (nc + 2 * t * c // p)
+    add.memory("bwd", "wpe_backward_kernel", f"{t // p}xC", flops=nc, moved=positions)
     add.memory(
-        "bwd", "wte_backward_kernel", f"{n}xC gather-scatter", flops=nc, moved=3 * _BF16 * nc
+        "bwd", "wte_backward_kernel", f"{own}xC gather-scatter", flops=nc, moved=3 * _BF16 * nc
     )
 
 
 def _optimizer(add: _Builder) -> None:
-    p = add.shape.parameters
+    p = add.shape.rank_parameters
     add.memory("opt", "global_norm_squared_kernel", str(p), flops=2 * p, moved=_BF16 * p)
     # Reads gradient, master weight and both moments, writes the last three and the weight.
     add.memory("opt", "adamw_kernel3 (16 launches)", str(p), flops=15 * p, moved=28 * p)
@@ -284,7 +234,7 @@ def _launch_order(kernels: list[Kernel], layers: int) -> tuple[int, ...]:
 
 
 def build(name: str, shape: Shape) -> Step:
-    """Return one training step, optimizer included, in launch order."""
+    """Return one GPU's part of one training step, optimizer included, in launch order."""
     add = _Builder(shape)
     _forward(add)
     _backward(add)
@@ -293,5 +243,5 @@ def build(name: str, shape: Shape) -> Step:
         name=name,
         kernels=tuple(add.kernels),
         order=_launch_order(add.kernels, shape.layers),
-        parameters=dataclasses.asdict(shape),
+        parameters=shape.as_parameters(),
     )

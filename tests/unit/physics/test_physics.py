@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.hw.simulated.models import MODELS
+from underclock.hw.simulated.catalogue import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w, idle_w, voltage_v
 from underclock.physics.thermal import boost_mhz, temperature_after
-from underclock.physics.timing import duration_s, xbar_mhz
+from underclock.physics.timing import dram_mhz, duration_s, xbar_mhz
 
-_GPU = MODELS["rtx3080ti"].constants
-_BINS = np.array(MODELS["rtx3080ti"].core_mhz, dtype=np.float64)
+_GPU = gpu_model("rtx3080ti").constants
+_BINS = np.array(gpu_model("rtx3080ti").core_mhz, dtype=np.float64)
 
 cycles = st.floats(0.01, 100.0)
 kernels = st.builds(
@@ -45,7 +45,7 @@ def test_a_kernel_takes_at_least_its_longest_part_and_at_most_their_sum(
 ) -> None:
     parts = (
         kernel.core_mcycles / core_mhz,
-        kernel.dram_mcycles / mem_mhz,
+        kernel.dram_mcycles / float(dram_mhz(_GPU, mem_mhz)),
         kernel.xbar_mcycles / xbar_mhz(_GPU, core_mhz),
     )
     taken_s = duration_s(_GPU, kernel, core_mhz, mem_mhz) - kernel.fixed_s
@@ -115,4 +115,4 @@ def test_heat_costs_boost_in_whole_bins(temperature_c: float) -> None:
 @pytest.mark.parametrize("bad", [{}, {"core_mcycles": -1.0, "fixed_s": 1.0}])
 def test_a_kernel_that_takes_no_time_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="cycles"):
-        KernelConstants(**bad)
+        KernelConstants(**bad)  # type: ignore[arg-type]

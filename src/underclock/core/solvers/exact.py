@@ -6,11 +6,13 @@ less than the base minus the time it leaves unused, at that price. Greedily taki
 gives a first choice; the gap is what separates it from the bound.
 
 The optimum is searched below a ceiling that starts near the bound and doubles its distance until
-something is found, which is then the optimum. Any setting whose reduced cost alone exceeds the
-ceiling is struck out (Pisinger's core: A minimal algorithm for the multiple-choice knapsack
-problem, 1995), so too low a ceiling costs next to nothing. The search decides one group after
-another and keeps labels, pairs of (time, energy) relative to the base. A label goes when another is
-no slower and no dearer, or when a bound shows that nothing below the ceiling can come of it.
+something is found. Any setting whose reduced cost alone exceeds the ceiling is struck out
+(Pisinger's core: A minimal algorithm for the multiple-choice knapsack problem, 1995), so too low a
+ceiling costs next to nothing. The search decides one group after another and keeps labels, pairs of
+(time, energy) relative to the base. A label goes when another is no slower and no dearer, or when a
+bound shows that nothing below the ceiling can come of it. Scouts keep few labels: where none was
+lost, what they find is the optimum; else it is nearly that, and the ceiling of the search that
+keeps them all.
 
 Groups are decided in order of how much time they can move, greatest first. The small ones that
 come last can then only reach budgets close to a label's own time, so nearly all labels are cut
@@ -45,7 +47,8 @@ _Bools = NDArray[np.bool_]
 _GREEDY_TRADES = 5_000
 _EPSILON = float(np.finfo(np.float64).eps)
 _HALVINGS = 8  # from the greedy choice's gap to the lowest ceiling
-_NEARBY = (-64, 0, 64)  # trades from the break whose rates serve as multipliers
+_NEARBY = (-256, -64, -16, 0, 16, 64, 256)  # trades from the break whose rates are multipliers
+_SCOUT_LABELS = 200  # of a group, in the searches that only look for a good choice
 _SHARE = 512  # a group may keep one label in so many of those left
 
 
@@ -177,21 +180,26 @@ class _Core:
         """
         bound = -self.rate * self.slack
         gap = self.best - bound
-        for halvings in range(_HALVINGS, 0, -1):
+        for halvings in range(_HALVINGS, -1, -1):
             ceiling = min(self.best, math.floor(bound + gap / 2**halvings))
-            found, lost = self._search(ceiling, max_labels)
-            if found or lost is not None:
+            found, lost = self._search(ceiling, max_labels, _SCOUT_LABELS)
+            if found:
                 break
-        if not found:
-            _, lost = self._search(self.best, max_labels)
+        if lost is not None:
+            _, lost = self._search(self.best, max_labels, max_labels)
         return None if lost is None or lost > self.best - 1 else lost
 
-    def _search(self, ceiling: int, max_labels: int) -> tuple[bool, float | None]:
+    def _search(self, ceiling: int, max_labels: int, each: int) -> tuple[bool, float | None]:
         """Look for the best choice whose energy is below a ceiling.
 
+        Args:
+            ceiling: Energy to get below.
+            max_labels: How many labels to keep in all.
+            each: How many labels a group may keep.
+
         Returns:
-            Whether there is one, now the best known; and, where labels were lost to
-            ``max_labels``, the least bound among them.
+            Whether one was found, now the best known; and, where labels were lost, the least
+            bound among them.
         """
         stages = _Stages.of(self, self._live(ceiling))
         ahead, soonest = stages.ahead(self.rates)
@@ -211,7 +219,7 @@ class _Core:
                 latest=self.slack - int(soonest[j + 1]),
                 rates=self.rates,
                 floor=floor[j + 1],
-                most=max(1, max_labels // _SHARE),
+                most=max(1, min(each, max_labels // _SHARE)),
             )
             if len(come) == 0:
                 break
@@ -353,7 +361,8 @@ class _Labels:
         energy = (move_energy[:, None] + self.energy).ravel()
         bound = np.full(len(time), -np.inf)
         for rate, add in zip(rates.tolist(), floor.tolist(), strict=True):
-            np.maximum(bound, energy + rate * time + add, out=bound)
+            np.maximum(bound, rate * time + add, out=bound)
+        bound += energy
         alive = np.flatnonzero((bound <= below - 1) & (time <= latest))
         order = alive[np.argsort(time[alive], kind="stable")]
         order = order[_front(time[order], energy[order])]

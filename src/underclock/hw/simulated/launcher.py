@@ -1,9 +1,11 @@
 """Runs kernels on a virtual GPU, in virtual time."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from underclock.errors import DeviceError
 from underclock.hw.base import Loop, Progress
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Kernel
@@ -11,9 +13,16 @@ from underclock.records import Kernel
 
 @dataclass(frozen=True, slots=True)
 class VirtualClock:
-    """The virtual GPUs' time; sleeping is what makes them run."""
+    """The virtual GPUs' time; sleeping is what makes them run.
+
+    Attributes:
+        gpus: They all keep one time.
+        lock: Held while time passes and while a driver's call is answered: a driver answers one
+            call at a time, so calls to several GPUs take their time one after another.
+    """
 
     gpus: tuple[VirtualGpu, ...]
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
 
     def now_s(self) -> float:
         """Return virtual time in s."""
@@ -21,8 +30,9 @@ class VirtualClock:
 
     def sleep_s(self, duration_s: float) -> None:
         """Let virtual time pass on every GPU."""
-        for gpu in self.gpus:
-            gpu.advance(duration_s)
+        with self.lock:
+            for gpu in self.gpus:
+                gpu.advance(duration_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,12 @@ class _VirtualLoop:
     gpu: VirtualGpu
 
     def progress(self) -> Progress:
+        """Return how far it is.
+
+        Raises:
+            DeviceError: The GPU fell off the bus.
+        """
+        _check(self.gpu)
         activity = self.gpu.activity
         if activity is None:
             return Progress(launches=0, elapsed_s=0.0)
@@ -38,7 +54,7 @@ class _VirtualLoop:
 
 @dataclass(frozen=True, slots=True)
 class VirtualLauncher:
-    """Launches kernels by what their FLOPs and bytes cost on the GPU's model."""
+    """Launches kernels by what they cost on the GPU's model."""
 
     gpu: VirtualGpu
 
@@ -48,10 +64,17 @@ class VirtualLauncher:
 
         Raises:
             UsageError: A kernel does not say what it does.
+            DeviceError: The GPU fell off the bus.
         """
+        _check(self.gpu)
         constants = {kernel.name: self.gpu.model.kernel(kernel) for kernel in kernels}
         self.gpu.begin([constants[kernel.name] for kernel in kernels])
         try:
             yield _VirtualLoop(self.gpu)
         finally:
             self.gpu.end()
+
+
+def _check(gpu: VirtualGpu) -> None:
+    if gpu.lost:
+        raise DeviceError("a launch failed: the GPU fell off the bus", hint="reboot the machine")

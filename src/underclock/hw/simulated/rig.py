@@ -1,14 +1,97 @@
-"""A simulated GPU set up whole: device, driver in NVML's place, NVML session, launcher, clock."""
+"""Simulated GPUs set up whole: devices, driver in NVML's place, launchers, clock."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from underclock.hw.base import Loop
 from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.simulated.catalogue import gpu_model
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver, installed
+from underclock.hw.simulated.faults import FaultScript
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
-from underclock.hw.simulated.models import gpu_model
+from underclock.hw.simulated.models import GpuModel
+from underclock.hw.simulated.work import Neighbour
+from underclock.records import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine with simulated GPUs, as one sees it who may look behind the driver.
+
+    Attributes:
+        gpus: The truth behind the driver, in index order.
+        driver: What nvidia-ml-py talks to.
+        clock: The machine's virtual time; sleeping on it is what makes the GPUs run.
+    """
+
+    gpus: tuple[VirtualGpu, ...]
+    driver: SimulatedDriver
+    clock: VirtualClock
+
+    def run(
+        self, kernels: Kernel | Sequence[Kernel], *, gpu: int = 0
+    ) -> AbstractContextManager[Loop]:
+        """Keep launching kernels on a GPU from entry to exit.
+
+        Raises:
+            UsageError: A kernel does not say what it does.
+        """
+        sequence = (kernels,) if isinstance(kernels, Kernel) else kernels
+        return VirtualLauncher(self.gpus[gpu]).loop(sequence)
+
+    @contextmanager
+    def shared(self, kernel: Kernel, *, pid: int, share: float, gpu: int = 0) -> Iterator[None]:
+        """Let another process take a share of a GPU's time from entry to exit.
+
+        Raises:
+            UsageError: The kernel does not say what it does.
+            ValueError: The share is none, or leaves no time to others.
+        """
+        device = self.gpus[gpu]
+        device.join(Neighbour(pid=pid, kernel=device.model.kernel(kernel), share=share))
+        try:
+            yield
+        finally:
+            device.leave(pid)
+
+
+@contextmanager
+def simulated_driver(
+    model: str | GpuModel,
+    *,
+    count: int = 1,
+    seed: int = 0,
+    root: bool = True,
+    faults: FaultScript | None = None,
+    unit: int = 0,
+) -> Iterator[Machine]:
+    """Put simulated GPUs in NVML's place for every program in this process, for a block.
+
+    A program that keeps a session of its own must close it inside the block.
+
+    Args:
+        model: Name, as in ``sim:NAME``, or a model.
+        count: How many GPUs.
+        seed: Of their noise.
+        root: Whether the process may write.
+        faults: What goes wrong, and when.
+        unit: Which unit of the model GPU 0 is; the others follow. Unit 0 is the model itself.
+
+    Raises:
+        UsageError: No such model.
+        ValueError: No GPU at all, or a fault befalls one that is not there.
+    """
+    if count < 1:
+        raise ValueError(f"a machine needs at least one GPU, got {count}")
+    found = gpu_model(model) if isinstance(model, str) else model
+    gpus = tuple(VirtualGpu(found, seed=seed, unit=unit + i) for i in range(count))
+    if faults is not None:
+        faults.arm(gpus)
+    driver = SimulatedDriver(gpus, root=root)
+    with installed(driver):
+        yield Machine(gpus, driver, driver.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +114,29 @@ class Rig:
 
 
 @contextmanager
-def simulated_rig(name: str, *, seed: int = 0, root: bool = True) -> Iterator[Rig]:
-    """Simulate one GPU for the length of a block.
+def simulated_rig(
+    model: str | GpuModel,
+    *,
+    seed: int = 0,
+    root: bool = True,
+    faults: FaultScript | None = None,
+    unit: int = 0,
+) -> Iterator[Rig]:
+    """Simulate one GPU for the length of a block, with an NVML session open.
 
     Args:
-        name: Model, as in ``sim:NAME``.
+        model: Name, as in ``sim:NAME``, or a model.
         seed: Of its noise.
         root: Whether the process may lock clocks.
+        faults: What goes wrong, and when.
+        unit: Which unit of the model; unit 0 is the model itself.
 
     Raises:
         UsageError: No such model.
     """
-    device = VirtualGpu(gpu_model(name), seed=seed)
-    driver = SimulatedDriver([device], root=root)
-    with installed(driver), nvml_session():
-        yield Rig(device, driver, NvmlGpu(), VirtualLauncher(device), driver.clock)
+    with (
+        simulated_driver(model, seed=seed, root=root, faults=faults, unit=unit) as machine,
+        nvml_session(),
+    ):
+        device = machine.gpus[0]
+        yield Rig(device, machine.driver, NvmlGpu(), VirtualLauncher(device), machine.clock)

@@ -1,0 +1,62 @@
+"""What no fit touches of the simulated GPUs: memory, cores, identity, and their sensors."""
+
+from dataclasses import dataclass
+
+from underclock.hw.simulated.sensors import AMPERE, GA100, HOPPER, Sensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """One kind of board, from its data sheet.
+
+    Attributes:
+        cores: CUDA cores.
+        memory_mib: Device memory that the driver reports.
+        capability: CUDA compute capability.
+        pci_device: PCI device number.
+        geforce: Whether it is sold under that brand.
+        fan: Whether it has one of its own.
+        sensors: What it measures with.
+    """
+
+    cores: int
+    memory_mib: int
+    capability: tuple[int, int]
+    pci_device: int
+    geforce: bool = False
+    fan: bool = False
+    sensors: Sensors = AMPERE
+
+
+# By the name the driver gives them.
+_BOARDS = {
+    "NVIDIA GeForce RTX 3080 Ti": Board(
+        cores=10240,
+        memory_mib=12288,
+        capability=(8, 6),
+        pci_device=0x2208,
+        geforce=True,
+        fan=True,
+    ),
+    "NVIDIA RTX A4000": Board(
+        cores=6144, memory_mib=16376, capability=(8, 6), pci_device=0x24B0, fan=True
+    ),
+    "NVIDIA A40": Board(cores=10752, memory_mib=46068, capability=(8, 6), pci_device=0x2235),
+    "NVIDIA A100-SXM4-40GB": Board(
+        cores=6912, memory_mib=40960, capability=(8, 0), pci_device=0x20B0, sensors=GA100
+    ),
+    "NVIDIA H200": Board(
+        cores=16896, memory_mib=143771, capability=(9, 0), pci_device=0x2335, sensors=HOPPER
+    ),
+}
+
+
+def board_of(name: str) -> Board | None:
+    """Return the board of a GPU; ``None`` where nothing is written down of it."""
+    return _BOARDS.get(name)
+
+
+def sensors_of(name: str) -> Sensors:
+    """Return the sensors of a GPU; Ampere's where nothing is written down of it."""
+    board = board_of(name)
+    return AMPERE if board is None else board.sensors

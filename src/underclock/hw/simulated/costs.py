@@ -1,0 +1,89 @@
+"""What kernels cost on one virtual GPU, remembered: a run visits few points, over and over."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.physics.cap import capped_core_mhz
+from underclock.physics.constants import GpuConstants, KernelConstants
+from underclock.physics.power import busy_w, idle_w
+from underclock.physics.timing import dram_mhz, duration_s
+
+_REMEMBERED = 50_000  # points; about 10 MB
+_WARM_C = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A kernel at given clocks; power is linear in temperature, through leakage.
+
+    Attributes:
+        kernel: Kept alive, so that its identity can serve as a key; ``None`` for none.
+        duration_s: Of one launch, without noise; 0 for no kernel.
+        cold_w: Power at 0 °C.
+        w_per_c: Rise of power with temperature.
+    """
+
+    kernel: KernelConstants | None
+    duration_s: float
+    cold_w: float
+    w_per_c: float
+
+    def power_w(self, temperature_c: float) -> float:
+        """Return the board power in W."""
+        return self.cold_w + self.w_per_c * temperature_c
+
+
+class Costs:
+    """Durations and powers on one GPU."""
+
+    def __init__(self, constants: GpuConstants, core_mhz: tuple[int, ...]) -> None:
+        self._constants = constants
+        self._bins_mhz = np.array(core_mhz, dtype=np.float64)
+        self._known: dict[tuple[int, float, int], Cost] = {}
+
+    def at(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: int) -> Cost:
+        """Return what a kernel, or nothing, costs at given clocks."""
+        key = (id(kernel), core_mhz, mem_mhz)
+        cost = self._known.get(key)
+        if cost is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = cost = self._new(kernel, core_mhz, float(mem_mhz))
+        return cost
+
+    def capped_mhz(
+        self,
+        kernel: KernelConstants,
+        wanted_mhz: float,
+        mem_mhz: int,
+        temperature_c: float,
+        limit_w: float,
+    ) -> float:
+        """Return the mean clock the power loop settles at when one kernel repeats."""
+        bins_mhz = self._bins_mhz[self._bins_mhz <= wanted_mhz]
+        return capped_core_mhz(
+            self._constants, kernel, bins_mhz, float(mem_mhz), temperature_c, limit_w
+        )
+
+    def memory_share(self, kernel: KernelConstants, core_mhz: float, mem_mhz: int) -> float:
+        """Return the part of a kernel's time during which the memory is busy."""
+        dram_s = kernel.dram_mcycles / float(dram_mhz(self._constants, float(mem_mhz)))
+        return min(1.0, dram_s / self.at(kernel, core_mhz, mem_mhz).duration_s)
+
+    def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> Cost:
+        gpu = self._constants
+        if kernel is None:
+            taken_s = 0.0
+            cold_w, warm_w = (float(idle_w(gpu, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C))
+        else:
+            taken_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz))
+            cold_w, warm_w = (
+                float(busy_w(gpu, kernel, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C)
+            )
+        return Cost(
+            kernel=kernel,
+            duration_s=taken_s,
+            cold_w=cold_w,
+            w_per_c=(warm_w - cold_w) / _WARM_C,
+        )

@@ -1,0 +1,65 @@
+"""The driver's loop that keeps the board's power under its limit while different kernels alternate.
+
+It averages over about 100 ms and acts every 20 ms, by whole clock bins; so kernels that draw much
+borrow power from neighbours that draw little.
+"""
+
+import math
+
+CAP_TICK_S = 0.02
+_MEMORY_S = 0.1
+_BIN_W = 10.0  # one bin more for each of these above the limit
+_MOST_BINS = 4
+_SLACK_W = 2.0  # it climbs again only with more room than this
+_ROUNDING = 1e-9
+
+
+class PowerLoop:
+    """One GPU's loop.
+
+    Args:
+        margin_w: It settles this far under the limit.
+        bin_mhz: Between two clocks.
+        least_mhz: It goes no lower.
+    """
+
+    def __init__(self, *, margin_w: float, bin_mhz: float, least_mhz: float) -> None:
+        self.ceiling_mhz = math.inf
+        self._margin_w = margin_w
+        self._bin_mhz = bin_mhz
+        self._least_mhz = least_mhz
+        self._average_w = 0.0
+
+    def reset(self) -> None:
+        """Forget what ran before."""
+        self.ceiling_mhz = math.inf
+        self._average_w = 0.0
+
+    def to_tick_s(self, now_s: float) -> float:
+        """Return how long until it acts next."""
+        left_s = CAP_TICK_S - now_s % CAP_TICK_S
+        return left_s if left_s > _ROUNDING else CAP_TICK_S
+
+    def watch(
+        self, now_s: float, stride_s: float, power_w: float, core_mhz: float, limit_w: float
+    ) -> None:
+        """Average a stride's power, and act if a tick lay in it.
+
+        Args:
+            now_s: End of the stride.
+            stride_s: Its length.
+            power_w: Drawn in it.
+            core_mhz: Clock in it.
+            limit_w: Power limit.
+        """
+        fade = math.exp(-stride_s / _MEMORY_S)
+        self._average_w = self._average_w * fade + power_w * (1.0 - fade)
+        before = math.floor((now_s - stride_s) / CAP_TICK_S + _ROUNDING)
+        if math.floor(now_s / CAP_TICK_S + _ROUNDING) == before:
+            return
+        room_w = limit_w - self._margin_w - self._average_w
+        if room_w < 0:
+            bins = min(_MOST_BINS, 1 + int(-room_w / _BIN_W))
+            self.ceiling_mhz = max(self._least_mhz, core_mhz - bins * self._bin_mhz)
+        elif room_w > _SLACK_W:
+            self.ceiling_mhz += self._bin_mhz

@@ -1,0 +1,244 @@
+"""The nouns of ``underclock paper``: what arXiv 2601.08539 reports, and ours beside it.
+
+Changes are in percent here and named ``_pct``, as the paper prints them; everywhere else in the
+program they are fractions. A missing figure is ``None``: the paper does not give it, or the
+simulated GPU cannot.
+"""
+
+from enum import StrEnum
+
+from underclock.records import (
+    SCHEMA,
+    Aggregate,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Objective,
+    Record,
+)
+
+
+class Lever(StrEnum):
+    """Which clocks a choice holds below the ones that the kernel runs at under auto."""
+
+    CORE = "core"
+    MEMORY = "memory"
+    BOTH = "both"
+    NEITHER = "neither"
+
+
+class Change(Record, frozen=True, kw_only=True):
+    """Time and energy of the step against auto, in percent."""
+
+    time_pct: float
+    energy_pct: float
+
+
+class Table2Cell(Record, frozen=True, kw_only=True):
+    """One way of choosing clocks, ours and the paper's."""
+
+    granularity: Granularity
+    objective: Objective
+    aggregate: Aggregate
+    time_pct: float
+    energy_pct: float
+    paper_time_pct: float
+    paper_energy_pct: float
+
+
+class Table1Row(Record, frozen=True, kw_only=True):
+    """One kernel before the optimizer, under the kernel-level, global, strict choice.
+
+    Attributes:
+        kernel_id: Its number in the paper.
+        section: Part of the step, in the paper's words.
+        kernel: What the paper calls it.
+        name: What we call it.
+        invocations: Per step.
+        auto_core_mhz: Core clock read back under auto; ``None`` when not read.
+        auto_mem_mhz: Memory clock, likewise.
+        core_mhz: Chosen by us; ``None`` is auto. So ``mem_mhz``, and the paper's two.
+        lever: What our choice lowers, against the two clocks under auto.
+        paper_lever: What the paper's choice lowers, against the same two.
+    """
+
+    kernel_id: int
+    section: str
+    kernel: str
+    name: str
+    invocations: int
+    auto_core_mhz: int | None
+    auto_mem_mhz: int | None
+    core_mhz: int | None
+    mem_mhz: int | None
+    time_pct: float
+    energy_pct: float
+    lever: Lever
+    paper_core_mhz: int | None
+    paper_mem_mhz: int | None
+    paper_time_pct: float
+    paper_energy_pct: float
+    paper_lever: Lever
+
+
+class LeverCount(Record, frozen=True, kw_only=True):
+    """How many kernels the paper moves one way and we another."""
+
+    paper: Lever
+    ours: Lever
+    kernels: int
+
+
+class Agreement(Record, frozen=True, kw_only=True):
+    """How often our choice lowers what the paper's lowers.
+
+    Attributes:
+        kernels: Rows compared.
+        same: Rows with the same lever.
+        share: ``same`` of ``kernels``, 0 to 1.
+        overlapping: Rows where both lower at least one clock in common, or both lower none.
+        counts: Every pair of levers that occurs.
+    """
+
+    kernels: int
+    same: int
+    share: float
+    overlapping: int
+    counts: tuple[LeverCount, ...]
+
+
+class Revalidation(Record, frozen=True, kw_only=True):
+    """Auto and the discovered clocks measured again, all pairs compared.
+
+    Attributes:
+        repeats: Of each.
+        time_pct: Mean over all pairs. So ``energy_pct``.
+        discovered_time_pct: What the choice promised. So ``discovered_energy_pct``.
+        pairs_reaching_discovered: Pairs that save at least the discovered energy.
+        pairs: Every pair: all runs of the plan against the first of auto, then the next.
+    """
+
+    repeats: int
+    time_pct: float
+    energy_pct: float
+    discovered_time_pct: float
+    discovered_energy_pct: float
+    pairs_reaching_discovered: int
+    paper_time_pct: float
+    paper_energy_pct: float
+    paper_discovered_energy_pct: float
+    paper_pairs_reaching_discovered: int
+    pairs: tuple[Change, ...]
+
+
+class Transfer(Record, frozen=True, kw_only=True):
+    """The discovered clocks on a step of another size, against that step under auto.
+
+    Attributes:
+        batch: Sequences per step.
+        tensor_parallel: GPUs that share it; the figures are of one.
+        unplanned: Kernels that the discovered clocks do not know, left at auto.
+        paper_time_pct: ``None`` where the paper gives no number. So ``paper_energy_pct``.
+    """
+
+    batch: int
+    tensor_parallel: int
+    time_pct: float
+    energy_pct: float
+    unplanned: tuple[str, ...] = ()
+    paper_time_pct: float | None = None
+    paper_energy_pct: float | None = None
+
+
+class RelaxedPoint(Record, frozen=True, kw_only=True):
+    """The least energy when total time may rise by a stated percentage.
+
+    Attributes:
+        pass_global: One clock pair a pass.
+        kernel_local: One a kernel, each within the budget by itself.
+        kernel_global: One a kernel, together within the budget.
+    """
+
+    max_slowdown_pct: float
+    pass_global: Change | None
+    kernel_local: Change | None
+    kernel_global: Change | None
+
+
+class Search(Record, frozen=True, kw_only=True):
+    """The clocks searched again on another GPU.
+
+    Attributes:
+        gpu: Which; ``None`` where it could not be simulated.
+        calibration: How far to trust it, likewise.
+        missing: Why there is nothing of ours; empty where there is.
+    """
+
+    gpu: str | None
+    calibration: str | None
+    time_pct: float | None
+    energy_pct: float | None
+    paper_time_pct: float
+    paper_energy_pct: float
+    missing: str = ""
+
+
+class Figure(Record, frozen=True, kw_only=True):
+    """One number that is quoted from the paper, and ours.
+
+    Attributes:
+        group: Heading it stands under.
+        name: What it is.
+        unit: Of all three numbers; empty for a count.
+        paper: As quoted.
+        ours: ``None`` where there is none.
+        difference: Ours less the paper's, in the same unit; ``None`` likewise.
+    """
+
+    group: str
+    name: str
+    unit: str
+    paper: float
+    ours: float | None
+    difference: float | None
+
+
+class Study(Record, frozen=True, kw_only=True):
+    """The whole of the paper's study on a simulated GPU.
+
+    Attributes:
+        evidence: Of every number that is not the paper's.
+        gpu: The GPU it ran on.
+        calibration: How far to trust that GPU.
+        source: Where the paper's numbers come from.
+        workload: What was trained.
+        grid: Which clock pairs were visited.
+        seed: Of the simulated GPU's noise.
+        clock_changes_per_layer: Boundaries between kernels of a layer where clocks change.
+        pass_frontier: Choices per pass that no mixture of others beats, fastest first.
+        kernel_frontier: Choices per kernel, likewise.
+        figures: Every number quoted from the paper, with ours.
+        warnings: Sentences the reader must see beside the numbers.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    calibration: str
+    source: str
+    workload: str
+    grid: str
+    seed: int
+    table2: tuple[Table2Cell, ...]
+    table1: tuple[Table1Row, ...]
+    agreement: Agreement
+    clock_changes_per_layer: int
+    validation: Revalidation
+    batch_transfer: tuple[Transfer, ...]
+    tensor_parallel_transfer: tuple[Transfer, ...]
+    relaxed: tuple[RelaxedPoint, ...]
+    a4000: Search
+    pass_frontier: tuple[Change, ...]
+    kernel_frontier: tuple[Change, ...]
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,51 @@
+"""The first real GPU of this machine, through the same contract as a simulated one; never written.
+
+Deselected unless asked for: `make gpu`.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from underclock.errors import DeviceError, NotPermittedError
+from underclock.hw.base import Clock, Gpu
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
+from underclock.records import Clocks
+from underclock.testing import ReadOnlyGpuContract
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    monkeypatch.setenv(READ_ONLY, "1")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(nvml_session())
+        except DeviceError as exc:
+            pytest.skip(f"no NVIDIA driver here: {exc}")
+        if gpu_count() == 0:
+            pytest.skip("the driver lists no GPU")
+        assert os.environ[READ_ONLY] == "1"
+        yield NvmlGpu()
+        assert os.environ[READ_ONLY] == "1"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return SystemClock()
+
+
+class TestRealGpu(ReadOnlyGpuContract):
+    """Whatever it runs now."""
+
+
+def test_every_setter_is_refused_before_it_reaches_the_driver(gpu: Gpu) -> None:
+    highest = Clocks(core_mhz=gpu.supported_core_mhz()[-1], mem_mhz=gpu.supported_mem_mhz()[-1])
+    with pytest.raises(NotPermittedError, match=READ_ONLY):
+        gpu.lock(highest)
+    with pytest.raises(NotPermittedError, match=READ_ONLY):
+        gpu.unlock()

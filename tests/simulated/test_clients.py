@@ -1,0 +1,154 @@
+"""Other people's NVML clients, unmodified, look at simulated GPUs in one process."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+import pytest
+
+from underclock.hw.lease import clock_lease
+from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.records import Clocks, Kernel
+from underclock.testing import Fault, FaultKind, FaultScript, Machine, simulated_driver
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[[str], Any]]:
+    """Import a client anew; take it, and what it changes in nvidia-ml-py, out again."""
+    untouched = dict(vars(pynvml))
+    names = []
+
+    def load(name: str) -> Any:  # noqa: ANN401 - one is untyped, and both are loaded late
+        names.append(name)
+        return pytest.importorskip(name)
+
+    yield load
+    for name in names:
+        for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+            del sys.modules[module]
+    for name, value in untouched.items():
+        setattr(pynvml, name, value)
+
+
+@contextlib.contextmanager
+def _nvitop(client: Callable[[str], Any], machine: Machine) -> Iterator[Any]:
+    """Load nvitop for one machine; it keeps a session, so close it before the machine goes."""
+    assert pynvml.nvmlLib is machine.driver
+    nvitop = client("nvitop")
+    try:
+        yield nvitop
+    finally:
+        importlib.import_module("nvitop.api.libnvml").nvmlShutdown()
+
+
+def test_nvitop_reads_every_gpu(client: Callable[[str], Any], gemm: Kernel) -> None:
+    with (
+        simulated_driver("rtx3080ti", count=2) as machine,
+        machine.run(gemm, gpu=1),
+        _nvitop(client, machine) as nvitop,
+    ):
+        machine.clock.sleep_s(60.0)
+        idle, busy = nvitop.Device.all()
+        truth = machine.gpus[1]
+
+        assert [device.name() for device in (idle, busy)] == ["NVIDIA GeForce RTX 3080 Ti"] * 2
+        assert [device.index for device in (idle, busy)] == [0, 1]
+        assert idle.uuid() != busy.uuid()
+        assert busy.bus_id() == "00000000:02:00.0"
+        assert abs(busy.sm_clock() - truth.core_mhz) <= 15
+        assert (busy.memory_clock(), idle.memory_clock()) == (9501, 405)
+        assert (busy.max_sm_clock(), busy.max_memory_clock()) == (2115, 9501)
+        assert busy.power_usage() / 1e3 == pytest.approx(truth.power_w, rel=0.02)
+        assert (busy.power_limit(), idle.power_limit()) == (350_000, 350_000)
+        assert busy.temperature() == pytest.approx(truth.temperature_c, abs=1)
+        assert (busy.gpu_utilization(), idle.gpu_utilization()) == (100, 0)
+        assert 0 < busy.memory_utilization() <= 100
+        assert busy.memory_total() == 12 << 30
+        assert 30 <= busy.fan_speed() <= 100
+        assert (busy.performance_state(), idle.performance_state()) == ("P0", "P8")
+        assert (busy.persistence_mode(), busy.compute_mode()) == ("Disabled", "Default")
+        assert busy.cuda_compute_capability() == (8, 6)
+        assert busy.mig_mode() == nvitop.NA
+        assert busy.total_volatile_uncorrected_ecc_errors() == nvitop.NA
+        assert list(busy.processes()) == [os.getpid()]
+        assert list(idle.processes()) == []
+
+
+def test_nvitop_takes_a_whole_snapshot(client: Callable[[str], Any], gemm: Kernel) -> None:
+    with (
+        simulated_driver("rtx3080ti") as machine,
+        machine.run(gemm),
+        _nvitop(client, machine) as nvitop,
+    ):
+        machine.clock.sleep_s(10.0)
+        snapshot = nvitop.Device(0).as_snapshot()
+
+        assert snapshot.power_draw / 1e3 == pytest.approx(machine.gpus[0].power_w, rel=0.02)
+        # Nothing that it asked for was missing from the driver.
+        assert importlib.import_module("nvitop.api.libnvml").UNKNOWN_FUNCTIONS == {}
+
+
+def test_nvitop_sees_what_a_lease_does(client: Callable[[str], Any], elementwise: Kernel) -> None:
+    with (
+        simulated_driver("rtx3080ti") as machine,
+        machine.run(elementwise),
+        _nvitop(client, machine) as nvitop,
+        nvml_session(),
+    ):
+        device = nvitop.Device(0)
+        with clock_lease(NvmlGpu(), Clocks(core_mhz=1050, mem_mhz=5001)):
+            machine.clock.sleep_s(1.0)
+            assert (device.sm_clock(), device.memory_clock()) == (1050, 5001)
+        machine.clock.sleep_s(1.0)
+        assert device.sm_clock() > 1050
+
+
+def test_nvitop_can_come_back_to_another_machine(client: Callable[[str], Any]) -> None:
+    for model, name in (("rtx3080ti", "NVIDIA GeForce RTX 3080 Ti"), ("a40", "NVIDIA A40")):
+        with simulated_driver(model) as machine, _nvitop(client, machine) as nvitop:
+            assert nvitop.Device(0).name() == name
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()
+
+
+def test_gpustat_prints_every_gpu(client: Callable[[str], Any], gemm: Kernel) -> None:
+    with simulated_driver("rtx3080ti", count=2) as machine, machine.run(gemm):
+        machine.clock.sleep_s(60.0)
+        gpustat = client("gpustat")
+        found = gpustat.new_query()
+        text, body = io.StringIO(), io.StringIO()
+        found.print_formatted(text, no_color=True, show_power=True, show_fan_speed=True)
+        found.print_json(body)
+
+        busy, idle = json.loads(body.getvalue())["gpus"]
+        assert busy["name"] == idle["name"] == "NVIDIA GeForce RTX 3080 Ti"
+        assert busy["power.draw"] == pytest.approx(machine.gpus[0].power_w, rel=0.02)
+        assert busy["enforced.power.limit"] == 350
+        assert busy["temperature.gpu"] == pytest.approx(machine.gpus[0].temperature_c, abs=1)
+        assert (busy["utilization.gpu"], idle["utilization.gpu"]) == (100, 0)
+        assert busy["memory.total"] == 12288
+        assert [process["pid"] for process in busy["processes"]] == [os.getpid()]
+        assert "RTX 3080 Ti" in text.getvalue()
+        assert found.driver_version == machine.gpus[0].model.driver
+
+
+def test_gpustat_tells_a_lost_gpu(client: Callable[[str], Any]) -> None:
+    faults = FaultScript([Fault(at_s=1.0, kind=FaultKind.GPU_LOST, gpu=1)])
+    with simulated_driver("rtx3080ti", count=2, faults=faults) as machine:
+        machine.clock.sleep_s(2.0)
+        found = client("gpustat").new_query()
+
+        assert found[0].available
+        assert not found[1].available
+
+
+def test_no_client_leaves_anything_behind(client: Callable[[str], Any]) -> None:
+    del client
+    assert not [name for name in sys.modules if name.split(".")[0] in {"nvitop", "gpustat"}]
+    assert vars(pynvml)["_nvmlGetFunctionPointer"].__module__ == "pynvml"

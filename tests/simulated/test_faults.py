@@ -1,0 +1,256 @@
+"""What goes wrong on demand, and what a user of lease and bench sees of it."""
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.errors import DeviceError, MeasurementError, NotPermittedError
+from underclock.hw.base import Reading
+from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.lease import clock_lease
+from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.records import AUTO, Clocks, Evidence, Kernel
+from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
+
+_PAIR = Clocks(core_mhz=1050, mem_mhz=5001)
+_COPY = Kernel(name="copy", flops=1e9, bytes_moved=1e9)
+
+
+def _script(
+    kind: FaultKind, at_s: float, for_s: float = float("inf"), gpu: int | None = None
+) -> FaultScript:
+    return FaultScript([Fault(at_s=at_s, kind=kind, for_s=for_s, gpu=gpu)])
+
+
+def _bench(rig: Rig) -> GpuBench:
+    return GpuBench(
+        rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
+    )
+
+
+def _locks(rig: Rig) -> list[tuple[int, int]]:
+    """Return what is locked, core first."""
+    return [lock for lock in (rig.device.core_lock, rig.device.mem_lock) if lock is not None]
+
+
+def test_permission_revoked_inside_a_lease_is_told_and_leaves_the_lock_to_undo_later() -> None:
+    faults = _script(FaultKind.PERMISSION_REVOKED, at_s=5.0, for_s=10.0)
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        with (
+            pytest.raises(NotPermittedError, match="could not unlock"),
+            clock_lease(rig.gpu, _PAIR),
+        ):
+            rig.clock.sleep_s(6.0)
+        assert _locks(rig) == [(1050, 1050), (5001, 5001)]
+
+        rig.clock.sleep_s(10.0)
+        rig.gpu.unlock()
+        assert _locks(rig) == []
+
+
+def test_permission_revoked_before_a_lease_locks_nothing() -> None:
+    with simulated_rig("rtx3080ti", faults=_script(FaultKind.PERMISSION_REVOKED, at_s=0.0)) as rig:
+        rig.clock.sleep_s(1.0)
+        with pytest.raises(NotPermittedError), clock_lease(rig.gpu, _PAIR):
+            pytest.fail("the block must not run")
+        assert rig.device.core_lock is None
+        assert rig.gpu.power_w() > 0
+
+
+def test_a_lock_that_fails_half_way_is_undone(elementwise: Kernel) -> None:
+    faults = _script(FaultKind.MEMORY_REFUSED, at_s=1.0)
+    with simulated_rig("rtx3080ti", faults=faults) as rig, rig.launcher.loop([elementwise]):
+        rig.clock.sleep_s(2.0)
+        with pytest.raises(DeviceError, match="could not lock the memory at 5001 MHz"):
+            rig.gpu.lock(_PAIR)
+        assert _locks(rig) == [(1050, 1050)]  # without a lease the core stays locked
+        with (
+            pytest.raises(DeviceError, match="could not lock the memory at 5001 MHz"),
+            clock_lease(rig.gpu, _PAIR),
+        ):
+            pytest.fail("the block must not run")
+        assert _locks(rig) == []
+        rig.clock.sleep_s(1.0)
+        assert (rig.gpu.observed().core_mhz or 0) > 1050
+
+
+@pytest.mark.parametrize("at_s", [0.5, 20.0, 28.0])
+def test_a_gpu_lost_while_measuring_is_a_device_error(at_s: float, elementwise: Kernel) -> None:
+    with simulated_rig("rtx3080ti", faults=_script(FaultKind.GPU_LOST, at_s=at_s)) as rig:
+        bench = _bench(rig)
+        with pytest.raises(DeviceError) as caught, bench.hold(_PAIR):
+            bench.measure([elementwise])
+
+        assert "GPU is lost" in str(caught.value)
+        assert "reboot" in caught.value.hint
+        assert rig.device.activity is None
+
+
+def test_of_a_lost_gpu_every_call_says_so_and_its_neighbour_still_answers(
+    elementwise: Kernel,
+) -> None:
+    faults = _script(FaultKind.GPU_LOST, at_s=2.0, gpu=1)
+    with simulated_driver("rtx3080ti", count=2, faults=faults) as machine, nvml_session():
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+        with machine.run(elementwise, gpu=1) as loop:
+            machine.clock.sleep_s(3.0)
+            with pytest.raises(DeviceError, match="fell off the bus"):
+                loop.progress()
+        for call in (
+            pynvml.nvmlDeviceGetName,
+            pynvml.nvmlDeviceGetTotalEnergyConsumption,
+            pynvml.nvmlDeviceGetPowerUsage,
+            pynvml.nvmlDeviceGetPerformanceState,
+            pynvml.nvmlDeviceResetGpuLockedClocks,
+            pynvml.nvmlDeviceGetComputeRunningProcesses,
+        ):
+            call(handles[0])
+            with pytest.raises(pynvml.NVMLError_GpuIsLost):
+                call(handles[1])
+        with pytest.raises(DeviceError, match="fell off the bus"), machine.run(elementwise, gpu=1):
+            pytest.fail("nothing can be launched")
+
+
+def test_a_lost_gpu_comes_back_as_from_a_reset() -> None:
+    faults = _script(FaultKind.GPU_LOST, at_s=5.0, for_s=10.0)
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        with pytest.raises(DeviceError, match="GPU is lost"), clock_lease(rig.gpu, _PAIR):
+            rig.clock.sleep_s(6.0)
+        assert _locks(rig) == [(1050, 1050), (5001, 5001)]
+
+        rig.clock.sleep_s(10.0)
+        assert _locks(rig) == []
+        assert rig.gpu.observed().core_mhz == rig.gpu.supported_core_mhz()[0]
+
+
+def test_a_gpu_may_be_lost_in_the_middle_of_a_call() -> None:
+    faults = _script(FaultKind.GPU_LOST, at_s=1.001)
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        rig.clock.sleep_s(1.0)
+        with pytest.raises(DeviceError, match="GPU is lost"):
+            rig.gpu.lock(Clocks(core_mhz=900))
+        assert rig.device.core_lock is None
+
+
+def test_a_counter_that_goes_back_spoils_the_window_and_not_the_next(elementwise: Kernel) -> None:
+    faults = _script(FaultKind.COUNTER_RESTARTS, at_s=28.0)
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        bench = _bench(rig)
+        with bench.hold(_PAIR):
+            with pytest.raises(MeasurementError, match="went back") as caught:
+                bench.measure([elementwise])
+            again = bench.measure([elementwise])
+            with rig.launcher.loop([elementwise]):
+                power_w = rig.device.power_w
+
+        assert "measure again" in caught.value.hint
+        assert again.energy_j / again.time_s == pytest.approx(power_w, rel=0.02)
+        assert rig.device.core_lock is None
+
+
+def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
+    """Return one reading and the true power at its end."""
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        bench = _bench(rig)
+        with bench.hold(Clocks(core_mhz=1050)):
+            rig.clock.sleep_s(10.0)
+            with rig.launcher.loop([_COPY]):
+                rig.clock.sleep_s(10.0)
+            reading = bench.measure([_COPY])
+            with rig.launcher.loop([_COPY]):
+                return reading, rig.device.power_w
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.0, 60.0))
+def test_whenever_the_counter_goes_back_the_reading_is_right_or_refused(at_s: float) -> None:
+    try:
+        reading, power_w = _reading(_script(FaultKind.COUNTER_RESTARTS, at_s=at_s))
+    except MeasurementError:
+        return
+
+    assert reading.energy_j / reading.time_s == pytest.approx(power_w, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "left"),
+    [
+        (FaultKind.SOFT_SLOWDOWN, REASON_SOFT_SLOWDOWN, 0.75),
+        (FaultKind.HARD_SLOWDOWN, REASON_HARD_SLOWDOWN, 0.5),
+    ],
+)
+def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
+    kind: FaultKind, reason: int, left: float, elementwise: Kernel
+) -> None:
+    with simulated_rig("rtx3080ti", faults=_script(kind, at_s=100.0, for_s=60.0)) as rig:
+        bench = _bench(rig)
+        highest_mhz = rig.gpu.supported_core_mhz()[-1]
+        readings = []
+        for at_s in (50.0, 110.0, 200.0):
+            rig.clock.sleep_s(at_s - rig.clock.now_s())
+            with bench.hold(AUTO):
+                readings.append(bench.measure([elementwise]))
+
+    reasons = [reading.event_reasons or 0 for reading in readings]
+    cores_mhz = [(reading.observed or AUTO).core_mhz or 0 for reading in readings]
+    assert [found & reason for found in reasons] == [0, reason, 0]
+    assert cores_mhz[1] <= left * highest_mhz < cores_mhz[0]
+    assert cores_mhz[2] > left * highest_mhz
+
+
+def test_a_lease_holds_through_a_slowdown_and_is_undone(elementwise: Kernel) -> None:
+    faults = _script(FaultKind.HARD_SLOWDOWN, at_s=5.0)
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        bench = _bench(rig)
+        with bench.hold(Clocks(core_mhz=1500)):
+            reading = bench.measure([elementwise])
+        # Slower than asked is physics and no error: the reading says what it ran at, and why.
+        assert reading.observed is not None
+        assert (reading.observed.core_mhz or 0) < 1500
+        assert (reading.event_reasons or 0) & 0x40
+        assert rig.device.core_lock is None
+
+
+def test_the_same_script_and_seed_give_the_same_run() -> None:
+    def run(seed: int) -> list[float]:
+        faults = FaultScript(
+            [
+                Fault(at_s=3.0, kind=FaultKind.SOFT_SLOWDOWN, for_s=4.0),
+                Fault(at_s=9.0, kind=FaultKind.COUNTER_RESTARTS, gpu=1),
+            ]
+        )
+        seen = []
+        with (
+            simulated_driver("rtx3080ti", count=2, seed=seed, faults=faults) as machine,
+            nvml_session(),
+            machine.run(_COPY, gpu=1),
+        ):
+            gpus = [NvmlGpu(i) for i in range(2)]
+            for i in range(40):
+                gpus[i % 2].lock(Clocks(core_mhz=600 + 15 * i))
+                machine.clock.sleep_s(0.3)
+                for gpu in gpus:
+                    seen += [gpu.energy_j(), gpu.power_w(), gpu.observed().core_mhz or 0]
+                seen.append(machine.clock.now_s())
+        return seen
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+@pytest.mark.parametrize(("at_s", "for_s"), [(-1.0, 1.0), (1.0, 0.0)])
+def test_a_fault_that_never_comes_is_refused(at_s: float, for_s: float) -> None:
+    with pytest.raises(ValueError, match="begins at or after"):
+        Fault(at_s=at_s, kind=FaultKind.GPU_LOST, for_s=for_s)
+
+
+def test_a_fault_of_a_gpu_that_is_not_there_is_refused() -> None:
+    script = _script(FaultKind.GPU_LOST, at_s=1.0, gpu=2)
+    with (
+        pytest.raises(ValueError, match="no GPU 2"),
+        simulated_driver("rtx3080ti", count=2, faults=script),
+    ):
+        pass

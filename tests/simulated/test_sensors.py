@@ -1,0 +1,247 @@
+"""What sensors show, against the truth they are kept apart from."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.models import GpuModel
+from underclock.hw.simulated.rig import Rig
+from underclock.hw.simulated.sensors import AMPERE, GA100, HOPPER, VOLTA, Latency, Sensors
+from underclock.hw.simulated.spread import GAIN_WITHIN
+from underclock.hw.simulated.switching import Switching
+from underclock.physics.constants import KernelConstants
+from underclock.records import Clocks, Kernel
+from underclock.testing import simulated_driver
+
+_MODEL = gpu_model("rtx3080ti")
+# Durations that no clock changes, so that what a sensor sees can be told in advance.
+_HEAVY = KernelConstants(fixed_s=0.075, work_j_per_v2=15.0)
+_LIGHT = KernelConstants(fixed_s=0.025)
+
+
+def _with(sensors: Sensors) -> GpuModel:
+    return dataclasses.replace(_MODEL, sensors=sensors)
+
+
+def _usage_w(gpu: VirtualGpu) -> float:
+    return gpu.gauges.usage_w(gpu.now_s, gpu.energy_j, gpu.power_w)
+
+
+def _instant_w(gpu: VirtualGpu) -> float:
+    return gpu.gauges.instant_w(gpu.now_s, gpu.energy_j, gpu.power_w)
+
+
+@pytest.mark.parametrize(("sensors", "tick_s"), [(AMPERE, 0.1), (HOPPER, 0.1), (VOLTA, 0.01)])
+def test_the_energy_counter_is_a_staircase(sensors: Sensors, tick_s: float) -> None:
+    gpu = VirtualGpu(_with(sensors), seed=0)
+    gpu.begin([_HEAVY])
+    seen = []
+    for _ in range(2000):
+        gpu.advance(1e-3)
+        seen.append(gpu.counter_mj)
+
+    assert len(set(seen)) == pytest.approx(2.0 / tick_s, abs=1.1)
+    assert seen == sorted(seen)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([AMPERE, VOLTA]),
+    st.lists(st.tuples(st.booleans(), st.floats(1e-4, 0.7)), min_size=1, max_size=30),
+)
+def test_the_counter_lags_the_truth_by_less_than_a_tick(
+    sensors: Sensors, steps: list[tuple[bool, float]]
+) -> None:
+    gpu = VirtualGpu(_with(sensors), seed=0)
+    for busy, step_s in steps:
+        before_mj = gpu.counter_mj
+        if busy:
+            gpu.begin([_HEAVY, _LIGHT])
+        else:
+            gpu.end()
+        gpu.advance(step_s)
+
+        assert gpu.counter_mj >= before_mj
+        lag_j = gpu.energy_j - gpu.counter_mj / 1e3
+        assert -0.02 <= lag_j <= sensors.counter_tick_s * 500.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(1e-4, 0.3), min_size=1, max_size=30))
+def test_looking_changes_nothing_that_is_seen_later(steps_s: list[float]) -> None:
+    watched, alone = (VirtualGpu(_MODEL, seed=0) for _ in range(2))
+    for gpu in (watched, alone):
+        gpu.begin([_HEAVY, _LIGHT])
+    for step_s in steps_s:
+        watched.advance(step_s)
+        _ = watched.counter_mj, _usage_w(watched), _instant_w(watched)
+        alone.advance(step_s)
+
+    assert watched.energy_j == alone.energy_j
+    assert (_usage_w(watched), _instant_w(watched)) == (_usage_w(alone), _instant_w(alone))
+    assert watched.counter_mj == pytest.approx(alone.counter_mj, abs=20)
+
+
+def test_the_usual_power_reading_averages_over_a_second() -> None:
+    gpu = VirtualGpu(_MODEL, seed=0)
+    gpu.advance(5.0)
+    idle_w = gpu.power_w
+    gpu.begin([_HEAVY])
+    gpu.advance(0.5)
+
+    assert _usage_w(gpu) == pytest.approx((idle_w + gpu.power_w) / 2, rel=0.03)
+
+    gpu.advance(0.6)
+    assert _usage_w(gpu) == pytest.approx(gpu.power_w, rel=0.03)
+
+
+def test_an_a100_shows_power_without_the_average() -> None:
+    gpu = VirtualGpu(_with(GA100), seed=0)
+    gpu.advance(5.0)
+    gpu.begin([_HEAVY])
+    gpu.advance(0.15)
+
+    assert _usage_w(gpu) == pytest.approx(gpu.power_w, rel=0.02)
+
+
+@pytest.mark.parametrize("sensors", [GA100, HOPPER])
+def test_a_quarter_of_the_time_is_sampled_so_a_load_can_hide(sensors: Sensors) -> None:
+    # Draws much for 75 ms and little for the 25 ms that end with the sensor's tick.
+    gpu = VirtualGpu(_with(sensors), seed=0)
+    gpu.begin([_HEAVY, _LIGHT])
+    before_j = gpu.energy_j
+    gpu.advance(1.0)
+    mean_w = gpu.energy_j - before_j
+
+    assert _instant_w(gpu) < 0.6 * mean_w
+
+
+def test_a_whole_sample_hides_nothing() -> None:
+    gpu = VirtualGpu(_with(AMPERE), seed=0)
+    gpu.begin([_HEAVY, _LIGHT])
+    before_j = gpu.energy_j
+    gpu.advance(1.0)
+
+    assert _instant_w(gpu) == pytest.approx(gpu.energy_j - before_j, rel=0.02)
+
+
+def test_the_instantaneous_field_is_updated_every_100_ms(rig: Rig) -> None:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    device = rig.device
+    device.begin([KernelConstants(fixed_s=0.013, work_j_per_v2=2.0), KernelConstants(fixed_s=0.01)])
+    rig.clock.sleep_s(0.2)
+    seen = []
+    for _ in range(100):
+        (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+        assert value.nvmlReturn == pynvml.NVML_SUCCESS
+        seen.append(value.value.uiVal)
+        rig.clock.sleep_s(0.01)
+
+    assert len(set(seen)) == pytest.approx(10, abs=1)
+
+
+def test_a_field_that_is_not_there_spoils_no_other(rig: Rig) -> None:
+    del rig
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    known, unknown = pynvml.nvmlDeviceGetFieldValues(
+        handle,
+        [pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT],
+    )
+
+    assert known.nvmlReturn == pynvml.NVML_SUCCESS
+    assert unknown.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 10_000))
+def test_the_gain_bends_what_sensors_show_and_never_the_truth(unit: int) -> None:
+    exact, bent = (VirtualGpu(_MODEL, seed=0, unit=unit) for _ in range(2))
+    gain = bent.unit.gain
+    exact.gauges = type(exact.gauges)(AMPERE, 1.0)
+    for gpu in (exact, bent):
+        gpu.begin([_HEAVY])
+        gpu.advance(3.0)
+
+    assert abs(gain - 1.0) <= GAIN_WITHIN
+    assert bent.energy_j == exact.energy_j
+    assert bent.counter_mj == pytest.approx(gain * exact.counter_mj, abs=2)
+    assert _usage_w(bent) == pytest.approx(gain * _usage_w(exact))
+    assert _instant_w(bent) == pytest.approx(gain * _instant_w(exact))
+
+
+def test_the_truth_behind_a_gain_stays_on_the_device(elementwise: Kernel) -> None:
+    with simulated_driver("rtx3080ti", unit=7) as machine, machine.run(elementwise):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        machine.clock.sleep_s(10.0)
+        device = machine.gpus[0]
+
+        shown_j = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+        assert abs(device.unit.gain - 1.0) > 5e-3
+        assert shown_j == pytest.approx(device.unit.gain * device.energy_j, rel=0.01)
+
+
+def _blocked_s(rig: Rig, calls: int) -> list[float]:
+    taken_s = []
+    for _ in range(calls):
+        before_s = rig.clock.now_s()
+        rig.gpu.energy_j()
+        taken_s.append(rig.clock.now_s() - before_s)
+    return taken_s
+
+
+def test_reading_energy_blocks_as_long_as_on_an_h200(rig: Rig) -> None:
+    taken_s = _blocked_s(rig, 4000)
+
+    assert statistics.median(taken_s) == pytest.approx(3e-3, rel=0.05)
+    assert _percentile(taken_s, 0.99) == pytest.approx(15e-3, rel=0.15)
+
+
+def test_other_reads_take_a_microsecond(rig: Rig) -> None:
+    before_s = rig.clock.now_s()
+    for _ in range(100):
+        rig.gpu.power_w()
+        rig.gpu.observed()
+        rig.gpu.temperature_c()
+        rig.gpu.event_reasons()
+
+    assert rig.clock.now_s() - before_s < 1e-3
+
+
+def test_setting_a_clock_blocks_as_long_as_on_an_a800(rig: Rig) -> None:
+    taken_s = []
+    for i in range(4000):
+        before_s = rig.clock.now_s()
+        rig.gpu.lock(Clocks(core_mhz=900 + 15 * (i % 2)))
+        taken_s.append(rig.clock.now_s() - before_s)
+
+    assert statistics.median(taken_s) == pytest.approx(4.5e-3, rel=0.05)
+    assert statistics.mean(taken_s) == pytest.approx(6e-3, rel=0.05)
+    assert _percentile(taken_s, 0.99) == pytest.approx(13e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shares", "points_s"),
+    [((0.0, 1.0), (1.0,)), ((0.1, 1.0), (1.0, 2.0)), ((0.0, 1.0), (2.0, 1.0))],
+)
+def test_a_latency_that_is_no_distribution_is_refused(
+    shares: tuple[float, ...], points_s: tuple[float, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"share|fall"):
+        Latency(shares=shares, points_s=points_s)
+
+
+def test_switching_backwards_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        Switching(core_s=-1.0)
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * len(values))]

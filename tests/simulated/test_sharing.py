@@ -1,0 +1,129 @@
+"""Several GPUs of one model, and several processes on one GPU."""
+
+import os
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.spread import Unit
+from underclock.hw.simulated.work import Neighbour
+from underclock.physics.constants import KernelConstants
+from underclock.records import Kernel
+from underclock.testing import simulated_driver
+
+_MODEL = gpu_model("rtx3080ti")
+_OURS = KernelConstants(fixed_s=1e-3, work_j_per_v2=0.1)
+_THEIRS = KernelConstants(fixed_s=1e-3, work_j_per_v2=0.3)
+
+
+def _launch_s(gpu: VirtualGpu) -> float:
+    gpu.begin([_OURS])
+    gpu.advance(20.0)
+    assert gpu.activity is not None
+    return gpu.activity.completed_s / gpu.activity.launches
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.05, 0.9))
+def test_a_neighbour_takes_its_share_of_the_time(share: float) -> None:
+    alone, shared = VirtualGpu(_MODEL, seed=0), VirtualGpu(_MODEL, seed=0)
+    shared.join(Neighbour(pid=1234, kernel=_THEIRS, share=share))
+
+    assert _launch_s(shared) == pytest.approx(_launch_s(alone) / (1.0 - share), rel=0.01)
+
+
+def test_a_neighbour_draws_power_while_this_process_rests() -> None:
+    gpu = VirtualGpu(_MODEL, seed=0)
+    gpu.advance(1.0)
+    idle_w = gpu.power_w
+    gpu.join(Neighbour(pid=1234, kernel=_THEIRS, share=0.5))
+    assert gpu.event_reasons == 0
+    before_j = gpu.energy_j
+    gpu.advance(10.0)
+    shared_w = (gpu.energy_j - before_j) / 10.0
+    gpu.leave(1234)
+    gpu.advance(1.0)
+
+    assert shared_w > 2 * idle_w
+    assert gpu.power_w < 2 * idle_w
+    assert gpu.event_reasons == pynvml.nvmlClocksEventReasonGpuIdle
+
+
+def test_the_power_cap_counts_the_neighbour(gemm: Kernel) -> None:
+    gpu = VirtualGpu(_MODEL, seed=0)
+    gpu.limit_power(250.0)
+    gpu.join(Neighbour(pid=1234, kernel=_MODEL.kernel(gemm), share=0.5))
+    gpu.begin([_MODEL.kernel(gemm)])
+    gpu.advance(20.0)
+    before_j = gpu.energy_j
+    gpu.advance(10.0)
+
+    assert gpu.capped
+    assert (gpu.energy_j - before_j) / 10.0 == pytest.approx(250.0 - _MODEL.cap_margin_w, abs=4.0)
+
+
+def test_the_driver_lists_the_processes_and_what_they_use(gemm: Kernel) -> None:
+    with simulated_driver("rtx3080ti") as machine:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
+        free_bytes = pynvml.nvmlDeviceGetMemoryInfo(handle).free
+        with machine.run(gemm), machine.shared(gemm, pid=1234, share=0.25):
+            machine.clock.sleep_s(1.0)
+            found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+            assert {process.pid for process in found} == {1234, os.getpid()}
+            assert all(process.usedGpuMemory > 0 for process in found)
+            use = pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
+            assert {sample.pid: sample.smUtil for sample in use} == {1234: 25, os.getpid(): 75}
+            assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 100
+            assert pynvml.nvmlDeviceGetMemoryInfo(handle).free < free_bytes
+        assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
+        assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 0
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_that_is_none_or_all_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="share"):
+        Neighbour(pid=1, kernel=_THEIRS, share=share)
+
+
+def test_neighbours_that_leave_no_time_are_refused() -> None:
+    gpu = VirtualGpu(_MODEL, seed=0)
+    gpu.join(Neighbour(pid=1, kernel=_THEIRS, share=0.6))
+    with pytest.raises(ValueError, match="no time"):
+        gpu.join(Neighbour(pid=2, kernel=_THEIRS, share=0.4))
+
+
+def test_units_of_a_model_differ_and_unit_0_is_the_model(gemm: Kernel) -> None:
+    def watts(unit: int, seed: int = 0) -> float:
+        gpu = VirtualGpu(_MODEL, seed=seed, unit=unit)
+        gpu.lock_core((900, 900))
+        gpu.begin([_MODEL.kernel(gemm)])
+        gpu.advance(60.0)
+        return gpu.power_w
+
+    assert VirtualGpu(_MODEL, seed=0).constants == _MODEL.constants
+    assert len({round(watts(unit), 1) for unit in range(8)}) == 8
+    assert all(watts(unit) == pytest.approx(watts(0), rel=0.12) for unit in range(8))
+
+
+def test_a_unit_is_the_same_whatever_the_noise() -> None:
+    for number in range(5):
+        first, other = (VirtualGpu(_MODEL, seed=seed, unit=number) for seed in (1, 2))
+        assert first.unit == other.unit == Unit.of(_MODEL.name, number)
+        assert first.constants == other.constants
+    assert Unit.of(_MODEL.name, 1) != Unit.of("another model", 1)
+
+
+def test_a_machine_numbers_its_units(gemm: Kernel) -> None:
+    with simulated_driver("rtx3080ti", count=3, unit=4) as machine:
+        assert [gpu.unit for gpu in machine.gpus] == [Unit.of(_MODEL.name, n) for n in (4, 5, 6)]
+        with machine.run([gemm, gemm], gpu=2):
+            machine.clock.sleep_s(10.0)
+        assert machine.gpus[2].energy_j > 2 * machine.gpus[0].energy_j

@@ -1,0 +1,218 @@
+"""Locks and how clocks follow them: late, target by target, or not at all."""
+
+import dataclasses
+import statistics
+import threading
+
+import pynvml
+import pytest
+
+from underclock.errors import NotAppliedError
+from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.simulated.switching import Domain, Switching
+from underclock.physics.constants import KernelConstants
+from underclock.records import Clocks, Evidence, Kernel
+from underclock.testing import simulated_driver
+
+_MODEL = gpu_model("rtx3080ti")
+_STEADY = KernelConstants(fixed_s=1e-3)
+_EXACT = Switching(jitter=0.0)
+
+
+def _gpu(switching: Switching | None = None, *, seed: int = 0, unit: int = 0) -> VirtualGpu:
+    gpu = VirtualGpu(dataclasses.replace(_MODEL, switching=switching), seed=seed, unit=unit)
+    gpu.begin([_STEADY])
+    gpu.advance(1.0)
+    return gpu
+
+
+def _core_delay_s(gpu: VirtualGpu, mhz: int) -> float:
+    started_s = gpu.now_s
+    gpu.lock_core((mhz, mhz))
+    while gpu.core_mhz != mhz:
+        gpu.advance(1e-4)
+        assert gpu.now_s < started_s + 5.0
+    return gpu.now_s - started_s
+
+
+def _mem_delay_s(gpu: VirtualGpu, mhz: int) -> float:
+    started_s = gpu.now_s
+    gpu.lock_mem((mhz, mhz))
+    while gpu.mem_mhz != mhz:
+        gpu.advance(1e-4)
+        assert gpu.now_s < started_s + 5.0
+    return gpu.now_s - started_s
+
+
+def test_a_clock_follows_its_lock_after_the_targets_own_delay() -> None:
+    gpu = _gpu(_EXACT)
+    targets = [600, 900, 1200, 1500]
+    delays_s = [_core_delay_s(gpu, mhz) for mhz in targets]
+    usual_s = [_EXACT.usual_s(_MODEL.name, Domain.CORE, (mhz, mhz)) for mhz in targets]
+
+    assert delays_s == pytest.approx(usual_s, abs=2e-4)
+    assert max(delays_s) > 1.1 * min(delays_s)
+
+
+def test_until_then_it_runs_where_it_ran() -> None:
+    gpu = _gpu(_EXACT)
+    before_mhz = gpu.core_mhz
+    gpu.lock_core((900, 900))
+    gpu.advance(0.9 * _EXACT.usual_s(_MODEL.name, Domain.CORE, (900, 900)))
+
+    assert gpu.core_mhz == before_mhz
+    assert gpu.core_lock == (900, 900)
+
+
+def test_memory_switches_are_much_dearer() -> None:
+    switching = Switching()
+    core_s = [switching.usual_s("any", Domain.CORE, (mhz, mhz)) for mhz in range(210, 2100, 15)]
+    mem_s = [switching.usual_s("any", Domain.MEMORY, (mhz, mhz)) for mhz in range(210, 2100, 15)]
+
+    assert statistics.median(core_s) == pytest.approx(switching.core_s, rel=0.15)
+    assert statistics.median(mem_s) > 3 * statistics.median(core_s)
+    assert _mem_delay_s(_gpu(), 5001) > 2 * _core_delay_s(_gpu(), 1200)
+
+
+def test_a_target_is_as_slow_on_every_unit_and_jitters_from_switch_to_switch() -> None:
+    exact = {_core_delay_s(_gpu(_EXACT, seed=seed, unit=seed), 900) for seed in range(3)}
+    gpu, again = _gpu(), _gpu()
+    shaken = [_core_delay_s(gpu, mhz) for mhz in (900, 1200) * 10]
+
+    assert max(exact) - min(exact) < 2e-4
+    assert statistics.stdev(shaken[::2]) > 2e-4
+    assert shaken == [_core_delay_s(again, mhz) for mhz in (900, 1200) * 10]
+
+
+def test_a_later_lock_replaces_one_that_has_not_landed() -> None:
+    gpu = _gpu(_EXACT)
+    gpu.lock_core((600, 600))
+    gpu.advance(1e-3)
+    gpu.lock_core((1500, 1500))
+    seen = set()
+    for _ in range(1000):
+        gpu.advance(1e-3)
+        seen.add(gpu.core_mhz)
+
+    assert 600 not in seen
+    assert gpu.core_mhz == 1500
+
+
+def test_without_a_delay_the_clock_changes_at_once() -> None:
+    gpu = _gpu(Switching(core_s=0.0, mem_s=0.0, mem_stall_s=0.0))
+    gpu.lock_core((900, 900))
+    gpu.lock_mem((5001, 5001))
+
+    assert (gpu.core_mhz, gpu.mem_mhz) == (900, 5001)
+
+
+def test_nothing_executes_while_the_memory_clock_changes() -> None:
+    def launches(stall_s: float, mhz: int) -> int:
+        gpu = _gpu(Switching(mem_stall_s=stall_s))
+        assert gpu.activity is not None
+        before = gpu.activity.launches
+        gpu.lock_mem((mhz, mhz))
+        gpu.advance(2.0)
+        return gpu.activity.launches - before
+
+    assert launches(0.0, 5001) - launches(0.25, 5001) == pytest.approx(250, abs=2)
+    # Where the memory already runs there, nothing changes and nothing stalls.
+    assert launches(0.25, _MODEL.mem_mhz[-1]) == launches(0.0, _MODEL.mem_mhz[-1])
+
+
+def test_a_stalled_gpu_draws_less_and_its_loop_goes_on_counting_time() -> None:
+    gpu = VirtualGpu(
+        dataclasses.replace(_MODEL, switching=Switching(mem_s=0.0, mem_stall_s=0.5)), seed=0
+    )
+    gpu.begin([KernelConstants(fixed_s=1e-3, work_j_per_v2=0.2)])
+    gpu.advance(1.0)
+    busy_w = gpu.power_w
+    gpu.lock_mem((5001, 5001))
+    gpu.advance(0.25)
+
+    assert gpu.power_w < 0.6 * busy_w
+    assert gpu.activity is not None
+    assert gpu.activity.elapsed_s == pytest.approx(1.25)
+    gpu.advance(0.5)
+    assert gpu.power_w > 0.6 * busy_w
+
+
+def test_a_lock_may_be_accepted_and_not_followed(elementwise: Kernel) -> None:
+    model = dataclasses.replace(_MODEL, ignored_locks=(Domain.MEMORY,))
+    asked = Clocks(core_mhz=1050, mem_mhz=5001)
+    with simulated_rig(model) as rig, rig.launcher.loop([elementwise]), clock_lease(rig.gpu, asked):
+        rig.clock.sleep_s(2.0)
+        assert rig.device.mem_lock == (5001, 5001)
+        assert rig.gpu.observed() == Clocks(core_mhz=1050, mem_mhz=9501)
+        with pytest.raises(NotAppliedError, match="memory asked 5001 MHz, found 9501 MHz"):
+            check_applied(rig.gpu, asked)
+
+
+def test_a_bench_does_not_measure_at_clocks_it_did_not_get(elementwise: Kernel) -> None:
+    model = dataclasses.replace(_MODEL, ignored_locks=(Domain.CORE,))
+    with simulated_rig(model) as rig:
+        bench = GpuBench(
+            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
+        )
+        with (
+            pytest.raises(NotAppliedError, match="core asked 1050"),
+            bench.hold(Clocks(core_mhz=1050)),
+        ):
+            bench.measure([elementwise])
+        assert rig.device.core_lock is None
+
+
+def test_setters_on_several_gpus_take_their_time_one_after_another() -> None:
+    with simulated_driver("rtx3080ti", count=4) as machine, nvml_session():
+        gpus = [NvmlGpu(i) for i in range(4)]
+        started_s = machine.clock.now_s()
+        threads = [
+            threading.Thread(target=gpu.lock, args=(Clocks(core_mhz=900 + 15 * i),))
+            for i, gpu in enumerate(gpus)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert machine.clock.now_s() - started_s > 4 * 3.5e-3
+        assert [gpu.core_lock for gpu in machine.gpus] == [
+            (900 + 15 * i, 900 + 15 * i) for i in range(4)
+        ]
+        assert {gpu.now_s for gpu in machine.gpus} == {machine.clock.now_s()}
+
+
+def test_computing_demotes_the_memory_clock_where_the_model_says_so(elementwise: Kernel) -> None:
+    model = dataclasses.replace(_MODEL, p2_mem_mhz=9251)
+    with simulated_rig(model) as rig:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_8
+        assert rig.gpu.observed().mem_mhz == 405
+        with rig.launcher.loop([elementwise]):
+            assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_2
+            assert rig.gpu.observed().mem_mhz == 9251
+            with clock_lease(rig.gpu, Clocks(mem_mhz=9501)):
+                rig.clock.sleep_s(1.0)
+                assert rig.gpu.observed().mem_mhz == 9501
+
+
+def test_elsewhere_computing_stays_at_the_highest_memory_clock(elementwise: Kernel) -> None:
+    with simulated_rig("rtx3080ti") as rig, rig.launcher.loop([elementwise]):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_0
+        assert rig.gpu.observed().mem_mhz == 9501
+
+
+def test_a_lock_over_a_range_lets_the_clock_move_in_it() -> None:
+    gpu = _gpu()
+    gpu.lock_core((600, 1200))
+    gpu.advance(1.0)
+    assert gpu.core_mhz == 1200
+    gpu.end()
+    gpu.advance(1.0)
+    assert gpu.core_mhz == 600

@@ -1,0 +1,264 @@
+"""Records as JSON files: there and back, and every way a file can be wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.errors import DataError, UsageError
+from underclock.records import (
+    AUTO,
+    SCHEMA,
+    Aggregate,
+    Arm,
+    Choice,
+    Clocks,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    Kind,
+    Objective,
+    Pass,
+    Plan,
+    Record,
+    Spread,
+    Status,
+    Step,
+    Validation,
+)
+from underclock.store import read_document, write_document
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+changes = st.floats(-0.99, 10.0)
+amounts = st.floats(1e-9, 1e9)
+mhz = st.none() | st.integers(1, 20_000)
+clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
+gpus = st.builds(GpuInfo, name=names, driver=st.none() | names, power_limit_w=st.none() | amounts)
+evidence = st.sampled_from(Evidence)
+costs = st.builds(
+    Cost, time_s=amounts, energy_j=amounts, time_change=changes, energy_change=changes
+)
+spreads = st.builds(Spread, mean=changes, best=changes, worst=changes)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    order = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=12)))
+    listed = sorted(set(order))
+    titles = draw(st.lists(names, min_size=len(listed), max_size=len(listed), unique=True))
+    kernels = tuple(
+        Kernel(
+            name=title,
+            kind=draw(st.none() | st.sampled_from(Kind)),
+            pass_=draw(st.sampled_from(Pass)),
+            count=order.count(index),
+            flops=draw(st.none() | st.floats(0.0, 1e18)),
+            bytes_moved=draw(st.none() | amounts),
+        )
+        for title, index in zip(titles, listed, strict=True)
+    )
+    return Step(
+        name=draw(names),
+        kernels=kernels,
+        order=tuple(listed.index(index) for index in order),
+        parameters=draw(st.dictionaries(names, st.integers(0, 2**40), max_size=3)),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    choices = st.builds(
+        Choice, core_mhz=mhz, mem_mhz=mhz, time_change=changes, energy_change=changes
+    )
+    return Plan(
+        evidence=draw(evidence),
+        gpu=draw(gpus),
+        workload=draw(names),
+        objective=draw(st.sampled_from(Objective)),
+        max_slowdown=draw(st.none() | changes),
+        granularity=draw(st.sampled_from(Granularity)),
+        aggregate=draw(st.sampled_from(Aggregate)),
+        baseline=draw(clocks),
+        chosen="kernel_global",
+        arms=(
+            Arm.of("pass", None, Status.INFEASIBLE),
+            Arm.of("kernel_global", draw(costs), Status.OPTIMAL, gap=0.0),
+        ),
+        kernels=draw(st.dictionaries(names, choices, max_size=4)),
+        fixed=draw(st.none() | clocks),
+        frontier=tuple(draw(st.lists(costs, max_size=3))),
+        warnings=tuple(draw(st.lists(names, max_size=2))),
+    )
+
+
+validations = st.builds(
+    Validation,
+    evidence=evidence,
+    gpu=gpus,
+    workload=names,
+    chosen=names,
+    repeats=st.integers(1, 10),
+    auto_time_s=st.tuples(amounts, amounts),
+    auto_energy_j=st.tuples(amounts, amounts),
+    plan_time_s=st.tuples(amounts, amounts),
+    plan_energy_j=st.tuples(amounts, amounts),
+    time_change=spreads,
+    energy_change=spreads,
+    promised_time_change=changes,
+    promised_energy_change=changes,
+    pairs_keeping_energy=st.integers(0, 100),
+    pairs_keeping_time=st.none() | st.integers(0, 100),
+    warnings=st.tuples(names),
+)
+
+
+@given(steps() | plans() | validations)
+def test_a_record_comes_back_as_it_went(
+    tmp_path_factory: pytest.TempPathFactory, record: Record
+) -> None:
+    path = tmp_path_factory.mktemp("there") / "record.json"
+
+    write_document(path, record)
+
+    assert read_document(path, type(record)) == record
+
+
+@given(steps())
+def test_a_fingerprint_survives_the_file(
+    tmp_path_factory: pytest.TempPathFactory, step: Step
+) -> None:
+    path = tmp_path_factory.mktemp("there") / "step.json"
+
+    write_document(path, step)
+
+    assert read_document(path, Step).fingerprint == step.fingerprint
+
+
+STEP = Step(name="a step", kernels=(Kernel(name="k", count=2),), order=(0, 0))
+
+
+def written(path: Path, **changes: object) -> Path:
+    """Write a step with some of its JSON changed; ``None`` removes a field."""
+    write_document(path, STEP)
+    body = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))
+    return path
+
+
+def assert_refused(path: Path, *words: str, kind: type[Record] = Step) -> DataError:
+    """Reading is a `DataError` that names the file, says these words, and what to do."""
+    with pytest.raises(DataError) as caught:
+        read_document(path, kind)
+    message = str(caught.value)
+    assert str(path) in message
+    for word in words:
+        assert word in message
+    assert "Traceback" not in message
+    assert "\n" not in message
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_document_is_text_that_people_can_read_and_compare(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+
+    write_document(path, STEP)
+
+    text = path.read_text()
+    assert text.endswith("}\n")
+    assert len(text.splitlines()) > 10
+    assert json.loads(text)["schema"] == SCHEMA
+
+
+def test_a_document_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    write_document(path, STEP)
+
+    with pytest.raises(UsageError, match="will not overwrite"):
+        write_document(path, STEP)
+    write_document(path, STEP, force=True)
+
+
+def test_a_missing_file_says_which_command_makes_it(tmp_path: Path) -> None:
+    error = assert_refused(tmp_path / "plan.json", "No such file", kind=Plan)
+
+    assert "underclock plan" in error.hint
+
+
+def test_a_folder_is_no_document(tmp_path: Path) -> None:
+    assert_refused(tmp_path, "directory")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"schema": 1, "name": "a st',
+        b"[1, 2]",
+        b"null",
+        b"gpu,kernel\nx,y\n",
+        b"\xff\xfe\x00\x01 binary \x00 junk",
+        b'{"schema": 1, "name": "\xff"}',
+        b'{"schema": 1, "name": "\xff\xff\xff", "kernels": [], "order": []}',
+        b'{"schema": "one"}',
+        b'{"schema": 1, "deep": ' + b"[" * 100_000,
+        b"SQLite format 3\x00" + b"\x00" * 200,
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_what_is_no_json_record_is_refused(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "step.json"
+    path.write_bytes(body)
+
+    assert_refused(path, "not a readable step file")
+
+
+@pytest.mark.parametrize("length", [1, 20, 60, 100])
+def test_a_truncated_document_is_refused(tmp_path: Path, length: int) -> None:
+    path = written(tmp_path / "step.json")
+    path.write_bytes(path.read_bytes()[:length])
+
+    assert_refused(path, "not a readable step file")
+
+
+def test_a_document_of_another_kind_is_refused(tmp_path: Path) -> None:
+    assert_refused(written(tmp_path / "step.json"), "not a readable plan file", kind=Plan)
+
+
+def test_a_newer_schema_says_to_upgrade(tmp_path: Path) -> None:
+    path = written(tmp_path / "step.json", schema=SCHEMA + 1, invention=[1, 2])
+
+    error = assert_refused(path, f"schema {SCHEMA + 1}")
+
+    assert "upgrade" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"name": None}, "name"),
+        ({"name": 3}, "$.name"),
+        ({"extra": 1}, "extra"),
+        ({"kernels": []}, "at least one kernel"),
+        ({"order": [0]}, "count 2 but is launched 1"),
+        ({"order": [0, 0, 1]}, "not listed"),
+        ({"order": ["first"]}, "$.order[0]"),
+        ({"kernels": [{"name": "k", "count": -2}]}, "count must be positive"),
+        ({"kernels": [{"name": "k", "pass": "sideways"}]}, "$.kernels[0].pass"),
+    ],
+)
+def test_a_damaged_field_is_named(tmp_path: Path, changes: dict[str, object], word: str) -> None:
+    assert_refused(written(tmp_path / "step.json", **changes), word)
+
+
+def test_auto_clocks_are_null_in_files(tmp_path: Path) -> None:
+    path = tmp_path / "clocks.json"
+
+    write_document(path, AUTO)
+
+    assert json.loads(path.read_text()) == {"core_mhz": None, "mem_mhz": None}

@@ -1,0 +1,144 @@
+"""Output goes where it may, whole or not at all."""
+
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.errors import UsageError
+from underclock.store import check_output, write_text
+
+LONGEST_NAME = 255  # bytes, on every file system Linux is used with
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_is_written_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.mktemp("out") / "file.txt"
+
+    write_text(path, text)
+
+    assert path.read_bytes() == text.encode()
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+
+    with pytest.raises(UsageError, match="will not overwrite") as caught:
+        write_text(path, "new")
+    assert str(path) in str(caught.value)
+    assert "--force" in caught.value.hint
+    assert path.read_text() == "old"
+
+    write_text(path, "new", force=True)
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_is_never_replaced(tmp_path: Path, *, force: bool) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        write_text(tmp_path, "text", force=force)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder") as caught:
+        write_text(tmp_path / "missing" / "file.txt", "text")
+
+    assert str(tmp_path / "missing") in str(caught.value)
+
+
+def test_a_file_is_no_folder_to_write_in(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UsageError, match="no folder"):
+        write_text(tmp_path / "file" / "below", "text")
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/sys"])
+def test_a_folder_that_takes_no_files_is_found_out_before_any_work(folder: str) -> None:
+    path = Path(folder) / "underclock.json"
+
+    with pytest.raises(UsageError, match="cannot write") as caught:
+        check_output(path)
+
+    assert str(path) in str(caught.value)
+    assert "writable folder" in caught.value.hint
+
+
+def test_a_name_too_long_for_the_file_system_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        write_text(tmp_path / ("n" * (LONGEST_NAME + 1)), "text")
+
+
+def test_the_longest_name_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * LONGEST_NAME)
+
+    write_text(path, "text")
+
+    assert path.read_text() == "text"
+
+
+def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_output(tmp_path / "file.txt")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, before: str | None
+) -> None:
+    path = tmp_path / "file.txt"
+    if before is not None:
+        path.write_text(before)
+
+    # The failure comes after much was written: a lone surrogate has no UTF-8 form.
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "x" * 100_000 + "\ud800", force=True)
+
+    assert [p.name for p in tmp_path.iterdir()] == ([] if before is None else ["file.txt"])
+    assert before is None or path.read_text() == before
+
+
+def test_a_disk_without_room_is_our_error_and_nothing_is_left(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(UsageError, match="cannot write"):
+            write_text(tmp_path / "file.txt", "x" * 200_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_nowhere_is_replaced_by_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.symlink_to(tmp_path / "nowhere" / "file.txt")
+
+    write_text(path, "text")
+
+    assert path.read_text() == "text"
+    assert not path.is_symlink()
+
+
+@given(mask=st.sampled_from([0o022, 0o077, 0o027, 0o000]))
+def test_a_file_has_the_mode_any_new_file_would_have(
+    tmp_path_factory: pytest.TempPathFactory, mask: int
+) -> None:
+    path = tmp_path_factory.mktemp("out") / "file.txt"
+    old = os.umask(mask)
+    try:
+        write_text(path, "text")
+        assert os.umask(mask) == mask  # reading the mask did not change it
+    finally:
+        os.umask(old)
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask

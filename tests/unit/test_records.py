@@ -1,0 +1,225 @@
+"""Records: what each refuses, and what it says of itself."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Arm,
+    Choice,
+    Clocks,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    Objective,
+    Pass,
+    Plan,
+    Record,
+    Sample,
+    Status,
+    Step,
+)
+
+NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
+mhz = st.none() | st.integers(1, 20_000)
+clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
+COST = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=-0.1)
+
+
+@pytest.mark.parametrize("bad", NO_QUANTITY)
+@pytest.mark.parametrize(
+    ("kind", "field", "given"),
+    [
+        (Clocks, "core_mhz", {}),
+        (Clocks, "mem_mhz", {}),
+        (Kernel, "count", {"name": "k"}),
+        (Kernel, "bytes_moved", {"name": "k"}),
+        (GpuInfo, "power_limit_w", {"name": "g"}),
+        (Sample, "time_s", {"kernel": "k", "energy_j": 1.0}),
+        (Sample, "energy_j", {"kernel": "k", "time_s": 1.0}),
+        (Sample, "window_s", {"kernel": "k", "time_s": 1.0, "energy_j": 1.0}),
+    ],
+)
+def test_a_quantity_that_is_not_positive_and_finite_is_refused_by_name(
+    kind: type[Record], field: str, given: dict[str, object], bad: float
+) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be positive and finite"):
+        kind(**given, **{field: bad})
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_flops_may_be_zero_but_not_negative_or_infinite(bad: float) -> None:
+    assert Kernel(name="copy", flops=0.0).flops == 0.0
+    with pytest.raises(ValueError, match="flops"):
+        Kernel(name="copy", flops=bad)
+
+
+def test_a_repeat_counts_from_zero() -> None:
+    assert Sample(kernel="k", repeat=0, time_s=1.0, energy_j=1.0).repeat == 0
+    with pytest.raises(ValueError, match="repeat"):
+        Sample(kernel="k", repeat=-1, time_s=1.0, energy_j=1.0)
+
+
+@pytest.mark.parametrize("kind", [Kernel, GpuInfo])
+def test_a_name_is_needed(kind: type[Record]) -> None:
+    with pytest.raises(ValueError, match="needs a name"):
+        kind(name="")
+
+
+@given(clocks, clocks)
+def test_clocks_rank_by_memory_then_core_and_auto_is_fastest(one: Clocks, other: Clocks) -> None:
+    def faster(a: int | None, b: int | None) -> bool:
+        return b is not None and (a is None or a > b)
+
+    if one.mem_mhz != other.mem_mhz:
+        assert (one.rank > other.rank) == faster(one.mem_mhz, other.mem_mhz)
+    else:
+        assert (one.rank > other.rank) == faster(one.core_mhz, other.core_mhz)
+    assert AUTO.rank >= one.rank
+
+
+@given(clocks)
+def test_clocks_say_what_is_held_and_what_is_auto(setting: Clocks) -> None:
+    core, mem = str(setting).removeprefix("core ").split(", memory ")
+
+    assert core == ("auto" if setting.core_mhz is None else f"{setting.core_mhz} MHz")
+    assert mem == ("auto" if setting.mem_mhz is None else f"{setting.mem_mhz} MHz")
+    assert setting.is_auto == (setting == AUTO)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    order = draw(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+    listed = sorted(set(order))
+    return Step(
+        name="a step",
+        kernels=tuple(Kernel(name=f"k{index}", count=order.count(index)) for index in listed),
+        order=tuple(listed.index(index) for index in order),
+    )
+
+
+@given(steps())
+def test_a_step_agrees_with_its_order_or_is_refused(step: Step) -> None:
+    def rebuilt(**changes: object) -> Step:
+        return msgspec.convert(msgspec.to_builtins(step) | changes, Step)
+
+    assert rebuilt() == step
+    with pytest.raises(ValueError, match="is launched"):
+        rebuilt(order=[*step.order, 0])
+    with pytest.raises(ValueError, match="not listed"):
+        rebuilt(order=[*step.order, len(step.kernels)])
+    with pytest.raises(ValueError, match="not listed"):
+        rebuilt(order=[*step.order, -1])
+    with pytest.raises(ValueError, match="at least one kernel"):
+        rebuilt(kernels=[], order=[])
+    with pytest.raises(ValueError, match="repeated: 'k"):
+        rebuilt(kernels=[*step.kernels, step.kernels[0]])
+
+
+@given(steps())
+def test_a_fingerprint_tells_steps_apart_by_what_costs(step: Step) -> None:
+    def changed(**changes: object) -> Step:
+        return msgspec.structs.replace(step, **changes)
+
+    first, *rest = step.kernels
+    bigger = msgspec.structs.replace(first, flops=1.0)
+
+    assert changed(name="the same under another name").fingerprint == step.fingerprint
+    assert changed(parameters={"batch": 1}).fingerprint == step.fingerprint
+    assert changed(kernels=(bigger, *rest)).fingerprint != step.fingerprint
+    if len(rest) > 0:
+        backwards = tuple(reversed(step.order))
+        assert (changed(order=backwards).fingerprint == step.fingerprint) == (
+            backwards == step.order
+        )
+
+
+def test_a_pass_is_called_pass_in_files() -> None:
+    assert b'"pass":"forward"' in msgspec.json.encode(Kernel(name="k", pass_=Pass.FORWARD))
+
+
+@given(
+    st.builds(
+        Choice, core_mhz=mhz, mem_mhz=mhz, time_change=st.just(0.0), energy_change=st.just(0.0)
+    )
+)
+def test_a_choice_gives_its_clocks(choice: Choice) -> None:
+    assert (choice.clocks.core_mhz, choice.clocks.mem_mhz) == (choice.core_mhz, choice.mem_mhz)
+
+
+def test_an_arm_has_all_of_its_cost_or_none() -> None:
+    feasible = Arm.of("pass", COST, Status.OPTIMAL, gap=0.0)
+    infeasible = Arm.of("pass", None, Status.INFEASIBLE)
+
+    assert feasible.cost == COST
+    assert (feasible.time_s, feasible.energy_change) == (COST.time_s, COST.energy_change)
+    assert infeasible.cost is None
+    assert infeasible.gap is None
+    for field in ("time_s", "energy_j", "time_change", "energy_change"):
+        assert getattr(infeasible, field) is None
+        assert msgspec.structs.replace(feasible, **{field: None}).cost is None
+
+
+def plan(*arms: Arm, chosen: str = "kernel_global") -> Plan:
+    return Plan(
+        evidence=Evidence.SIMULATED,
+        gpu=GpuInfo(name="g"),
+        workload="w",
+        objective=Objective.WASTE,
+        max_slowdown=0.0,
+        granularity=Granularity.KERNEL,
+        aggregate=Aggregate.GLOBAL,
+        baseline=AUTO,
+        chosen=chosen,
+        arms=arms,
+        kernels={},
+        fixed=None,
+    )
+
+
+def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
+    auto = Arm.of(
+        "auto", Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0), Status.BASELINE
+    )
+    best = Arm.of("kernel_global", COST, Status.OPTIMAL, gap=0.0)
+
+    made = plan(auto, best)
+
+    assert made.promise == COST
+    assert made.arm("auto") == auto
+    with pytest.raises(KeyError, match="pass"):
+        made.arm("pass")
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        (),
+        (Arm.of("pass", COST, Status.OPTIMAL, gap=0.0),),
+        (Arm.of("kernel_global", None, Status.INFEASIBLE),),
+    ],
+    ids=["no arm", "another arm", "infeasible"],
+)
+def test_a_plan_without_costs_for_its_chosen_arm_is_refused(arms: tuple[Arm, ...]) -> None:
+    with pytest.raises(ValueError, match="'kernel_global' has no costs"):
+        plan(*arms)
+
+
+def test_records_cannot_be_changed_and_are_built_by_keyword() -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        AUTO.core_mhz = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Clocks(1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [Clocks, Kernel, Step, Sample, Plan])
+def test_a_record_refuses_fields_it_does_not_know(kind: type[Record]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `surprise`"):
+        msgspec.json.decode(b'{"surprise": 1}', type=kind)

@@ -1,0 +1,140 @@
+"""Quantities as text: what is typed, and what is shown."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.errors import UsageError
+from underclock.records import Pass
+from underclock.units import (
+    format_duration,
+    format_mhz,
+    format_percent,
+    nearest,
+    parse_duration,
+    parse_fraction,
+    parse_mhz,
+)
+
+durations = st.floats(1e-9, 1e9)
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+@given(st.floats(-1e6, 1e6))
+def test_a_fraction_is_read_as_written(value: float) -> None:
+    assert parse_fraction(str(value)) == value
+    assert parse_fraction(f" {value} ") == value
+    assert parse_fraction(f"{value}%") == pytest.approx(value / 100.0)
+    assert parse_fraction(f"{value} %") == parse_fraction(f"{value}%")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "%", "one", "1%%", "1 percent", "nan", "inf", "-inf%", "1e999"]
+)
+def test_what_is_no_fraction_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="as a fraction") as caught:
+        parse_fraction(text)
+
+    assert repr(text) in str(caught.value)
+    assert "1%" in caught.value.hint
+
+
+@given(st.floats(0.0, 1e6), st.sampled_from(sorted(SECONDS)), st.sampled_from(["", " ", "  "]))
+def test_a_duration_is_read_in_any_unit(value: float, unit: str, space: str) -> None:
+    text = f"{value}{space}{unit}".replace("e+", "e")
+
+    assert parse_duration(text) == pytest.approx(value * SECONDS[unit])
+    assert parse_duration(text.upper()) == parse_duration(text)
+
+
+@given(st.integers(0, 10**6))
+def test_a_bare_number_is_seconds(value: int) -> None:
+    assert parse_duration(str(value)) == value
+    assert parse_duration(f"{value}s") == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "s", "fast", "-1s", "1 year", "1s 2s", "1,5s", "nan", "inf", "1e999", "1e999d", "٣s"],
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="as a duration") as caught:
+        parse_duration(text)
+
+    assert repr(text) in str(caught.value)
+    assert all(unit in caught.value.hint for unit in SECONDS)
+
+
+@given(durations)
+def test_a_duration_that_is_shown_can_be_typed(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=0.005)
+
+
+@given(durations)
+def test_a_duration_is_shown_with_three_digits_and_no_exponent(seconds: float) -> None:
+    number, unit = format_duration(seconds).split()
+
+    assert unit in SECONDS
+    if seconds >= 1e-6:
+        assert re.fullmatch(r"[0-9]+(\.[0-9]+)?", number)
+        assert 1.0 <= float(number) <= 1000.0 or unit == "d"
+    assert len(number.replace(".", "").strip("0")) <= 3 or seconds < 1e-6
+
+
+@given(durations, durations)
+def test_a_longer_duration_is_never_shown_as_shorter(one: float, other: float) -> None:
+    shown = [parse_duration(format_duration(each)) for each in sorted([one, other])]
+
+    assert shown[0] <= shown[1] * (1 + 1e-12)
+
+
+@given(st.none() | st.integers(1, 999_999))
+def test_a_clock_that_is_shown_can_be_typed(mhz: int | None) -> None:
+    assert parse_mhz(format_mhz(mhz)) == mhz
+    assert parse_mhz(f"  {format_mhz(mhz).upper()} ") == mhz
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5", "1500 MHz", "fast", "1e3", "٣", "²", "9" * 5000, "autos"]
+)
+def test_what_is_no_clock_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="as a clock") as caught:
+        parse_mhz(text)
+
+    assert "auto" in caught.value.hint
+
+
+@given(st.floats(-10.0, 10.0), st.integers(0, 4))
+def test_a_percentage_has_its_sign_and_its_digits(fraction: float, digits: int) -> None:
+    text = format_percent(fraction, digits=digits)
+
+    number = text.removesuffix(" %")
+    assert text == f"{number} %"
+    assert number[0] in "+-"
+    assert float(number) == pytest.approx(100.0 * fraction, abs=0.51 * 10.0**-digits)
+    assert len(number.partition(".")[2]) == digits
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.0, 1e-9, -1e-9])
+def test_no_change_is_never_shown_as_a_fall(fraction: float) -> None:
+    assert format_percent(fraction) == "+0.00 %"
+
+
+@given(st.lists(st.text("abcdef", min_size=1, max_size=6), min_size=1, unique=True))
+def test_every_known_name_is_listed_and_one_of_them_may_be_meant(known: list[str]) -> None:
+    hint = nearest("abc", known)
+
+    assert all(name in hint for name in known)
+    meant = re.match(r"did you mean '([a-f]+)'\?", hint)
+    assert meant is None or meant[1] in known
+    assert "abc" not in known or (meant is not None and meant[1] == "abc")
+
+
+def test_nothing_is_meant_where_nothing_is_near() -> None:
+    assert nearest("zzz", ["backward", "forward"]) == "known: backward, forward"
+
+
+def test_a_member_of_an_enum_is_named_by_its_value() -> None:
+    assert nearest("foward", Pass).startswith("did you mean 'forward'? known: backward, ")

@@ -1,0 +1,134 @@
+"""Tensor and sequence parallelism: the GPUs together do the work of one, each with less to move."""
+
+import csv
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.errors import UsageError
+from underclock.records import Kernel, Kind, Pass, Step
+from underclock.workloads import MODELS, Shape, build, workload
+
+_TABLE = Path(__file__).parents[4] / "shared/data/llmc_gpt3xl_kernels_b40.csv"
+_DEGREES = (1, 2, 4, 8, 16)
+
+
+@st.composite
+def _shapes(draw: st.DrawFn) -> Shape:
+    """Draw sizes that divide among 16 GPUs, and so among fewer."""
+    heads = 16 * draw(st.integers(1, 3))
+    return Shape(
+        layers=draw(st.integers(1, 3)),
+        hidden=heads * draw(st.sampled_from([32, 64, 128])),
+        heads=heads,
+        batch=draw(st.integers(1, 40)),
+        sequence=16 * draw(st.integers(1, 64)),
+        vocabulary=draw(st.integers(1, 60_000)),
+    )
+
+
+def _step(shape: Shape, tp: int) -> Step:
+    return build("drawn", shape.changed({"tp": tp}))
+
+
+def _by_name(step: Step) -> dict[str, Kernel]:
+    return {kernel.name: kernel for kernel in step.kernels}
+
+
+def _flops(kernel: Kernel) -> float:
+    assert kernel.flops is not None
+    return kernel.flops
+
+
+def _bytes(kernel: Kernel) -> float:
+    assert kernel.bytes_moved is not None
+    return kernel.bytes_moved
+
+
+@given(_shapes(), st.sampled_from(_DEGREES))
+def test_the_gpus_together_do_the_products_of_one(shape: Shape, tp: int) -> None:
+    whole, part = _by_name(_step(shape, 1)), _by_name(_step(shape, tp))
+    products = [name for name, kernel in whole.items() if kernel.kind is Kind.GEMM]
+
+    assert products == [name for name, kernel in part.items() if kernel.kind is Kind.GEMM]
+    for name in products:
+        assert tp * _flops(part[name]) == _flops(whole[name]), name
+        assert part[name].count == whole[name].count
+
+
+@given(_shapes(), st.sampled_from(_DEGREES[1:]))
+def test_more_gpus_move_fewer_bytes_each(shape: Shape, tp: int) -> None:
+    fewer, more = _by_name(_step(shape, tp // 2)), _by_name(_step(shape, tp))
+
+    for name, kernel in fewer.items():
+        # The rows of this one fill the GPU whatever the width, so it may even grow a little.
+        if not name.startswith("reduce_add_sum"):
+            assert _bytes(more[name]) < _bytes(kernel), name
+    assert sum(_bytes(k) * k.count for k in more.values()) < sum(
+        _bytes(k) * k.count for k in fewer.values()
+    )
+
+
+@given(_shapes(), st.sampled_from(_DEGREES))
+def test_the_gpus_together_hold_every_parameter(shape: Shape, tp: int) -> None:
+    part = shape.changed({"tp": tp})
+    replicated = shape.positions * shape.hidden + (6 * shape.layers + 2) * shape.hidden
+
+    assert part.parameters == shape.parameters
+    assert tp * part.rank_parameters == shape.parameters + (tp - 1) * replicated
+
+
+@given(_shapes(), st.sampled_from(_DEGREES))
+def test_no_collective_is_listed(shape: Shape, tp: int) -> None:
+    assert all(kernel.pass_ is not Pass.COMMUNICATION for kernel in _step(shape, tp).kernels)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_one_gpu_is_the_step_without_parallelism(name: str) -> None:
+    alone = workload(name, {"tp": 1})
+
+    assert msgspec.json.encode(alone) == msgspec.json.encode(workload(name))
+    assert "tp" not in alone.parameters
+
+
+def test_one_gpu_gives_the_published_counts() -> None:
+    if not _TABLE.exists():
+        pytest.skip("the table of llm.c's kernels is not beside this checkout")
+    with _TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kernels = workload("gpt3-xl", {"tp": 1}).kernels
+
+    assert [k.name for k in kernels] == [row["kernel"] for row in rows]
+    for kernel, row in zip(kernels, rows, strict=True):
+        assert kernel.count == int(row["count/iter"])
+        assert kernel.shape == row["shape(m x n x k)"]
+        assert f"{_flops(kernel) / 1e9:.3f}" == row["GFLOP"]
+        assert f"{_bytes(kernel) / 1e6:.2f}" == row["MB"]
+
+
+@pytest.mark.parametrize("tp", _DEGREES)
+def test_gpt3_xl_divides_among_the_papers_gpus(tp: int) -> None:
+    step = workload("gpt3-xl", {"tp": tp})
+
+    assert step.parameters.get("tp", 1) == tp
+    assert _by_name(step)["qkv"].shape == f"{6144 // tp}x40960x2048"
+    assert _by_name(step)["attproj"].shape == f"2048x40960x{2048 // tp}"
+    assert _by_name(step)["layernorm_forward_kernel6"].shape == f"{40960 // tp}x2048"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"tp": 0}, "tp must be at least 1"),
+        ({"tp": 3}, "heads 16 does not divide among tp 3"),
+        ({"tp": 32}, "heads 16 does not divide among tp 32"),
+        ({"tp": 16, "sequence": 1000}, "sequence 1000 does not divide"),
+        ({"tp": 5, "heads": 5, "hidden": 1280}, "padded vocabulary 50304 does not divide"),
+    ],
+)
+def test_what_does_not_divide_is_refused(sizes: dict[str, int], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        workload("gpt3-xl", sizes)
