@@ -1,5 +1,7 @@
 """The virtual GPU's physics over virtual time."""
 
+import statistics
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +81,23 @@ def test_a_repeated_kernel_settles_at_the_same_power_as_a_mixed_step(gemm: Kerne
         mean_w.append((gpu.energy_j - before_j) / 30.0)
 
     assert mean_w == pytest.approx([280.0 - _MODEL.cap_margin_w] * 2, abs=4.0)
+
+
+def test_power_is_noisy_from_loop_to_loop_except_at_the_cap(gemm: Kernel) -> None:
+    def spread_w(limit_w: float) -> float:
+        gpu = _busy([gemm])
+        gpu.limit_power(limit_w)
+        gpu.lock_core((1500, 1500))
+        gpu.advance(200.0)
+        seen_w = []
+        for _ in range(20):
+            gpu.begin([_MODEL.kernel(gemm)])
+            gpu.advance(5.0)
+            seen_w.append(gpu.power_w)
+        return statistics.stdev(seen_w)
+
+    assert spread_w(350.0) > 0.3
+    assert spread_w(150.0) < 0.1
 
 
 def test_kernels_borrow_power_from_their_neighbours_within_the_averaging_time() -> None:

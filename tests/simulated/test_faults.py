@@ -1,5 +1,7 @@
 """What goes wrong on demand, and what a user of lease and bench sees of it."""
 
+from collections.abc import Callable
+
 import pynvml
 import pytest
 from hypothesis import given, settings
@@ -97,6 +99,7 @@ def test_of_a_lost_gpu_every_call_says_so_and_its_neighbour_still_answers(
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
         with machine.run(elementwise, gpu=1) as loop:
             machine.clock.sleep_s(3.0)
+            assert machine.gpus[1].activity is None
             with pytest.raises(DeviceError, match="fell off the bus"):
                 loop.progress()
         for call in (
@@ -117,6 +120,7 @@ def test_of_a_lost_gpu_every_call_says_so_and_its_neighbour_still_answers(
 def test_a_lost_gpu_comes_back_as_from_a_reset() -> None:
     faults = _script(FaultKind.GPU_LOST, at_s=5.0, for_s=10.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
+        rig.device.limit_power(200.0)
         with pytest.raises(DeviceError, match="GPU is lost"), clock_lease(rig.gpu, _PAIR):
             rig.clock.sleep_s(6.0)
         assert _locks(rig) == [(1050, 1050), (5001, 5001)]
@@ -124,14 +128,18 @@ def test_a_lost_gpu_comes_back_as_from_a_reset() -> None:
         rig.clock.sleep_s(10.0)
         assert _locks(rig) == []
         assert rig.gpu.observed().core_mhz == rig.gpu.supported_core_mhz()[0]
+        assert rig.gpu.info().power_limit_w == 350.0
 
 
-def test_a_gpu_may_be_lost_in_the_middle_of_a_call() -> None:
+@pytest.mark.parametrize(
+    "call", [lambda gpu: gpu.lock(Clocks(core_mhz=900)), lambda gpu: gpu.energy_j()]
+)
+def test_a_gpu_may_be_lost_in_the_middle_of_a_call(call: Callable[[NvmlGpu], None]) -> None:
     faults = _script(FaultKind.GPU_LOST, at_s=1.001)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
         rig.clock.sleep_s(1.0)
         with pytest.raises(DeviceError, match="GPU is lost"):
-            rig.gpu.lock(Clocks(core_mhz=900))
+            call(rig.gpu)
         assert rig.device.core_lock is None
 
 

@@ -19,7 +19,7 @@ from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.testing import simulated_driver
 
-_MODEL = gpu_model("rtx3080ti")
+_MODEL = dataclasses.replace(gpu_model("rtx3080ti"), p2_mem_mhz=None)
 _STEADY = KernelConstants(fixed_s=1e-3)
 _EXACT = Switching(jitter=0.0)
 
@@ -202,7 +202,7 @@ def test_computing_demotes_the_memory_clock_where_the_model_says_so(elementwise:
 
 
 def test_elsewhere_computing_stays_at_the_highest_memory_clock(elementwise: Kernel) -> None:
-    with simulated_rig("rtx3080ti") as rig, rig.launcher.loop([elementwise]):
+    with simulated_rig(_MODEL) as rig, rig.launcher.loop([elementwise]):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_0
         assert rig.gpu.observed().mem_mhz == 9501

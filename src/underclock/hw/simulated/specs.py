@@ -20,6 +20,7 @@ _RTX3080TI = GpuModel(
     core_mhz=tuple(range(210, 2116, 15)),
     mem_mhz=(405, 810, 5001, 9251, 9501),
     low_mem_core_mhz=420,
+    p2_mem_mhz=9251,  # GeForce and RTX boards leave P0 once a CUDA context exists
     limit_w=(350.0, 100.0, 385.0),
     calibration=Calibration(source="uncalibrated: set by hand from published figures"),
     constants=GpuConstants(
@@ -68,6 +69,7 @@ _A4000 = GpuModel(
     core_mhz=tuple(range(210, 2101, 15)),
     mem_mhz=(405, 810, 5001, 6501, 7001),
     low_mem_core_mhz=420,
+    p2_mem_mhz=6501,
     limit_w=(140.0, 100.0, 140.0),
     calibration=Calibration(
         source="uncalibrated: no sweep of this GPU",
