@@ -83,6 +83,19 @@ def test_a_repeated_kernel_settles_at_the_same_power_as_a_mixed_step(gemm: Kerne
     assert mean_w == pytest.approx([280.0 - _MODEL.cap_margin_w] * 2, abs=4.0)
 
 
+def test_what_the_power_loop_took_is_given_back_when_the_step_ends(step: Step) -> None:
+    gpu = _busy([step.kernels[i] for i in step.order])
+    gpu.limit_power(200.0)
+    gpu.lock_core((1800, 1800))
+    gpu.advance(30.0)
+    assert gpu.core_mhz < 1800
+    gpu.end()
+    gpu.advance(1.0)
+
+    assert gpu.core_mhz == 1800
+    assert not gpu.capped
+
+
 def test_power_is_noisy_from_loop_to_loop_except_at_the_cap(gemm: Kernel) -> None:
     def spread_w(limit_w: float) -> float:
         gpu = _busy([gemm])

@@ -1,6 +1,7 @@
 """The simulated driver seen through nvidia-ml-py, as any program would see it."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pynvml
 import pytest
@@ -156,6 +157,40 @@ def test_it_knows_its_board(rig: Rig) -> None:
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetTemperature(handle, 7)
     assert pynvml.nvmlSystemGetNVMLVersion().endswith(_MODEL.driver)
+
+
+def test_an_h200_rests_as_a_real_one_does() -> None:
+    with simulated_driver("h200"), nvml_session():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+        # Read from one: P0 at 345 MHz and 3201 MHz, idle, no fan, MIG off.
+        assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_0
+        assert pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == 345
+        assert pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM) == 3201
+        assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == 1
+        assert pynvml.nvmlDeviceGetMigMode(handle) == [0, 0]
+        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) == 0
+        assert pynvml.nvmlDeviceGetBrand(handle) == pynvml.NVML_BRAND_NVIDIA
+        assert pynvml.nvmlDeviceGetPciInfo(handle).pciDeviceId == 0x233510DE
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetFanSpeed(handle)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pynvml.nvmlDeviceGetMigMode,
+        pynvml.nvmlDeviceGetSerial,
+        pynvml.nvmlDeviceGetBAR1MemoryInfo,
+        pynvml.nvmlDeviceGetDriverModel,
+    ],
+)
+def test_what_the_gpu_lacks_is_unsupported_and_not_missing(
+    read: Callable[[object], object], rig: Rig
+) -> None:
+    del rig
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        read(pynvml.nvmlDeviceGetHandleByIndex(0))
 
 
 def test_of_an_unknown_board_nothing_is_made_up() -> None:

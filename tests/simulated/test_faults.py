@@ -249,6 +249,17 @@ def test_the_same_script_and_seed_give_the_same_run() -> None:
     assert run(1) != run(2)
 
 
+def test_a_fault_set_down_late_happens_at_once() -> None:
+    with simulated_driver("rtx3080ti") as machine:
+        machine.clock.sleep_s(10.0)
+        before_j = machine.gpus[0].energy_j
+        _script(FaultKind.SOFT_SLOWDOWN, at_s=5.0).arm(machine.gpus)
+        machine.clock.sleep_s(1e-3)
+
+        assert machine.gpus[0].event_reasons & REASON_SOFT_SLOWDOWN
+        assert machine.gpus[0].energy_j > before_j
+
+
 @pytest.mark.parametrize(("at_s", "for_s"), [(-1.0, 1.0), (1.0, 0.0)])
 def test_a_fault_that_never_comes_is_refused(at_s: float, for_s: float) -> None:
     with pytest.raises(ValueError, match="begins at or after"):

@@ -111,6 +111,24 @@ def test_an_a100_shows_power_without_the_average() -> None:
     assert _usage_w(gpu) == pytest.approx(gpu.power_w, rel=0.02)
 
 
+@pytest.mark.parametrize(("name", "share"), [("a100", 1.0), ("h200", 0.1), ("a40", 0.1)])
+def test_every_model_measures_as_its_architecture_does(
+    name: str, share: float, gemm: Kernel
+) -> None:
+    with simulated_driver(name) as machine:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        machine.clock.sleep_s(5.0)
+        idle_w = machine.gpus[0].power_w
+        with machine.run(gemm):
+            machine.clock.sleep_s(0.15)
+            busy_w = machine.gpus[0].power_w
+            shown_w = pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
+
+    # At the last update, 0.1 s into the load, an average over a second had seen a tenth of it.
+    assert shown_w == pytest.approx(idle_w + share * (busy_w - idle_w), rel=0.05)
+
+
 @pytest.mark.parametrize("sensors", [GA100, HOPPER])
 def test_a_quarter_of_the_time_is_sampled_so_a_load_can_hide(sensors: Sensors) -> None:
     # Draws much for 75 ms and little for the 25 ms that end with the sensor's tick.

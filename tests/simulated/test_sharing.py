@@ -109,7 +109,10 @@ def test_units_of_a_model_differ_and_unit_0_is_the_model(gemm: Kernel) -> None:
         return gpu.power_w
 
     assert VirtualGpu(_MODEL, seed=0).constants == _MODEL.constants
-    assert len({round(watts(unit), 1) for unit in range(8)}) == 8
+    constants = [VirtualGpu(_MODEL, seed=0, unit=unit).constants for unit in range(8)]
+    assert len({gpu.floor_v for gpu in constants}) == 8
+    assert len({gpu.leak_w_per_v3 for gpu in constants}) == 8
+    assert len({watts(unit) for unit in range(8)}) == 8
     assert all(watts(unit) == pytest.approx(watts(0), rel=0.12) for unit in range(8))
 
 

@@ -5,8 +5,6 @@ import itertools
 import math
 from collections.abc import Callable
 
-_ROUNDING_S = 1e-12
-
 
 class Agenda:
     """Actions in order of their time; at one time, in the order they were set down."""
@@ -23,7 +21,7 @@ class Agenda:
 
     def run(self, now_s: float) -> None:
         """Do everything that is due; an action may set down others."""
-        while self._entries and self._entries[0][0] <= now_s + _ROUNDING_S:
+        while self._entries and self._entries[0][0] <= now_s:
             _, _, action = heapq.heappop(self._entries)
             action()
         self.next_s = self._entries[0][0] if self._entries else math.inf

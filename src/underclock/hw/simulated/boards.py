@@ -16,6 +16,8 @@ class Board:
         pci_device: PCI device number.
         geforce: Whether it is sold under that brand.
         fan: Whether it has one of its own.
+        hbm: Whether it has stacked memory: such a board stays in P0 at its highest memory clock
+            while it rests (read from an H200), and can be split (MIG).
         sensors: What it measures with.
     """
 
@@ -25,6 +27,7 @@ class Board:
     pci_device: int
     geforce: bool = False
     fan: bool = False
+    hbm: bool = False
     sensors: Sensors = AMPERE
 
 
@@ -43,10 +46,20 @@ _BOARDS = {
     ),
     "NVIDIA A40": Board(cores=10752, memory_mib=46068, capability=(8, 6), pci_device=0x2235),
     "NVIDIA A100-SXM4-40GB": Board(
-        cores=6912, memory_mib=40960, capability=(8, 0), pci_device=0x20B0, sensors=GA100
+        cores=6912,
+        memory_mib=40960,
+        capability=(8, 0),
+        pci_device=0x20B0,
+        hbm=True,
+        sensors=GA100,
     ),
     "NVIDIA H200": Board(
-        cores=16896, memory_mib=143771, capability=(9, 0), pci_device=0x2335, sensors=HOPPER
+        cores=16896,
+        memory_mib=143771,
+        capability=(9, 0),
+        pci_device=0x2335,
+        hbm=True,
+        sensors=HOPPER,
     ),
 }
 
@@ -54,6 +67,12 @@ _BOARDS = {
 def board_of(name: str) -> Board | None:
     """Return the board of a GPU; ``None`` where nothing is written down of it."""
     return _BOARDS.get(name)
+
+
+def rests(name: str) -> bool:
+    """Return whether a GPU lowers its memory clock when it rests."""
+    board = board_of(name)
+    return board is None or not board.hbm
 
 
 def sensors_of(name: str) -> Sensors:

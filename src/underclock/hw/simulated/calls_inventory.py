@@ -128,6 +128,14 @@ def _zero(_host: Host, _gpu: VirtualGpu, out: CArgument) -> int:
     return put(out, 0)
 
 
+def _mig_mode(_host: Host, gpu: VirtualGpu, current: CArgument, pending: CArgument) -> int:
+    board = board_of(gpu.model.name)
+    if board is None or not board.hbm:
+        return NOT_SUPPORTED
+    put(pending, 0)
+    return put(current, 0)
+
+
 def _not_here(_host: Host, _gpu: VirtualGpu, *_arguments: CArgument) -> int:
     return NOT_SUPPORTED
 
@@ -148,14 +156,14 @@ TABLE: dict[str, DeviceCall] = {
     "nvmlDeviceGetPowerManagementLimitConstraints": _limit_range,
     "nvmlDeviceGetPowerManagementDefaultLimit": _default_limit,
     "nvmlDeviceGetPersistenceMode": _persistence,
-    # Default compute mode, no display, no MIG.
+    "nvmlDeviceGetMigMode": _mig_mode,
+    # Default compute mode, no display, not split.
+    "nvmlDeviceGetMaxMigDeviceCount": _zero,
     "nvmlDeviceGetComputeMode": _zero,
     "nvmlDeviceGetDisplayMode": _zero,
     "nvmlDeviceGetDisplayActive": _zero,
     "nvmlDeviceIsMigDeviceHandle": _zero,
     # There on a real driver, but not on these GPUs.
-    "nvmlDeviceGetMigMode": _not_here,
-    "nvmlDeviceGetMaxMigDeviceCount": _not_here,
     "nvmlDeviceGetSerial": _not_here,
     "nvmlDeviceGetBAR1MemoryInfo": _not_here,
     "nvmlDeviceGetTotalEccErrors": _not_here,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.hw.simulated.agenda import Agenda
-from underclock.hw.simulated.boards import sensors_of
+from underclock.hw.simulated.boards import rests, sensors_of
 from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
@@ -24,7 +24,7 @@ from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
 
 REASON_IDLE, REASON_POWER_CAP = 0x1, 0x4
-_ROUNDING_S = 1e-9
+_ROUNDING_S = 1e-12
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
 _DECIDE_C = 0.1  # look again at what heat allows when the temperature moved this far
 _STEADY_C = 0.5  # and recompute a capped clock
@@ -45,6 +45,7 @@ class VirtualGpu:
         self.constants = self.unit.constants(model.constants)
         self.limit_w = model.limit_w[0]
         self.persistent = False
+        self._rests = rests(model.name)
         self.now_s = 0.0
         self.energy_j = 0.0
         self.power_w = 0.0
@@ -116,7 +117,7 @@ class VirtualGpu:
     @property
     def performance_state(self) -> int:
         """NVML's P-state: 8 at rest, 2 where computing lowers the memory clock, else 0."""
-        if not self.busy:
+        if self._rests and not self.busy:
             return 8
         return 0 if self.model.p2_mem_mhz is None else 2
 
@@ -139,7 +140,6 @@ class VirtualGpu:
             time_noise=1.0 + 3e-4 * float(self._noise.standard_normal()),
             power_noise=1.0 + 3e-3 * float(self._noise.standard_normal()),
         )
-        self._power_loop.reset()
         self._look_again()
 
     def end(self) -> None:
@@ -199,12 +199,14 @@ class VirtualGpu:
         """Let virtual time pass."""
         end_s = self.now_s + duration_s
         agenda = self.agenda
-        while self.now_s < end_s - 1e-12:
+        while True:
+            if agenda.next_s <= self.now_s + _ROUNDING_S:
+                agenda.run(self.now_s + _ROUNDING_S)
+            if self.now_s >= end_s - _ROUNDING_S:
+                break
             self._settle()
-            stride_s = min(self._stride_s(), end_s - self.now_s, agenda.next_s - self.now_s)
-            self._account(stride_s)
-            if agenda.next_s <= self.now_s + 1e-12:
-                agenda.run(self.now_s)
+            self._account(min(self._stride_s(), min(end_s, agenda.next_s) - self.now_s))
+        self.now_s = end_s  # exactly, so that several GPUs keep one time
 
     def _follow_locks(self) -> None:
         """Let clocks follow their locks; while the memory's changes, nothing executes."""
@@ -231,7 +233,7 @@ class VirtualGpu:
         core = min(self._locks.allowed(Domain.CORE, core), ceiling)
         wanted = float(snap(core, model.core_mhz))
         mem = model.mem_mhz[0]
-        if self.busy:
+        if self.busy or not self._rests:
             mem = model.mem_mhz[-1] if model.p2_mem_mhz is None else model.p2_mem_mhz
         mem = snap(self._locks.allowed(Domain.MEMORY, mem), model.mem_mhz)
         low_core = model.low_mem_core_mhz

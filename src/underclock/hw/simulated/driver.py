@@ -95,10 +95,8 @@ class SimulatedDriver:
             if index is None or index >= len(self.gpus):
                 return INVALID_ARGUMENT
             gpu = self.gpus[index]
-            if gpu.lost:
-                return _GPU_IS_LOST
             code = call(self, gpu, *arguments)
-            return _GPU_IS_LOST if gpu.lost else code  # it may have been lost meanwhile
+            return _GPU_IS_LOST if gpu.lost else code  # before the call, or while it blocked
 
     def _init(self, _flags: CArgument = None) -> int:
         self._sessions += 1
