@@ -107,17 +107,14 @@ def fit_kernel(found: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:
         sweep: The rows.
         rows: Indices of rows of one kernel.
     """
-    best: tuple[float, KernelConstants] | None = None
     few = sweep.only(rows)
     few = dataclasses.replace(few, kernels=("one",), kernel=np.zeros(len(rows), dtype=np.int64))
+    ways = []
     for serial in (False, True):
         fit = SweepFit(found.gpu, few, np.array([serial]), per_mcycle_j=found.dram_j_per_mcycle)
         cost, kernels = fit.solve_kernels(found.habits)
-        if best is None or cost < best[0]:
-            best = (cost, fit.kernel(kernels[0], found.dram_j_per_mcycle, serial=serial))
-    if best is None:
-        raise AssertionError("both ways were tried")
-    return best[1]
+        ways.append((cost, fit.kernel(kernels[0], found.dram_j_per_mcycle, serial=serial)))
+    return min(ways, key=lambda way: way[0])[1]
 
 
 def held_out(sweep: Sweep, start: GpuConstants, points: int) -> Errors:

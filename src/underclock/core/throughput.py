@@ -109,9 +109,8 @@ def fit_throughput(
         return np.concatenate([off, short, _PULL * vector])
 
     reach = np.array([*_REACH.values(), _BOOST_REACH])
-    best = None
-    for boost in _BOOST_STARTS:
-        found = least_squares(
+    fits = [
+        least_squares(
             residuals,
             np.append(np.zeros(len(_REACH)), boost),
             bounds=(-reach, reach),
@@ -120,11 +119,9 @@ def fit_throughput(
             diff_step=1e-3,
             max_nfev=_MOST_EVALUATIONS,
         )
-        if best is None or found.cost < best.cost:
-            best = found
-    if best is None:
-        raise AssertionError("there is a start")
-    throughput, fitted_board = moved(best.x)
+        for boost in _BOOST_STARTS
+    ]
+    throughput, fitted_board = moved(min(fits, key=lambda fit: float(fit.cost)).x)
     return throughput, fitted_board.constants.boost_mhz
 
 

@@ -107,6 +107,18 @@ def test_whatever_the_table_the_optimum_is_found_and_proven(
     assert found.energy_j == least_energy(time, energy, budget)
 
 
+@pytest.mark.parametrize("family", [uniform, weakly_correlated, all_alike, four_decades])
+def test_instances_that_scouts_alone_do_not_settle_are_proven_too(family: Family) -> None:
+    for seed in range(60):
+        time, energy = family(np.random.default_rng(seed), 10 + seed % 30, 6)
+        budget = budget_between(time, energy, 0.4)
+
+        found = Exact().solve(problem_of(time, energy, budget))
+
+        assert found.status is Status.OPTIMAL
+        assert found.energy_j == least_energy(time, energy, budget)
+
+
 @pytest.mark.parametrize("family", [strongly_correlated, only_even_times])
 @pytest.mark.parametrize("groups", [5, 30])
 def test_a_subset_sum_is_solved_too(family: Family, groups: int) -> None:
