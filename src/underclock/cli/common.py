@@ -120,6 +120,7 @@ def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
     console = Console(stderr=True)
     columns = (
@@ -127,15 +128,26 @@ def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[doing]}"),
+        TextColumn("{task.fields[gpu_time]}"),
+        # The only column that may be cut short.
+        TextColumn("{task.fields[doing]}", table_column=Column(ratio=1, no_wrap=True)),
     )
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns,
+        console=console,
+        transient=True,
+        expand=True,
+        disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task(title, total=None, doing="")
+        task = bar.add_task(title, total=None, doing="", gpu_time="")
 
         def show(tally: "Tally") -> None:
-            doing = f"{escape(tally.doing)} (GPU time {format_duration(tally.gpu_s)})"
-            bar.update(task, completed=tally.done, total=tally.total, doing=doing)
+            bar.update(
+                task,
+                completed=tally.done,
+                total=tally.total,
+                gpu_time=f"{format_duration(tally.gpu_s)} of GPU time",
+                doing=escape(tally.doing),
+            )
 
         yield show

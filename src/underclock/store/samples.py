@@ -93,6 +93,10 @@ class SampleFile:
                 body = msgspec.json.encode(header).decode()
                 connection.execute("INSERT INTO header VALUES (?)", (body,))
                 connection.commit()
+            # The log of a file of this name that was removed after a kill would be played into
+            # the new one.
+            for left_over in ("-wal", "-shm"):
+                path.with_name(path.name + left_over).unlink(missing_ok=True)
             partial.replace(path)
         except (OSError, sqlite3.Error) as exc:
             raise UsageError(f"cannot write {path}: {exc}") from exc

@@ -243,6 +243,24 @@ def test_every_sample_reported_before_a_kill_is_there_afterwards(
     assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
 
 
+def test_a_log_left_by_a_kill_does_not_spoil_a_new_file_of_that_name(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s.db", 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", APPEND_FOREVER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        for _ in range(40):
+            child.stdout.readline()
+        os.kill(child.pid, signal.SIGKILL)
+    assert path.with_name("s.db-wal").exists()
+    path.unlink()
+
+    with SampleFile.create(path, HEADER) as file:
+        file.append(sample(0))
+
+    assert [s.repeat for s in read_profile(path).samples] == [0]
+
+
 def other_application(path: Path) -> None:
     run(path, "PRAGMA application_id = 7")
 
