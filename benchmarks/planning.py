@@ -4,9 +4,9 @@
 
 Two families of instances with 60 settings: tables like a GPU's (kernel sizes over three decades,
 time the p-norm of a core and a memory part, a voltage floor, measurement noise; the budget is the
-time at the highest clocks) and uniform random ones. HiGHS gets a relative gap of 1e-9 and a time
-limit, 60 s unless given. Peak memory is that of a fresh process that builds one instance and solves
-it: interpreter, numpy and input included.
+time at the highest clocks) and uniform random ones. HiGHS gets a relative gap of 1e-9, its least
+tolerances (1e-10) and a time limit, 60 s unless given. Peak memory is that of a fresh process that
+builds one instance and solves it: interpreter, numpy and input included.
 """
 
 import importlib.metadata

@@ -12,6 +12,8 @@ from underclock.core.solvers.base import INFEASIBLE, Ints, Problem, Quanta, Solu
 from underclock.errors import NotSupportedError
 from underclock.records import Status
 
+_TOLERANCE = 1e-10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milp:
@@ -37,7 +39,8 @@ class Milp:
         group, setting = np.nonzero(np.isfinite(problem.time_s))
         time = problem.time_s[group, setting]
         energy = problem.energy_j[group, setting]
-        # HiGHS's tolerances are absolute: give it numbers around one.
+        # HiGHS's tolerances are absolute: give it numbers around one, and the least tolerance it
+        # takes. With its own, a choice may break the budget by a millionth of the longest time.
         time_unit = float(time.max()) or 1.0
         energy_unit = float(energy.max()) or 1.0
         groups, variables = len(problem.time_s), len(group)
@@ -59,6 +62,9 @@ class Milp:
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
         solver.setOptionValue("mip_rel_gap", self.gap)
+        solver.setOptionValue("mip_abs_gap", 0.0)
+        for tolerance in ("primal_feasibility_tolerance", "mip_feasibility_tolerance"):
+            solver.setOptionValue(tolerance, _TOLERANCE)
         if math.isfinite(self.time_limit_s):
             solver.setOptionValue("time_limit", self.time_limit_s)
         solver.passModel(model)
