@@ -206,11 +206,12 @@ def test_exact_and_highs_agree_on_large_instances(groups: int, count: int) -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_highs_keeps_the_budget_though_some_settings_take_longer_than_all_of_it(seed: int) -> None:
     random = np.random.default_rng(seed)
-    size = 10.0 ** random.uniform(-5.0, -2.0, (50, 1))
-    slowness = np.geomspace(1.0, 20.0, 12)
-    time_s = size * slowness * random.normal(1.0, 0.01, (50, 12))
-    energy_j = size * (200.0 / slowness + 30.0 * slowness) * random.normal(1.0, 0.01, (50, 12))
-    problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=float(time_s[:, 1].sum()))
+    shape = (50, 60)
+    size = 10.0 ** random.uniform(-5.0, -2.0, (50, 1)) * random.choice([1, 24], (50, 1))
+    slowness = np.geomspace(1.0, 40.0, 60)
+    time_s = size * slowness * random.normal(1.0, 0.01, shape)
+    energy_j = size * (200.0 / slowness + 30.0 * slowness) * random.normal(1.0, 0.01, shape)
+    problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=float(time_s[:, 2].sum()))
 
     exact, highs = Exact().solve(problem), Milp().solve(problem)
 
