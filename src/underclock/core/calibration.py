@@ -54,7 +54,6 @@ class Calibrated:
         kernels: Constants by kernel name.
         habits: What these kernels are like.
         limit_w: Power at which rows settle when capped.
-        fit: Errors on the sweep itself.
     """
 
     gpu: GpuConstants
@@ -62,7 +61,6 @@ class Calibrated:
     kernels: dict[str, KernelConstants]
     habits: Habits
     limit_w: float
-    fit: Errors
 
 
 def calibrate(sweep: Sweep, start: GpuConstants) -> Calibrated:
@@ -88,15 +86,13 @@ def calibrate(sweep: Sweep, start: GpuConstants) -> Calibrated:
     }
     capped = sweep.power_w >= NEAR_CAP * sweep.limit_w
     settled_w = float(np.median(sweep.power_w[capped])) if capped.any() else sweep.limit_w
-    found = Calibrated(
+    return Calibrated(
         gpu=gpu,
         dram_j_per_mcycle=per_mcycle_j,
         kernels=constants,
         habits=Habits.of(gpu, list(constants.values())),
         limit_w=settled_w,
-        fit=Errors(time=0.0, power=0.0, rows=0),
     )
-    return dataclasses.replace(found, fit=errors_of(found, sweep, np.arange(len(sweep.kernel))))
 
 
 def fit_kernel(found: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:

@@ -11,12 +11,16 @@ Shape letters: T trades.
 import numpy as np
 
 from underclock.core.solvers.base import Floats, Problem, Quanta, Solution, solution_of
-from underclock.core.solvers.hull import trades
+from underclock.core.solvers.hull import Trades, trades
 
 
 def supported(problem: Problem) -> tuple[Floats, Floats]:
     """Return time in s and energy in J of every supported point, fastest first. Shape (T + 1,)."""
-    steps = trades(Quanta.of(problem))
+    return _points(problem, trades(Quanta.of(problem)))
+
+
+def _points(problem: Problem, steps: Trades) -> tuple[Floats, Floats]:
+    """Cost every prefix of the trades. Shapes (T + 1,)."""
     rows = np.arange(len(steps.start))
     time_s = problem.time_s[steps.group, steps.to] - problem.time_s[steps.group, steps.come]
     energy_j = problem.energy_j[steps.group, steps.to] - problem.energy_j[steps.group, steps.come]
@@ -29,9 +33,9 @@ def supported(problem: Problem) -> tuple[Floats, Floats]:
 
 def least_product(problem: Problem, *, power: int) -> Solution:
     """Minimise energy x time^power over all choices, ignoring the budget; exact."""
-    time_s, energy_j = supported(problem)
-    best = int(np.argmin(energy_j * time_s**power))
-    return solution_of(problem, trades(Quanta.of(problem)).choice_after(best))
+    steps = trades(Quanta.of(problem))
+    time_s, energy_j = _points(problem, steps)
+    return solution_of(problem, steps.choice_after(int(np.argmin(energy_j * time_s**power))))
 
 
 def thinned(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats]:

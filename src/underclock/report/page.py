@@ -4,6 +4,7 @@ from typing import Any
 
 from underclock.records import Plan, Validation
 from underclock.report import wording
+from underclock.report.templating import rendered
 from underclock.units import format_mhz
 
 
@@ -14,19 +15,11 @@ def page(plan: Plan, validation: Validation | None) -> str:
         plan: What to report.
         validation: What became of it; ``None`` where it was not run again.
     """
-    import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
-
     from underclock.report import figures  # noqa: PLC0415 - plotly takes long to load
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("underclock.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(_FILTERS)
-    return environment.get_template("page.html.jinja").render(
+    return rendered(
+        "page.html.jinja",
+        _FILTERS,
         plan=plan,
         validation=validation,
         arm=plan.arm(plan.chosen),

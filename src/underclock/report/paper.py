@@ -9,6 +9,7 @@ from itertools import groupby
 from underclock.report import wording
 from underclock.report.paper_svg import svg
 from underclock.report.paper_tables import agreement_text, number_text
+from underclock.report.templating import rendered
 from underclock.study import Study
 from underclock.units import format_mhz
 
@@ -25,20 +26,12 @@ FIGURE_NUMBERS = {
 
 def paper_page(study: Study) -> str:
     """Return the HTML page of a study."""
-    import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
-
     from underclock.report import figures, paper_figures  # noqa: PLC0415 - plotly is slow to load
     from underclock.report.paper_charts import charts  # noqa: PLC0415 - likewise
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("underclock.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(mhz=format_mhz, number=_number)
-    return environment.get_template("paper.html.jinja").render(
+    return rendered(
+        "paper.html.jinja",
+        {"mhz": format_mhz, "number": _number},
         study=study,
         agreement=agreement_text(study),
         evidence_sentence=wording.EVIDENCE_SENTENCES[study.evidence],

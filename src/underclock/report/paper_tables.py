@@ -2,15 +2,13 @@
 
 from itertools import groupby
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from underclock.report.tables import bare_table
 from underclock.report.wording import DASH
 from underclock.study import Study
 from underclock.units import format_mhz
-
-_MIN_WIDTH = 64
 
 
 def table2_table(study: Study) -> Table:
@@ -142,15 +140,7 @@ def number_text(value: float | None, unit: str) -> str:
 
 
 def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    table = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        min_width=_MIN_WIDTH,
-    )
+    table = bare_table(title)
     for header in left:
         table.add_column(header, overflow="fold")
     for header in right:

@@ -25,7 +25,7 @@ _MIN_WIDTH = 64  # so that a narrow table does not break its title into many lin
 
 def arms_table(plan: Plan) -> Table:
     """Return the ways of choosing clocks side by side; the chosen one has a star."""
-    table = _table(f"{plan.workload} on {plan.gpu.name}: {plan.evidence}")
+    table = bare_table(f"{plan.workload} on {plan.gpu.name}: {plan.evidence}")
     table.add_column("clocks chosen", overflow="fold")
     for header in ("time", "energy", "time\nper step", "energy\nper step"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -53,7 +53,7 @@ def clocks_table(plan: Plan, limit: int | None) -> Table:
         limit: Show only so many kernels, those that save most first; ``None`` shows all, in the
             plan's order.
     """
-    table = _table(f"{plan.workload} on {plan.gpu.name}, clocks per kernel: {plan.evidence}")
+    table = bare_table(f"{plan.workload} on {plan.gpu.name}, clocks per kernel: {plan.evidence}")
     table.add_column("kernel", overflow="fold")
     for header in ("core\nMHz", "memory\nMHz", "time", "energy"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -74,7 +74,7 @@ def clocks_table(plan: Plan, limit: int | None) -> Table:
 
 def validation_table(validation: Validation) -> Table:
     """Return what was promised against what all pairs of repeats gave."""
-    table = _table(
+    table = bare_table(
         f"{validation.workload} on {validation.gpu.name}, run again: {validation.evidence}"
     )
     table.add_column("")
@@ -100,7 +100,9 @@ def validation_table(validation: Validation) -> Table:
 
 def score_table(score: Score) -> Table:
     """Return what a plan promised against what its clocks cost on a full table."""
-    table = _table(f"{score.plan} on {score.gpu.name}, promised against actual: {score.evidence}")
+    table = bare_table(
+        f"{score.plan} on {score.gpu.name}, promised against actual: {score.evidence}"
+    )
     table.add_column("")
     for header in ("promised", "actual", "auto\nper step", "plan\nper step"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -122,7 +124,8 @@ def score_table(score: Score) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def bare_table(title: str) -> Table:
+    """Return a table without rows or columns, in the style of all of them."""
     return Table(
         title=Text(title, style="bold"),
         title_justify="left",

@@ -10,6 +10,7 @@ from underclock.core.calibration import (
     Errors,
     calibrate,
     check,
+    errors_of,
     held_out,
     pooled,
 )
@@ -78,6 +79,7 @@ def calibrate_gpu(
     base = base or base_of(profile)
     sweep = _sweep(profile, base)
     found = calibrate(sweep, base.constants)
+    fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
     out = held_out(sweep, base.constants, _POINTS) if len(sweep.kernels) > 1 else None
     return dataclasses.replace(
         base,
@@ -91,7 +93,7 @@ def calibrate_gpu(
             source=profile.workload,
             rows=len(profile.samples),
             date=date,
-            fit=_accuracy(found.fit),
+            fit=_accuracy(fit),
             held_out=_accuracy(out) if out else None,
             note=note,
         ),
@@ -214,7 +216,6 @@ def _calibrated(model: GpuModel) -> Calibrated:
         kernels=own,
         habits=Habits.of(model.constants, list(own.values())),
         limit_w=model.limit_w[0] - model.cap_margin_w,
-        fit=Errors(time=0.0, power=0.0, rows=0),
     )
 
 

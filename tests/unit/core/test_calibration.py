@@ -97,9 +97,11 @@ def found(sweep: Sweep) -> Calibrated:
     return calibrate(sweep, _SPEC.constants)
 
 
-def test_a_sweep_without_noise_is_explained(found: Calibrated) -> None:
-    assert found.fit.time < 0.01
-    assert found.fit.power < 0.01
+def test_a_sweep_without_noise_is_explained(found: Calibrated, sweep: Sweep) -> None:
+    fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
+
+    assert fit.time < 0.01
+    assert fit.power < 0.01
     assert found.limit_w == 1000.0
 
 

@@ -22,8 +22,9 @@ from underclock.hw.simulated.switching import Bounds, Domain
 from underclock.hw.simulated.work import Activity, Neighbour, turn
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
+from underclock.records import POWER_CAP_REASON
 
-REASON_IDLE, REASON_POWER_CAP = 0x1, 0x4
+_IDLE_REASON = 0x1
 _ROUNDING_S = 1e-12
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
 _DECIDE_C = 0.1  # look again at what heat allows when the temperature moved this far
@@ -112,7 +113,7 @@ class VirtualGpu:
     def event_reasons(self) -> int:
         """NVML's bits of why the clocks are what they are."""
         reasons, _ = slowdown(self.faults)
-        return reasons | (REASON_POWER_CAP if self.capped else 0 if self.busy else REASON_IDLE)
+        return reasons | (POWER_CAP_REASON if self.capped else 0 if self.busy else _IDLE_REASON)
 
     @property
     def performance_state(self) -> int:
