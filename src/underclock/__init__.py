@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from underclock.core.planning import Goal
     from underclock.errors import UnderclockError
     from underclock.hw.bench import Protocol
+    from underclock.latencies import LatencyTable
     from underclock.records import Clocks, Evidence, Plan, Profile, Step, Validation
+    from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Campaign, measure
     from underclock.stages.plan import plan
     from underclock.stages.report import write_report
@@ -31,6 +33,7 @@ _HOMES = {
     "Clocks": "records",
     "Evidence": "records",
     "Goal": "core.planning",
+    "LatencyTable": "latencies",
     "Plan": "records",
     "Profile": "records",
     "Protocol": "hw.bench",
@@ -38,6 +41,7 @@ _HOMES = {
     "UnderclockError": "errors",
     "Validation": "records",
     "measure": "stages.measure",
+    "measure_latency": "stages.latency",
     "plan": "stages.plan",
     "score": "stages.score",
     "trace": "stages.trace",
@@ -50,6 +54,7 @@ __all__ = [
     "Clocks",
     "Evidence",
     "Goal",
+    "LatencyTable",
     "Plan",
     "Profile",
     "Protocol",
@@ -57,6 +62,7 @@ __all__ = [
     "UnderclockError",
     "Validation",
     "measure",
+    "measure_latency",
     "plan",
     "score",
     "trace",

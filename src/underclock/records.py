@@ -129,6 +129,34 @@ class Clocks(Record, frozen=True, kw_only=True):
 AUTO = Clocks()
 
 
+class Launch(Record, frozen=True, kw_only=True):
+    """How a traced kernel is launched, and by what: all that decides its cost but the GPU.
+
+    Attributes:
+        function: Demangled name of the GPU function; ``memset`` or ``copy`` where none runs.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        shared_bytes: Dynamic shared memory of a block.
+        attributes: Launch attributes that are not at their default, as text.
+        operator: Innermost operator that launched it; empty when unknown.
+        shapes: Its input tensors as ``dtype[sizes]``, strides added where they are not dense.
+        module: Path of the module it ran for, every layer number a ``*``; empty when unknown.
+        served_by: Memsets and copies that run before it on its behalf.
+        identity: Hash under which equal invocations share measurements.
+    """
+
+    function: str
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    attributes: str = ""
+    operator: str = ""
+    shapes: str = ""
+    module: str = ""
+    served_by: tuple[str, ...] = ()
+    identity: str
+
+
 class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
     """One distinct kernel of a step and how often the step runs it.
 
@@ -141,6 +169,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         count: Invocations per step.
         flops: Floating-point operations of one invocation; ``None`` when unknown.
         bytes_moved: Least bytes of DRAM traffic of one invocation; ``None`` when unknown.
+        launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
     """
 
     name: str
@@ -151,6 +180,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
     count: int = 1
     flops: float | None = None
     bytes_moved: float | None = None
+    launch: Launch | None = None
 
     def __post_init__(self) -> None:
         """Reject nameless kernels and impossible quantities."""
@@ -169,6 +199,9 @@ class Step(Record, frozen=True, kw_only=True):
         kernels: Distinct kernels, in order of first launch.
         order: The launch sequence, as indices into ``kernels``.
         parameters: What the workload was built with (batch, sequence, …).
+        source: ``FILE.py:FUNCTION`` of a traced step, to run it again; empty for any other.
+        obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
+        warnings: Sentences the reader must see beside the trace.
     """
 
     schema: int = SCHEMA
@@ -176,6 +209,9 @@ class Step(Record, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     order: tuple[int, ...]
     parameters: dict[str, int] = {}
+    source: str = ""
+    obstacle: str = ""
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject steps whose order and counts disagree, or whose names repeat."""
@@ -196,7 +232,12 @@ class Step(Record, frozen=True, kw_only=True):
     @property
     def fingerprint(self) -> str:
         """Short hash of everything that decides the step's cost."""
-        body = msgspec.json.encode((self.kernels, self.order))
+        kernels = msgspec.to_builtins(self.kernels)
+        for kernel in kernels:
+            # Steps that were never traced keep the fingerprint they had before tracing existed.
+            if kernel["launch"] is None:
+                del kernel["launch"]
+        body = msgspec.json.encode((kernels, self.order))
         return hashlib.sha256(body).hexdigest()[:16]
 
 
@@ -220,6 +261,28 @@ class GpuInfo(Record, frozen=True, kw_only=True):
         _check_positive(self, "power_limit_w")
 
 
+class Utilisation(Record, frozen=True, kw_only=True):
+    """How busy the parts of a GPU were in a window, each as a fraction of its peak.
+
+    Attributes:
+        sm: Time in which multiprocessors had work.
+        tensor: Tensor pipes.
+        fp32: FP32 pipes.
+        dram: DRAM bandwidth.
+    """
+
+    sm: float
+    tensor: float
+    fp32: float
+    dram: float
+
+    def __post_init__(self) -> None:
+        """Reject what is no fraction; a counter may overshoot its peak by a little."""
+        for name in self.__struct_fields__:
+            if not 0 <= getattr(self, name) <= 1.1:  # noqa: PLR2004 - see above
+                raise ValueError(f"{name} must be a fraction, got {getattr(self, name)}")
+
+
 class Sample(Record, frozen=True, kw_only=True):
     """One measurement of one kernel (or of the whole step) at one pair of asked clocks.
 
@@ -235,6 +298,7 @@ class Sample(Record, frozen=True, kw_only=True):
         temperature_c: GPU temperature at the end of the window; ``None`` when unknown.
         event_reasons: Bits of the driver's clock event reasons seen in the window; ``None`` when
             unknown. Bit 0x4 is the software power cap.
+        utilisation: Of the GPU in the window; ``None`` where no counters could be read.
     """
 
     kernel: str
@@ -247,6 +311,7 @@ class Sample(Record, frozen=True, kw_only=True):
     ticks: int | None = None
     temperature_c: float | None = None
     event_reasons: int | None = None
+    utilisation: Utilisation | None = None
 
     def __post_init__(self) -> None:
         """Reject impossible quantities."""
@@ -273,6 +338,7 @@ class Profile(Record, frozen=True, kw_only=True):
         repeats: Measurements it set out to take of each kernel at each pair.
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
+        source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -287,6 +353,7 @@ class Profile(Record, frozen=True, kw_only=True):
     repeats: int = 1
     expected_samples: int | None = None
     order: tuple[int, ...] = ()
+    source: str = ""
     warnings: tuple[str, ...] = ()
 
 

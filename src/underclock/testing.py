@@ -13,6 +13,8 @@ nvidia-ml-py, and lets a test look behind them:
 # ruff: noqa: S101
 
 import contextlib
+import itertools
+import statistics
 from collections.abc import Callable
 
 from underclock.errors import UnderclockError
@@ -20,6 +22,8 @@ from underclock.hw.base import Bench, Clock, Gpu, Launcher
 from underclock.hw.lease import check_applied, clock_lease
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import Machine, simulated_driver
+from underclock.hw.ticker import Ticker
+from underclock.latencies import Domain
 from underclock.records import AUTO, Clocks, Kernel
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "LauncherContract",
     "Machine",
     "ReadOnlyGpuContract",
+    "TickerContract",
     "simulated_driver",
 ]
 
@@ -153,6 +158,45 @@ class LauncherContract:
                 progress = loop.progress()
             per_launch_s.append(progress.elapsed_s / progress.launches)
         assert 1.6 < per_launch_s[1] / per_launch_s[0] < 2.4  # noqa: PLR2004
+
+
+class TickerContract:
+    """What every ticker shows.
+
+    Fixtures: ``ticker``; ``gpu``, on which it runs and whose core clock may be locked; ``clock``,
+    the host's.
+    """
+
+    def test_its_ticks_ascend_and_enclose_the_call(self, ticker: Ticker, clock: Clock) -> None:
+        """Ticks are on the host's clock, from before the call to after it."""
+        called_s = []
+
+        def during() -> None:
+            called_s.append(clock.now_s())
+            clock.sleep_s(0.01)
+            called_s.append(clock.now_s())
+
+        edges_s = ticker.trace(
+            during, domain=Domain.CORE, tick_s=2e-6, lead_s=0.01, tail_s=0.01
+        ).tolist()
+        assert edges_s == sorted(edges_s)
+        assert len(edges_s) > 1000  # noqa: PLR2004 - of about 15 000
+        assert edges_s[0] < called_s[0] < called_s[1] < edges_s[-1]
+
+    def test_its_ticks_are_as_long_as_the_core_is_slow(
+        self, ticker: Ticker, gpu: Gpu, clock: Clock
+    ) -> None:
+        """Half the clock takes twice the time, give or take what a timer takes itself."""
+        cores_mhz = gpu.supported_core_mhz()
+        tick_s = []
+        for mhz in (cores_mhz[len(cores_mhz) // 4], cores_mhz[len(cores_mhz) // 2]):
+            with clock_lease(gpu, Clocks(core_mhz=mhz)):
+                clock.sleep_s(_LONGEST_SWITCH_S)
+                edges_s = ticker.trace(
+                    lambda: None, domain=Domain.CORE, tick_s=20e-6, lead_s=0.05, tail_s=0.05
+                )
+            tick_s.append(statistics.median(b - a for a, b in itertools.pairwise(edges_s)) * mhz)
+        assert 0.9 < tick_s[0] / tick_s[1] < 1.1  # noqa: PLR2004
 
 
 class BenchContract:

@@ -16,7 +16,8 @@ from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.catalogue import gpu_model
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.hw.simulated.switching import Domain, Switching
+from underclock.hw.simulated.switching import Switching
+from underclock.latencies import Domain
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.testing import simulated_driver

@@ -23,7 +23,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 seed_option = click.option("--seed", default=0, help="Of a simulated GPU's noise.")
 gpu_option = click.option(
-    "--gpu", required=True, metavar="GPU", help="sim:rtx3080ti or replay:TABLE.csv."
+    "--gpu", required=True, metavar="GPU", help="sim:rtx3080ti, replay:TABLE.csv or nvml:0."
 )
 
 

@@ -1,5 +1,6 @@
 """``underclock measure``."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -29,8 +30,8 @@ from underclock.errors import UsageError
 )
 @click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these, likewise.")
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
-@click.option("--warmup", type=DURATION, default=25.0, help="Of each kernel. [default: 25s]")
-@click.option("--window", type=DURATION, default=5.0, help="Measured after it. [default: 5s]")
+@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 25s; a real GPU 0.5s]")
+@click.option("--window", type=DURATION, help="Measured after it. [default: 5s; a real GPU 1.5s]")
 @seed_option
 @json_option
 def command(
@@ -42,8 +43,8 @@ def command(
     core_mhz: tuple[int | None, ...],
     mem_mhz: tuple[int | None, ...],
     repeats: int,
-    warmup: float,
-    window: float,
+    warmup: float | None,
+    window: float | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -54,14 +55,19 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
-    from underclock.hw.bench import Protocol
     from underclock.records import Step
+    from underclock.stages.backends import default_protocol
     from underclock.stages.measure import Campaign, Grid, measure
     from underclock.store import read_document
 
     try:
         campaign = Campaign(grid=Grid(grid), core_mhz=core_mhz, mem_mhz=mem_mhz, repeats=repeats)
-        protocol = Protocol(kernel_warm_s=warmup, window_s=window)
+        usual = default_protocol(gpu)
+        protocol = replace(
+            usual,
+            kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
+            window_s=usual.window_s if window is None else window,
+        )
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     with progress_bar("measuring") as show:

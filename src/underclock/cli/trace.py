@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from underclock.cli.common import force_option, json_option, output_option, print_record
+from underclock.cli.common import force_option, json_option, output_option, print_record, warn
 from underclock.errors import UsageError
 
 
@@ -17,7 +17,10 @@ from underclock.errors import UsageError
 def command(
     *, workload: str, output: Path | None, sizes: tuple[str, ...], as_json: bool, force: bool
 ) -> None:
-    """List the kernels of one training step of WORKLOAD (gpt3-125m … gpt3-175b, gpt3-xl).
+    """List the kernels of one training step of WORKLOAD.
+
+    WORKLOAD is gpt3-125m … gpt3-175b, gpt3-xl; or path/to/train.py:step, a function that runs one
+    step on this machine's GPU, which is captured and left as it was.
 
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
     threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
@@ -35,6 +38,7 @@ def command(
     if as_json:
         print_record(step)
         return
+    warn(step.warnings)
     launches = len(step.order)
     click.echo(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
     for kernel in step.kernels:

@@ -5,12 +5,12 @@ so that simulated time costs none. `Bench` stands on them: it holds clocks and m
 and is all that the measuring stage sees; a table can be one without any GPU behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Utilisation
 
 
 class Clock(Protocol):
@@ -63,6 +63,13 @@ class Gpu(Protocol):
         """Return NVML's bits of why the clocks are what they are."""
         ...
 
+    def utilisation(self) -> Callable[[], Utilisation | None]:
+        """Start a window of the GPU's counters; the returned function ends it.
+
+        It returns ``None`` where there are none to read.
+        """
+        ...
+
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone.
 
@@ -105,6 +112,10 @@ class Launcher(Protocol):
         """Keep launching a sequence from entry to exit; one launch is the whole sequence."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader of numbers taken so far must know of what ran."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -118,6 +129,7 @@ class Reading:
         ticks: Energy-counter steps in it; ``None`` when unknown.
         temperature_c: At its end; ``None`` when unknown.
         event_reasons: Seen in it; ``None`` when unknown.
+        utilisation: In it; ``None`` where no counters could be read.
     """
 
     time_s: float
@@ -127,6 +139,7 @@ class Reading:
     ticks: int | None = None
     temperature_c: float | None = None
     event_reasons: int | None = None
+    utilisation: Utilisation | None = None
 
 
 class Bench(Protocol):
@@ -150,6 +163,10 @@ class Bench(Protocol):
 
     def settings(self) -> tuple[Clocks, ...]:
         """Return every clock pair that can be held, auto included."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader of the numbers so far must know."""
         ...
 
     def now_s(self) -> float:

@@ -47,6 +47,12 @@ class Protocol:
             raise ValueError("waiting times must not be negative")
 
 
+QUICK = Protocol(
+    warm_s=10.0, steady_s=5.0, steady_c=2.0, longest_warm_s=90.0, kernel_warm_s=0.5, window_s=1.5
+)
+"""For a real GPU, whose time is somebody's: 60 kernels at one clock pair take under 3 minutes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Tick:
     """One step of the energy counter."""
@@ -78,7 +84,7 @@ class GpuBench:
 
     live = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - three seams, and what is known of them
         self,
         gpu: Gpu,
         launcher: Launcher,
@@ -87,6 +93,8 @@ class GpuBench:
         evidence: Evidence,
         protocol: Protocol,
         own: tuple[str, tuple[Kernel, ...]] = ("", ()),
+        may_lock: bool = True,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.evidence = evidence
         self._gpu = gpu
@@ -94,7 +102,8 @@ class GpuBench:
         self._clock = clock
         self._protocol = protocol
         self._own = own
-        self._offered = dict.fromkeys(_pairs(gpu))
+        self._notes = notes
+        self._offered = dict.fromkeys(_pairs(gpu) if may_lock else [AUTO])
         self._held = AUTO
         self._counter: _Staircase | None = None  # learned from the counter at the first window
 
@@ -105,6 +114,10 @@ class GpuBench:
     def settings(self) -> tuple[Clocks, ...]:
         """Return every clock pair that can be held, auto included."""
         return tuple(self._offered)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was known at the start, and what was seen while kernels ran."""
+        return (*self._notes, *self._launcher.notes())
 
     def brings(self) -> tuple[str, tuple[Kernel, ...]]:
         """Return the kernels a simulated GPU was calibrated on; a real one has none."""
@@ -151,9 +164,11 @@ class GpuBench:
         with self._launcher.loop(kernels) as loop:
             self._clock.sleep_s(self._protocol.kernel_warm_s)
             start = self._next_tick()
+            end_utilisation = self._gpu.utilisation()
             before = loop.progress()
             after = self._wait(loop, before, start.at_s)
             end = self._next_tick()
+            utilisation = end_utilisation()
             _check_climbed(start.energy_j, end.energy_j)
             observed = check_applied(self._gpu, self._held)
             reasons = self._gpu.event_reasons()
@@ -168,6 +183,7 @@ class GpuBench:
             ticks=round(window_s / self._counter.step_s) if self._counter else None,
             temperature_c=temperature_c,
             event_reasons=reasons,
+            utilisation=utilisation,
         )
 
     def _wait(self, loop: Loop, before: Progress, started_s: float) -> Progress:

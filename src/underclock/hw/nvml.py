@@ -18,7 +18,8 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.records import Clocks, GpuInfo
+from underclock.hw import gpm
+from underclock.records import Clocks, GpuInfo, Utilisation
 
 READ_ONLY = "UNDERCLOCK_READ_ONLY"
 
@@ -116,6 +117,51 @@ class NvmlGpu:
     def event_reasons(self) -> int:
         """Return NVML's bits of why the clocks are what they are."""
         return int(self._get("event reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons))
+
+    def utilisation(self) -> Callable[[], Utilisation | None]:
+        """Start a window of the GPU's counters; the returned function ends it.
+
+        It returns ``None`` where the GPU has none or the driver forbids them.
+        """
+        try:
+            if not gpm.supported(self._handle):
+                return lambda: None
+            end = gpm.begin(self._handle)
+        except pynvml.NVMLError:
+            return lambda: None
+
+        def finish() -> Utilisation | None:
+            try:
+                return end()
+            except pynvml.NVMLError:
+                return None
+
+        return finish
+
+    def uuid(self) -> str:
+        """Return the name under which other libraries know this GPU."""
+        return str(self._get("UUID", pynvml.nvmlDeviceGetUUID))
+
+    def is_partitioned(self) -> bool:
+        """Whether the GPU is split into MIG instances; their clocks are one."""
+        try:
+            now, _pending = self._get("MIG mode", pynvml.nvmlDeviceGetMigMode)
+        except NotSupportedError:
+            return False
+        return bool(now)
+
+    def neighbours(self) -> dict[int, float | None]:
+        """Return the processes that compute on the GPU, and what share of it each took lately.
+
+        A share is ``None`` where the driver does not tell it.
+        """
+        running = self._get("processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
+        try:
+            used = self._get("shares", pynvml.nvmlDeviceGetProcessUtilization, 0)
+        except UnderclockError:  # none sampled yet, or not told
+            used = []
+        shares = {int(sample.pid): float(sample.smUtil) / 100 for sample in used}
+        return {int(process.pid): shares.get(int(process.pid)) for process in running}
 
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone."""

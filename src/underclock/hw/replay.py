@@ -30,6 +30,10 @@ class ReplayBench:
         """Return every clock pair that stands in the table, for any kernel."""
         return tuple(dict.fromkeys(clocks for _, clocks in self._rows))
 
+    def notes(self) -> tuple[str, ...]:
+        """Return the table's warnings."""
+        return self.table.warnings
+
     def brings(self) -> tuple[str, tuple[Kernel, ...]]:
         """Return the table's kernels."""
         return self.table.workload, self.table.kernels
@@ -74,4 +78,4 @@ class ReplayBench:
                 hint="only what was measured can be replayed",
             )
         row = rows[repeat % len(rows)]
-        return Reading(time_s=row.time_s, energy_j=row.energy_j)
+        return Reading(time_s=row.time_s, energy_j=row.energy_j, utilisation=row.utilisation)

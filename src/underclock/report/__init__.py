@@ -11,6 +11,23 @@ plotly and jinja2 load when a page is made, not before.
 """
 
 from underclock.report.page import page
-from underclock.report.tables import arms_table, clocks_table, score_table, validation_table
+from underclock.report.tables import (
+    arms_table,
+    breakdown_tables,
+    clock_log_table,
+    clocks_table,
+    latency_table,
+    score_table,
+    validation_table,
+)
 
-__all__ = ["arms_table", "clocks_table", "page", "score_table", "validation_table"]
+__all__ = [
+    "arms_table",
+    "breakdown_tables",
+    "clock_log_table",
+    "clocks_table",
+    "latency_table",
+    "page",
+    "score_table",
+    "validation_table",
+]

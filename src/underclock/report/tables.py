@@ -8,6 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from underclock.latencies import LatencyTable
+from underclock.observations import Breakdown, ClockLog
 from underclock.records import Arm, Plan, Score, Validation
 from underclock.report.wording import (
     arm_title,
@@ -20,6 +22,7 @@ from underclock.report.wording import (
 )
 from underclock.units import format_mhz
 
+_MOST_OPERATORS = 12
 _MIN_WIDTH = 64  # so that a narrow table does not break its title into many lines
 
 
@@ -124,6 +127,30 @@ def score_table(score: Score) -> Table:
     return table
 
 
+def latency_table(latencies: LatencyTable) -> Table:
+    """Return how long it takes to get to each sampled clock, from where that takes longest."""
+    gpu = "any GPU" if latencies.gpu is None else latencies.gpu.name
+    table = bare_table(f"changing clocks on {gpu}: {latencies.evidence or 'assumed'}")
+    table.add_column("clock")
+    headers = ("to\nMHz", "from\nMHz", "call", "delay", "jitter", "stall", "repeats")
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for switch in latencies.slowest():
+        durations_s = (switch.call_s, switch.delay_s, switch.jitter_s, switch.stall_s)
+        table.add_row(
+            Text(switch.domain),
+            Text(format_mhz(switch.to_mhz)),
+            Text(format_mhz(switch.from_mhz)),
+            *(Text(duration_text(duration_s)) for duration_s in durations_s),
+            Text(str(switch.repeats)),
+        )
+    table.caption = Text(
+        "medians, from the slowest of the sampled origins; delay: from the call's return until "
+        "the new clock or its stall; jitter: of the delay; stall: no work is done then"
+    )
+    return table
+
+
 def bare_table(title: str) -> Table:
     """Return a table without rows or columns, in the style of all of them."""
     return Table(
@@ -143,3 +170,68 @@ def _arm_cell(plan: Plan, arm: Arm) -> Text:
     if arm.name == "best_fixed" and plan.fixed is not None:
         cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
     return cell
+
+
+def breakdown_tables(found: Breakdown) -> tuple[Table, ...]:
+    """Return where a step's energy goes: by pass, operator, bound, and at which clock."""
+    heading = f"{found.workload} on {found.gpu.name} at auto clocks: {found.evidence}"
+    tables = []
+    for title, parts in (
+        (f"{heading}\n\nby pass", found.by_pass),
+        ("by operator", found.by_operator[:_MOST_OPERATORS]),
+        ("by what bounds the kernel", found.by_bound),
+        ("by clock", found.by_clock),
+    ):
+        table = bare_table(title)
+        table.add_column("", overflow="fold")
+        for header in ("launches", "time\nper step", "energy\nper step", "of\ntime", "of\nenergy"):
+            table.add_column(header, justify="right", no_wrap=True)
+        for part in parts:
+            table.add_row(
+                Text(part.name),
+                Text(str(part.launches)),
+                Text(duration_text(part.time_s)),
+                Text(energy_text(part.energy_j)),
+                Text(f"{part.time_share:.1%}"),
+                Text(f"{part.energy_share:.1%}"),
+            )
+        tables.append(table)
+    left_out = len(found.by_operator) - _MOST_OPERATORS
+    if left_out > 0:
+        tables[1].caption = Text(f"and {left_out} more, with less energy")
+    tables[-1].caption = Text(_reachable_text(found))
+    return tuple(tables)
+
+
+def _reachable_text(found: Breakdown) -> str:
+    capped = f"{found.capped_share:.0%} of the kernels' own time is at the power cap"
+    if found.full_core_mhz is None:
+        return f"{capped}; no clocks were read"
+    return (
+        f"{found.reachable_j / found.energy_j:.1%} of the energy is spent at the full core clock "
+        f"({found.full_core_mhz} MHz) by kernels that DRAM or latency bounds: within a plan's "
+        f"reach; {capped}"
+    )
+
+
+def clock_log_table(found: ClockLog) -> Table:
+    """Return what a log of clocks shows, kernel by kernel where a step ran."""
+    table = bare_table(f"{found.gpu.name}, {found.entries} readings: {found.evidence}")
+    table.add_column("", overflow="fold")
+    for header in ("readings", "core\nMHz", "power\nW"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name, place in (("least", 0), ("mean", 1), ("greatest", 2)):
+        core, power = found.core_mhz[place], found.power_w[place]
+        table.add_row(Text(name), Text(""), Text(f"{core:.0f}"), Text(f"{power:.1f}"))
+    for kernel in found.kernels:
+        table.add_row(
+            Text(kernel.kernel),
+            Text(str(kernel.entries)),
+            Text(f"{kernel.core_mhz:.0f}"),
+            Text(f"{kernel.power_w:.1f}"),
+        )
+    table.caption = Text(
+        f"{found.rate_hz:.0f} readings a second; event reasons seen: 0x{found.event_reasons:x}"
+        + (f"; a step took {duration_text(found.step_s)}" if found.step_s else "")
+    )
+    return table

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import UsageError
 from underclock.hw.base import Bench
-from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.bench import QUICK, GpuBench, Protocol
 from underclock.hw.replay import ReplayBench
 from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import Evidence, Kernel
+from underclock.records import Evidence, Kernel, Step
+from underclock.stages.real import StepFunction, real_bench
 from underclock.store import read_table
 from underclock.units import nearest
 
@@ -18,37 +19,52 @@ _KINDS = {"sim": "sim:rtx3080ti", "replay": "replay:TABLE.csv", "nvml": "nvml:0"
 
 
 @contextmanager
-def open_bench(spec: str, *, protocol: Protocol | None = None, seed: int = 0) -> Iterator[Bench]:
+def open_bench(
+    spec: str,
+    *,
+    protocol: Protocol | None = None,
+    seed: int = 0,
+    step: Step | None = None,
+    run: StepFunction | None = None,
+) -> Iterator[Bench]:
     """Open what a ``--gpu`` option names.
 
     Args:
         spec: ``sim:NAME``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
-        protocol: How long to wait and measure; by default as in the paper.
+        protocol: How long to wait and measure; by default `default_protocol`.
         seed: Of a simulated GPU's noise.
+        step: What will be measured; a real GPU runs it from the start.
+        run: The step's function, where it has no file to be found in.
 
     Raises:
-        UsageError: No such kind of GPU, or no such model.
+        UsageError: No such kind of GPU, no such model, or no traced step for a real one.
         DataError: The table cannot be read.
-        NotSupportedError: Real GPUs cannot be measured by this version.
+        DeviceError: A real GPU, or PyTorch, cannot do what is asked.
+        MeasurementError: The step is not the one that was traced.
     """
     kind, rest = split_spec(spec)
+    protocol = protocol or default_protocol(spec)
     if kind == "replay":
         yield ReplayBench(read_table(Path(rest)))
         return
     if kind == "nvml":
-        raise NotSupportedError(
-            "this version cannot launch kernels on a real GPU",
-            hint="measure on sim:rtx3080ti, or plan a table measured elsewhere",
-        )
+        with real_bench(rest, protocol=protocol, step=step, run=run) as bench:
+            yield bench
+        return
     with simulated_rig(rest, seed=seed) as rig:
         yield GpuBench(
             rig.gpu,
             rig.launcher,
             rig.clock,
             evidence=Evidence.SIMULATED,
-            protocol=protocol or Protocol(),
+            protocol=protocol,
             own=_own(rig.device.model),
         )
+
+
+def default_protocol(spec: str) -> Protocol:
+    """Return how long to wait and measure where nobody says: as in the paper, or briefly."""
+    return QUICK if split_spec(spec)[0] == "nvml" else Protocol()
 
 
 def _own(model: GpuModel) -> tuple[str, tuple[Kernel, ...]]:

@@ -10,9 +10,9 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.hw.base import Bench, Reading
 from underclock.hw.bench import Protocol
-from underclock.hw.replay import ReplayBench
 from underclock.records import AUTO, Clocks, Kernel, Profile, Sample, Step
 from underclock.stages.backends import open_bench
+from underclock.stages.real import StepFunction
 from underclock.store import SampleFile
 from underclock.units import format_mhz
 
@@ -65,7 +65,7 @@ class Tally:
     doing: str
 
 
-def measure(
+def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     step: Step | None = None,
     *,
     gpu: str,
@@ -74,17 +74,20 @@ def measure(
     protocol: Protocol | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
+    run: StepFunction | None = None,
 ) -> Profile:
     """Measure a step's kernels, going on where an earlier run into the same file stopped.
 
     Args:
         step: What to measure; not needed where a table brings its own kernels.
-        gpu: ``sim:NAME`` or ``replay:TABLE.csv``.
+        gpu: ``sim:NAME``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         to: Samples file, made or continued.
         campaign: Which clocks, how often.
         protocol: How long to wait and measure.
         seed: Of a simulated GPU's noise.
         progress: Told of every sample.
+        run: The step's function, where it was traced from one; else it is looked for in the file
+            that the step names.
 
     Returns:
         Everything in the file.
@@ -94,9 +97,11 @@ def measure(
             campaign.
         DeviceError, MeasurementError: From the GPU.
     """
+    if step is not None and step.obstacle:
+        raise UsageError(step.obstacle, hint="take that out of the step and trace it again")
     path = Path(to)
     campaign = campaign or Campaign()
-    with open_bench(gpu, protocol=protocol, seed=seed) as bench:
+    with open_bench(gpu, protocol=protocol, seed=seed, step=step, run=run) as bench:
         header, points = _survey(bench, step, campaign)
         file = (
             SampleFile.open(path, writable=True)
@@ -105,7 +110,10 @@ def measure(
         )
         with file:
             _check_same(path, file.header, header)
-            _run(bench, file, points, campaign, progress or (lambda _tally: None))
+            try:
+                _run(bench, file, points, campaign, progress or (lambda _tally: None))
+            finally:
+                file.note(bench.notes())
             return file.profile()
 
 
@@ -149,6 +157,8 @@ def _core_grid(
     if campaign.grid is Grid.FULL or not bench.live:
         return None
     cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
+    if not cores:
+        return None
     wanted = range(cores[0], cores[-1] + 1, _COARSE_STEP_MHZ)
     return frozenset([None, *(min(cores, key=lambda c: abs(c - mhz)) for mhz in wanted)])
 
@@ -196,7 +206,8 @@ def _survey(
         repeats=campaign.repeats,
         expected_samples=campaign.repeats * sum(len(some) for _, some in points),
         order=order,
-        warnings=bench.table.warnings if isinstance(bench, ReplayBench) else (),
+        source=step.source if step is not None else "",
+        warnings=(*(step.warnings if step is not None else ()), *bench.notes()),
     )
     return header, points
 

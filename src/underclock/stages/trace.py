@@ -1,17 +1,41 @@
-"""trace: a workload in, its kernels in launch order out."""
+"""trace: a workload or a training step in, its kernels in launch order out."""
 
+from underclock.errors import UsageError
 from underclock.records import Step
+from underclock.stages.real import StepFunction
 from underclock.workloads import workload
 
 
-def trace(name: str, **sizes: int) -> Step:
+def trace(what: str | StepFunction, **sizes: int) -> Step:
     """List the kernels of one training step.
 
     Args:
-        name: ``gpt3-125m`` … ``gpt3-175b``, ``gpt3-xl``.
-        sizes: Sizes to change, e.g. ``batch=8``; see `underclock.workloads.Shape`.
+        what: A named workload (``gpt3-125m`` … ``gpt3-175b``, ``gpt3-xl``); or a function that
+            runs one whole training step on the GPU, itself or as ``path/to/train.py:step``.
+        sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
+            `underclock.workloads.Shape`.
 
     Raises:
-        UsageError: No such workload, or sizes that make no model.
+        UsageError: No such workload, file or function, or sizes that make no model.
+        NotSupportedError: A function was given, and there is no PyTorch with a CUDA device.
+        DeviceError: The step does not fit into the GPU's memory.
+        MeasurementError: It launches different kernels each time, or is fed with constants.
+        DataError: It launches none.
     """
-    return workload(name, sizes)
+    if isinstance(what, str) and not is_source(what):
+        return workload(what, sizes)
+    if sizes:
+        raise UsageError(
+            "a function's sizes are its own", hint="change them in its file, not with --size"
+        )
+    # PyTorch is imported for functions only.
+    from underclock.stages.torch_step import load_step, trace_step  # noqa: PLC0415
+
+    if not isinstance(what, str):
+        return trace_step(what).step
+    return trace_step(load_step(what), source=what).step
+
+
+def is_source(text: str) -> bool:
+    """Whether a text names a function in a file rather than a workload."""
+    return ".py:" in text or text.endswith(".py")

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from underclock.errors import DataError
+from underclock.latencies import LatencyTable
 from underclock.records import SCHEMA, Plan, Record, Step, Validation
 from underclock.store.files import write_text
 
@@ -15,6 +16,7 @@ _MADE_BY: dict[type[Record], str] = {
     Step: "underclock trace",
     Plan: "underclock plan",
     Validation: "underclock validate",
+    LatencyTable: "underclock latency",
 }
 
 
@@ -54,5 +56,5 @@ def read_document(path: Path, kind: type[_R]) -> _R:
             )
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        noun = kind.__name__.lower()
+        noun = "".join(f" {c.lower()}" if c.isupper() else c for c in kind.__name__).strip()
         raise DataError(f"{path} is not a readable {noun} file: {exc}", hint=made_by) from exc

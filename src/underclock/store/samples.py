@@ -5,7 +5,7 @@ an error. Write-ahead logging keeps every committed row when the process dies at
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -34,11 +34,28 @@ CREATE TABLE samples (
     window_s REAL,
     ticks INTEGER,
     temperature_c REAL,
-    event_reasons INTEGER
+    event_reasons INTEGER,
+    sm_utilisation REAL,
+    tensor_utilisation REAL,
+    fp32_utilisation REAL,
+    dram_utilisation REAL
 );
+CREATE TABLE notes (sentence TEXT NOT NULL);
 CREATE UNIQUE INDEX once ON samples
     (scope, kernel, ifnull(asked_core_mhz, 0), ifnull(asked_mem_mhz, 0), repeat);
 """
+
+_PLAIN = (
+    "kernel",
+    "repeat",
+    "time_s",
+    "energy_j",
+    "window_s",
+    "ticks",
+    "temperature_c",
+    "event_reasons",
+)
+_PARTS = ("sm", "tensor", "fp32", "dram")
 
 
 @contextmanager
@@ -118,6 +135,7 @@ class SampleFile:
             try:
                 header = cls._read_header(path, connection)
                 if writable:
+                    _bring_up_to_date(connection)
                     connection.execute("PRAGMA journal_mode = WAL")
                     connection.execute("PRAGMA synchronous = NORMAL")
             except BaseException:
@@ -167,26 +185,36 @@ class SampleFile:
         Raises:
             MeasurementError: The file already holds it.
         """
-        observed = sample.observed or Clocks()
+        observed, utilisation = sample.observed or Clocks(), sample.utilisation
+        row: dict[str, object] = {"scope": "step" if in_situ else "kernel"}
+        row |= {name: getattr(sample, name) for name in _PLAIN}
+        for name in ("core_mhz", "mem_mhz"):
+            row[f"asked_{name}"] = getattr(sample.asked, name)
+            row[f"observed_{name}"] = getattr(observed, name)
+        if utilisation is not None:
+            row |= {f"{part}_utilisation": getattr(utilisation, part) for part in _PARTS}
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
         with _translated(self.path):
             self._connection.execute(
-                "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    "step" if in_situ else "kernel",
-                    sample.kernel,
-                    sample.asked.core_mhz,
-                    sample.asked.mem_mhz,
-                    sample.repeat,
-                    sample.time_s,
-                    sample.energy_j,
-                    observed.core_mhz,
-                    observed.mem_mhz,
-                    sample.window_s,
-                    sample.ticks,
-                    sample.temperature_c,
-                    sample.event_reasons,
-                ),
+                f"INSERT INTO samples ({names}) VALUES ({marks})",  # noqa: S608 - our own names
+                tuple(row.values()),
             )
+
+    def note(self, sentences: Iterable[str]) -> None:
+        """Add what a reader of the samples must know; what is there already is not repeated."""
+        known = {*self.header.warnings, *self._notes()}
+        with _translated(self.path):
+            for sentence in dict.fromkeys(sentences):
+                if sentence not in known:
+                    self._connection.execute("INSERT INTO notes VALUES (?)", (sentence,))
+
+    def _notes(self) -> tuple[str, ...]:
+        with _translated(self.path):
+            try:
+                rows = self._connection.execute("SELECT sentence FROM notes ORDER BY rowid")
+            except sqlite3.OperationalError:  # of a version that took none, and opened to read
+                return ()
+            return tuple(row[0] for row in rows)
 
     def profile(self) -> Profile:
         """Return the header with every sample so far, in the order taken.
@@ -196,19 +224,34 @@ class SampleFile:
         """
         samples: dict[str, list[Sample]] = {"kernel": [], "step": []}
         with _translated(self.path):
-            for scope, *cells in self._connection.execute("SELECT * FROM samples ORDER BY rowid"):
-                samples[scope].append(self._sample(cells))
+            rows = self._connection.execute("SELECT * FROM samples ORDER BY rowid")
+            names = [column[0] for column in rows.description]
+            for row in rows:
+                cells = dict(zip(names, row, strict=True))
+                samples[cells.pop("scope")].append(self._sample(cells))
         return msgspec.structs.replace(
-            self.header, samples=tuple(samples["kernel"]), in_situ=tuple(samples["step"])
+            self.header,
+            samples=tuple(samples["kernel"]),
+            in_situ=tuple(samples["step"]),
+            warnings=(*self.header.warnings, *self._notes()),
         )
 
-    def _sample(self, cells: list[object]) -> Sample:
+    def _sample(self, cells: dict[str, object]) -> Sample:
+        clocks = {
+            of: {name: cells[f"{of}_{name}"] for name in ("core_mhz", "mem_mhz")}
+            for of in ("asked", "observed")
+        }
+        # A file of a version that read no counters has no column for them.
+        parts = {part: cells.get(f"{part}_utilisation") for part in _PARTS}
+        whole: dict[str, object] = {
+            "asked": clocks["asked"],
+            "observed": clocks["observed"] if any(clocks["observed"].values()) else None,
+            "utilisation": None if None in parts.values() else parts,
+        }
         try:
-            raw = dict(zip(_SAMPLE_COLUMNS, cells, strict=True))
-            observed = {"core_mhz": raw.pop("observed_core"), "mem_mhz": raw.pop("observed_mem")}
-            asked = {"core_mhz": raw.pop("asked_core"), "mem_mhz": raw.pop("asked_mem")}
-            known = observed if any(observed.values()) else None
-            return msgspec.convert(raw | {"asked": asked, "observed": known}, Sample)
+            # What is left over is a column of somebody else's, and refused as one.
+            left = {n: v for n, v in cells.items() if not n.endswith(("_mhz", "_utilisation"))}
+            return msgspec.convert(whole | left, Sample)
         except (msgspec.ValidationError, ValueError) as exc:
             raise DataError(
                 f"{self.path} holds an impossible sample: {exc}",
@@ -237,17 +280,10 @@ class SampleFile:
         self.close()
 
 
-_SAMPLE_COLUMNS = (
-    "kernel",
-    "asked_core",
-    "asked_mem",
-    "repeat",
-    "time_s",
-    "energy_j",
-    "observed_core",
-    "observed_mem",
-    "window_s",
-    "ticks",
-    "temperature_c",
-    "event_reasons",
-)
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Give a file of an older version the columns and the table to go on with."""
+    connection.execute("CREATE TABLE IF NOT EXISTS notes (sentence TEXT NOT NULL)")
+    found = {row[1] for row in connection.execute("PRAGMA table_info(samples)")}
+    for part in _PARTS:
+        if f"{part}_utilisation" not in found:
+            connection.execute(f"ALTER TABLE samples ADD COLUMN {part}_utilisation REAL")

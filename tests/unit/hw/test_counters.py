@@ -1,6 +1,6 @@
 """Energy counters that misbehave, on a fake clock."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from underclock.records import (
     Kernel,
     Profile,
     Sample,
+    Utilisation,
 )
 
 _KERNEL = Kernel(name="copy")
@@ -47,6 +48,9 @@ class FakeLoop:
 @dataclass
 class FakeLauncher:
     clock: FakeClock
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel]) -> Iterator[Loop]:
@@ -85,6 +89,9 @@ class FakeGpu:
 
     def event_reasons(self) -> int:
         return 0
+
+    def utilisation(self) -> Callable[[], Utilisation | None]:
+        return lambda: None
 
     def lock(self, clocks: Clocks) -> None:
         del clocks

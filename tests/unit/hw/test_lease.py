@@ -1,10 +1,12 @@
 """The lease against a fake GPU that writes down what is done to it."""
 
+from collections.abc import Callable
+
 import pytest
 
 from underclock.errors import NotAppliedError, NotPermittedError
 from underclock.hw.lease import check_applied, clock_lease
-from underclock.records import AUTO, POWER_CAP_REASON, Clocks, GpuInfo
+from underclock.records import AUTO, POWER_CAP_REASON, Clocks, GpuInfo, Utilisation
 
 _LOW = Clocks(core_mhz=900, mem_mhz=5001)
 
@@ -40,6 +42,9 @@ class FakeGpu:
 
     def event_reasons(self) -> int:
         return self.reasons
+
+    def utilisation(self) -> Callable[[], Utilisation | None]:
+        return lambda: None
 
     def lock(self, clocks: Clocks) -> None:
         self.done.append(f"lock {clocks}")

@@ -7,5 +7,6 @@
   (how units differ), `agenda` (what happens at a set time), `faults` (what goes wrong)
 * `driver`: the object that takes the place of NVML's C library; its calls are in `calls_*`, and
   `cinterface` is how they take arguments
-* `launcher`: runs kernels on a virtual GPU; `rig`: all of it set up and torn down
+* `launcher`: runs kernels on a virtual GPU; `ticker`: runs tiny pieces of equal work and times each
+* `rig`: all of it set up and torn down
 """

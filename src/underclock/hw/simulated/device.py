@@ -18,8 +18,9 @@ from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.powerloop import PowerLoop
 from underclock.hw.simulated.sensors import Gauges
 from underclock.hw.simulated.spread import Unit
-from underclock.hw.simulated.switching import Bounds, Domain
+from underclock.hw.simulated.switching import Bounds
 from underclock.hw.simulated.work import Activity, Neighbour, turn
+from underclock.latencies import Domain
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
 from underclock.records import POWER_CAP_REASON

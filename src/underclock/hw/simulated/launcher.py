@@ -74,6 +74,10 @@ class VirtualLauncher:
         finally:
             self.gpu.end()
 
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: a model's kernels are what they are."""
+        return ()
+
 
 def _check(gpu: VirtualGpu) -> None:
     if gpu.lost:

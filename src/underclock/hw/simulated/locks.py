@@ -8,7 +8,8 @@ import numpy as np
 
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.models import GpuModel
-from underclock.hw.simulated.switching import Bounds, Domain, Switching
+from underclock.hw.simulated.switching import Bounds, Switching
+from underclock.latencies import Domain
 
 
 class Locks:

@@ -11,7 +11,8 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.hw.simulated.sensors import Sensors
-from underclock.hw.simulated.switching import Domain, Switching
+from underclock.hw.simulated.switching import Switching
+from underclock.latencies import Domain
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.work import Throughput
 from underclock.records import SCHEMA, Kernel, Kind

@@ -3,11 +3,11 @@
 import math
 import zlib
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from underclock.hw.simulated.sensors import Latency
+from underclock.latencies import Domain
 
 Bounds = tuple[int, int]
 """Least and greatest clock of a lock in MHz."""
@@ -15,13 +15,6 @@ Bounds = tuple[int, int]
 # Measured on an A800: median 4.5 ms, mean 6 ms, 99 % within 13 ms. No log-normal has all three;
 # a median and a 99th percentile like these would give it a mean of 5 ms.
 _SETTER = Latency(shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=(3.5e-3, 4.5e-3, 7e-3, 13e-3, 16e-3))
-
-
-class Domain(StrEnum):
-    """What a clock belongs to."""
-
-    CORE = "core"
-    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,275 @@
+"""Traces and measures training steps on this machine's GPU, read-only; writes what it found.
+
+    UNDERCLOCK_READ_ONLY=1 python benchmarks/h200.py RESULTS.json [STEP ...]
+
+Nothing is set on the GPU. `benchmarks/h200_page.py` turns the results into docs/evidence/h200/.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from underclock.core.breakdown import breakdown
+from underclock.hw.bench import QUICK, GpuBench, Protocol
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.graphs import Chain
+from underclock.hw.cuda.launcher import CudaLauncher, _timed
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.records import POWER_CAP_REASON, Evidence, Kernel, Profile
+from underclock.stages.measure import measure
+from underclock.stages.torch_step import held_step, load_step
+from underclock.stages.trace import trace
+from underclock.stages.watch import watch
+from underclock.store import write_document
+
+ZOO = Path(__file__).parent / "zoo"
+WINDOWS = 10
+REPEATED = Protocol(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
+
+
+def speed_ms(step: Callable[[], object], times: int = 10) -> float:
+    """Return the median time of a step as its user runs it, in ms."""
+    taken = []
+    for _ in range(times + 2):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        step()
+        ended.record()
+        ended.synchronize()
+        taken.append(float(begun.elapsed_time(ended)))
+    return float(statistics.median(taken[2:]))
+
+
+def state_digest() -> int:
+    """Return a number that changes when any bit of any live GPU tensor does."""
+    import gc  # noqa: PLC0415 - here only
+
+    total = 0
+    seen: set[int] = set()
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or not thing.is_cuda:
+            continue
+        storage = thing.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() % 2:
+            continue
+        seen.add(storage.data_ptr())
+        words: Any = torch.empty(0, dtype=torch.int16, device="cuda").set_(storage)
+        for chunk in words.split(2**27):
+            places = torch.arange(chunk.numel(), device="cuda") % 8191 + 1
+            total += int((chunk.long() * places).sum())
+    return total
+
+
+def whole(source: str, folder: Path) -> dict[str, Any]:
+    """Trace and measure one step."""
+    function = load_step(source)
+    name = source.rsplit(":", 1)[1]
+    for _ in range(2):
+        function()
+    before_ms, before = speed_ms(function), state_digest()
+    begun = time.perf_counter()
+    step = trace(function)
+    traced_s = time.perf_counter() - begun
+    step = msgspec.structs.replace(step, source=source)
+    write_document(folder / f"{name}.step.json", step, force=True)
+    unchanged = state_digest() == before
+    after_ms = speed_ms(function)
+    before = state_digest()
+    begun = time.perf_counter()
+    profile = measure(step, gpu="nvml:0", to=folder / f"{name}.db", protocol=QUICK, run=function)
+    measured_s = time.perf_counter() - begun
+    kept = state_digest() == before
+    samples = {sample.kernel: sample for sample in profile.samples}
+    return {
+        "step": source,
+        "distinct": len(step.kernels),
+        "launches": len(step.order),
+        "trace_s": traced_s,
+        "measure_s": measured_s,
+        "speed_before_ms": before_ms,
+        "speed_after_ms": after_ms,
+        "speed_after_measuring_ms": speed_ms(function),
+        "state_kept_tracing": unchanged,
+        "state_kept_measuring": kept,
+        "closure_off_cap": _off_cap(profile),
+        "in_situ": msgspec.to_builtins(profile.in_situ),
+        "breakdown": msgspec.to_builtins(breakdown(profile)),
+        "warnings": profile.warnings,
+        "kernels": [
+            {
+                "name": kernel.name,
+                "count": kernel.count,
+                "pass": kernel.pass_,
+                **msgspec.to_builtins(samples[kernel.name]),
+            }
+            for kernel in profile.kernels
+        ],
+    }
+
+
+def _off_cap(profile: Profile) -> dict[str, float]:
+    """Return what is known of the closure of kernels away from the cap."""
+    samples = {sample.kernel: sample for sample in profile.samples}
+    parts = {False: 0.0, True: 0.0}
+    for kernel in profile.kernels:
+        sample = samples[kernel.name]
+        parts[bool((sample.event_reasons or 0) & POWER_CAP_REASON)] += sample.time_s * kernel.count
+    return {"off_cap_s": parts[False], "capped_s": parts[True]}
+
+
+def in_situ_kernels(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
+    """Time stretches of the step's kernels away from the cap, in the step's order, in one graph.
+
+    Isolated kernels off the cap should add up to a stretch of them: same clocks, same data.
+    """
+    del gpu
+    rows = []
+    step = launcher.traced.step
+    off_cap = [i for i, k in enumerate(step.order) if step.kernels[k].kind != "gemm"]
+    nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.units[i].nodes]
+    launcher.rewind(0)
+    with Chain(nodes) as chain:
+        once = [_timed(torch, _launching(chain), 20) / 20 for _ in range(7)]
+    alone = []
+    for kernel in {step.order[i] for i in off_cap}:
+        with launcher.repeated([step.order.index(kernel)]) as (chain, count):
+            times = [_timed(torch, _launching(chain), 1) / count for _ in range(7)]
+        launches = sum(step.order[i] == kernel for i in off_cap)
+        alone.append(statistics.median(times) * launches)
+    rows.append(
+        {
+            "kernels": len(off_cap),
+            "stretch_s": statistics.median(once[1:]),
+            "isolated_s": sum(alone),
+        }
+    )
+    return rows
+
+
+def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
+    """Measure some kernels ten times, with windows aligned to counter ticks and without."""
+    clock = SystemClock()
+    bench = GpuBench(
+        gpu, launcher, clock, evidence=Evidence.MEASURED, protocol=REPEATED, may_lock=False
+    )
+    rows = []
+    for kernel in chosen(launcher.traced.step.kernels):
+        readings = [bench.measure([kernel]) for _ in range(WINDOWS)]
+        powers = []
+        with launcher.loop([kernel]) as loop:
+            clock.sleep_s(0.5)
+            for _ in range(WINDOWS):
+                begun_s, begun_j, _ = clock.now_s(), gpu.energy_j(), loop.progress()
+                clock.sleep_s(REPEATED.window_s)
+                ended_s, ended_j = clock.now_s(), gpu.energy_j()
+                powers.append((ended_j - begun_j) / (ended_s - begun_s))
+        reasons = 0
+        for reading in readings:
+            reasons |= reading.event_reasons or 0
+        rows.append(
+            {
+                "kernel": kernel.name,
+                "capped": bool(reasons & POWER_CAP_REASON),
+                "time_us": statistics.fmean(r.time_s for r in readings) * 1e6,
+                "power_w": statistics.fmean(r.energy_j / r.time_s for r in readings),
+                "time_cv": cv([r.time_s for r in readings]),
+                "energy_cv": cv([r.energy_j for r in readings]),
+                "unaligned_power_cv": cv(powers),
+            }
+        )
+    return rows
+
+
+def _launching(chain: Chain) -> Callable[[Any], None]:
+    return lambda stream: chain.launch(stream.cuda_stream)
+
+
+def chosen(kernels: tuple[Kernel, ...]) -> list[Kernel]:
+    """Return products and others in turn, spread over the step."""
+    products = [kernel for kernel in kernels if kernel.kind == "gemm"]
+    others = [kernel for kernel in kernels if kernel.kind != "gemm" and kernel.shape]
+    return [*products[:: max(1, len(products) // 4)][:4], *others[:: max(1, len(others) // 5)][:5]]
+
+
+def cv(values: list[float]) -> float:
+    """Return the coefficient of variation."""
+    return statistics.stdev(values) / statistics.fmean(values)
+
+
+def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
+    """Time up to three launches of each identity, alone and in turn."""
+    rows = []
+    order = launcher.traced.step.order
+    for index, kernel in enumerate(launcher.traced.step.kernels):
+        places = [i for i, k in enumerate(order) if k == index]
+        if len(places) < 2:  # noqa: PLR2004 - nothing to compare
+            continue
+        some = sorted({places[0], places[len(places) // 2], places[-1]})
+        medians = []
+        for place in some:
+            with launcher.repeated([place]) as (chain, count):
+                times = [_timed(torch, _launching(chain), 1) / count for _ in range(5)]
+            medians.append(statistics.median(times[1:]))
+        rows.append(
+            {
+                "kernel": kernel.name,
+                "count": kernel.count,
+                "time_us": statistics.fmean(medians) * 1e6,
+                "spread": (max(medians) - min(medians)) / statistics.fmean(medians),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Run everything; write results after each part, so that a stop loses little."""
+    if os.environ.get(READ_ONLY, "0") in {"", "0"}:
+        raise SystemExit(f"set {READ_ONLY}=1: this script measures a GPU as it is")
+    to = Path(sys.argv[1])
+    parts = sys.argv[2:]
+    found: dict[str, Any] = {
+        "command": f"{READ_ONLY}=1 python benchmarks/h200.py {' '.join(sys.argv[1:])}",
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": str(torch.__version__),
+        "gpu": torch.cuda.get_device_name(),
+        "windows": WINDOWS,
+    }
+    with nvml_session():
+        gpu = NvmlGpu()
+        found["driver"] = gpu.info().driver
+        found["limit_w"] = gpu.info().power_limit_w
+
+        def save(key: str, value: object) -> None:
+            found[key] = value
+            to.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+            print(key, f"{time.perf_counter():.0f} s", flush=True)
+
+        for part in parts:
+            kind, _, source = part.partition("=")
+            path = str(ZOO / source)
+            if kind == "whole":
+                save(f"whole {source}", whole(path, to.parent))
+            elif kind == "twins":
+                with held_step(load_step(path), name=source) as launcher:
+                    save(f"twins {source}", twins(launcher))
+            elif kind == "repeat":
+                with held_step(load_step(path), name=source) as launcher:
+                    save(f"repeat {source}", repeatability(launcher, gpu))
+            elif kind == "stretch":
+                with held_step(load_step(path), name=source) as launcher:
+                    save(f"stretch {source}", in_situ_kernels(launcher, gpu))
+            elif kind == "watch":
+                step = msgspec.structs.replace(trace(path), source=path)
+                log = watch("nvml:0", duration_s=5.0, step=step)
+                save(f"watch {source}", msgspec.to_builtins(log))
+
+
+if __name__ == "__main__":
+    main()

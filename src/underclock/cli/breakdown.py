@@ -1,0 +1,27 @@
+"""``underclock breakdown``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import file_argument, json_option, print_record, print_table, warn
+
+
+@click.command(name="breakdown")
+@file_argument("samples")
+@json_option
+def command(samples: Path, *, as_json: bool) -> None:
+    """Show where the energy of a step goes at auto clocks, and what of it a plan could reach.
+
+    Example: underclock breakdown samples.db
+    """
+    from underclock.core.breakdown import breakdown
+    from underclock.report import breakdown_tables
+    from underclock.store import read_profile
+
+    found = breakdown(read_profile(samples))
+    warn(found.warnings)
+    if as_json:
+        print_record(found)
+    else:
+        print_table(*breakdown_tables(found))

@@ -1,0 +1,55 @@
+"""``underclock latency``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import (
+    force_option,
+    json_option,
+    output_option,
+    print_record,
+    print_table,
+    progress_bar,
+    seed_option,
+    warn,
+)
+
+
+@click.command(name="latency")
+@click.option("--gpu", required=True, metavar="GPU", help="sim:rtx3080ti.")
+@output_option("latencies", required=True)
+@click.option("--targets", default=6, show_default=True, help="Core clocks to sample.")
+@click.option("--repeats", default=20, show_default=True, help="Of every change of a clock.")
+@seed_option
+@json_option
+@force_option
+def command(
+    *,
+    gpu: str,
+    output: Path,
+    targets: int,
+    repeats: int,
+    seed: int,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Measure how long a GPU takes to change its clocks.
+
+    Locks clocks, and gives them back at the end. Auto and every memory clock are sampled too.
+
+    Example: underclock latency --gpu sim:rtx3080ti -o latency.json
+    """
+    from underclock.report import latency_table
+    from underclock.stages.latency import measure_latency
+    from underclock.store import check_output, write_document
+
+    check_output(output, force=force)
+    with progress_bar("changing clocks") as show:
+        found = measure_latency(gpu, targets=targets, repeats=repeats, seed=seed, progress=show)
+    write_document(output, found, force=force)
+    warn(found.warnings)
+    if as_json:
+        print_record(found)
+    else:
+        print_table(latency_table(found))

@@ -1,0 +1,61 @@
+"""Which activity of a profiled run is which node of the graph captured of the same step."""
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from underclock.launches import Activity, Node, NodeKind
+
+_Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]
+
+
+def align(nodes: Sequence[Node], seen: Sequence[Activity]) -> tuple[Activity | None, ...]:
+    """Return the activity of each node; ``None`` where the profiled run had no such launch.
+
+    Both are in launch order. A run and its capture launch the same, but for a few: a copy of which
+    one run needs no part, or a product for which the library chose another kernel. What is alike
+    is matched first; within a stretch that differs, launches are matched by position where both
+    sides have as many.
+    """
+    ours = [_node_key(node) for node in nodes]
+    theirs = [_activity_key(activity) for activity in seen]
+    if ours == theirs:
+        return tuple(seen)
+    matched: list[Activity | None] = [None] * len(nodes)
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes():
+        if tag == "equal" or (tag == "replace" and a_to - a_from == b_to - b_from):
+            for offset in range(a_to - a_from):
+                node, activity = nodes[a_from + offset], seen[b_from + offset]
+                if node.kind is activity.kind:
+                    matched[a_from + offset] = activity
+    return tuple(matched)
+
+
+def first_difference(one: Sequence[Node], other: Sequence[Node]) -> str | None:
+    """Say where two captures of one step part; ``None`` when they do not."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if _node_key(a) != _node_key(b):
+            return f"launch {index} was {describe(a)}, then {describe(b)}"
+    if len(one) != len(other):
+        longer = one if len(one) > len(other) else other
+        extra = describe(longer[min(len(one), len(other))])
+        return f"it launched {len(one)} kernels, then {len(other)}; the first extra is {extra}"
+    return None
+
+
+def describe(node: Node) -> str:
+    """Name a node for a person."""
+    name = node.function.split("(")[0] or node.kind.value
+    return f"{name[:80]} on a grid of {'x'.join(map(str, node.grid))}"
+
+
+def _node_key(node: Node) -> _Key:
+    if node.kind is NodeKind.KERNEL:
+        return (node.kind, node.function, node.grid, node.block)
+    return (node.kind, "", (1, 1, 1), (1, 1, 1))
+
+
+def _activity_key(activity: Activity) -> _Key:
+    if activity.kind is NodeKind.KERNEL:
+        return (activity.kind, activity.function, activity.grid, activity.block)
+    return (activity.kind, "", (1, 1, 1), (1, 1, 1))

@@ -1,0 +1,193 @@
+"""Nodes, with what launched them, to the distinct kernels of a step in launch order."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from underclock.core.tracing.kinds import flops_of, kind_of
+from underclock.errors import DataError
+from underclock.launches import Activity, Node, NodeKind, Traced, Unit
+from underclock.records import Kernel, Launch, Pass, Step
+
+_PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names
+
+
+def units_of(nodes: Sequence[Node], matched: Sequence[Activity | None]) -> tuple[Unit, ...]:
+    """Group each kernel with the memsets and copies that its operator launched before it.
+
+    A memset or copy of an operator that launches no kernel after it stands alone.
+
+    Args:
+        nodes: The graph's, in launch order.
+        matched: The activity of each, as `alignment.align` returns it.
+    """
+    units: list[Unit] = []
+    waiting: list[int] = []
+
+    def release() -> None:
+        units.extend(Unit(nodes=(i,), activity=matched[i]) for i in waiting)
+        waiting.clear()
+
+    for index, node in enumerate(nodes):
+        if node.kind is NodeKind.OTHER:
+            continue
+        if waiting and not _same_call(matched[waiting[-1]], matched[index]):
+            release()
+        if node.kind is NodeKind.KERNEL:
+            units.append(Unit(nodes=(*waiting, index), activity=matched[index]))
+            waiting.clear()
+        else:
+            waiting.append(index)
+    release()
+    return tuple(units)
+
+
+def _same_call(one: Activity | None, other: Activity | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.operator, one.shapes, one.pass_) == (other.operator, other.shapes, other.pass_)
+
+
+def traced_step(
+    name: str,
+    nodes: Sequence[Node],
+    matched: Sequence[Activity | None],
+    *,
+    seen: Sequence[Activity] = (),
+    source: str = "",
+    obstacle: str = "",
+) -> Traced:
+    """Make a step of a graph's nodes.
+
+    Args:
+        name: Of the step.
+        nodes: In launch order.
+        matched: The activity of each; ``None`` where unknown.
+        seen: All activities of the profile, to say which share of its time has a name.
+        source: Where the step's function is, to run it again.
+        obstacle: Why its kernels cannot be isolated.
+
+    Raises:
+        DataError: The step launches nothing.
+    """
+    units = units_of(nodes, matched)
+    if not units:
+        raise DataError(
+            "the step launched no kernel on the GPU",
+            hint="move the model and its inputs to the GPU, and run one whole training step",
+        )
+    launches: dict[tuple[str, Pass], list[Launch]] = {}
+    keys: list[tuple[str, Pass]] = []
+    for unit in units:
+        launch = _launch(nodes, unit)
+        keys.append((launch.identity, unit.activity.pass_ if unit.activity else Pass.OTHER))
+        launches.setdefault(keys[-1], []).append(launch)
+    place = {key: index for index, key in enumerate(launches)}
+    order = tuple(place[key] for key in keys)
+    kernels = [_kernel(alike, pass_) for (_, pass_), alike in launches.items()]
+    step = Step(
+        name=name,
+        kernels=_uniquely_named(kernels),
+        order=order,
+        source=source,
+        obstacle=obstacle,
+        warnings=(obstacle,) if obstacle else (),
+    )
+    return Traced(step=step, units=units, named_share=named_share(seen))
+
+
+def nodes_of(seen: Sequence[Activity]) -> tuple[Node, ...]:
+    """Return activities as if they were nodes, for a step that cannot be captured."""
+    return tuple(Node(kind=a.kind, function=a.function, grid=a.grid, block=a.block) for a in seen)
+
+
+def named_share(seen: Sequence[Activity]) -> float:
+    """Return the share of GPU time whose operator and pass are known; 1 for no time at all."""
+    total = sum(activity.duration_s for activity in seen)
+    named = sum(a.duration_s for a in seen if a.operator and a.pass_ is not Pass.OTHER)
+    return named / total if total > 0 else 1.0
+
+
+def _launch(nodes: Sequence[Node], unit: Unit) -> Launch:
+    node, activity = nodes[unit.nodes[-1]], unit.activity
+    operator = activity.operator if activity else ""
+    shapes = activity.shapes if activity else ""
+    helpers = tuple(f"{nodes[i].kind.value} of {nodes[i].bytes} B" for i in unit.nodes[:-1])
+    function = node.function or node.kind.value
+    # An operator and its inputs decide what its kernel computes. Parameters would as well, but they
+    # also hold what does not matter: where a random stream stands, a learning rate.
+    meaning = (operator, shapes) if operator else (node.parameters, "")
+    facts = (
+        function,
+        node.grid,
+        node.block,
+        node.shared_bytes,
+        node.attributes,
+        node.bytes,
+        meaning,
+        tuple((nodes[i].kind.value, nodes[i].bytes) for i in unit.nodes[:-1]),
+    )
+    return Launch(
+        function=function,
+        grid=node.grid,
+        block=node.block,
+        shared_bytes=node.shared_bytes,
+        attributes=node.attributes,
+        operator=operator,
+        shapes=shapes,
+        module=starred(activity.module) if activity else "",
+        served_by=helpers,
+        identity=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16],
+    )
+
+
+def _kernel(alike: Sequence[Launch], pass_: Pass) -> Kernel:
+    """Make a kernel of the launches that share an identity."""
+    launch = alike[0]
+    modules = list(dict.fromkeys(other.module for other in alike if other.module))
+    return Kernel(
+        name=_name(launch, modules, pass_),
+        kind=kind_of(launch.operator, launch.function),
+        pass_=pass_,
+        section=", ".join(modules),
+        shape=launch.shapes[:120],
+        count=len(alike),
+        flops=flops_of(launch.operator, launch.shapes),
+        launch=launch,
+    )
+
+
+def _name(launch: Launch, modules: Sequence[str], pass_: Pass) -> str:
+    operator = launch.operator.removeprefix("aten::").removeprefix("autograd::engine::")
+    more = f"+{len(modules) - 1}" if len(modules) > 1 else ""
+    where = modules[0] if modules else ""
+    words = [where, more, operator or _short(launch.function), _PASS_WORD.get(pass_, str(pass_))]
+    return " ".join(word for word in words if word)
+
+
+def _short(function: str) -> str:
+    """Return a function's own name, without namespace, template and parameters."""
+    bare = re.sub(
+        r"<.*", "", function.replace("(anonymous namespace)::", "").split("(", maxsplit=1)[0]
+    )
+    return bare.split("::")[-1].split(" ")[-1] or function[:40]
+
+
+def starred(module: str) -> str:
+    """Return a module path with every layer number as a star."""
+    return ".".join("*" if part.isdecimal() else part for part in module.split("."))
+
+
+def _uniquely_named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Number the kernels that would share a name."""
+    often = Counter(kernel.name for kernel in kernels)
+    so_far: Counter[str] = Counter()
+    named = []
+    for kernel in kernels:
+        so_far[kernel.name] += 1
+        name = kernel.name if often[kernel.name] == 1 else f"{kernel.name} {so_far[kernel.name]}"
+        named.append(msgspec.structs.replace(kernel, name=name))
+    return tuple(named)

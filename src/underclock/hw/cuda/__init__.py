@@ -1,0 +1,11 @@
+"""A training step on a real NVIDIA GPU: captured, taken apart, and its kernels run alone.
+
+Nothing here sets anything on a GPU. PyTorch and cuda-bindings are imported where they are used.
+
+* `driver`: the CUDA driver's calls, its errors turned into ours
+* `graphs`: the nodes of a captured graph, read and launched again
+* `torch_step`: a user's step warmed up, profiled and captured
+* `state`: what the step changes, put back
+* `operands`: what a kernel reads and writes, and whether it is worth measuring on
+* `launcher`: the `Launcher` that runs one kernel, or the whole step, over and over
+"""

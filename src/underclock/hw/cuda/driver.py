@@ -1,0 +1,87 @@
+"""The CUDA driver's calls, each one's error turned into ours at this one boundary."""
+
+import ctypes
+import ctypes.util
+from types import ModuleType
+from typing import Any
+
+from underclock.errors import DeviceError, NotSupportedError
+
+_MISSING = "pip install 'underclock[cuda]'"
+
+
+def cuda() -> ModuleType:
+    """Return cuda-bindings' driver module.
+
+    Raises:
+        NotSupportedError: It is not installed.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415 - an extra, needed on real GPUs only
+    except ImportError as exc:
+        raise NotSupportedError("isolating kernels needs cuda-bindings", hint=_MISSING) from exc
+    module: ModuleType = driver
+    return module
+
+
+def torch() -> Any:
+    """Return PyTorch with a CUDA device.
+
+    Raises:
+        NotSupportedError: It is not installed, too old, without CUDA, or sees no GPU.
+    """
+    try:
+        import torch as module  # noqa: PLC0415 - the user's own
+    except ImportError as exc:
+        raise NotSupportedError(
+            "tracing a step needs PyTorch", hint="install torch 2.8 or newer, with CUDA"
+        ) from exc
+    if module.version.cuda is None:
+        raise NotSupportedError(
+            f"this PyTorch ({module.__version__}) was built without CUDA",
+            hint="install a CUDA build of torch, or trace a named workload such as gpt3-xl",
+        )
+    if not module.cuda.is_available():
+        raise NotSupportedError(
+            "PyTorch sees no CUDA device",
+            hint="look at nvidia-smi, CUDA_VISIBLE_DEVICES, and whether the driver is new enough "
+            f"for CUDA {module.version.cuda}",
+        )
+    return module
+
+
+def check(what: str, result: tuple[Any, ...]) -> Any:
+    """Return what a driver call returned beside its error code.
+
+    Args:
+        what: What was asked, to go on after "could not".
+        result: Error code first, as cuda-bindings returns it.
+
+    Raises:
+        DeviceError: The driver said no.
+    """
+    code, *values = result
+    if int(code) != 0:
+        raise DeviceError(f"could not {what}: {code.name}")
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def demangled(name: str) -> str:
+    """Return a C++ symbol as the profiler writes it; anything else as it is."""
+    if not name.startswith("_Z"):
+        return name
+    library = ctypes.CDLL(ctypes.util.find_library("stdc++") or "libstdc++.so.6")
+    demangle = getattr(library, "__cxa_demangle")
+    demangle.restype = ctypes.c_void_p
+    status = ctypes.c_int(0)
+    text = demangle(name.encode(), None, None, ctypes.byref(status))
+    if status.value != 0 or not text:
+        return name
+    try:
+        return ctypes.string_at(text).decode()
+    finally:
+        libc = ctypes.CDLL(None)
+        libc.free.argtypes = [ctypes.c_void_p]
+        libc.free(text)

@@ -1,0 +1,235 @@
+"""The nodes of a captured CUDA graph, read, and launched again in graphs of our own."""
+
+import ctypes
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+from underclock.errors import NotSupportedError
+from underclock.hw.cuda.driver import check, cuda, demangled
+from underclock.launches import Node, NodeKind
+
+_POINTER = 8
+_MOST_PARAMETERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node of a live graph.
+
+    Attributes:
+        node: What it is.
+        handle: The driver's own; valid as long as its graph.
+        words: 8-byte words of its parameters, in order: pointers and all else.
+    """
+
+    node: Node
+    handle: Any
+    words: tuple[int, ...]
+
+
+def walk(graph: int, is_device_pointer: Any) -> tuple[GraphNode, ...]:
+    """Read the nodes of a captured graph, in the order in which they were captured.
+
+    Args:
+        graph: The driver's handle.
+        is_device_pointer: Whether an integer is an address that the step can reach.
+
+    Raises:
+        NotSupportedError: It has a node of a kind that cannot be launched again by itself.
+        DeviceError: The driver said no.
+    """
+    driver = cuda()
+    handle = driver.CUgraph(graph)
+    _, count = check("count the graph's nodes", driver.cuGraphGetNodes(handle))
+    handles, _ = check("list the graph's nodes", driver.cuGraphGetNodes(handle, count))
+    return tuple(_read(driver, node, is_device_pointer) for node in handles[:count])
+
+
+def _read(driver: Any, handle: Any, is_device_pointer: Any) -> GraphNode:
+    kind = check("read a node's kind", driver.cuGraphNodeGetType(handle))
+    kinds = driver.CUgraphNodeType
+    if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
+        return _kernel(driver, handle, is_device_pointer)
+    if kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
+        set_ = check("read a memset", driver.cuGraphMemsetNodeGetParams(handle))
+        size = int(set_.width) * int(set_.elementSize) * max(1, int(set_.height))
+        node = Node(kind=NodeKind.MEMSET, bytes=size)
+        return GraphNode(node, handle, (int(set_.dst),))
+    if kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+        copy = check("read a copy", driver.cuGraphMemcpyNodeGetParams(handle))
+        size = int(copy.WidthInBytes) * max(1, int(copy.Height)) * max(1, int(copy.Depth))
+        node = Node(kind=NodeKind.COPY, bytes=size)
+        return GraphNode(node, handle, (int(copy.srcDevice), int(copy.dstDevice)))
+    orders = (
+        kinds.CU_GRAPH_NODE_TYPE_EMPTY,
+        kinds.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+        kinds.CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+    )
+    if kind in orders:
+        return GraphNode(Node(kind=NodeKind.OTHER), handle, ())
+    raise NotSupportedError(
+        f"the captured step has a {kind.name} node, which cannot be launched by itself",
+        hint="leave host callbacks, conditional nodes and allocations out of the step",
+    )
+
+
+def _kernel(driver: Any, handle: Any, is_device_pointer: Any) -> GraphNode:
+    params = check("read a kernel", driver.cuGraphKernelNodeGetParams(handle))
+    function, kernel = int(params.func or 0), int(params.kern or 0)
+    name, sizes = _function(function, kernel)
+    values = _values(int(params.kernelParams or 0), sizes)
+    words = tuple(
+        int.from_bytes(value[at : at + _POINTER], "little")
+        for value in values
+        for at in range(0, len(value) - _POINTER + 1, _POINTER)
+    )
+    node = Node(
+        kind=NodeKind.KERNEL,
+        function=name,
+        grid=(int(params.gridDimX), int(params.gridDimY), int(params.gridDimZ)),
+        block=(int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ)),
+        shared_bytes=int(params.sharedMemBytes),
+        attributes=_attributes(driver, handle),
+        parameters=_digest(values, is_device_pointer),
+    )
+    return GraphNode(node, handle, words)
+
+
+@cache
+def _function(function: int, kernel: int) -> tuple[str, tuple[int, ...]]:
+    """Return a GPU function's name and the sizes of its parameters, in bytes."""
+    driver = cuda()
+    if function:
+        handle, name, info = driver.CUfunction(function), driver.cuFuncGetName, "cuFuncGetParamInfo"
+    else:
+        handle, name, info = driver.CUkernel(kernel), driver.cuKernelGetName, "cuKernelGetParamInfo"
+    text = check("read a kernel's name", name(handle))
+    mangled = text.decode() if isinstance(text, bytes) else str(text)
+    sizes = []
+    for index in range(_MOST_PARAMETERS):
+        code, _, size = getattr(driver, info)(handle, index)
+        if int(code) != 0:  # past the last parameter
+            break
+        sizes.append(int(size))
+    return demangled(mangled), tuple(sizes)
+
+
+def _values(parameters: int, sizes: Sequence[int]) -> tuple[bytes, ...]:
+    """Copy a kernel's parameters out of the graph."""
+    if not parameters:
+        return ()
+    pointers = (ctypes.c_void_p * len(sizes)).from_address(parameters)
+    return tuple(
+        ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)
+    )
+
+
+def _digest(values: Iterable[bytes], is_device_pointer: Any) -> str:
+    """Hash parameters with every device pointer left out."""
+    digest = hashlib.sha256()
+    for value in values:
+        for at in range(0, len(value), _POINTER):
+            word = value[at : at + _POINTER]
+            if len(word) == _POINTER and is_device_pointer(int.from_bytes(word, "little")):
+                digest.update(b"*")
+            else:
+                digest.update(word)
+        digest.update(b"|")
+    return digest.hexdigest()[:16]
+
+
+def _attributes(driver: Any, handle: Any) -> str:
+    """Return the launch attributes that change what a launch costs, where they are set."""
+    ids = driver.CUkernelNodeAttrID
+    words = []
+    value = check(
+        "read a kernel's cluster",
+        driver.cuGraphKernelNodeGetAttribute(handle, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION),
+    )
+    cluster = (int(value.clusterDim.x), int(value.clusterDim.y), int(value.clusterDim.z))
+    if cluster not in {(0, 0, 0), (1, 1, 1)}:
+        words.append(f"cluster {'x'.join(map(str, cluster))}")
+    value = check(
+        "read whether a kernel is cooperative",
+        driver.cuGraphKernelNodeGetAttribute(handle, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE),
+    )
+    if int(value.cooperative):
+        words.append("cooperative")
+    return ", ".join(words)
+
+
+class Chain:
+    """Nodes of a captured graph, one after the other, in a graph of our own.
+
+    The nodes' parameters point into the captured graph's memory: it must outlive the chain.
+    Close it, or use it as a context manager.
+    """
+
+    def __init__(self, nodes: Sequence[GraphNode]) -> None:
+        driver = self._driver = cuda()
+        self._graph = check("make a graph", driver.cuGraphCreate(0))
+        self._executable: Any = None
+        try:
+            last: list[Any] = []
+            for node in nodes:
+                added = self._add(node, last)
+                if added is not None:
+                    last = [added]
+            self._executable = check(
+                "instantiate a graph", driver.cuGraphInstantiate(self._graph, 0)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, node: GraphNode, after: list[Any]) -> Any:
+        driver, graph = self._driver, self._graph
+        if node.node.kind is NodeKind.KERNEL:
+            params = check("read a kernel", driver.cuGraphKernelNodeGetParams(node.handle))
+            added = check(
+                "add a kernel", driver.cuGraphAddKernelNode(graph, after, len(after), params)
+            )
+            # Without the cluster attribute a cluster's kernel dies of an illegal instruction.
+            check(
+                "copy a kernel's attributes",
+                driver.cuGraphKernelNodeCopyAttributes(added, node.handle),
+            )
+            return added
+        context = check("find the context", driver.cuCtxGetCurrent())
+        if node.node.kind is NodeKind.MEMSET:
+            set_ = check("read a memset", driver.cuGraphMemsetNodeGetParams(node.handle))
+            added = driver.cuGraphAddMemsetNode(graph, after, len(after), set_, context)
+            return check("add a memset", added)
+        if node.node.kind is NodeKind.COPY:
+            copy = check("read a copy", driver.cuGraphMemcpyNodeGetParams(node.handle))
+            added = driver.cuGraphAddMemcpyNode(graph, after, len(after), copy, context)
+            return check("add a copy", added)
+        return None
+
+    def launch(self, stream: int) -> None:
+        """Launch all nodes once.
+
+        Raises:
+            DeviceError: The driver said no.
+        """
+        driver = self._driver
+        check("launch a graph", driver.cuGraphLaunch(self._executable, driver.CUstream(stream)))
+
+    def close(self) -> None:
+        """Give the graph back."""
+        driver = self._driver
+        if self._executable is not None:
+            driver.cuGraphExecDestroy(self._executable)
+            self._executable = None
+        if self._graph is not None:
+            driver.cuGraphDestroy(self._graph)
+            self._graph = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

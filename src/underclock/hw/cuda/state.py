@@ -1,0 +1,219 @@
+"""What a training step changes, kept and put back bit by bit.
+
+A step changes the contents of tensors, what optimizers and modules hold, gradients, and the state
+of random generators. All of them are found by looking at what is alive, so that a user's function
+needs to declare nothing. What a step reads from outside, a data loader say, cannot be put back.
+"""
+
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+_SIMPLE = (int, float, bool, str, bytes, type(None))
+
+
+class Snapshot:
+    """Everything a step may change, as it was when this was made.
+
+    Tensors of a GPU are kept on it where the room allows, in the host's memory otherwise.
+    """
+
+    def __init__(self, step: Callable[..., object] | None = None) -> None:
+        import torch  # noqa: PLC0415 - the user's own
+
+        self._torch = torch
+        self._objects = [_Attributes(thing) for thing in _holders(torch)]
+        leaves = [t for t in live_tensors(torch) if t.is_leaf and t.requires_grad]
+        self._gradients = [(leaf, leaf.grad) for leaf in leaves]
+        self._contents = _contents(torch)
+        self._variables = _Variables(step) if isinstance(step, FunctionType) else None
+        self._random = _RandomState(torch)
+
+    def restore_contents(self) -> None:
+        """Put back what tensors held, and nothing else: as before a kernel that is measured."""
+        with self._torch.no_grad():
+            for storage, copy in self._contents:
+                storage.copy_(copy)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for thing in self._objects:
+            thing.restore()
+        for leaf, gradient in self._gradients:
+            leaf.grad = gradient
+        self.restore_contents()
+        if self._variables is not None:
+            self._variables.restore()
+        self._random.restore()
+
+
+@contextmanager
+def preserved(step: Callable[..., object] | None = None) -> Iterator[Snapshot]:
+    """Leave parameters, optimizers, gradients, buffers and random generators as they were.
+
+    However the block ends, an interruption included, they are put back.
+
+    Args:
+        step: The function that will run; simple global and enclosed variables of its are put back.
+    """
+    snapshot = Snapshot(step)
+    try:
+        yield snapshot
+    finally:
+        if snapshot._torch.cuda.is_available():  # noqa: SLF001 - one module
+            snapshot._torch.cuda.synchronize()  # noqa: SLF001
+        snapshot.restore()
+
+
+class _Attributes:
+    """An object's attributes, and what dictionaries among them hold, one and two levels deep."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        self._attributes = dict(vars(thing))
+        self._inner = [
+            (value, _copied(value)) for value in self._attributes.values() if _is_open(value)
+        ]
+
+    def restore(self) -> None:
+        attributes = vars(self._thing)
+        attributes.clear()
+        attributes.update(self._attributes)
+        for value, kept in self._inner:
+            _put_back(value, kept)
+
+
+def _is_open(value: object) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _copied(value: Any) -> Any:
+    """Copy a container and the containers in it; what they hold otherwise is shared."""
+    if isinstance(value, dict):
+        return {k: (v, _copied(v) if _is_open(v) else None) for k, v in value.items()}
+    return [(v, _copied(v) if _is_open(v) else None) for v in value]
+
+
+def _put_back(value: Any, kept: Any) -> None:
+    value.clear()
+    if isinstance(value, dict):
+        for key, (held, inner) in kept.items():
+            value[key] = held
+            if inner is not None:
+                _put_back(held, inner)
+        return
+    for held, inner in kept:
+        value.append(held)
+        if inner is not None:
+            _put_back(held, inner)
+
+
+class _Variables:
+    """The simple variables that a function may count in: its module's, and enclosed ones."""
+
+    def __init__(self, step: FunctionType) -> None:
+        self._globals = step.__globals__
+        self._simple = {k: v for k, v in self._globals.items() if isinstance(v, _SIMPLE)}
+        self._cells = []
+        for cell in step.__closure__ or ():
+            try:
+                if isinstance(cell.cell_contents, _SIMPLE):
+                    self._cells.append((cell, cell.cell_contents))
+            except ValueError:  # not filled yet
+                continue
+
+    def restore(self) -> None:
+        self._globals.update(self._simple)
+        for cell, value in self._cells:
+            cell.cell_contents = value
+
+
+class _RandomState:
+    """Every random generator a step is likely to draw from."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._python = random.getstate()
+        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        self._host = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        self._torch.set_rng_state(self._host)
+        if self._cuda is not None:
+            self._torch.cuda.set_rng_state_all(self._cuda)
+
+
+def _alive() -> list[Any]:
+    gc.collect()
+    return gc.get_objects()
+
+
+def _is(thing: object, kinds: tuple[type, ...]) -> bool:
+    # Not isinstance: a lazy proxy's __class__ may run code, or raise.
+    return issubclass(type(thing), kinds)
+
+
+def _holders(torch: Any) -> list[Any]:
+    """Return every module, optimizer, scheduler and gradient scaler."""
+    kinds = (
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        torch.optim.lr_scheduler.LRScheduler,
+        torch.amp.GradScaler,
+    )
+    return [thing for thing in _alive() if _is(thing, kinds)]
+
+
+def live_tensors(torch: Any) -> list[Any]:
+    """Return every tensor that is alive and holds numbers."""
+    return [
+        thing
+        for thing in _alive()
+        if _is(thing, (torch.Tensor,)) and thing.layout is torch.strided and not _is_fake(thing)
+    ]
+
+
+def _is_fake(tensor: Any) -> bool:
+    return tensor.device.type == "meta" or type(tensor).__name__ in {
+        "FakeTensor",
+        "FunctionalTensor",
+    }
+
+
+def _contents(torch: Any) -> list[tuple[Any, Any]]:
+    """Copy what every tensor's storage holds, each storage once, as bytes.
+
+    Of the host's tensors only those are copied that a step is likely to write: of modules and
+    optimizers, and small ones. A data set in the host's memory is not.
+    """
+    seen: dict[tuple[str, int], tuple[Any, int]] = {}
+    for tensor in live_tensors(torch):
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size and (tensor.is_cuda or tensor.requires_grad or size <= _SMALL):
+            seen.setdefault((str(storage.device), storage.data_ptr()), (storage, size))
+    kept = []
+    for storage, size in seen.values():
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        kept.append((whole, _copy(torch, whole, size)))
+    return kept
+
+
+_SMALL = 64 * 2**20
+_ROOM_LEFT = 8 * 2**30  # for what the capture itself allocates
+
+
+def _copy(torch: Any, whole: Any, size: int) -> Any:
+    if whole.is_cuda:
+        free, _ = torch.cuda.mem_get_info(whole.device)
+        if free < size + _ROOM_LEFT:
+            return whole.cpu()
+    return whole.clone()

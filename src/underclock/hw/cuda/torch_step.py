@@ -1,0 +1,229 @@
+"""A user's training step, warmed up, profiled and captured as a CUDA graph."""
+
+import json
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from underclock.errors import DeviceError, MeasurementError
+from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.graphs import GraphNode, walk
+from underclock.hw.cuda.operands import Memory
+from underclock.launches import MODULE_MARK
+
+StepFunction = Callable[[], object]
+
+_WARM_UPS = 3  # as PyTorch advises before a capture
+_MOST_ALLOCATIONS = 1_000_000
+
+
+class CannotCaptureError(Exception):
+    """The step cannot become a CUDA graph; the message says why. Caught by whoever traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A captured step.
+
+    Attributes:
+        graph: PyTorch's graph; its nodes live as long as it.
+        nodes: In launch order.
+        memory: Where its pointers point.
+    """
+
+    graph: Any
+    nodes: tuple[GraphNode, ...]
+    memory: Memory
+
+
+def warm_up(step: StepFunction, times: int = _WARM_UPS) -> None:
+    """Run a step on a stream of its own, as a capture will.
+
+    Raises:
+        DeviceError: It does not fit into the GPU's memory.
+    """
+    torch = import_torch()
+    with _side_stream(torch), _memory_errors(torch, "running the step"):
+        for _ in range(times):
+            step()
+
+
+def profile(step: StepFunction) -> Mapping[str, Any]:
+    """Run a step once under PyTorch's profiler; return its trace in the Chrome format.
+
+    Raises:
+        DeviceError: It does not fit into the GPU's memory.
+    """
+    torch = import_torch()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    seen = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
+    with (
+        _side_stream(torch),
+        _memory_errors(torch, "profiling the step"),
+        _named_modules(torch),
+        seen,
+    ):
+        step()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        trace: Mapping[str, Any] = json.loads(path.read_bytes())
+    return trace
+
+
+@contextmanager
+def captured(step: StepFunction) -> Iterator[Captured]:
+    """Capture a step that was warmed up; its graph lives until the block ends.
+
+    Raises:
+        CannotCaptureError: It cannot be captured.
+        DeviceError: It does not fit into the GPU's memory a second time.
+        NotSupportedError: Its graph cannot be taken apart.
+    """
+    torch = import_torch()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    device = torch.cuda.current_device()
+    try:
+        with _memory_errors(torch, "capturing the step"), _allocations(torch, device) as made:
+            try:
+                with torch.cuda.graph(graph):
+                    step()
+            except torch.OutOfMemoryError:
+                _recover(torch)
+                raise
+            except Exception as exc:
+                _recover(torch)
+                raise CannotCaptureError(_reason(exc)) from exc
+        graph.instantiate()
+        memory = Memory.of(torch, device, made)
+        nodes = walk(int(graph.raw_cuda_graph()), memory.holds)
+        yield Captured(graph=graph, nodes=nodes, memory=memory)
+    finally:
+        torch.cuda.synchronize()
+        graph.reset()
+        del graph
+        torch.cuda.empty_cache()
+
+
+def _recover(torch: Any) -> None:
+    """Get PyTorch out of a capture that failed.
+
+    It leaves its random generator believing that a capture is under way, and every later draw
+    fails; a capture that succeeds sets that right.
+    """
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        pass
+    torch.cuda.synchronize()
+
+
+@contextmanager
+def _allocations(torch: Any, device: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield a list that holds, after the block, address and size of all it allocated."""
+    made: list[tuple[int, int]] = []
+    history = torch.cuda.memory  # its recorder is documented, underscores and all
+    history._record_memory_history(context=None, max_entries=_MOST_ALLOCATIONS)  # noqa: SLF001
+    try:
+        yield made
+        made += [
+            (int(entry["addr"]), int(entry["size"]))
+            for entry in history._snapshot()["device_traces"][device]  # noqa: SLF001
+            if entry["action"] == "alloc"
+        ]
+    finally:
+        history._record_memory_history(enabled=None)  # noqa: SLF001
+
+
+@contextmanager
+def _side_stream(torch: Any) -> Iterator[None]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+
+@contextmanager
+def _memory_errors(torch: Any, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as exc:
+        free, total = torch.cuda.mem_get_info()
+        raise DeviceError(
+            f"the GPU ran out of memory while {doing}: {free / 2**30:.1f} of "
+            f"{total / 2**30:.1f} GiB were free",
+            hint="a captured step and a copy of its state must fit: lower the batch, or end other "
+            "processes",
+        ) from exc
+
+
+@contextmanager
+def _named_modules(torch: Any) -> Iterator[None]:
+    """Annotate every module's forward with its path, as long as the block runs."""
+    from torch.nn.modules import module as hooks  # noqa: PLC0415 - the user's own
+
+    paths: dict[int, str] = {}
+    running: list[Any] = []
+
+    def begin(module: Any, _inputs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if id(module) not in paths:
+            for path, inner in module.named_modules():
+                name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
+                paths.setdefault(id(inner), name or type(module).__name__)
+        annotation = torch.profiler.record_function(MODULE_MARK + paths[id(module)])
+        annotation.__enter__()
+        running.append(annotation)
+
+    def end(_module: Any, _inputs: object, _outputs: object) -> None:
+        if running and not torch.compiler.is_compiling():
+            running.pop().__exit__(None, None, None)
+
+    handles = [
+        hooks.register_module_forward_pre_hook(begin),
+        # Also when forward raises, as recomputation does on purpose once it has what it needs.
+        hooks.register_module_forward_hook(end, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _reason(exc: BaseException) -> str:
+    """Say what stopped a capture, and on which line of the user's."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = exc
+    while cause is not None:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    first = chain[-1]  # what failed first; the rest is the capture coming down around it
+    lines = str(first).strip().splitlines()
+    frames = [
+        frame
+        for frame in traceback.extract_tb(first.__traceback__)
+        if "/torch/" not in frame.filename and "underclock" not in frame.filename
+    ]
+    at = f", at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{(lines[0] if lines else type(first).__name__).rstrip('.')}{at}"
+
+
+def check_same(difference: str | None) -> None:
+    """Refuse a step that is not the same each time.
+
+    Raises:
+        MeasurementError: It is not.
+    """
+    if difference is not None:
+        raise MeasurementError(
+            f"the step launches different kernels each time: {difference}",
+            hint="give it inputs of one shape, and leave out what happens on some steps only",
+        )

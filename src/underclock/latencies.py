@@ -1,0 +1,214 @@
+"""The nouns of ``underclock latency``: how long one GPU takes to change its clocks.
+
+A change has three parts, and a switch keeps them apart. First the setter *call* blocks the host;
+then, counted from the call's return, the GPU is not at the new clock for the *delay*; then it may
+*stall*, doing no work at all, before it works at the new clock.
+"""
+
+import math
+from enum import StrEnum
+from typing import Self
+
+from underclock.errors import DataError
+from underclock.records import SCHEMA, Evidence, GpuInfo, Record
+from underclock.units import format_mhz
+
+
+class Domain(StrEnum):
+    """What a clock belongs to."""
+
+    CORE = "core"
+    MEMORY = "memory"
+
+
+class Switch(Record, frozen=True, kw_only=True):
+    """What changing one clock from one value to another takes.
+
+    Attributes:
+        domain: Whose clock.
+        from_mhz: Clock before; ``None`` is auto.
+        to_mhz: Clock asked for; ``None`` gives it back to the driver.
+        call_s: How long the setter blocks the host, median.
+        delay_s: From the call's return until the clock is the new one, or until the stall before
+            that begins, median; 0 where that is before the call returns.
+        delay_p05_s: One in twenty delays is shorter.
+        delay_p95_s: One in twenty is longer.
+        jitter_s: Standard deviation of the delay, estimated robustly.
+        stall_s: After the delay, time in which no work was done, median.
+        repeats: Measurements that these rest on; 0 where nobody measured.
+        outliers: Measurements dropped because they lay far from the others.
+    """
+
+    domain: Domain
+    from_mhz: int | None
+    to_mhz: int | None
+    call_s: float
+    delay_s: float
+    delay_p05_s: float
+    delay_p95_s: float
+    jitter_s: float
+    stall_s: float
+    repeats: int
+    outliers: int = 0
+
+    def __post_init__(self) -> None:
+        """Reject impossible clocks and durations."""
+        for name in ("from_mhz", "to_mhz"):
+            mhz = getattr(self, name)
+            if mhz is not None and mhz <= 0:
+                raise ValueError(f"{name} must be positive, got {mhz}")
+        for name in ("call_s", "delay_s", "delay_p05_s", "delay_p95_s", "jitter_s", "stall_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+        if not self.delay_p05_s <= self.delay_s <= self.delay_p95_s:
+            raise ValueError("delay_s must lie between delay_p05_s and delay_p95_s")
+        if min(self.repeats, self.outliers) < 0:
+            raise ValueError("repeats and outliers must not be negative")
+
+    @property
+    def total_s(self) -> float:
+        """From the call until the GPU works at the new clock."""
+        return self.call_s + self.delay_s + self.stall_s
+
+
+class LatencyTable(Record, frozen=True, kw_only=True):
+    """How long changes of clocks take on one GPU, for a sample of them.
+
+    Attributes:
+        evidence: How they were obtained; ``None`` where somebody assumed them.
+        gpu: The GPU they belong to; ``None`` where assumed, for any GPU.
+        switches: No two from and to the same clocks of one domain.
+        warnings: Sentences the reader must see beside the numbers.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence | None
+    gpu: GpuInfo | None
+    switches: tuple[Switch, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject tables that say nothing, or two things of one switch."""
+        if not self.switches:
+            raise ValueError("a latency table needs at least one switch")
+        if len({_key(switch) for switch in self.switches}) < len(self.switches):
+            raise ValueError("a latency table has one row for each switch")
+
+    @classmethod
+    def constant(cls, duration_s: float, *, call_s: float = 0.0) -> Self:
+        """Assume one delay for every change of every clock of any GPU.
+
+        Args:
+            duration_s: From the call's return until the GPU works at the new clock.
+            call_s: How long the setter blocks.
+        """
+        switches = tuple(
+            Switch(
+                domain=domain,
+                from_mhz=None,
+                to_mhz=None,
+                call_s=call_s,
+                delay_s=duration_s,
+                delay_p05_s=duration_s,
+                delay_p95_s=duration_s,
+                jitter_s=0.0,
+                stall_s=0.0,
+                repeats=0,
+            )
+            for domain in Domain
+        )
+        return cls(evidence=None, gpu=None, switches=switches)
+
+    @classmethod
+    def free(cls) -> Self:
+        """Assume that changing clocks takes no time, as arXiv 2601.08539 does."""
+        return cls.constant(0.0)
+
+    def check_gpu(self, info: GpuInfo) -> tuple[str, ...]:
+        """Make sure that the table may be used for a GPU; return what the reader must be told.
+
+        Raises:
+            DataError: It was measured on another GPU.
+        """
+        if self.gpu is None:
+            return ()
+        if self.gpu.name != info.name:
+            raise DataError(
+                f"the latencies are those of {self.gpu.name}, not of {info.name}",
+                hint="measure this GPU with `underclock latency`",
+            )
+        if self.gpu.driver != info.driver:
+            then, now = (info.driver or "unknown" for info in (self.gpu, info))
+            return (f"the latencies were measured with driver {then}, and this is driver {now}",)
+        return ()
+
+    def answer(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> Switch:
+        """Return the sampled switch that stands for another; where in doubt, the slower one.
+
+        The target decides most of the delay, the origin little (LATEST, arXiv 2502.20075). So: the
+        switch itself; else the slowest to the same target, from wherever; else the slowest to the
+        nearest sampled target below and to the nearest above; else, where the target is auto or
+        only auto was sampled, the slowest of the domain.
+
+        Raises:
+            DataError: No switch of the domain was sampled.
+        """
+        for switch in self.switches:
+            if _key(switch) == (domain, from_mhz, to_mhz):
+                return switch
+        known = self.targets(domain)
+        if not known:
+            raise DataError(
+                f"the latencies have no switch of the {domain} clock",
+                hint="leave that clock at auto: a GPU that cannot lock it cannot be measured",
+            )
+        near = _around(to_mhz, known) or known
+        return max((self._slowest_to(domain, mhz) for mhz in near), key=_until_there_s)
+
+    def targets(self, domain: Domain) -> tuple[int | None, ...]:
+        """Return the clocks that were asked for, ascending, auto last."""
+        found = {switch.to_mhz for switch in self.switches if switch.domain is domain}
+        return tuple(sorted(found, key=lambda mhz: (mhz is None, mhz)))
+
+    def slowest(self) -> tuple[Switch, ...]:
+        """Return for every target, core first, the switch that takes longest to get there."""
+        return tuple(
+            self._slowest_to(domain, mhz) for domain in Domain for mhz in self.targets(domain)
+        )
+
+    def _slowest_to(self, domain: Domain, to_mhz: int | None) -> Switch:
+        there = [s for s in self.switches if (s.domain, s.to_mhz) == (domain, to_mhz)]
+        return max(there, key=_until_there_s)
+
+    def delay_s(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> float:
+        """Return the median delay of a switch, sampled or not, as `answer`; 0 where none happens.
+
+        Raises:
+            DataError: No switch of the domain was sampled.
+        """
+        return 0.0 if from_mhz == to_mhz else self.answer(domain, from_mhz, to_mhz).delay_s
+
+
+def _until_there_s(switch: Switch) -> float:
+    """Return from the call's return until the GPU works at the new clock."""
+    return switch.delay_s + switch.stall_s
+
+
+def _key(switch: Switch) -> tuple[Domain, int | None, int | None]:
+    return switch.domain, switch.from_mhz, switch.to_mhz
+
+
+def switch_text(domain: Domain, from_mhz: int | None, to_mhz: int | None) -> str:
+    """Name a switch in a sentence."""
+    return f"{domain} {format_mhz(from_mhz)} to {format_mhz(to_mhz)} MHz"
+
+
+def _around(to_mhz: int | None, sampled: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Return the sampled targets that stand for one: itself, or its neighbours on both sides."""
+    if to_mhz in sampled or to_mhz is None:
+        return (to_mhz,) if to_mhz in sampled else ()
+    numbers = [mhz for mhz in sampled if mhz is not None]
+    below = [mhz for mhz in numbers if mhz < to_mhz][-1:]
+    above = [mhz for mhz in numbers if mhz > to_mhz][:1]
+    return (*below, *above)

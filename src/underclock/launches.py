@@ -1,0 +1,98 @@
+"""What tracing saw, before it is a step: nodes of a captured graph, and activities of a profile."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from underclock.records import Pass, Record, Step
+
+MODULE_MARK = "underclock.module:"
+"""Prefix of the annotations in a profile that say which module runs."""
+
+
+class NodeKind(StrEnum):
+    """What a node of a CUDA graph does."""
+
+    KERNEL = "kernel"
+    MEMSET = "memset"
+    COPY = "copy"
+    OTHER = "other"  # orders its neighbours and does no work: empty, event
+
+
+class Node(Record, frozen=True, kw_only=True):
+    """One node of a captured CUDA graph, in launch order.
+
+    Attributes:
+        kind: What it does.
+        function: Demangled name of its GPU function; empty where it runs none.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        shared_bytes: Dynamic shared memory of a block.
+        attributes: Launch attributes that are not at their default, as text.
+        bytes: That a memset or copy writes.
+        parameters: Hash of its parameters, pointers left out.
+    """
+
+    kind: NodeKind
+    function: str = ""
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    attributes: str = ""
+    bytes: int = 0
+    parameters: str = ""
+
+
+class Activity(Record, frozen=True, kw_only=True):
+    """One thing the GPU did in a profiled run of the step, and what asked for it.
+
+    Attributes:
+        kind: What it was.
+        function: Demangled name of the GPU function; empty for a memset or copy.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        start_s: On the profile's clock.
+        duration_s: How long it ran.
+        operator: Innermost operator that launched it; empty when unknown.
+        shapes: The operator's input tensors, as in `records.Launch`.
+        module: Path of the module it ran for; empty when unknown.
+        pass_: Part of the step.
+    """
+
+    kind: NodeKind
+    function: str = ""
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    start_s: float
+    duration_s: float
+    operator: str = ""
+    shapes: str = ""
+    module: str = ""
+    pass_: Pass = Pass.OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is measured as one: a kernel with the memsets and copies that serve it.
+
+    Attributes:
+        nodes: Indices into the graph's nodes, the one it is named after last.
+        activity: Of that one; ``None`` where the profile has none.
+    """
+
+    nodes: tuple[int, ...]
+    activity: Activity | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A step and where its kernels are in the graph.
+
+    Attributes:
+        step: The step.
+        units: One per launch, as ``step.order``.
+        named_share: Share of the profiled GPU time with an operator and a pass.
+    """
+
+    step: Step
+    units: tuple[Unit, ...]
+    named_share: float

@@ -1,0 +1,110 @@
+"""What was seen of a step at auto clocks: where its energy goes, and what its clocks do."""
+
+from enum import StrEnum
+
+from underclock.records import Closure, Evidence, GpuInfo, Record
+
+
+class Bound(StrEnum):
+    """What keeps a kernel from being faster."""
+
+    TENSOR = "tensor"
+    FP32 = "fp32"
+    DRAM = "dram"
+    LATENCY = "latency"  # nothing is busy: too little in flight, or too short
+    UNKNOWN = "unknown"  # no counters were read
+
+
+class Share(Record, frozen=True, kw_only=True):
+    """One part of a step.
+
+    Attributes:
+        name: Of the part.
+        launches: Per step.
+        time_s: Per step.
+        energy_j: Per step.
+        time_share: Fraction of the step's time.
+        energy_share: Fraction of its energy.
+    """
+
+    name: str
+    launches: int
+    time_s: float
+    energy_j: float
+    time_share: float
+    energy_share: float
+
+
+class Breakdown(Record, frozen=True, kw_only=True):
+    """Where the energy of a step at auto clocks goes, three ways, and what of it is waste.
+
+    Attributes:
+        evidence: Of every number.
+        time_s: Of the step; as it runs whole where that was measured.
+        energy_j: Likewise.
+        by_pass: Most energy first. So the others.
+        by_operator: By the operator that launched a kernel.
+        by_bound: By what keeps kernels from being faster.
+        by_clock: Kernels that run at full core clock, by what bounds them; the rest by ``below``.
+        reachable_j: Energy at full core clock of kernels that the core does not bound: a plan can
+            reach some of it without losing time.
+        capped_share: Fraction of the isolated kernels' time spent at the power cap.
+        full_core_mhz: The clock called full: the highest seen; ``None`` where none was read.
+        closure: Isolated sum against the whole step; ``None`` where that was not run.
+    """
+
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    time_s: float
+    energy_j: float
+    by_pass: tuple[Share, ...]
+    by_operator: tuple[Share, ...]
+    by_bound: tuple[Share, ...]
+    by_clock: tuple[Share, ...]
+    reachable_j: float
+    capped_share: float
+    full_core_mhz: int | None
+    closure: Closure | None
+    warnings: tuple[str, ...] = ()
+
+
+class KernelClock(Record, frozen=True, kw_only=True):
+    """What a log says of one kernel.
+
+    Attributes:
+        kernel: Its name.
+        entries: Readings while it ran.
+        core_mhz: Their mean core clock.
+        power_w: Their mean power, as the driver averages it.
+    """
+
+    kernel: str
+    entries: int
+    core_mhz: float
+    power_w: float
+
+
+class ClockLog(Record, frozen=True, kw_only=True):
+    """What a log shows.
+
+    Attributes:
+        evidence: Of every number.
+        entries: Readings taken.
+        rate_hz: Readings a second, as it turned out.
+        core_mhz: Least, mean and greatest core clock.
+        power_w: Least, mean and greatest power.
+        event_reasons: All bits seen.
+        step_s: Length of a step; ``None`` where none ran.
+        kernels: In launch order; empty where none ran.
+    """
+
+    evidence: Evidence
+    gpu: GpuInfo
+    entries: int
+    rate_hz: float
+    core_mhz: tuple[float, float, float]
+    power_w: tuple[float, float, float]
+    event_reasons: int
+    step_s: float | None = None
+    kernels: tuple[KernelClock, ...] = ()

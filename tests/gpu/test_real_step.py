@@ -1,0 +1,232 @@
+"""A training step on the first real GPU of this machine: traced, isolated, left as it was.
+
+Deselected unless asked for: `make gpu`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from underclock.errors import DeviceError, MeasurementError
+from underclock.hw.base import Clock
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.nvml import READ_ONLY
+from underclock.records import Kernel, Pass, Step
+from underclock.testing import LauncherContract
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings.driver")
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch sees no GPU", allow_module_level=True)
+
+from underclock.stages.torch_step import held_step, load_step, trace_step  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo"
+
+
+@pytest.fixture(autouse=True)
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(READ_ONLY, "1")
+    yield
+    torch.cuda.empty_cache()
+
+
+class Trainer:
+    """A small model with its optimizer, whose whole state can be looked at."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(1024, 4096),
+            torch.nn.Dropout(0.1),
+            torch.nn.GELU(),
+            torch.nn.BatchNorm1d(4096),
+            torch.nn.Linear(4096, 1024),
+        ).cuda()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-3, fused=True, capturable=True
+        )
+        self.x = torch.randn(2048, 1024, device="cuda") * scale
+        self.calls = 0
+
+    def step(self) -> None:
+        self.calls += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model(self.x).square().mean().backward()
+        self.optimizer.step()
+
+    def state(self) -> list[Any]:
+        moments = [
+            value
+            for parameter in self.model.parameters()
+            for value in self.optimizer.state.get(parameter, {}).values()
+        ]
+        tensors = [*self.model.state_dict().values(), *moments, self.x]
+        return [
+            *(tensor.clone() for tensor in tensors),
+            torch.cuda.get_rng_state(),
+            torch.get_rng_state(),
+            torch.tensor([p.grad is None for p in self.model.parameters()]),
+        ]
+
+
+def same(before: list[Any], after: list[Any]) -> bool:
+    return len(before) == len(after) and all(
+        torch.equal(b.cpu(), a.cpu()) for b, a in zip(before, after, strict=True)
+    )
+
+
+class TestRealLauncher(LauncherContract):
+    """Kernels of a captured step."""
+
+    @pytest.fixture
+    def launcher(self) -> Iterator[CudaLauncher]:
+        with held_step(Trainer().step, name="mlp") as launcher:
+            yield launcher
+
+    @pytest.fixture
+    def kernel(self, launcher: CudaLauncher) -> Kernel:
+        return launcher.traced.step.kernels[0]
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return SystemClock()
+
+
+@pytest.mark.parametrize("steps_before", [0, 2], ids=["untrained", "trained"])
+def test_tracing_and_running_kernels_leave_the_state_bit_by_bit(steps_before: int) -> None:
+    trainer = Trainer()
+    for _ in range(steps_before):
+        trainer.step()
+    before = trainer.state()
+
+    with held_step(trainer.step, name="mlp") as launcher:
+        for kernel in launcher.traced.step.kernels:
+            with launcher.loop([kernel]) as loop:
+                while loop.progress().launches == 0:
+                    pass
+
+    assert same(before, trainer.state())
+
+
+def test_an_interrupt_leaves_the_state_bit_by_bit() -> None:
+    trainer = Trainer()
+    trainer.step()
+    before = trainer.state()
+
+    def interrupted() -> None:
+        with (
+            held_step(trainer.step, name="mlp") as launcher,
+            launcher.loop(launcher.traced.step.kernels[:1]),
+        ):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert same(before, trainer.state())
+    trainer.step()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tiny", "tiny_fused", "tiny_compiled", "tiny_accumulated", "tiny_recomputed"],
+)
+def test_every_kind_of_step_is_named_and_counted(name: str) -> None:
+    traced = trace_step(load_step(f"{ZOO}/gpt.py:{name}"), source=f"{ZOO}/gpt.py:{name}")
+
+    assert not traced.step.obstacle
+    assert traced.named_share >= 0.98
+    passes = {kernel.pass_ for kernel in traced.step.kernels}
+    assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= passes
+    assert all(unit.activity is not None for unit in traced.units)
+
+
+def test_shapes_of_one_persistent_function_stay_apart() -> None:
+    step = trace_step(load_step(f"{ZOO}/gpt.py:xl_layer")).step
+    functions = Counter(
+        (kernel.launch.function, kernel.launch.grid) for kernel in step.kernels if kernel.launch
+    )
+    shared = [key for key, count in functions.items() if count > 1 and "nvjet" in key[0]]
+    assert shared
+    for function, grid in shared:
+        identities = [
+            (k.launch.shapes, k.launch.identity, k.pass_)
+            for k in step.kernels
+            if k.launch and (k.launch.function, k.launch.grid) == (function, grid)
+        ]
+        assert len(set(identities)) == len(identities)
+
+
+def test_tracing_twice_gives_one_step() -> None:
+    function = load_step(f"{ZOO}/gpt.py:tiny")
+    steps = [trace_step(function).step for _ in range(2)]
+    assert steps[0].fingerprint == steps[1].fingerprint
+
+
+def test_a_step_that_asks_for_a_number_is_traced_by_the_profiler() -> None:
+    step: Step = trace_step(load_step(f"{ZOO}/gpt.py:tiny_synchronising")).step
+
+    assert "aten::item" in step.obstacle
+    assert "planned by pass only" in step.obstacle
+    assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in step.kernels}
+    # PyTorch's generator works again after a capture that failed.
+    assert torch.randn(8, device="cuda").std() > 0
+
+
+def test_a_shape_that_depends_on_data_is_named() -> None:
+    trainer = Trainer()
+
+    def step() -> None:
+        trainer.step()
+        (trainer.x > 0).nonzero()
+
+    assert "aten::nonzero returns a shape that depends on data" in trace_step(step).step.obstacle
+
+
+def test_inputs_of_zeros_are_refused() -> None:
+    trainer = Trainer(scale=0.0)
+    before = trainer.state()
+    with pytest.raises(MeasurementError, match="2048x1024 in which every number is 0"):
+        trace_step(trainer.step)
+    assert same(before, trainer.state())
+
+
+def test_a_step_with_other_kernels_each_time_is_refused() -> None:
+    trainer = Trainer()
+    rows = iter(range(64, 4096, 64))
+
+    def step() -> None:
+        trainer.step()
+        trainer.x[: next(rows)].exp()
+
+    with pytest.raises(MeasurementError, match="different kernels each time: launch"):
+        trace_step(step)
+
+
+def test_out_of_memory_is_a_sentence() -> None:
+    hoard: list[Any] = []
+    free, _ = torch.cuda.mem_get_info()
+
+    def step() -> None:
+        hoard.append(torch.randn(int(free * 0.9) // 4, device="cuda"))
+
+    with pytest.raises(DeviceError, match="ran out of memory"):
+        trace_step(step)
+
+
+def test_a_step_without_kernels_is_refused() -> None:
+    nothing: Callable[[], None] = lambda: None  # noqa: E731
+    with pytest.raises(Exception, match="launched no kernel"):
+        trace_step(nothing)
