@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
+import torch as library
 
 from underclock.core.breakdown import breakdown
 from underclock.hw.bench import QUICK, GpuBench, Protocol
@@ -29,6 +29,7 @@ from underclock.stages.trace import trace
 from underclock.stages.watch import watch
 from underclock.store import write_document
 
+torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
 WINDOWS = 10
 REPEATED = Protocol(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)

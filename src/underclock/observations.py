@@ -45,9 +45,10 @@ class Breakdown(Record, frozen=True, kw_only=True):
         by_pass: Most energy first. So the others.
         by_operator: By the operator that launched a kernel.
         by_bound: By what keeps kernels from being faster.
-        by_clock: Kernels that run at full core clock, by what bounds them; the rest by ``below``.
+        by_clock: Kernels that run at full core clock, by what bounds them; those below it; those
+            whose clock was not read.
         reachable_j: Energy at full core clock of kernels that the core does not bound: a plan can
-            reach some of it without losing time.
+            reach some of it without losing time. ``None`` unless clocks and counters were read.
         capped_share: Fraction of the isolated kernels' time spent at the power cap.
         full_core_mhz: The clock called full: the highest seen; ``None`` where none was read.
         closure: Isolated sum against the whole step; ``None`` where that was not run.
@@ -62,7 +63,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
     by_operator: tuple[Share, ...]
     by_bound: tuple[Share, ...]
     by_clock: tuple[Share, ...]
-    reachable_j: float
+    reachable_j: float | None
     capped_share: float
     full_core_mhz: int | None
     closure: Closure | None

@@ -16,6 +16,7 @@ from underclock.records import AUTO, POWER_CAP_REASON, Kernel, Profile, Sample, 
 
 _BUSY = 0.5  # our convention: what is busy half of the time bounds a kernel; else latency does
 _CLOCK_STEP_MHZ = 15  # clocks this near to the highest seen count as full
+_FULL = "full clock"
 
 
 def bound_of(utilisation: Utilisation | None) -> Bound:
@@ -43,15 +44,17 @@ def breakdown(profile: Profile) -> Breakdown:
     kernels = profile.kernels
     samples = [auto[kernel.name] for kernel in kernels]
     bounds = [bound_of(sample.utilisation) for sample in samples]
-    full_mhz = max((_core_mhz(sample) or 0 for sample in samples), default=0) or None
-    full = [_is_full(sample, full_mhz) for sample in samples]
+    full_mhz = max((mhz for sample in samples if (mhz := _core_mhz(sample))), default=None)
+    pace = [_pace(sample, full_mhz) for sample in samples]
     isolated_s = np.array([s.time_s * k.count for s, k in zip(samples, kernels, strict=True)])
     capped = np.array([bool((s.event_reasons or 0) & POWER_CAP_REASON) for s in samples])
 
     def shares(name_of: Callable[[int], Hashable]) -> tuple[Share, ...]:
         return _shares(kernels, time_s, energy_j, name_of)
 
+    full = [word == _FULL for word in pace]
     wasted = [f and b in {Bound.DRAM, Bound.LATENCY} for f, b in zip(full, bounds, strict=True)]
+    seen = full_mhz is not None and set(bounds) != {Bound.UNKNOWN}
     return Breakdown(
         evidence=profile.evidence,
         gpu=profile.gpu,
@@ -61,8 +64,8 @@ def breakdown(profile: Profile) -> Breakdown:
         by_pass=shares(lambda k: kernels[k].pass_.value),
         by_operator=shares(lambda k: _operator(kernels[k])),
         by_bound=shares(lambda k: bounds[k].value),
-        by_clock=shares(lambda k: f"full clock, {bounds[k]}" if full[k] else "below full clock"),
-        reachable_j=math.fsum(energy_j[np.array(wasted, dtype=bool)]),
+        by_clock=shares(lambda k: f"{pace[k]}, {bounds[k]}" if full[k] else pace[k]),
+        reachable_j=math.fsum(energy_j[np.array(wasted, dtype=bool)]) if seen else None,
         capped_share=float(isolated_s[capped].sum() / isolated_s.sum()),
         full_core_mhz=full_mhz,
         closure=table.closure,
@@ -86,9 +89,11 @@ def _core_mhz(sample: Sample) -> int | None:
     return sample.observed.core_mhz if sample.observed else None
 
 
-def _is_full(sample: Sample, full_mhz: int | None) -> bool:
+def _pace(sample: Sample, full_mhz: int | None) -> str:
     mhz = _core_mhz(sample)
-    return mhz is not None and full_mhz is not None and mhz >= full_mhz - _CLOCK_STEP_MHZ
+    if mhz is None or full_mhz is None:
+        return "clock not read"
+    return _FULL if mhz >= full_mhz - _CLOCK_STEP_MHZ else "below full clock"
 
 
 def _operator(kernel: Kernel) -> str:

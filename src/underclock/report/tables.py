@@ -207,6 +207,8 @@ def _reachable_text(found: Breakdown) -> str:
     capped = f"{found.capped_share:.0%} of the kernels' own time is at the power cap"
     if found.full_core_mhz is None:
         return f"{capped}; no clocks were read"
+    if found.reachable_j is None:
+        return f"{capped}; no counters were read, so what bounds the kernels is unknown"
     return (
         f"{found.reachable_j / found.energy_j:.1%} of the energy is spent at the full core clock "
         f"({found.full_core_mhz} MHz) by kernels that DRAM or latency bounds: within a plan's "

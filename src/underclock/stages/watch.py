@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ def watch(
         DeviceError: The GPU does not answer, or cannot run the step.
         DataError: Too few steps fit into the time.
     """
-    if duration_s <= 0 or rate_hz <= 0:
+    if not (0 < duration_s < math.inf and 0 < rate_hz < math.inf):
         raise UsageError(f"cannot log for {duration_s:g} s at {rate_hz:g} Hz")
     if to is not None:
         check_output(Path(to), force=force)

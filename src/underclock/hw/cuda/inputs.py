@@ -62,8 +62,8 @@ def check_inputs(tensors: Sequence[Any], nodes: Sequence[GraphNode]) -> None:
         first = tensor.reshape(-1)[0]
         if bool((tensor == first).all()):
             raise MeasurementError(
-                f"the step reads an input of shape {'x'.join(map(str, tensor.shape))} in which "
-                f"every number is {float(first) + 0.0:g}; a GPU draws far less power on that than on "
-                "real data",
+                f"the step reads an input of shape {'x'.join(map(str, tensor.shape))} in "
+                f"which every number is {float(first) + 0.0:g}; a GPU draws far less power on "
+                "that than on real data",
                 hint="feed the step data as in training, or random numbers",
             )

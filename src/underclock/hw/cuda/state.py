@@ -30,7 +30,12 @@ class Snapshot:
         leaves = [t for t in live_tensors(torch) if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
         self._contents = _contents(torch)
-        self._variables = _Variables(step) if isinstance(step, FunctionType) else None
+        function = getattr(step, "__func__", step)
+        self._variables = _Variables(function) if isinstance(function, FunctionType) else None
+        # A method counts in its object, and an object that is called in itself.
+        owner = step if self._variables is None else getattr(step, "__self__", None)
+        if hasattr(owner, "__dict__"):
+            self._objects.append(_Attributes(owner))
         self._random = _RandomState(torch)
 
     def restore_contents(self) -> None:

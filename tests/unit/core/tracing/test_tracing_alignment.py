@@ -1,0 +1,73 @@
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.tracing.alignment import align, describe, first_difference
+from underclock.launches import Activity, Node, NodeKind
+
+
+def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> Node:
+    return Node(kind=kind, function=name if kind is NodeKind.KERNEL else "")
+
+
+def activity(name: str, kind: NodeKind = NodeKind.KERNEL, at: float = 0.0) -> Activity:
+    function = name if kind is NodeKind.KERNEL else ""
+    return Activity(kind=kind, function=function, start_s=at, duration_s=1.0, operator=name)
+
+
+names = st.lists(st.sampled_from("abc"), min_size=1, max_size=12)
+
+
+@given(names)
+def test_equal_sequences_match_one_to_one(letters: list[str]) -> None:
+    seen = [activity(letter, at=float(i)) for i, letter in enumerate(letters)]
+    assert align([node(letter) for letter in letters], seen) == tuple(seen)
+
+
+@given(names, st.data())
+def test_what_one_run_lacks_is_none_and_the_rest_keeps_order(
+    letters: list[str], data: st.DataObject
+) -> None:
+    kept = data.draw(st.lists(st.sampled_from(range(len(letters))), unique=True).map(sorted))
+    seen = [activity(letters[i], at=float(i)) for i in kept]
+    matched = align([node(letter) for letter in letters], seen)
+    found = [a for a in matched if a is not None]
+    assert [a.start_s for a in found] == sorted(a.start_s for a in found)
+    assert len({a.start_s for a in found}) == len(found)  # none is given to two nodes
+    assert bool(found) == bool(seen)
+
+
+def test_a_product_for_which_another_kernel_was_chosen_matches_by_place() -> None:
+    ours = [node("a"), node("gemm_1"), node("b")]
+    seen = [activity("a"), activity("gemm_2"), activity("b")]
+    assert align(ours, seen) == tuple(seen)
+
+
+def test_a_kernel_never_matches_a_memset() -> None:
+    ours = [node("a"), node("x", NodeKind.MEMSET), node("b")]
+    seen = [activity("a"), activity("other"), activity("b")]
+    assert align(ours, seen) == (seen[0], None, seen[2])
+
+
+def test_stretches_of_different_length_are_not_guessed() -> None:
+    seen = [activity("a"), activity("p"), activity("q"), activity("b")]
+    matched = align([node("a"), node("x"), node("b")], seen)
+    assert matched == (seen[0], None, seen[3])
+
+
+def test_the_first_difference_of_two_captures_is_named() -> None:
+    one = [node("a"), node("b")]
+    assert first_difference(one, one) is None
+    assert first_difference(one, [node("a"), node("c")]) == (
+        "launch 1 was b on a grid of 1x1x1, then c on a grid of 1x1x1"
+    )
+    assert "it launched 2 kernels, then 1; the first extra is b" in str(
+        first_difference(one, one[:1])
+    )
+    assert "it launched 1 kernels, then 2" in str(first_difference(one[:1], one))
+    wider = msgspec.structs.replace(one[1], grid=(9, 1, 1))
+    assert "9x1x1" in str(first_difference(one, [one[0], wider]))
+
+
+def test_a_memset_is_described_by_its_kind() -> None:
+    assert describe(node("", NodeKind.MEMSET)).startswith("memset on")

@@ -1,0 +1,210 @@
+from typing import Any
+
+import pytest
+
+from underclock.core.tracing.profile import activities, synchronising
+from underclock.errors import DataError
+from underclock.launches import MODULE_MARK, Activity, NodeKind
+from underclock.records import Pass
+
+
+def host(name: str, start: float, end: float, *, tid: int = 1, **args: Any) -> dict[str, Any]:
+    cat = "user_annotation" if name.startswith((MODULE_MARK, "Optimizer")) else "cpu_op"
+    return {"ph": "X", "cat": cat, "name": name, "tid": tid, "ts": start, "dur": end - start} | {
+        "args": {key.replace("_", " "): value for key, value in args.items()}
+    }
+
+
+def launch(
+    at: float, correlation: int, *, tid: int = 1, name: str = "cudaLaunchKernel"
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": name,
+        "tid": tid,
+        "ts": at,
+        "dur": 0.5,
+        "args": {"correlation": correlation},
+    }
+
+
+def kernel(at: float, correlation: int, name: str = "k", cat: str = "kernel") -> dict[str, Any]:
+    args = {"correlation": correlation}
+    if cat == "kernel":
+        args |= {"grid": [2, 1, 1], "block": [64, 1, 1]}  # type: ignore[dict-item]
+    return {"ph": "X", "cat": cat, "name": name, "tid": 7, "ts": at, "dur": 2.0, "args": args}
+
+
+def seen(*events: dict[str, Any]) -> tuple[Activity, ...]:
+    return activities({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
+
+
+BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def test_a_launch_belongs_to_what_was_open_on_its_thread() -> None:
+    (one,) = seen(
+        host(MODULE_MARK + "h.0.mlp", 0, 20),
+        host("aten::linear", 1, 19),
+        host("aten::mm", 2, 10),
+        host("aten::add", 2, 10, tid=2),
+        launch(5, 1),
+        kernel(30, 1),
+    )
+    assert (one.operator, one.module, one.pass_) == ("aten::mm", "h.0.mlp", Pass.FORWARD)
+    assert (one.grid, one.block) == ((2, 1, 1), (64, 1, 1))
+    assert one.start_s == pytest.approx(30e-6)
+    assert one.duration_s == pytest.approx(2e-6)
+
+
+def test_order_is_that_of_launching_not_of_running() -> None:
+    names = [
+        a.function
+        for a in seen(
+            host("aten::a", 0, 10),
+            launch(1, 1),
+            launch(2, 2),
+            kernel(50, 1, "first"),
+            kernel(40, 2, "second"),
+        )
+    ]
+    assert names == ["first", "second"]
+
+
+def test_the_backward_pass_takes_its_module_from_the_forward_operator() -> None:
+    found = seen(
+        host(MODULE_MARK + "h.3", 0, 10),
+        host("aten::mm", 1, 9, Sequence_number=4, Fwd_thread_id=0),
+        host(BACKWARD, 20, 30, tid=2, Sequence_number=4, Fwd_thread_id=1),
+        host("aten::mm", 21, 29, tid=2),
+        launch(22, 1, tid=2),
+        host("autograd::engine::evaluate_function: AccumulateGrad", 31, 40, tid=2),
+        launch(32, 2, tid=2),
+        kernel(50, 1),
+        kernel(60, 2),
+    )
+    assert [a.module for a in found] == ["h.3", "h.3"]
+    assert [a.pass_ for a in found] == [Pass.BACKWARD] * 2
+    # Autograd's frame is the operator only where nothing is inside it.
+    assert [a.operator for a in found] == [
+        "aten::mm",
+        "autograd::engine::evaluate_function: AccumulateGrad",
+    ]
+
+
+def test_what_is_recomputed_is_backward_but_keeps_its_module() -> None:
+    found = seen(
+        host(BACKWARD, 20, 60, tid=2, Sequence_number=9, Fwd_thread_id=1),
+        host(MODULE_MARK + "h.1", 21, 30, tid=2),
+        host("aten::mm", 22, 29, tid=2, Sequence_number=12, Fwd_thread_id=0),
+        launch(23, 1, tid=2),
+        host(BACKWARD, 32, 50, tid=2, Sequence_number=12, Fwd_thread_id=1),
+        launch(33, 2, tid=2),
+        kernel(70, 1),
+        kernel(80, 2),
+    )
+    assert [(a.module, a.pass_) for a in found] == [("h.1", Pass.BACKWARD)] * 2
+
+
+def test_an_unknown_number_and_no_module_leave_the_module_unknown() -> None:
+    (one,) = seen(
+        host("aten::mm", 0, 5, Sequence_number=1),
+        host(BACKWARD, 20, 30, Sequence_number=1, Fwd_thread_id=1),
+        host("aten::cat", 21, 29, Sequence_number=3, Fwd_thread_id=0),
+        launch(22, 1),
+        kernel(40, 1),
+    )
+    assert one.module == ""
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([host("aten::mul", 31, 39), launch(32, 1)], Pass.OPTIMIZER),
+        ([host("Optimizer.step#AdamW.step", 41, 50), launch(42, 1)], Pass.OPTIMIZER),
+        ([host("Optimizer.zero_grad#AdamW.zero_grad", 0, 5), launch(1, 1)], Pass.OPTIMIZER),
+        ([host("aten::mul", 0, 5), launch(1, 1)], Pass.FORWARD),
+        ([host("aten::mul", 60, 70), launch(61, 1)], Pass.OTHER),
+        ([host("nccl:all_reduce", 0, 5), launch(1, 1)], Pass.COMMUNICATION),
+        ([launch(1, 1)], Pass.OTHER),
+    ],
+    ids=["clipping", "step", "zero_grad", "forward", "after", "collective", "nobody"],
+)
+def test_the_pass_is_told_from_what_was_open_and_what_comes_later(
+    events: list[Any], expected: Pass
+) -> None:
+    frame = [host(BACKWARD, 20, 30), host("Optimizer.step#AdamW.step", 40, 52)]
+    (one,) = seen(*frame, *events, kernel(90, 1))
+    assert one.pass_ is expected
+
+
+def test_a_collective_kernel_is_known_by_its_name() -> None:
+    (one,) = seen(host("aten::x", 0, 9), launch(1, 1), kernel(20, 1, "ncclDevKernel_AllReduce"))
+    assert one.pass_ is Pass.COMMUNICATION
+
+
+def test_a_step_without_backward_is_all_forward() -> None:
+    (one,) = seen(host("aten::x", 0, 9), launch(1, 1), kernel(20, 1))
+    assert one.pass_ is Pass.FORWARD
+
+
+def test_memsets_and_copies_have_no_function() -> None:
+    found = seen(
+        host("aten::zero_", 0, 9),
+        launch(1, 1, name="cudaMemsetAsync"),
+        launch(2, 2, name="cudaMemcpyAsync"),
+        kernel(20, 1, "Memset (Device)", "gpu_memset"),
+        kernel(21, 2, "Memcpy DtoD", "gpu_memcpy"),
+    )
+    assert [(a.kind, a.function) for a in found] == [(NodeKind.MEMSET, ""), (NodeKind.COPY, "")]
+
+
+def test_shapes_tell_type_sizes_and_strides_that_are_not_dense() -> None:
+    (one,) = seen(
+        host(
+            "aten::addmm",
+            0,
+            9,
+            Input_type=["float", "c10::BFloat16", "TensorList", "Scalar", ""],
+            Input_Dims=[[], [4, 8], [[2, 3], [5]], [], []],
+            Input_Strides=[[], [1, 4], [[3, 1], [1]], [], []],
+        ),
+        launch(1, 1),
+        kernel(20, 1),
+    )
+    assert one.shapes == "fp32[], bf16[4x8]@1x4, 2 tensors[11]"
+
+
+def test_an_operator_without_recorded_inputs_has_no_shapes() -> None:
+    (one,) = seen(host("aten::mm", 0, 9), launch(1, 1), kernel(20, 1))
+    assert one.shapes == ""
+
+
+def test_frames_of_compiled_regions_are_no_operators() -> None:
+    (one,) = seen(
+        host("Torch-Compiled Region: 0/0", 0, 20),
+        host("## Call CompiledFxGraph ab ##", 1, 19),
+        launch(2, 1),
+        kernel(30, 1),
+    )
+    assert one.operator == ""
+
+
+def test_a_wait_names_what_the_user_wrote() -> None:
+    trace = {
+        "traceEvents": [
+            host("aten::item", 0, 20),
+            host("aten::_local_scalar_dense", 1, 19),
+            launch(2, 1, name="cudaMemcpyAsync"),
+            launch(3, 2, name="cudaStreamSynchronize"),
+            launch(30, 3, name="cudaDeviceSynchronize"),  # the profiler's own, in no operator
+        ]
+    }
+    assert synchronising(trace) == ("aten::item",)
+
+
+@pytest.mark.parametrize("trace", [{}, {"traceEvents": 3}, {"traceEvents": ["x"]}])
+def test_another_format_is_refused(trace: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="no list of trace events"):
+        activities(trace)

@@ -1,0 +1,91 @@
+"""Small GPT steps, profiled and captured on an H200, as their recordings tell them."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from underclock.core.tracing.alignment import align
+from underclock.core.tracing.profile import activities, synchronising
+from underclock.core.tracing.step import traced_step
+from underclock.launches import Activity, Node, NodeKind
+from underclock.records import Pass
+
+FOLDER = Path(__file__).parents[3] / "data" / "traces"
+CAPTURED = ["tiny", "tiny_fused", "tiny_compiled", "tiny_recomputed"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    trace: Mapping[str, Any]
+    nodes: tuple[Node, ...]
+    seen: tuple[Activity, ...]
+
+
+@pytest.fixture(scope="session")
+def recording() -> Callable[[str], Recording]:
+    def read(name: str) -> Recording:
+        body = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
+        nodes = msgspec.convert(body["nodes"], tuple[Node, ...])
+        return Recording(body["trace"], nodes, activities(body["trace"]))
+
+    return read
+
+
+@pytest.fixture(params=CAPTURED)
+def captured(request: pytest.FixtureRequest, recording: Callable[[str], Recording]) -> Recording:
+    return recording(request.param)
+
+
+def test_recorded_captures_match_their_profiles(captured: Recording) -> None:
+    matched = align(captured.nodes, captured.seen)
+    assert None not in matched
+
+
+def test_one_launch_missing_in_a_recording_costs_one_name(captured: Recording) -> None:
+    middle = len(captured.seen) // 2
+    matched = align(captured.nodes, captured.seen[:middle] + captured.seen[middle + 1 :])
+    assert sum(a is None for a in matched) == 1
+
+
+def test_recorded_steps_are_named_whole(captured: Recording) -> None:
+    assert all(a.operator for a in captured.seen)
+    assert {a.pass_ for a in captured.seen} == {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
+    named = [a for a in captured.seen if a.pass_ is Pass.BACKWARD and a.module]
+    assert len(named) > 0.9 * sum(a.pass_ is Pass.BACKWARD for a in captured.seen)
+
+
+def test_a_recorded_wait_is_found(recording: Callable[[str], Recording]) -> None:
+    assert synchronising(recording("tiny_synchronising").trace) == ("aten::item",)
+    assert synchronising(recording("tiny").trace) == ()
+
+
+def test_a_recorded_step_has_each_distinct_kernel_once(captured: Recording) -> None:
+    traced = traced_step("s", captured.nodes, align(captured.nodes, captured.seen))
+    step = traced.step
+    identities = Counter((k.launch.identity, k.pass_) for k in step.kernels if k.launch)
+    assert set(identities.values()) == {1}
+    assert sum(kernel.count for kernel in step.kernels) == len(step.order) == len(traced.units)
+    launched = sorted(n for unit in traced.units for n in unit.nodes)
+    busy = [i for i, one in enumerate(captured.nodes) if one.kind is not NodeKind.OTHER]
+    assert launched == busy
+
+
+def test_shapes_of_one_persistent_function_stay_apart(
+    recording: Callable[[str], Recording],
+) -> None:
+    tiny = recording("tiny_compiled")
+    step = traced_step("s", tiny.nodes, align(tiny.nodes, tiny.seen)).step
+    shapes: dict[Any, set[str]] = {}
+    for kernel in step.kernels:
+        assert kernel.launch is not None
+        if "nvjet" in kernel.launch.function:
+            key = (kernel.launch.function, kernel.launch.grid)
+            shapes.setdefault(key, set()).add(kernel.launch.shapes)
+    assert max(len(some) for some in shapes.values()) > 1

@@ -1,0 +1,178 @@
+"""What a step changes is put back; on the host's tensors, which behave like a GPU's here."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+from underclock.hw.cuda.state import Snapshot, preserved  # noqa: E402
+
+COUNTER = 0
+
+
+class Trainer:
+    """A model with everything that a step can change."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.2)
+        )
+        self.model.seen = 0
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.x = torch.randn(32, 8)
+
+    def step(self) -> None:
+        global COUNTER  # noqa: PLW0603 - what users do
+        COUNTER += 1
+        self.model.seen += 1
+        self.optimizer.zero_grad()
+        self.model(self.x).square().mean().backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.x.mul_(1.01)
+        random.random()  # noqa: S311 - not a secret
+        np.random.rand()
+
+    def state(self) -> list[Any]:
+        moments = [
+            (name, value)
+            for parameter in self.model.parameters()
+            for name, value in sorted(self.optimizer.state.get(parameter, {}).items())
+        ]
+        gradients = [p.grad for p in self.model.parameters()]
+        generators = (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
+        return [
+            *(value.tolist() for value in self.model.state_dict().values()),
+            *((name, float(value.sum())) for name, value in moments),
+            *(None if gradient is None else gradient.tolist() for gradient in gradients),
+            [group["lr"] for group in self.optimizer.param_groups],
+            self.schedule.last_epoch,
+            self.x.tolist(),
+            self.model.seen,
+            COUNTER,
+            generators,
+        ]
+
+
+@pytest.fixture(params=[0, 3], ids=["untrained", "trained"])
+def trainer(request: pytest.FixtureRequest) -> Trainer:
+    made = Trainer()
+    for _ in range(request.param):
+        made.step()
+    return made
+
+
+def stepping(trainer: Trainer) -> Callable[[], None]:
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        trainer.step()
+
+    step.calls = lambda: calls  # type: ignore[attr-defined]
+    return step
+
+
+def test_whatever_a_step_changes_is_put_back(trainer: Trainer) -> None:
+    step = stepping(trainer)
+    before = trainer.state()
+    with preserved(step):
+        for _ in range(4):
+            step()
+        assert trainer.state() != before
+    assert trainer.state() == before
+    assert step.calls() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
+def test_it_is_put_back_when_the_block_is_interrupted(
+    trainer: Trainer, error: type[BaseException]
+) -> None:
+    before = trainer.state()
+
+    def interrupted() -> None:
+        with preserved(trainer.step):
+            trainer.step()
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert trainer.state() == before
+
+
+def test_training_goes_on_as_if_nothing_had_happened() -> None:
+    weights = []
+    for disturbed in (False, True):
+        trainer = Trainer()
+        trainer.step()
+        if disturbed:
+            with preserved(trainer.step):
+                trainer.step()
+                trainer.step()
+        trainer.step()
+        weights.append([p.tolist() for p in trainer.model.parameters()])
+    assert weights[0] == weights[1]
+
+
+def test_what_a_called_object_counts_is_put_back() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.done = 0
+
+        def __call__(self) -> None:
+            self.done += 1
+
+        def run(self) -> None:
+            self.done += 1
+
+    loop = Loop()
+    for step in (loop, loop.run):
+        with preserved(step):
+            step()
+        assert loop.done == 0
+
+
+def test_contents_can_be_put_back_alone(trainer: Trainer) -> None:
+    snapshot = Snapshot(trainer.step)
+    weights = [p.tolist() for p in trainer.model.parameters()]
+    trainer.step()
+    snapshot.restore_contents()
+    assert [p.tolist() for p in trainer.model.parameters()] == weights
+    assert trainer.model.seen > 0  # nothing else was touched
+
+
+def test_an_empty_closure_cell_does_no_harm() -> None:
+    def outer() -> Callable[[], None]:
+        def step() -> None:
+            late()
+
+        with preserved(step):
+            pass
+
+        def late() -> None:
+            pass
+
+        return step
+
+    outer()()
+
+
+def test_views_of_one_storage_are_kept_once() -> None:
+    base = torch.randn(64)
+    views = [base[:32], base[32:], base.view(8, 8)]
+    with preserved():
+        views[0].zero_()
+        views[1].fill_(7)
+    assert base[:32].abs().sum() > 0
+    assert not torch.equal(base[32:], torch.full((32,), 7.0))

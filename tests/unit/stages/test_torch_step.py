@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import NotSupportedError, UsageError
+from underclock.stages.torch_step import load_step, obstacle_of
+from underclock.stages.trace import trace
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("import helper\ndef step():\n    return helper.ANSWER\nbatch = 3\n")
+    (tmp_path / "helper.py").write_text("ANSWER = 42\n")
+    return path
+
+
+def test_a_function_is_found_with_what_lies_beside_its_file(script: Path) -> None:
+    assert load_step(f"{script}:step")() == 42
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nowhere/train.py:step", "no such file"),
+        ("train.py:", "no such file"),
+        ("{script}:stop", "no function 'stop'"),
+        ("{script}:batch", "no function 'batch'"),
+        ("{folder}/notes.txt:step", "not a Python file"),
+    ],
+)
+def test_what_cannot_be_imported_is_a_sentence(
+    source: str, words: str, script: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("step")
+    with pytest.raises(UsageError, match=words) as caught:
+        load_step(source.format(script=script, folder=tmp_path))
+    assert caught.value.hint
+
+
+def test_sizes_belong_to_named_workloads(script: Path) -> None:
+    with pytest.raises(UsageError, match="sizes are its own"):
+        trace(f"{script}:step", batch=8)
+
+
+def test_a_step_needs_a_gpu(script: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(NotSupportedError, match="CUDA"):
+        trace(load_step(f"{script}:step"))
+
+
+@pytest.mark.parametrize(
+    ("operators", "cause"),
+    [
+        ((), "CUDA graph (why)"),
+        (("aten::item",), "aten::item makes the host wait"),
+        (("aten::item", "aten::nonzero"), "aten::nonzero returns a shape that depends on data"),
+    ],
+)
+def test_an_obstacle_names_the_operator(operators: tuple[str, ...], cause: str) -> None:
+    sentence = obstacle_of("why", operators)
+    assert cause in sentence
+    assert sentence.endswith("planned by pass only")
