@@ -1,5 +1,6 @@
 """Records: what each refuses, and what it says of itself."""
 
+import hashlib
 import math
 
 import msgspec
@@ -18,6 +19,7 @@ from underclock.records import (
     GpuInfo,
     Granularity,
     Kernel,
+    Launch,
     Objective,
     Pass,
     Plan,
@@ -25,7 +27,9 @@ from underclock.records import (
     Sample,
     Status,
     Step,
+    Utilisation,
 )
+from underclock.workloads import workload
 
 NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
 mhz = st.none() | st.integers(1, 20_000)
@@ -141,6 +145,76 @@ def test_a_fingerprint_tells_steps_apart_by_what_costs(step: Step) -> None:
         )
 
 
+@given(steps())
+def test_a_step_never_traced_keeps_the_fingerprint_it_had_before_tracing(step: Step) -> None:
+    # The rule of then, when a kernel had these fields and no more.
+    fields = "name", "kind", "pass", "section", "shape", "count", "flops", "bytes_moved"
+    listed = msgspec.to_builtins(step.kernels)
+    body = msgspec.json.encode(
+        [[{field: kernel[field] for field in fields} for kernel in listed], step.order]
+    )
+
+    assert step.fingerprint == hashlib.sha256(body).hexdigest()[:16]
+
+
+def test_the_fingerprint_of_a_named_workload_is_that_of_earlier_files() -> None:
+    assert workload("gpt3-xl", {}).fingerprint == "5942451237f32c8c"
+
+
+@given(steps())
+def test_a_fingerprint_tells_traced_steps_apart_by_how_they_launch(step: Step) -> None:
+    def changed(launch: Launch | None, **changes: object) -> Step:
+        first, *rest = step.kernels
+        first = msgspec.structs.replace(first, launch=launch)
+        return msgspec.structs.replace(step, kernels=(first, *rest), **changes)
+
+    launch = Launch(function="void f()", identity="1")
+    wider = msgspec.structs.replace(launch, grid=(2, 1, 1))
+
+    assert len({changed(some).fingerprint for some in (None, launch, wider)}) == 3
+    told = changed(launch, source="train.py:step", obstacle="it waits", warnings=("take care",))
+    assert told.fingerprint == changed(launch).fingerprint
+
+
+@given(steps(), st.booleans())
+def test_a_traced_step_comes_back_from_its_file(step: Step, *, traced: bool) -> None:
+    launch = Launch(
+        function="void f<int>()",
+        grid=(7, 1, 2),
+        shapes="bf16[2, 3]",
+        served_by=("memset",),
+        identity="1",
+    )
+    kernels = tuple(
+        msgspec.structs.replace(k, launch=launch if traced else None) for k in step.kernels
+    )
+    told = msgspec.structs.replace(
+        step, kernels=kernels, source="train.py:step", obstacle="it waits", warnings=("hot",)
+    )
+
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Step) == told
+
+
+def test_a_step_file_from_before_tracing_is_read() -> None:
+    body = b'{"name":"s","kernels":[{"name":"k","kind":"gemm","pass":"forward"}],"order":[0]}'
+
+    found = msgspec.json.decode(body, type=Step)
+
+    assert (found.source, found.obstacle, found.warnings) == ("", "", ())
+    assert found.kernels[0].launch is None
+
+
+@pytest.mark.parametrize("part", ["sm", "tensor", "fp32", "dram"])
+def test_utilisation_is_a_fraction_that_may_overshoot_a_little(part: str) -> None:
+    def made(value: float) -> Utilisation:
+        return Utilisation(**dict.fromkeys(("sm", "tensor", "fp32", "dram"), 0.5) | {part: value})
+
+    assert [getattr(made(value), part) for value in (0.0, 1.0, 1.1)] == [0.0, 1.0, 1.1]
+    for bad in (-0.01, 1.11, 50.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"{part} must be a fraction"):
+            made(bad)
+
+
 def test_a_pass_is_called_pass_in_files() -> None:
     assert b'"pass":"forward"' in msgspec.json.encode(Kernel(name="k", pass_=Pass.FORWARD))
 
@@ -219,7 +293,7 @@ def test_records_cannot_be_changed_and_are_built_by_keyword() -> None:
         Clocks(1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("kind", [Clocks, Kernel, Step, Sample, Plan])
+@pytest.mark.parametrize("kind", [Clocks, Kernel, Launch, Step, Sample, Utilisation, Plan])
 def test_a_record_refuses_fields_it_does_not_know(kind: type[Record]) -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field `surprise`"):
         msgspec.json.decode(b'{"surprise": 1}', type=kind)

@@ -30,14 +30,14 @@ def load_step(source: str) -> StepFunction:
     """Import ``FILE.py:FUNCTION``.
 
     Raises:
-        UsageError: There is no such file, or no such function in it.
+        UsageError: There is no such file, no such function in it, or none is named.
     """
-    file, _, name = source.rpartition(":")
+    file, colon, name = source.rpartition(":")
+    if not colon:
+        raise UsageError(f"{source!r} names no function", hint="write path/to/train.py:step")
     path = Path(file)
     if not path.is_file():
-        raise UsageError(
-            f"cannot read {file or source!r}: no such file", hint="write path/to/train.py:step"
-        )
+        raise UsageError(f"cannot read {file!r}: no such file", hint="write path/to/train.py:step")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file} is not a Python file", hint="write path/to/train.py:step")

@@ -23,6 +23,7 @@ from underclock.records import (
     Kernel,
     Profile,
     Sample,
+    Utilisation,
 )
 from underclock.store import SampleFile, read_profile
 
@@ -41,6 +42,10 @@ whole = st.integers(0, 2**31)
 amounts = st.floats(1e-9, 1e9)
 mhz = st.none() | st.integers(1, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
+fractions = st.floats(0.0, 1.1)
+utilisations = st.builds(
+    Utilisation, sm=fractions, tensor=fractions, fp32=fractions, dram=fractions
+)
 samples = st.builds(
     Sample,
     kernel=st.sampled_from(["gemm", "copy"]),
@@ -53,6 +58,7 @@ samples = st.builds(
     ticks=st.none() | whole,
     temperature_c=st.none() | st.floats(-20.0, 120.0),
     event_reasons=st.none() | whole,
+    utilisation=st.none() | utilisations,
 )
 
 
@@ -203,6 +209,137 @@ class TestCreate:
         assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
 
 
+class TestNotes:
+    def test_they_follow_the_headers_warnings_in_the_order_taken(self, tmp_path: Path) -> None:
+        path = tmp_path / "s.db"
+        with SampleFile.create(path, HEADER) as file:
+            file.note(["a neighbour computes", "clocks fell"])
+            file.note(["it is hot"])
+            noted = file.profile().warnings
+
+        assert noted == ("take care", "a neighbour computes", "clocks fell", "it is hot")
+        assert read_profile(path).warnings == noted
+
+    def test_what_is_there_already_is_not_repeated(self, tmp_path: Path) -> None:
+        path = tmp_path / "s.db"
+        with SampleFile.create(path, HEADER) as file:
+            file.note(["clocks fell", "take care", "clocks fell"])
+        with SampleFile.open(path, writable=True) as file:
+            file.note(["clocks fell", "it is hot"])
+
+        assert read_profile(path).warnings == ("take care", "clocks fell", "it is hot")
+
+    def test_they_change_neither_header_nor_samples(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "s.db")
+        with SampleFile.open(path, writable=True) as file:
+            file.note(["clocks fell"])
+            assert file.header == HEADER
+        assert len(read_profile(path).samples) == 3
+
+    def test_a_reader_may_add_none(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "s.db")
+        with (
+            SampleFile.open(path, writable=False) as file,
+            pytest.raises(DataError, match="readonly"),
+        ):
+            file.note(["clocks fell"])
+
+
+FIRST_TABLES = """
+CREATE TABLE header (body TEXT NOT NULL);
+CREATE TABLE samples (
+    scope TEXT NOT NULL CHECK (scope IN ('kernel', 'step')),
+    kernel TEXT NOT NULL,
+    asked_core_mhz INTEGER,
+    asked_mem_mhz INTEGER,
+    repeat INTEGER NOT NULL,
+    time_s REAL NOT NULL,
+    energy_j REAL NOT NULL,
+    observed_core_mhz INTEGER,
+    observed_mem_mhz INTEGER,
+    window_s REAL,
+    ticks INTEGER,
+    temperature_c REAL,
+    event_reasons INTEGER
+);
+CREATE UNIQUE INDEX once ON samples
+    (scope, kernel, ifnull(asked_core_mhz, 0), ifnull(asked_mem_mhz, 0), repeat);
+INSERT INTO header VALUES ('{"evidence":"simulated","gpu":{"name":"a GPU","driver":"1.2",
+"power_limit_w":350.0},"workload":"a step","kernels":[{"name":"gemm","kind":null,"pass":"other",
+"section":"","shape":"","count":2,"flops":null,"bytes_moved":null},{"name":"copy"}],"samples":[],
+"in_situ":[],"fingerprint":"0123456789abcdef","settings":[],"repeats":1,"expected_samples":10,
+"order":[0,0,1],"warnings":["take care"]}');
+INSERT INTO samples VALUES
+    ('kernel', 'gemm', 1050, NULL, 0, 0.5, 100.0, 1050, 9501, 5.0, 50, 61.0, 4),
+    ('step', 'a step', NULL, NULL, 0, 1.5, 300.0, NULL, NULL, NULL, NULL, NULL, NULL);
+PRAGMA application_id = 1970168931;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """Return a file as the first version made it, without counters and notes."""
+    path = tmp_path / "first.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FIRST_TABLES)
+    return path
+
+
+class TestFileOfTheFirstVersion:
+    def test_it_is_read_as_it_is_and_not_changed(self, first: Path) -> None:
+        before = first.read_bytes()
+
+        found = read_profile(first)
+
+        assert found.samples == (
+            Sample(
+                kernel="gemm",
+                asked=Clocks(core_mhz=1050),
+                time_s=0.5,
+                energy_j=100.0,
+                observed=Clocks(core_mhz=1050, mem_mhz=9501),
+                window_s=5.0,
+                ticks=50,
+                temperature_c=61.0,
+                event_reasons=4,
+            ),
+        )
+        assert found.in_situ == (Sample(kernel="a step", time_s=1.5, energy_j=300.0),)
+        assert found.kernels == (Kernel(name="gemm", count=2), Kernel(name="copy"))
+        assert (found.source, found.warnings) == ("", ("take care",))
+        assert first.read_bytes() == before
+
+    def test_it_can_be_gone_on_with(self, first: Path) -> None:
+        busy = Utilisation(sm=1.0, tensor=0.9, fp32=0.0, dram=0.25)
+        added = Sample(kernel="copy", time_s=1.0, energy_j=1.0, utilisation=busy)
+        old = read_profile(first)
+
+        with SampleFile.open(first, writable=True) as file:
+            file.append(added)
+            file.note(["clocks fell"])
+
+        found = read_profile(first)
+        assert found.samples == (*old.samples, added)
+        assert found.in_situ == old.in_situ
+        assert found.warnings == ("take care", "clocks fell")
+
+    def test_bringing_it_up_to_date_twice_changes_nothing_more(self, first: Path) -> None:
+        for _ in range(2):
+            SampleFile.open(first, writable=True).close()
+            columns = sqlite3.connect(first)
+            with contextlib.closing(columns):
+                found = [row[1] for row in columns.execute("PRAGMA table_info(samples)")]
+            assert len(found) == len(set(found)) == 17
+
+    def test_it_refuses_to_measure_twice_what_it_holds(self, first: Path) -> None:
+        with (
+            SampleFile.open(first, writable=True) as file,
+            pytest.raises(MeasurementError, match="already holds"),
+        ):
+            file.append(sample(asked=Clocks(core_mhz=1050)))
+
+
 APPEND_FOREVER = """
 import itertools, sys
 from pathlib import Path
@@ -313,6 +450,11 @@ def text_not_unicode(path: Path) -> None:
     run(path, "UPDATE samples SET kernel = CAST(x'ff' AS TEXT) WHERE rowid = 2")
 
 
+def busier_than_possible(path: Path) -> None:
+    columns = ", ".join(f"{part}_utilisation = 2.0" for part in ("sm", "tensor", "fp32", "dram"))
+    run(path, f"UPDATE samples SET {columns} WHERE rowid = 2")
+
+
 def truncated(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -344,6 +486,7 @@ def pages_overwritten(path: Path) -> None:
         (infinite_energy, "energy_j must be positive"),
         (fractional_clock, "impossible sample"),
         (text_not_unicode, "UTF-8"),
+        (busier_than_possible, "sm must be a fraction"),
         (truncated, "damaged"),
         (truncated_to_its_magic, "not a samples file"),
         (pages_overwritten, "damaged"),

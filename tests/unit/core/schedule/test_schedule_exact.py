@@ -33,8 +33,8 @@ def small(seed: int) -> SequenceProblem:
     """Draw a small problem with every rule, ties, holes, and budgets met exactly."""
     random = np.random.default_rng(seed)
     n, count = int(random.integers(1, 7)), int(random.integers(1, 5))
-    if count**n > 1100:
-        n = 5
+    while count**n > 260:
+        n -= 1
     kernels = int(random.integers(1, n + 1))
     whole, zeros = bool(random.random() < 0.5), int(random.random() < 0.8)
 
@@ -119,7 +119,7 @@ def test_it_agrees_with_brute_force(first: int) -> None:
         assert found.bound_j <= reference.energy_j, seed
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(seeds)
 def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid(seed: int) -> None:
     random, problem = np.random.default_rng(seed), small(seed)
@@ -134,7 +134,7 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
     assert found.bound_j <= reference.energy_j <= found.energy_j
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(seeds, st.integers(1, 3), st.sampled_from([0, 700, 2_000]), st.sampled_from([1, 50]))
 def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
     seed: int, piece_labels: int, effort: int, max_labels: int
@@ -152,7 +152,7 @@ def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
     assert found.bound_j <= reference.energy_j
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(seeds, st.integers(0, 5))
 def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
     problem = small(seed)
@@ -165,7 +165,7 @@ def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(seeds, st.floats(1.0, 3.0))
 def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: float) -> None:
     problem = small(seed)
@@ -181,7 +181,7 @@ def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: fl
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(seeds)
 def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
     problem = small(seed)
@@ -248,6 +248,7 @@ def test_dwell_and_a_limit_on_switches_are_kept_on_a_long_ring() -> None:
         (guess, {"_TURNS": 0}),
         (guess, {"_sampled": lambda *_: (1.0, np.array([17]))}),
         (guess, {"_sampled": lambda *_: (1e9, np.array([0, 17]))}),
+        (guess, {"_sampled": lambda *_: (1.0, np.array([0]))}),
         (dual, {"_MOST_LAPS": 3}),
         (join, {"_CELLS": 0, "_NARROW": 2}),
         (sequence, {"_FEW_LABELS": 1}),

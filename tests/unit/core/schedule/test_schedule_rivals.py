@@ -133,7 +133,7 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
     [FixedClock(), FixedPerPass(groups=(0, 0, 1, 1)), Genetic(generations=20, population=12)],
     ids=["fixed", "pass", "genetic"],
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(seed=seeds)
 def test_rivals_that_keep_the_rules_never_beat_the_proven_optimum(
     rival: Scheduler, seed: int
@@ -147,7 +147,7 @@ def test_rivals_that_keep_the_rules_never_beat_the_proven_optimum(
     assert rival.solve(problem, [exact.choice]).energy_j <= exact.energy_j
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(seeds)
 def test_a_pass_is_the_best_of_all_pairs(seed: int) -> None:
     problem = replace(steps(seed, kernels=2, count=3), blocked=np.zeros(12, dtype=np.bool_))

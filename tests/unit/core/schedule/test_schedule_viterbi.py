@@ -82,3 +82,11 @@ def test_every_invocation_gets_the_setting_of_its_item(seed: int) -> None:
 
     assert len(whole) == lap.invocations
     assert (whole[lap.first] == lap.settings[np.arange(len(lap.first)) % len(lap.settings)]).all()
+
+
+def test_no_lap_costs_infinitely_much() -> None:
+    lap = laps(0)
+    prices = priced(lap, 1.0)
+    ahead = forward(lap, prices, np.full(len(prices.half), np.inf))
+
+    assert cheapest(lap, prices, ahead, prices.half)[0] == np.inf

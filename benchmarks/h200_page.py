@@ -1,0 +1,268 @@
+"""Turns results of `benchmarks/h200.py` into docs/evidence/h200/README.md.
+
+python benchmarks/h200_page.py RESULTS.json [RESULTS.json ...]
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "h200" / "README.md"
+
+_HEAD = """# Real kernels on an H200
+
+Every number on this page is **measured**, on one NVIDIA H200, read-only: no clock, limit or mode
+was set, so everything is at auto clocks. Locking clocks has not been tried on real hardware.
+
+Driver {driver}, PyTorch {torch}, power limit {limit_w:g} W, {date}. Reproduce with
+
+    {read_only}
+    python benchmarks/h200_page.py results.json
+
+The machine is shared and virtual: neighbours' heat and the host's power budget are not ours to see.
+"""
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table; every column but the first is right-aligned."""
+    names = list(header)
+    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """Write a fraction."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def tracing(parts: Mapping[str, Any]) -> str:
+    """Say what tracing and measuring took, and left behind."""
+    rows = [
+        (
+            name.split(":")[-1],
+            whole["distinct"],
+            whole["launches"],
+            f"{whole['trace_s']:.1f} s",
+            f"{whole['measure_s']:.0f} s",
+            f"{whole['speed_before_ms']:.2f}",
+            f"{whole['speed_after_ms']:.2f}",
+            f"{whole['speed_after_measuring_ms']:.2f}",
+        )
+        for name, whole in parts.items()
+    ]
+    head = ("step", "kernels", "launches", "tracing", "measuring", "before", "traced", "measured")
+    return (
+        "## Tracing and measuring\n\n"
+        "The step's own time is the median of ten steps as its user runs it, in ms: before "
+        "anything, after tracing, and after measuring. Measuring includes capturing the step "
+        "again, warming the GPU, and the whole step in situ.\n\n"
+        + table(head, rows)
+        + "\nWanted: a 24-layer step traced in 60 s, its distinct kernels measured at one clock "
+        "pair in 3 min, the step's own speed unchanged.\n"
+    )
+
+
+def kept(parts: Mapping[str, Any]) -> str:
+    """Say whether the state survived."""
+    rows = [
+        (name.split(":")[-1], _yes(w["state_kept_tracing"]), _yes(w["state_kept_measuring"]))
+        for name, w in parts.items()
+        if w.get("state_checked", True)
+    ]
+    return (
+        "## The user's state\n\nA checksum over every byte of every live GPU tensor, before and "
+        "after. `make gpu` compares parameters, moments, buffers, gradients and generators one by "
+        "one, also after an interruption.\n\n"
+        + table(("step", "kept by tracing", "kept by measuring"), rows)
+    )
+
+
+def _yes(value: object) -> str:
+    return "not checked" if value is None else ("yes" if value else "**no**")
+
+
+def repeatability(rows: list[dict[str, Any]], windows: int) -> str:
+    """Compare aligned with unaligned windows."""
+    body = table(
+        ("kernel", "at the cap", "time", "power", "time CV", "energy CV", "unaligned power CV"),
+        [
+            (
+                row["kernel"],
+                "yes" if row["capped"] else "no",
+                f"{row['time_us']:.2f} µs",
+                f"{row['power_w']:.0f} W",
+                percent(row["time_cv"], 3),
+                percent(row["energy_cv"], 2),
+                percent(row["unaligned_power_cv"], 2),
+            )
+            for row in rows
+        ],
+    )
+    worst = {
+        capped: (
+            max(r["time_cv"] for r in rows if r["capped"] is capped),
+            max(r["energy_cv"] for r in rows if r["capped"] is capped),
+        )
+        for capped in (False, True)
+    }
+    return (
+        f"## Repeatability\n\n{windows} windows of 1.5 s each, every one with the kernel isolated "
+        "anew, begun and ended at a step of the energy counter; then as many in which the counter "
+        "is read whenever 1.5 s are over.\n\n"
+        + body
+        + f"\nWorst off the cap: time {percent(worst[False][0], 3)}, energy "
+        f"{percent(worst[False][1], 2)} (wanted 0.1 %, 0.5 %). Worst at the cap: time "
+        f"{percent(worst[True][0], 3)}, energy {percent(worst[True][1], 2)} (wanted 1.2 %, 1.2 %). "
+        "Windows that are not aligned err by up to "
+        f"{percent(max(r['unaligned_power_cv'] for r in rows), 1)}, where a step of the counter "
+        "falls just inside one window and just outside the next.\n"
+    )
+
+
+def closure(parts: Mapping[str, Any], stretches: Mapping[str, Any]) -> str:
+    """Compare isolated kernels with the whole step."""
+    rows = []
+    for name, whole in parts.items():
+        found = whole["breakdown"]
+        rows.append(
+            (
+                name.split(":")[-1],
+                f"{found['time_s'] * 1e3:.2f} ms",
+                f"{found['energy_j']:.2f} J",
+                f"{found['closure']['time']:.4f}",
+                f"{found['closure']['energy']:.4f}",
+                percent(found["capped_share"]),
+            )
+        )
+    off = [
+        (
+            name.split(":")[-1],
+            row["kernels"],
+            f"{row['isolated_s'] * 1e3:.3f} ms",
+            f"{row['stretch_s'] * 1e3:.3f} ms",
+            f"{row['isolated_s'] / row['stretch_s']:.4f}",
+        )
+        for name, some in stretches.items()
+        for row in some
+    ]
+    return (
+        "## Closure at auto clocks\n\nIsolated kernels, times their counts, over the whole step "
+        "replayed from its graph.\n\n"
+        + table(
+            ("step", "in situ", "in situ", "time closure", "energy closure", "time at the cap"),
+            rows,
+        )
+        + "\nThe power cap is what does not close: it averages over about 100 ms, so in the step a "
+        "product borrows power from the kernels around it and runs at a higher clock than alone. "
+        "Kernels away from the cap close by themselves: run in the step's order in one graph, "
+        "against their isolated times (wanted within 1 % in time).\n\n"
+        + table(("step", "launches", "isolated", "together", "closure"), off)
+    )
+
+
+def breakdowns(parts: Mapping[str, Any]) -> str:
+    """Say where the energy goes."""
+    text = (
+        "## Where the energy goes\n\nA part that is busy at least half of the time bounds a "
+        "kernel; where none is, latency does. *Full clock* is the highest core clock seen.\n"
+    )
+    for name, whole in parts.items():
+        found = whole["breakdown"]
+        text += f"\n### {name.split(':')[-1]}\n\n"
+        rows = [
+            (part["name"], part["launches"], percent(part["time_share"]),
+             percent(part["energy_share"]))
+            for key in ("by_pass", "by_bound", "by_clock")
+            for part in found[key]
+        ]  # fmt: skip
+        text += table(("part", "launches", "of time", "of energy"), rows)
+        share = found["reachable_j"] / found["energy_j"]
+        text += (
+            f"\n**{percent(share)}** of the energy is spent at {found['full_core_mhz']} MHz by "
+            "kernels that DRAM or latency bounds: the part a plan can reach without slowing "
+            "anything the core bounds.\n"
+        )
+    return text
+
+
+def alike(parts: Mapping[str, Any]) -> str:
+    """Say how far launches of one identity differ."""
+    text = (
+        "## Equal identities cost the same\n\nUp to three launches of each identity (first, "
+        "middle, last of the step), each isolated with the data it meets there; the spread is "
+        "greatest less least median over the mean.\n"
+    )
+    for name, rows in parts.items():
+        long = [row for row in rows if row["time_us"] >= _LONG_US]
+        spreads = sorted(row["spread"] for row in long)
+        worst = sorted(rows, key=lambda row: -row["spread"])[:5]
+        text += (
+            f"\n{name.split(':')[-1]}: {len(rows)} identities with several launches. Of the "
+            f"{len(long)} that take at least {_LONG_US:g} µs the median spread is "
+            f"{percent(spreads[len(spreads) // 2], 2)}, the greatest {percent(spreads[-1], 2)}. "
+            "Greatest of all:\n\n"
+        )
+        text += table(
+            ("kernel", "launches", "time", "spread"),
+            [
+                (r["kernel"], r["count"], f"{r['time_us']:.2f} µs", percent(r["spread"], 2))
+                for r in worst
+            ],
+        )
+    return text
+
+
+_LONG_US = 20.0
+
+
+def log(parts: Mapping[str, Any]) -> str:
+    """Say what the clock log shows."""
+    text = "## Clock log\n\n`underclock watch` while the step is replayed over and over.\n\n"
+    rows = []
+    for name, found in parts.items():
+        least, mean, most = found["core_mhz"]
+        rows.append(
+            (
+                name.split(":")[-1],
+                found["entries"],
+                f"{found['rate_hz']:.0f} Hz",
+                f"{found['step_s'] * 1e3:.2f} ms",
+                f"{least:.0f} - {mean:.0f} - {most:.0f} MHz",
+                f"{found['power_w'][1]:.0f} W",
+                f"0x{found['event_reasons']:x}",
+            )
+        )
+    head = ("step", "readings", "rate", "step time", "core clock", "power", "reasons")
+    return text + table(head, rows)
+
+
+def main() -> None:
+    """Merge results, later files over earlier ones, and write the page."""
+    found: dict[str, Any] = {}
+    commands = []
+    for path in sys.argv[1:]:
+        part = msgspec.json.decode(Path(path).read_bytes())
+        words = [word for word in part["command"].split() if "=" in word]
+        commands.append(f"{words[0]} python benchmarks/h200.py results.json {' '.join(words[1:])}")
+        found |= part
+
+    def of(kind: str) -> dict[str, Any]:
+        return {k: v for k, v in found.items() if k.startswith(kind + " ")}
+
+    head = _HEAD.format(**found, read_only="\n    ".join(commands))
+    wholes = of("whole")
+    parts = [head, tracing(wholes), kept(wholes)]
+    for rows in of("repeat").values():
+        parts.append(repeatability(rows, found["windows"]))
+    parts += [closure(wholes, of("stretch")), breakdowns(wholes), alike(of("twins"))]
+    parts.append(log(of("watch")))
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

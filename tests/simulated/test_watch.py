@@ -1,0 +1,236 @@
+"""A log of clocks on simulated GPUs, and the kernels under it."""
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.core.timeline import beat_of, launch_at
+from underclock.errors import DataError, NotSupportedError, UsageError
+from underclock.hw.base import Clock
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.hw.sampler import Entry, Sampler
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.records import Evidence, Kernel, Kind, Step
+from underclock.stages.watch import COLUMNS, watch
+from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
+
+_PERIOD_S = 0.001
+
+
+@pytest.fixture(scope="module")
+def long() -> Step:
+    """Three kernels of about 11, 22 and 33 ms; the first runs again at the end."""
+    return Step(
+        name="a long step",
+        kernels=(
+            Kernel(name="copy", kind=Kind.MEMORY, flops=0.0, bytes_moved=9e9, count=2),
+            Kernel(name="gemm", kind=Kind.GEMM, flops=1.4e12, bytes_moved=1e8),
+            Kernel(name="scale", kind=Kind.MEMORY, flops=1e9, bytes_moved=2.6e10),
+        ),
+        order=(0, 1, 2, 0),
+    )
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _alone_s(rig: Rig, kernel: Kernel) -> float:
+    with rig.launcher.loop([kernel]) as loop:
+        rig.clock.sleep_s(1.0)
+        seen = loop.progress()
+    return seen.elapsed_s / seen.launches
+
+
+def test_an_idle_gpu_is_read_a_thousand_times_a_second_and_left_alone(tmp_path: Path) -> None:
+    found = watch("sim:rtx3080ti", duration_s=0.5, to=tmp_path / "log.csv")
+    rows = _rows(tmp_path / "log.csv")
+
+    assert (found.evidence, found.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
+    assert found.entries == len(rows) == 500
+    assert found.rate_hz == pytest.approx(1000.0)
+    assert found.core_mhz == (210.0, 210.0, 210.0)
+    assert found.event_reasons == 0x1  # idle
+    assert (found.step_s, found.kernels) == (None, ())
+    assert tuple(rows[0]) == COLUMNS
+    assert {(row["steps"], row["kernel"]) for row in rows} == {("", "")}
+    gaps_s = np.diff([float(row["at_s"]) for row in rows])
+    assert gaps_s == pytest.approx(_PERIOD_S, abs=2e-6)
+
+
+def test_the_summary_says_what_the_file_says(tmp_path: Path, long: Step) -> None:
+    found = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
+    rows = _rows(tmp_path / "log.csv")
+
+    for column, (least, mean, most) in (("core_mhz", found.core_mhz), ("power_w", found.power_w)):
+        values = [float(row[column]) for row in rows]
+        assert (min(values), max(values)) == pytest.approx((least, most), abs=1e-3)
+        assert sum(values) / len(values) == pytest.approx(mean, abs=1e-3)
+    assert [kernel.kernel for kernel in found.kernels] == [kernel.name for kernel in long.kernels]
+    for kernel in found.kernels:
+        mine = [row for row in rows if row["kernel"] == kernel.kernel]
+        assert kernel.entries == len(mine)
+        mean_mhz = sum(float(row["core_mhz"]) for row in mine) / len(mine)
+        assert kernel.core_mhz == pytest.approx(mean_mhz)
+        mean_w = sum(float(row["power_w"]) for row in mine) / len(mine)
+        assert kernel.power_w == pytest.approx(mean_w, abs=1e-3)
+
+
+def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(
+    tmp_path: Path, long: Step
+) -> None:
+    found = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
+    rows = _rows(tmp_path / "log.csv")
+
+    runs = [name for name, _ in itertools.groupby(row["kernel"] for row in rows)]
+    assert len(runs) > 30
+    # The last launch of a step and the first of the next are of one kernel.
+    follows = {"copy": "gemm", "gemm": "scale", "scale": "copy"}
+    assert runs[1:] == [follows[name] for name in runs[:-1]]
+    ends_s = [
+        float(row["at_s"])
+        for before, row in itertools.pairwise(rows)
+        if before["steps"] != row["steps"]
+    ]
+    assert found.step_s == pytest.approx(float(np.diff(ends_s).mean()), abs=_PERIOD_S / 5)
+
+
+def test_the_log_lies_over_the_kernel_that_truly_ran(rig: Rig, long: Step) -> None:
+    truth: list[int] = []
+    launches = [long.kernels[index] for index in long.order]
+    alone_s = np.array([_alone_s(rig, kernel) for kernel in launches])
+    with rig.launcher.loop(launches) as loop:
+
+        def steps() -> int:
+            assert rig.device.activity is not None
+            truth.append(rig.device.activity.position)
+            return loop.progress().launches
+
+        rig.clock.sleep_s(2.0)
+        entries = Sampler(rig.gpu, rig.clock, steps=steps).run(2.0)
+
+    at_s = np.array([entry.at_s for entry in entries])
+    beat = beat_of(at_s, np.array([entry.steps for entry in entries]))
+    right = launch_at(at_s, beat, alone_s) == np.array(truth)
+
+    # Readings are 1 ms apart and launches 11 ms or more: only those next to a border may be wrong.
+    assert set(truth) == {0, 1, 2, 3}
+    assert right.mean() > 0.93
+    border = np.flatnonzero(np.diff(truth))
+    near = np.abs(np.arange(len(truth))[:, None] - border[None, :]).min(axis=1) <= 3
+    assert right[~near].all()
+
+
+def test_a_late_reading_delays_none_after_it() -> None:
+    with simulated_rig("rtx3080ti") as rig:
+        due_s = [0.0, 0.010, 0.020]
+
+        def steps() -> int:
+            if len(sampler.entries) == 2:
+                rig.clock.sleep_s(0.0255)  # the host was busy
+            return 0
+
+        sampler = Sampler(rig.gpu, rig.clock, rate_hz=100.0, steps=steps)
+        entries = sampler.run(0.1)
+
+    due_s += [0.0455, 0.050, 0.060, 0.070, 0.080, 0.090]
+    assert [entry.at_s for entry in entries] == pytest.approx(due_s, abs=1e-5)  # a read takes time
+
+
+def test_watching_never_writes_to_the_gpu(monkeypatch: pytest.MonkeyPatch, long: Step) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+
+    assert watch("sim:rtx3080ti", duration_s=0.5, step=long).entries == 500
+
+
+def test_a_gpu_slowed_against_heat_shows_it_in_its_log() -> None:
+    faults = FaultScript([Fault(at_s=1.0, kind=FaultKind.SOFT_SLOWDOWN)])
+    with simulated_driver("rtx3080ti", faults=faults) as machine, nvml_session():
+        clock: Clock = machine.clock
+        kernel = Kernel(name="copy", kind=Kind.MEMORY, flops=0.0, bytes_moved=9e9)
+        with machine.run(kernel):
+            entries = Sampler(NvmlGpu(), clock).run(2.0)
+
+    def most_mhz(some: list[Entry]) -> int:
+        return max(entry.core_mhz or 0 for entry in some)
+
+    early = [entry for entry in entries if 0.5 < entry.at_s < 1.0]
+    late = [entry for entry in entries if entry.at_s > 1.5]
+    assert not any(entry.event_reasons & 0x20 for entry in early)
+    assert all(entry.event_reasons & 0x20 for entry in late)
+    assert most_mhz(late) < most_mhz(early)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "rate_hz"),
+    [(0.0, 1000.0), (-1.0, 1000.0), (math.nan, 1000.0), (math.inf, 1000.0), (1.0, 0.0)],
+)
+def test_a_log_of_no_or_endless_time_is_refused(duration_s: float, rate_hz: float) -> None:
+    with pytest.raises(UsageError, match="cannot log for"):
+        watch("sim:rtx3080ti", duration_s=duration_s, rate_hz=rate_hz)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sentence"),
+    [
+        ("replay:sweep.csv", "a table has no clocks to watch"),
+        ("sim:rtx9999", "no simulated GPU"),
+        ("cpu", "unknown GPU"),
+        ("nvml:first", "cannot read 'first'"),
+    ],
+)
+def test_what_has_no_clocks_is_refused(gpu: str, sentence: str, tmp_path: Path) -> None:
+    with simulated_driver("rtx3080ti"), pytest.raises(UsageError, match=sentence):
+        watch(gpu, duration_s=0.1, to=tmp_path / "log.csv")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_driver_there_is_no_real_gpu_to_watch() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a driver")
+    with pytest.raises(NotSupportedError, match="could not start NVML"):
+        watch("nvml:0", duration_s=0.1)
+
+
+def test_a_real_gpu_runs_traced_steps_only(long: Step) -> None:
+    with (
+        simulated_driver("rtx3080ti"),
+        pytest.raises(UsageError, match="a step that was traced on one"),
+    ):
+        watch("nvml:0", duration_s=0.1, step=long)
+
+
+def test_too_short_a_log_of_a_step_says_to_log_for_longer(long: Step, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="too few steps ended") as caught:
+        watch("sim:rtx3080ti", duration_s=0.05, step=long, to=tmp_path / "log.csv")
+
+    assert "--for" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kernel_that_says_nothing_of_its_work_cannot_be_run(long: Step) -> None:
+    mute = msgspec.structs.replace(
+        long, kernels=tuple(Kernel(name=k.name, count=k.count) for k in long.kernels)
+    )
+
+    with pytest.raises(UsageError, match="cannot simulate 'copy'"):
+        watch("sim:rtx3080ti", duration_s=0.1, step=mute)
+
+
+def test_a_file_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("precious")
+
+    with pytest.raises(UsageError, match="will not overwrite"):
+        watch("sim:rtx3080ti", duration_s=0.1, to=path)
+    assert path.read_text() == "precious"
+    watch("sim:rtx3080ti", duration_s=0.1, to=path, force=True)
+
+    assert len(_rows(path)) == 100
