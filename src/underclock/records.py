@@ -384,7 +384,8 @@ class Arm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks costs per step.
 
     Attributes:
-        name: ``auto``, ``best_fixed``, ``pass``, ``kernel_local`` or ``kernel_global``.
+        name: ``auto``, ``best_fixed``, ``pass``, ``kernel_local``, ``kernel_global`` or
+            ``achievable``.
         time_s: Per step; ``None`` when infeasible.
         energy_j: Per step; ``None`` when infeasible.
         time_change: Fraction of auto; ``None`` when infeasible.
@@ -445,6 +446,63 @@ class Closure(Record, frozen=True, kw_only=True):
     energy: float
 
 
+class Segment(Record, frozen=True, kw_only=True):
+    """A stretch of a step's launches at one pair of clocks.
+
+    Attributes:
+        launches: How many.
+        core_mhz: Core clock; ``None`` is auto.
+        mem_mhz: Memory clock, likewise.
+    """
+
+    launches: int
+    core_mhz: int | None
+    mem_mhz: int | None
+
+    def __post_init__(self) -> None:
+        """Reject empty stretches and impossible clocks."""
+        _check_positive(self, "launches", "core_mhz", "mem_mhz")
+
+    @property
+    def clocks(self) -> Clocks:
+        """The pair."""
+        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+
+class ClockSchedule(Record, frozen=True, kw_only=True):
+    """Clocks over the launches of a step, round and round.
+
+    Attributes:
+        segments: In launch order; the last and the first may be one stretch round the end.
+        switches: Changes in one round.
+        latency: Which switching latency it keeps, in words.
+    """
+
+    segments: tuple[Segment, ...]
+    switches: int
+    latency: str
+
+
+class LatencyPoint(Record, frozen=True, kw_only=True):
+    """What can be achieved on a GPU whose clocks take a given time to change.
+
+    Attributes:
+        latency_s: From call to new clock, of every change.
+        time_change: Fraction of auto; ``None`` where no schedule was found.
+        energy_change: Fraction of auto; ``None`` where no schedule was found.
+        switches: In one step; ``None`` where no schedule was found.
+        gap: How far the energy may be from the least, as a fraction; ``None`` likewise.
+        hardware: Known hardware with about that latency; empty for none.
+    """
+
+    latency_s: float
+    time_change: float | None
+    energy_change: float | None
+    switches: int | None
+    gap: float | None
+    hardware: str = ""
+
+
 class Plan(Record, frozen=True, kw_only=True):
     """Clocks per kernel, what they promise, and what that rests on.
 
@@ -467,6 +525,8 @@ class Plan(Record, frozen=True, kw_only=True):
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
+        schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
+        latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -488,6 +548,8 @@ class Plan(Record, frozen=True, kw_only=True):
     closure: Closure | None = None
     runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
+    schedule: ClockSchedule | None = None
+    latency_curve: tuple[LatencyPoint, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

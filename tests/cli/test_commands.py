@@ -12,6 +12,7 @@ import pytest
 from underclock.cli import main
 from underclock.cli.main import cli
 from underclock.hw.nvml import READ_ONLY
+from underclock.testing import simulated_driver
 
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
 G,a,,,1.0,100,100
@@ -146,13 +147,16 @@ def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str])
         ("trace gpt3-xl --size heads=7", 2, "not a multiple of 7 heads"),
         ("trace gpt3-xl --size colour=7", 2, "no parameter named 'colour'"),
         ("trace gpt3-xl --size batch=many", 2, "cannot read 'batch=many'"),
+        ("trace train.py:step --size batch=8", 2, "sizes are its own"),
+        ("trace train.py:step -o step.json", 2, "cannot read 'train.py': no such file"),
+        ("trace train.py", 2, "'train.py' names no function"),
         ("trace gpt3-xl -o sweep.csv", 2, "will not overwrite sweep.csv"),
         ("trace gpt3-xl -o nowhere/step.json", 2, "there is no folder nowhere"),
         ("trace gpt3-xl -o /proc/step.json", 2, "cannot write /proc/step.json"),
         ("measure --gpu sim:rtx3080 -o s.db", 2, "did you mean 'rtx3080ti'"),
         ("measure --gpu cpu -o s.db", 2, "unknown GPU 'cpu'"),
         ("measure --gpu sim:rtx3080ti -o s.db", 2, "needs a step"),
-        ("measure --gpu nvml:0 -o s.db", 3, "cannot launch kernels on a real GPU"),
+        ("measure --gpu nvml:x -o s.db", 2, "cannot read 'x' as a GPU's number"),
         ("measure nowhere.json --gpu sim:rtx3080ti -o s.db", 4, "cannot read nowhere.json"),
         ("measure sweep.csv --gpu sim:rtx3080ti -o s.db", 4, "not a readable step file"),
         ("measure --gpu replay:sweep.csv -o s.db --core-mhz 901", 2, "no core clock of 901 MHz"),
@@ -190,6 +194,46 @@ def test_what_cannot_be_done_is_one_sentence_and_a_code(
 
     assert sentence in said
     assert found == code
+
+
+def test_a_real_gpu_refuses_a_step_that_was_never_traced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    capsys.readouterr()
+    with simulated_driver("rtx3080ti"):
+        for step in ("step.json", ""):
+            code, said = _fails(f"measure {step} --gpu nvml:0 -o s.db", capsys)
+
+            assert "a real GPU needs a step that was traced on one" in said
+            assert "underclock trace path/to/train.py:step" in said
+            assert code == 2
+
+
+def test_a_step_that_cannot_be_isolated_is_refused_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    body = json.loads(Path("step.json").read_text()) | {"obstacle": "aten::item waits"}
+    Path("step.json").write_text(json.dumps(body))
+    capsys.readouterr()
+    code, said = _fails("measure step.json --gpu sim:rtx3080ti -o s.db", capsys)
+
+    assert "aten::item waits" in said
+    assert code == 2
+
+
+def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    body = json.loads(Path("step.json").read_text()) | {"warnings": ["one launch has no name"]}
+    Path("step.json").write_text(json.dumps(body))
+    capsys.readouterr()
+    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "-o", "s.db", "--core-mhz", "auto"])
+    assert "warning: one launch has no name" in capsys.readouterr().err
+    main(["breakdown", "s.db"])
+    assert "warning: one launch has no name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from underclock.core.timeline import beat_of, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
-from underclock.hw.base import Clock
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
 from underclock.hw.sampler import Entry, Sampler
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -93,11 +92,14 @@ def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(
     # The last launch of a step and the first of the next are of one kernel.
     follows = {"copy": "gemm", "gemm": "scale", "scale": "copy"}
     assert runs[1:] == [follows[name] for name in runs[:-1]]
-    ends_s = [
-        float(row["at_s"])
-        for before, row in itertools.pairwise(rows)
+    ends = [
+        place
+        for place, (before, row) in enumerate(itertools.pairwise(rows), start=1)
         if before["steps"] != row["steps"]
     ]
+    around = {row["kernel"] for end in ends[1:-1] for row in rows[end - 8 : end + 8]}
+    assert around == {"copy"}
+    ends_s = [float(rows[end]["at_s"]) for end in ends]
     assert found.step_s == pytest.approx(float(np.diff(ends_s).mean()), abs=_PERIOD_S / 5)
 
 
@@ -152,10 +154,9 @@ def test_watching_never_writes_to_the_gpu(monkeypatch: pytest.MonkeyPatch, long:
 def test_a_gpu_slowed_against_heat_shows_it_in_its_log() -> None:
     faults = FaultScript([Fault(at_s=1.0, kind=FaultKind.SOFT_SLOWDOWN)])
     with simulated_driver("rtx3080ti", faults=faults) as machine, nvml_session():
-        clock: Clock = machine.clock
         kernel = Kernel(name="copy", kind=Kind.MEMORY, flops=0.0, bytes_moved=9e9)
         with machine.run(kernel):
-            entries = Sampler(NvmlGpu(), clock).run(2.0)
+            entries = Sampler(NvmlGpu(), machine.clock).run(2.0)
 
     def most_mhz(some: list[Entry]) -> int:
         return max(entry.core_mhz or 0 for entry in some)

@@ -176,8 +176,8 @@ def test_a_fingerprint_tells_traced_steps_apart_by_how_they_launch(step: Step) -
     assert told.fingerprint == changed(launch).fingerprint
 
 
-@given(steps(), st.booleans())
-def test_a_traced_step_comes_back_from_its_file(step: Step, *, traced: bool) -> None:
+@given(step=steps(), traced=st.booleans())
+def test_a_traced_step_comes_back_from_its_file(*, step: Step, traced: bool) -> None:
     launch = Launch(
         function="void f<int>()",
         grid=(7, 1, 2),

@@ -30,8 +30,8 @@ from underclock.errors import UsageError
 )
 @click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these, likewise.")
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
-@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 25s; a real GPU 0.5s]")
-@click.option("--window", type=DURATION, help="Measured after it. [default: 5s; a real GPU 1.5s]")
+@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 25s; a real GPU 0.3s]")
+@click.option("--window", type=DURATION, help="Measured after it. [default: 5s; a real GPU 1s]")
 @seed_option
 @json_option
 def command(

@@ -17,6 +17,7 @@ from underclock.report.tables import (
     clock_log_table,
     clocks_table,
     latency_table,
+    latency_tables,
     score_table,
     validation_table,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "clock_log_table",
     "clocks_table",
     "latency_table",
+    "latency_tables",
     "page",
     "score_table",
     "validation_table",

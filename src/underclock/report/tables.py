@@ -237,3 +237,28 @@ def clock_log_table(found: ClockLog) -> Table:
         + (f"; a step took {duration_text(found.step_s)}" if found.step_s else "")
     )
     return table
+
+
+def latency_tables(plan: Plan) -> tuple[Table, ...]:
+    """Return what could be achieved at other switching latencies; none where it was not asked."""
+    if not plan.latency_curve:
+        return ()
+    table = bare_table(f"achievable on {plan.gpu.name} if clocks took this long: {plan.evidence}")
+    table.add_column("latency", justify="right", no_wrap=True)
+    for header in ("time", "energy", "switches\nper step"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("known hardware", overflow="fold")
+    for point in plan.latency_curve:
+        table.add_row(
+            Text(duration_text(point.latency_s)),
+            Text(change_text(point.time_change)),
+            Text(change_text(point.energy_change)),
+            Text("-" if point.switches is None else str(point.switches)),
+            Text(point.hardware),
+        )
+    if plan.schedule is not None:
+        table.caption = Text(
+            f"this plan's own latency: {plan.schedule.latency}, "
+            f"{plan.schedule.switches} switches per step"
+        )
+    return (table,)

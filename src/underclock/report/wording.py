@@ -28,6 +28,7 @@ ARM_TITLES = {
     "pass": "pass-level",
     "kernel_local": "kernel, local",
     "kernel_global": "kernel, global",
+    "achievable": "achievable here",
 }
 
 ARM_SENTENCES = {
@@ -40,6 +41,9 @@ ARM_SENTENCES = {
     "kernel_global": (
         "Each kernel has its own clocks, chosen together; a time budget binds the whole step only, "
         "so kernels lend each other time."
+    ),
+    "achievable": (
+        "Clocks change only as often as this GPU can change them; what changes cost is counted."
     ),
 }
 

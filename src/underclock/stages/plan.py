@@ -1,18 +1,99 @@
 """plan: samples in, clocks out."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from underclock.core.achievable import (
+    Rules,
+    achieved,
+    as_record,
+    fastest_change,
+    latency_curve,
+    sequence_problem,
+)
 from underclock.core.costs import CostTable, cost_table
 from underclock.core.groups import Ints
-from underclock.core.planning import Goal, choices, compare_arms
-from underclock.errors import InfeasibleError
-from underclock.records import Clocks, Objective, Plan, Profile
+from underclock.core.planning import Arms, Goal, choices, compare_arms
+from underclock.errors import InfeasibleError, UsageError
+from underclock.latencies import LatencyTable
+from underclock.records import (
+    Arm,
+    Clocks,
+    ClockSchedule,
+    LatencyPoint,
+    Objective,
+    Plan,
+    Profile,
+)
 from underclock.stages.sources import as_profile
-from underclock.units import format_percent
+from underclock.store import read_document
+from underclock.units import format_percent, parse_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switching:
+    """What changing clocks takes, and how often they may be changed."""
+
+    latencies: LatencyTable
+    """How long each change takes."""
+    max_switches: int | None = None
+    """Most changes in a step."""
+    min_dwell_s: float = 0.0
+    """Least time between changes, whatever the latency."""
+    curve: bool = True
+    """Whether to plan at other latencies too."""
+    wording: str = "as measured"
+    """Which latency it is, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reality:
+    """What a plan gains when switching is not free."""
+
+    arms: tuple[Arm, ...] = ()
+    schedule: ClockSchedule | None = None
+    curve: tuple[LatencyPoint, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def latencies_of(text: str, samples: Path) -> Switching | None:
+    """Read what a user writes after ``--latency``.
+
+    Args:
+        text: ``ideal``, ``measured``, a duration such as ``6ms``, or a file that `underclock
+            latency` wrote.
+        samples: The samples planned on; ``measured`` is looked for beside them.
+
+    Returns:
+        ``None`` for ``ideal``.
+
+    Raises:
+        UsageError: It is none of these, or nothing was measured.
+        DataError: The file cannot be read.
+    """
+    if text == "ideal":
+        return None
+    if text == "measured":
+        beside = samples.with_suffix(".latency.json")
+        if not beside.is_file():
+            raise UsageError(
+                f"there are no measured latencies beside {samples}",
+                hint=f"`underclock latency --gpu GPU -o {beside}` measures them",
+            )
+        return Switching(latencies=read_document(beside, LatencyTable), wording="as measured")
+    path = Path(text)
+    if path.is_file():
+        return Switching(latencies=read_document(path, LatencyTable), wording=f"of {path.name}")
+    duration_s = parse_duration(text)
+    return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
 
 
 def plan(
-    samples: Profile | str | Path, goal: Goal | None = None, *, baseline: Clocks | None = None
+    samples: Profile | str | Path,
+    goal: Goal | None = None,
+    *,
+    baseline: Clocks | None = None,
+    switching: Switching | None = None,
 ) -> Plan:
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
 
@@ -21,9 +102,12 @@ def plan(
         goal: What to minimise; by default energy, without being any slower.
         baseline: The clocks to call auto; by default auto itself, or in a table without it the
             fastest clocks that every kernel has.
+        switching: What changing clocks takes; by default nothing, as in arXiv 2601.08539. With it
+            the plan gains the arm ``achievable``, its schedule and the curve over the latency.
 
     Raises:
-        DataError: The samples cannot be planned on.
+        UsageError: Switching with an objective that has no time budget.
+        DataError: The samples cannot be planned on, or the latencies are another GPU's.
         InfeasibleError: No choice meets the time budget.
     """
     goal = goal or Goal()
@@ -37,6 +121,12 @@ def plan(
             "raise --max-slowdown to that or more",
         )
     waste = goal.objective is Objective.WASTE
+    if switching is not None and not waste:
+        raise UsageError(
+            f"{goal.objective} has no time budget for switching to keep",
+            hint="plan for waste, or leave --latency away",
+        )
+    real = Reality() if switching is None else _reality(profile, table, goal, switching, compared)
     return Plan(
         evidence=profile.evidence,
         gpu=profile.gpu,
@@ -48,15 +138,45 @@ def plan(
         aggregate=goal.aggregate,
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
-        arms=compared.arms,
+        arms=(*compared.arms, *real.arms),
         kernels=choices(table, compared.settings[goal.chosen]),
         fixed=_fixed(table, compared.settings),
         frontier=compared.frontier,
         closure=table.closure,
         runs=profile.kernels,
         order=profile.order,
-        warnings=table.warnings,
+        schedule=real.schedule,
+        latency_curve=real.curve,
+        warnings=(*table.warnings, *real.warnings),
     )
+
+
+def _reality(
+    profile: Profile, table: CostTable, goal: Goal, switching: Switching, compared: Arms
+) -> Reality:
+    """Plan again under the GPU's own latency."""
+    latencies = switching.latencies
+    warnings = (*latencies.check_gpu(profile.gpu), *latencies.warnings)
+    rules = Rules(
+        latencies=latencies,
+        max_slowdown=goal.max_slowdown,
+        max_switches=switching.max_switches,
+        min_dwell_s=switching.min_dwell_s,
+    )
+    starts = [compared.settings[name] for name in compared.settings]
+    problem = sequence_problem(table, profile.order, rules)
+    arm, found = achieved(table, problem, starts)
+    schedule = None
+    if arm.cost is None:
+        least = fastest_change(table, problem)
+        fastest = "none at all" if least is None else f"the fastest: {format_percent(least)}"
+        warnings += (
+            f"no schedule under this latency keeps the time budget; time changes by, at {fastest}",
+        )
+    else:
+        schedule = as_record(table, found, switching.wording)
+    curve = latency_curve(table, profile.order, rules, starts) if switching.curve else ()
+    return Reality(arms=(arm,), schedule=schedule, curve=curve, warnings=warnings)
 
 
 def _fixed(table: CostTable, settings: dict[str, Ints]) -> Clocks | None:

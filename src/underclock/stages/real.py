@@ -37,8 +37,9 @@ def real_bench(
         NotSupportedError: MIG, no CUDA, or a step that cannot be captured.
         MeasurementError: The function is not the step that was traced.
     """
+    number = gpu_index(index)
     with nvml_session():
-        gpu = NvmlGpu(gpu_index(index))
+        gpu = NvmlGpu(number)
         notes = neighbour_notes(gpu.neighbours())
         if not may_lock():
             notes = (*notes, _NOT_LOCKED)

@@ -11,6 +11,7 @@ from underclock.core.tracing.profile import activities, synchronising
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.cuda.driver import torch
+from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.state import preserved
@@ -104,7 +105,14 @@ def held_step(step: StepFunction, *, name: str, source: str = "") -> Iterator[Cu
             with captured(step) as graph:
                 nodes = [node.node for node in graph.nodes]
                 check_same(first_difference(first, nodes))
-                traced = traced_step(name, nodes, align(nodes, seen), seen=seen, source=source)
+                traced = traced_step(
+                    name,
+                    nodes,
+                    align(nodes, seen),
+                    cleared=cleared_before(graph.nodes),
+                    seen=seen,
+                    source=source,
+                )
                 check_inputs(inputs, graph.nodes)
                 yield CudaLauncher(graph, traced, snapshot)
         except CannotCaptureError as exc:

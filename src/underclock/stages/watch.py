@@ -84,8 +84,9 @@ def _opened(spec: str, step: Step | None) -> Iterator[tuple[Gpu, Launcher | None
         with simulated_rig(rest) as rig:
             yield rig.gpu, rig.launcher if step else None, rig.clock, Evidence.SIMULATED
         return
+    index = gpu_index(rest)
     with nvml_session():
-        gpu = NvmlGpu(gpu_index(rest))
+        gpu = NvmlGpu(index)
         if step is None:
             yield gpu, None, SystemClock(), Evidence.MEASURED
             return

@@ -20,8 +20,8 @@ def logs(draw: st.DrawFn) -> tuple[Beat, float, Floats, Ints]:
     period_s = beat.step_s * draw(st.floats(0.01, 3.0))
     reads = draw(st.integers(3, 300))
     first_s = beat.start_s + beat.step_s * draw(st.floats(0.0, 1000.0))
-    at_s = first_s + period_s * np.arange(reads)
-    done = np.floor((at_s - beat.start_s) / beat.step_s).astype(np.int64)
+    at_s: Floats = first_s + period_s * np.arange(reads, dtype=np.float64)
+    done: Ints = np.floor((at_s - beat.start_s) / beat.step_s).astype(np.int64)
     return beat, period_s, at_s, done
 
 
@@ -120,6 +120,12 @@ def test_only_the_shares_of_durations_count(
     one, other = (launch_at(at_s, beat, times) for times in (duration_s, duration_s * scale))
 
     assert one.tolist() == other.tolist()
+
+
+def test_a_launch_begins_as_the_one_before_it_ends() -> None:
+    at_s = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+
+    assert launch_at(at_s, Beat(start_s=0.0, step_s=1.0), np.ones(4)).tolist() == [0, 1, 2, 3, 0]
 
 
 def test_a_hairs_breadth_before_the_step_runs_its_last_launch() -> None:

@@ -183,16 +183,6 @@ class TestSource:
     def test_a_name_is_a_workload(self, text: str) -> None:
         assert not is_source(text)
 
-    def test_a_functions_sizes_are_its_own(self) -> None:
-        with pytest.raises(UsageError, match="sizes are its own"):
-            trace("train.py:step", batch=8)
-        with pytest.raises(UsageError, match="sizes are its own"):
-            trace(lambda: None, batch=8)
-
-    def test_a_file_that_is_not_there_is_named(self) -> None:
-        with pytest.raises(UsageError, match=r"cannot read 'nowhere\.py': no such file"):
-            trace("nowhere.py:step")
-
     def test_a_file_named_without_a_function_is_told_so(self, tmp_path: Path) -> None:
         path = tmp_path / "train.py"
         path.touch()

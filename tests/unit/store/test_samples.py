@@ -327,9 +327,8 @@ class TestFileOfTheFirstVersion:
     def test_bringing_it_up_to_date_twice_changes_nothing_more(self, first: Path) -> None:
         for _ in range(2):
             SampleFile.open(first, writable=True).close()
-            columns = sqlite3.connect(first)
-            with contextlib.closing(columns):
-                found = [row[1] for row in columns.execute("PRAGMA table_info(samples)")]
+            with contextlib.closing(sqlite3.connect(first)) as connection:
+                found = [row[1] for row in connection.execute("PRAGMA table_info(samples)")]
             assert len(found) == len(set(found)) == 17
 
     def test_it_refuses_to_measure_twice_what_it_holds(self, first: Path) -> None:
@@ -451,8 +450,11 @@ def text_not_unicode(path: Path) -> None:
 
 
 def busier_than_possible(path: Path) -> None:
-    columns = ", ".join(f"{part}_utilisation = 2.0" for part in ("sm", "tensor", "fp32", "dram"))
-    run(path, f"UPDATE samples SET {columns} WHERE rowid = 2")
+    run(
+        path,
+        "UPDATE samples SET sm_utilisation = 2.0, tensor_utilisation = 0.5, "
+        "fp32_utilisation = 0.5, dram_utilisation = 0.5 WHERE rowid = 2",
+    )
 
 
 def truncated(path: Path) -> None:

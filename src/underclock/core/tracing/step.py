@@ -15,14 +15,22 @@ from underclock.records import Kernel, Launch, Pass, Step
 _PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names
 
 
-def units_of(nodes: Sequence[Node], matched: Sequence[Activity | None]) -> tuple[Unit, ...]:
+def units_of(
+    nodes: Sequence[Node],
+    matched: Sequence[Activity | None],
+    cleared: Sequence[Sequence[int]] = (),
+) -> tuple[Unit, ...]:
     """Group each kernel with the memsets and copies that its operator launched before it.
 
-    A memset or copy of an operator that launches no kernel after it stands alone.
+    That is what stands right before it, and wherever in its operator a memset clears memory that
+    the kernel is given. Without the latter a kernel that counts its blocks down in such memory,
+    as a sort does, waits forever the second time. A memset or copy of an operator that launches no
+    kernel after it stands alone.
 
     Args:
         nodes: The graph's, in launch order.
         matched: The activity of each, as `alignment.align` returns it.
+        cleared: For each node the earlier memsets whose memory it points into; empty if unknown.
     """
     units: list[Unit] = []
     waiting: list[int] = []
@@ -37,7 +45,10 @@ def units_of(nodes: Sequence[Node], matched: Sequence[Activity | None]) -> tuple
         if waiting and not _same_call(matched[waiting[-1]], matched[index]):
             release()
         if node.kind is NodeKind.KERNEL:
-            units.append(Unit(nodes=(*waiting, index), activity=matched[index]))
+            others = cleared[index] if cleared else ()
+            mine = {i for i in others if _same_call(matched[i], matched[index])}
+            helpers = sorted(mine.union(waiting))
+            units.append(Unit(nodes=(*helpers, index), activity=matched[index]))
             waiting.clear()
         else:
             waiting.append(index)
@@ -56,6 +67,7 @@ def traced_step(
     nodes: Sequence[Node],
     matched: Sequence[Activity | None],
     *,
+    cleared: Sequence[Sequence[int]] = (),
     seen: Sequence[Activity] = (),
     source: str = "",
     obstacle: str = "",
@@ -66,6 +78,7 @@ def traced_step(
         name: Of the step.
         nodes: In launch order.
         matched: The activity of each; ``None`` where unknown.
+        cleared: As for `units_of`.
         seen: All activities of the profile, to say which share of its time has a name.
         source: Where the step's function is, to run it again.
         obstacle: Why its kernels cannot be isolated.
@@ -73,7 +86,7 @@ def traced_step(
     Raises:
         DataError: The step launches nothing.
     """
-    units = units_of(nodes, matched)
+    units = units_of(nodes, matched, cleared)
     if not units:
         raise DataError(
             "the step launched no kernel on the GPU",

@@ -48,6 +48,29 @@ def walk(graph: int, is_device_pointer: Any) -> tuple[GraphNode, ...]:
     return tuple(_read(driver, node, is_device_pointer) for node in handles[:count])
 
 
+def cleared_before(nodes: Sequence[GraphNode]) -> tuple[tuple[int, ...], ...]:
+    """Return for each node the earlier memsets whose memory its parameters point into.
+
+    Of several memsets of the same memory the last counts.
+    """
+    last: dict[int, tuple[int, int]] = {}  # start -> where it ends, and which node
+    found: list[tuple[int, ...]] = []
+    for index, node in enumerate(nodes):
+        if node.node.kind is NodeKind.MEMSET:
+            found.append(())
+            last[node.words[0]] = (node.words[0] + node.node.bytes, index)
+            continue
+        words = set(node.words)
+        found.append(
+            tuple(
+                which
+                for start, (end, which) in last.items()
+                if any(start <= word < end for word in words)
+            )
+        )
+    return tuple(found)
+
+
 def _read(driver: Any, handle: Any, is_device_pointer: Any) -> GraphNode:
     kind = check("read a node's kind", driver.cuGraphNodeGetType(handle))
     kinds = driver.CUgraphNodeType

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from underclock.hw.base import Loop, Progress
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import Chain, GraphNode
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
-from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.state import Snapshot, StuckError
 from underclock.hw.cuda.torch_step import Captured
 from underclock.launches import NodeKind, Traced
 from underclock.records import Kernel
@@ -20,6 +21,7 @@ from underclock.records import Kernel
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
 _MOST_NODES = 20_000
 _TRIAL = 16
+_STUCK_S = 60.0  # no launch of a trial takes a fraction of this
 _IN_FLIGHT = 3
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
 
@@ -144,10 +146,7 @@ class CudaLauncher:
     def _some(self, indices: Sequence[int]) -> Iterator[_Feed]:
         order = self.traced.step.order
         only = self.traced.step.kernels[indices[0]] if len(indices) == 1 else None
-        if only is not None and only.name not in self._seen:
-            self._inspect(only, indices[0])
-            self._seen.add(only.name)
-        with self.repeated([order.index(index) for index in indices]) as (chain, count):
+        with self.repeated([order.index(index) for index in indices], only) as (chain, count):
             before = self._uniformity(indices[0])
             with _feeding(
                 self._torch, lambda stream: chain.launch(stream.cuda_stream), count
@@ -157,11 +156,14 @@ class CudaLauncher:
                 self._note_decay(only, indices[0], before)
 
     @contextmanager
-    def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Chain, int]]:
+    def repeated(
+        self, positions: Sequence[int], inspected: Kernel | None = None
+    ) -> Iterator[tuple[Chain, int]]:
         """Build a graph of launches repeated, with the step's data as it is at the first of them.
 
         Args:
             positions: Which launches of the step, in turn.
+            inspected: The one kernel that is launched, to look at what it reads the first time.
 
         Yields:
             The graph, and how often it holds them.
@@ -169,6 +171,9 @@ class CudaLauncher:
         torch = self._torch
         mine = [node for position in positions for node in self._nodes(position)]
         self.rewind(self.traced.units[positions[0]].nodes[0])
+        if inspected is not None and inspected.name not in self._seen:
+            self._inspect(inspected, mine)
+            self._seen.add(inspected.name)
         with Chain(mine * _TRIAL) as trial:
             _timed(torch, lambda stream: trial.launch(stream.cuda_stream), 1)
             once_s = _timed(torch, lambda stream: trial.launch(stream.cuda_stream), 1) / _TRIAL
@@ -206,7 +211,7 @@ class CudaLauncher:
         nodes = self._nodes(self.traced.step.order.index(index))
         return [uniformity(view) for view in self._views(nodes)]
 
-    def _inspect(self, kernel: Kernel, index: int) -> None:
+    def _inspect(self, kernel: Kernel, nodes: Sequence[GraphNode]) -> None:
         """Note a kernel most of whose operands hold one value.
 
         What a launch leaves as it was it reads, or fills with what was there before.
@@ -214,8 +219,6 @@ class CudaLauncher:
         launch = kernel.launch
         if launch is None or "Fill" in launch.function or launch.function in {"memset", "copy"}:
             return
-        nodes = self._nodes(self.traced.step.order.index(index))
-        self.rewind(self.traced.units[self.traced.step.order.index(index)].nodes[0])
         views = self._views(nodes)
         before = [view.clone() for view in views]
         with Chain(nodes) as once:
@@ -257,5 +260,13 @@ def _timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:
     for _ in range(times):
         launch(stream)
     ended.record(stream)
-    ended.synchronize()
+    deadline_s = time.perf_counter() + _STUCK_S
+    while not ended.query():
+        if time.perf_counter() > deadline_s:
+            raise StuckError(
+                f"a kernel launched by itself did not end in {_STUCK_S:g} s: it waits for what "
+                "another kernel of its operator prepares",
+                hint="this process's GPU work is lost; leave that operator out of the step, or "
+                "trace it without isolating",
+            )
     return max(1e-9, float(begun.elapsed_time(ended)) * 1e-3)

@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+from underclock.errors import DeviceError
+
 _SIMPLE = (int, float, bool, str, bytes, type(None))
+
+
+class StuckError(DeviceError):
+    """The GPU does not come back from a launch; nothing on it can be put back."""
 
 
 class Snapshot:
@@ -45,7 +51,9 @@ class Snapshot:
                 storage.copy_(copy)
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put everything back, once the GPU has done what it was given."""
+        if self._torch.cuda.is_available():
+            self._torch.cuda.synchronize()
         for thing in self._objects:
             thing.restore()
         for leaf, gradient in self._gradients:
@@ -68,10 +76,12 @@ def preserved(step: Callable[..., object] | None = None) -> Iterator[Snapshot]:
     snapshot = Snapshot(step)
     try:
         yield snapshot
-    finally:
-        if snapshot._torch.cuda.is_available():  # noqa: SLF001 - one module
-            snapshot._torch.cuda.synchronize()  # noqa: SLF001
+    except StuckError:
+        raise  # to wait for the GPU would be to wait forever
+    except BaseException:
         snapshot.restore()
+        raise
+    snapshot.restore()
 
 
 class _Attributes:
@@ -205,20 +215,26 @@ def _contents(torch: Any) -> list[tuple[Any, Any]]:
         size = storage.nbytes()
         if size and (tensor.is_cuda or tensor.requires_grad or size <= _SMALL):
             seen.setdefault((str(storage.device), storage.data_ptr()), (storage, size))
+    on_gpu = _fits(torch, sum(size for storage, size in seen.values() if _is_cuda(storage)))
     kept = []
-    for storage, size in seen.values():
+    for storage, _ in seen.values():
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        kept.append((whole, _copy(torch, whole, size)))
+        kept.append((whole, whole.clone() if on_gpu or not whole.is_cuda else whole.cpu()))
     return kept
 
 
 _SMALL = 64 * 2**20
-_ROOM_LEFT = 8 * 2**30  # for what the capture itself allocates
+_MOST_OF_FREE = 0.25  # the rest is for what the step and its capture allocate
 
 
-def _copy(torch: Any, whole: Any, size: int) -> Any:
-    if whole.is_cuda:
-        free, _ = torch.cuda.mem_get_info(whole.device)
-        if free < size + _ROOM_LEFT:
-            return whole.cpu()
-    return whole.clone()
+def _is_cuda(storage: Any) -> bool:
+    return bool(storage.device.type == "cuda")
+
+
+def _fits(torch: Any, size: int) -> bool:
+    """Whether a copy may stay on the GPU: through the host it takes seconds to put back."""
+    if not torch.cuda.is_available():
+        return False
+    torch.cuda.empty_cache()  # or what earlier steps left would count as taken
+    free, _ = torch.cuda.mem_get_info()
+    return bool(size <= _MOST_OF_FREE * free)

@@ -13,6 +13,7 @@ from underclock.errors import DeviceError, MeasurementError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
+from underclock.hw.cuda.state import StuckError
 from underclock.launches import MODULE_MARK
 
 StepFunction = Callable[[], object]
@@ -103,11 +104,18 @@ def captured(step: StepFunction) -> Iterator[Captured]:
         memory = Memory.of(torch, device, made)
         nodes = walk(int(graph.raw_cuda_graph()), memory.holds)
         yield Captured(graph=graph, nodes=nodes, memory=memory)
-    finally:
-        torch.cuda.synchronize()
-        graph.reset()
-        del graph
-        torch.cuda.empty_cache()
+    except StuckError:
+        raise
+    except BaseException:
+        _release(torch, graph)
+        raise
+    _release(torch, graph)
+
+
+def _release(torch: Any, graph: Any) -> None:
+    torch.cuda.synchronize()
+    graph.reset()
+    torch.cuda.empty_cache()
 
 
 def _recover(torch: Any) -> None:
@@ -147,6 +155,7 @@ def _side_stream(torch: Any) -> Iterator[None]:
         yield
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # memory that is cached for this stream serves no other
 
 
 @contextmanager

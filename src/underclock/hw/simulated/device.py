@@ -5,7 +5,7 @@ them is `gauges`. Locks live here, not in the process that set them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class VirtualGpu:
         self.activity: Activity | None = None
         self.neighbours: tuple[Neighbour, ...] = ()
         self.faults: list[FaultKind] = []
+        self.on_follow: Callable[[Domain], None] = lambda _domain: None  # for scoring
         self.agenda = Agenda()
         sensors = model.sensors or sensors_of(model.name)
         self.gauges = Gauges(sensors, self.unit.gain)
@@ -210,8 +211,9 @@ class VirtualGpu:
             self._account(min(self._stride_s(), min(end_s, agenda.next_s) - self.now_s))
         self.now_s = end_s  # exactly, so that several GPUs keep one time
 
-    def _follow_locks(self) -> None:
-        """Let clocks follow their locks; while the memory's changes, nothing executes."""
+    def _follow_locks(self, domain: Domain) -> None:
+        """Let a clock follow its lock; while the memory's changes, nothing executes."""
+        self.on_follow(domain)
         before_mhz = self.mem_mhz
         self._look_again()
         if self.mem_mhz != before_mhz:

@@ -19,7 +19,7 @@ class Locks:
         model: Which GPU; it says how long switching takes, and what locks it ignores.
         agenda: Where the switches are set down.
         random: Of the jitter.
-        changed: Told when a clock begins to follow another lock.
+        changed: Told which clock begins to follow another lock.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Locks:
         model: GpuModel,
         agenda: Agenda,
         random: np.random.Generator,
-        changed: Callable[[], None],
+        changed: Callable[[Domain], None],
     ) -> None:
         self.switching = model.switching or Switching()
         self._model = model
@@ -70,7 +70,7 @@ class Locks:
         """Follow a lock now, unless it was replaced before it was followed."""
         if times == self._times[domain]:
             self._followed[domain] = bounds
-            self._changed()
+            self._changed(domain)
 
 
 def snap(mhz: float, table: tuple[int, ...]) -> int:

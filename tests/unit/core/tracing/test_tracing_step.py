@@ -56,6 +56,16 @@ def test_a_memset_nobody_knows_stands_alone() -> None:
     assert [unit.nodes for unit in units] == [(0,), (1,)]
 
 
+def test_a_memset_serves_every_kernel_of_its_operator_that_is_given_its_memory() -> None:
+    sort, other = activity("aten::sort"), activity("aten::other")
+    nodes = [MEMSET, node("histogram"), node("sweep"), node("sweep"), node("other")]
+    matched = [sort, sort, sort, sort, other]
+    units = units_of(nodes, matched, [(), (), (0,), (0,), (0,)])
+    assert [unit.nodes for unit in units] == [(0, 1), (0, 2), (0, 3), (4,)]
+    traced = traced_step("s", nodes, matched, cleared=[(), (), (0,), (0,), (0,)])
+    assert [kernel.count for kernel in traced.step.kernels] == [1, 2, 1]
+
+
 def test_nodes_that_only_order_are_left_out() -> None:
     assert [u.nodes for u in units_of([node(kind=NodeKind.OTHER), node()], [None, None])] == [(1,)]
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from underclock.hw.cuda.state import Snapshot, preserved  # noqa: E402
+from underclock.hw.cuda.state import Snapshot, StuckError, preserved  # noqa: E402
 
 COUNTER = 0
 
@@ -150,6 +150,19 @@ def test_contents_can_be_put_back_alone(trainer: Trainer) -> None:
     snapshot.restore_contents()
     assert [p.tolist() for p in trainer.model.parameters()] == weights
     assert trainer.model.seen > 0  # nothing else was touched
+
+
+def test_a_stuck_gpu_is_not_waited_for(trainer: Trainer) -> None:
+    before = trainer.state()
+
+    def stuck() -> None:
+        with preserved(trainer.step):
+            trainer.step()
+            raise StuckError("it does not come back")
+
+    with pytest.raises(StuckError):
+        stuck()
+    assert trainer.state() != before
 
 
 def test_an_empty_closure_cell_does_no_harm() -> None:
