@@ -1,4 +1,4 @@
-"""What was seen of a step at auto clocks: where its energy goes, and what its clocks do."""
+"""What was seen of a step: where its energy goes, what its clocks do, what a schedule did."""
 
 from enum import StrEnum
 
@@ -109,3 +109,39 @@ class ClockLog(Record, frozen=True, kw_only=True):
     event_reasons: int
     step_s: float | None = None
     kernels: tuple[KernelClock, ...] = ()
+
+
+class Execution(Record, frozen=True, kw_only=True):
+    """What a step under a schedule of clocks took. Changes of core and of memory count apart.
+
+    Attributes:
+        evidence: Of every number.
+        workload: Name of the step.
+        fingerprint: Of the step.
+        steps: How many were run; what follows is their mean.
+        time_s: Of a step.
+        energy_j: Of a step.
+        time_range_s: Least and greatest of the steps.
+        energy_range_j: Likewise.
+        planned: Changes that the schedule asks for in a step.
+        switches: Of which so many happened; newer ones overtook the others.
+        early: Of those, this many came before their launch began, by more than ``off_s``.
+        late: Likewise after.
+        off_s: A change this far off is not counted as either.
+    """
+
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    fingerprint: str
+    steps: int
+    time_s: float
+    energy_j: float
+    time_range_s: tuple[float, float]
+    energy_range_j: tuple[float, float]
+    planned: int
+    switches: float
+    early: float
+    late: float
+    off_s: float
+    warnings: tuple[str, ...] = ()

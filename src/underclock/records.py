@@ -503,6 +503,24 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     hardware: str = ""
 
 
+class Proposal(Record, frozen=True, kw_only=True):
+    """A way to run a step that makes switching pay, planned as if it were done.
+
+    Attributes:
+        name: What would be done.
+        needs: What it takes.
+        time_change: Fraction of the same step's auto time.
+        energy_change: Fraction of its auto energy.
+        switches: In one such step.
+    """
+
+    name: str
+    needs: str
+    time_change: float
+    energy_change: float
+    switches: int
+
+
 class Plan(Record, frozen=True, kw_only=True):
     """Clocks per kernel, what they promise, and what that rests on.
 
@@ -527,6 +545,7 @@ class Plan(Record, frozen=True, kw_only=True):
         order: The launch sequence, as indices into ``runs``; empty when unknown.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
         latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
+        proposals: What longer segments would bring, greatest saving first; empty likewise.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -550,6 +569,7 @@ class Plan(Record, frozen=True, kw_only=True):
     order: tuple[int, ...] = ()
     schedule: ClockSchedule | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -261,4 +261,22 @@ def latency_tables(plan: Plan) -> tuple[Table, ...]:
             f"this plan's own latency: {plan.schedule.latency}, "
             f"{plan.schedule.switches} switches per step"
         )
-    return (table,)
+    return (table, _proposals_table(plan))
+
+
+def _proposals_table(plan: Plan) -> Table:
+    """Return what longer segments would bring."""
+    table = bare_table(f"proposed, to make switching pay: {plan.evidence}")
+    table.add_column("way", overflow="fold")
+    for header in ("time", "energy", "switches"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("needs", overflow="fold")
+    for proposal in plan.proposals:
+        table.add_row(
+            Text(proposal.name),
+            Text(change_text(proposal.time_change)),
+            Text(change_text(proposal.energy_change)),
+            Text(str(proposal.switches)),
+            Text(proposal.needs),
+        )
+    return table

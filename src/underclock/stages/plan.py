@@ -13,6 +13,7 @@ from underclock.core.achievable import (
 )
 from underclock.core.costs import CostTable, cost_table
 from underclock.core.groups import Ints
+from underclock.core.longer import proposals
 from underclock.core.planning import Arms, Goal, choices, compare_arms
 from underclock.errors import InfeasibleError, UsageError
 from underclock.latencies import LatencyTable
@@ -24,6 +25,7 @@ from underclock.records import (
     Objective,
     Plan,
     Profile,
+    Proposal,
 )
 from underclock.stages.sources import as_profile
 from underclock.store import read_document
@@ -41,7 +43,7 @@ class Switching:
     min_dwell_s: float = 0.0
     """Least time between changes, whatever the latency."""
     curve: bool = True
-    """Whether to plan at other latencies too."""
+    """Whether to plan at other latencies too, and with longer segments."""
     wording: str = "as measured"
     """Which latency it is, in words."""
 
@@ -53,6 +55,7 @@ class Reality:
     arms: tuple[Arm, ...] = ()
     schedule: ClockSchedule | None = None
     curve: tuple[LatencyPoint, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -147,6 +150,7 @@ def plan(
         order=profile.order,
         schedule=real.schedule,
         latency_curve=real.curve,
+        proposals=real.proposals,
         warnings=(*table.warnings, *real.warnings),
     )
 
@@ -175,8 +179,15 @@ def _reality(
         )
     else:
         schedule = as_record(table, found, switching.wording)
-    curve = latency_curve(table, profile.order, rules, starts) if switching.curve else ()
-    return Reality(arms=(arm,), schedule=schedule, curve=curve, warnings=warnings)
+    if not switching.curve:
+        return Reality(arms=(arm,), schedule=schedule, warnings=warnings)
+    return Reality(
+        arms=(arm,),
+        schedule=schedule,
+        curve=latency_curve(table, profile.order, rules, starts),
+        proposals=proposals(table, profile.order, rules),
+        warnings=warnings,
+    )
 
 
 def _fixed(table: CostTable, settings: dict[str, Ints]) -> Clocks | None:

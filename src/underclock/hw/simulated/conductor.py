@@ -1,44 +1,34 @@
-"""Plays a schedule of clocks on a virtual GPU, as a runtime on a real one would.
+"""Runs a step under a schedule of clocks on a virtual GPU, as a runtime would on a real one."""
 
-The runtime is a host thread beside the GPU. It sees where the step is at the beginning of every
-launch, as events tell it, and between those goes by planned durations. A change is asked for as long
-ahead of its boundary as the latency table says that call and delay take, but not before the clock's
-previous change is due, nor before that has very likely happened: a lock that is replaced before it
-is followed never is. What is overdue when the host comes to it gives way to what is newer. Calls
-block the host, one after another, and never the GPU.
-
-What really happens is the device's doing; nothing here knows its delays.
-"""
-
-import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from underclock.errors import DeviceError
+from underclock.errors import DeviceError, UsageError
+from underclock.hw.lease import clock_lease
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
+from underclock.hw.simulated.runtime import Line, Runtime, lines_of
 from underclock.hw.simulated.work import Activity
-from underclock.hw.switchable import SwitchableNvmlGpu
 from underclock.latencies import Domain, LatencyTable
-from underclock.records import Clocks, Kernel
+from underclock.records import AUTO, Clocks, Kernel
 
-_ROUNDING_S = 1e-12
-_SETTLE_S = 1.0  # after the locks that try out whether they are taken
-_LEAST_LAUNCHES = 2
+_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """What steps under a schedule truly took. A core and a memory clock change apart.
+    """What steps under a schedule truly took. Changes of core and of memory count apart.
 
     Attributes:
         time_s: Of every step.
         energy_j: Of every step; the truth, not the counter.
         planned: Changes in one step of the schedule.
-        switches: Changes that happened in every step, early or late as they were.
-        misses_s: When each of those happened, counted from the beginning of its launch.
+        switches: Changes that happened for every step, early or late as they were.
+        misses_s: When each of those happened, counted from the beginning of its launch; stalls do
+            not count.
         temperature_c: At the end.
     """
 
@@ -51,194 +41,16 @@ class Executed:
 
     @property
     def dropped(self) -> int:
-        """Changes that never happened: overtaken by newer ones."""
+        """Changes that never happened: newer ones overtook them."""
         return self.planned * len(self.time_s) - sum(self.switches)
 
     def early(self, than_s: float) -> int:
-        """Return how many happened earlier than that before their launch began."""
+        """Return how many happened longer than that before their launch began."""
         return sum(miss_s < -than_s for miss_s in self.misses_s)
 
     def late(self, than_s: float) -> int:
-        """Return how many happened later than that after their launch began."""
+        """Return how many happened longer than that after their launch began."""
         return sum(miss_s > than_s for miss_s in self.misses_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    """One change of one clock in a round.
-
-    Attributes:
-        at: The launch that it is for.
-        to_mhz: ``None`` gives the clock back.
-        lead_s: It is asked for this long ahead.
-        call_s: Of which the call blocks for so long.
-        sure_s: This long after the call's return it has very likely happened.
-        stall_s: Nothing executes for so long when it happens.
-    """
-
-    at: int
-    to_mhz: int | None
-    lead_s: float
-    call_s: float
-    sure_s: float
-    stall_s: float
-
-
-@dataclass(slots=True)
-class _Line:
-    """One clock, and its changes round after round; a number counts them over all rounds.
-
-    Attributes:
-        set_lock: Asks the device.
-        launches: In a round.
-        changes: Of a round, in order.
-        asked_mhz: What the runtime asked for last.
-        following: Number of the next change to ask for.
-        sure_s: When what was asked for last has very likely happened.
-        flying: Number of the change that was asked for and has not happened.
-        happened: Launch and time of all that did.
-    """
-
-    set_lock: Callable[[tuple[int, int] | None], None]
-    launches: int
-    changes: tuple[_Change, ...]
-    asked_mhz: int | None
-    following: int = 0
-    sure_s: float = -math.inf
-    flying: int | None = None
-    happened: list[tuple[int, float]] = field(default_factory=list)
-
-    def change(self, number: int) -> _Change:
-        """Return a change by its number."""
-        return self.changes[number % len(self.changes)]
-
-    def launch(self, number: int) -> int:
-        """Return which launch a change is for, over all rounds."""
-        rounds, index = divmod(number, len(self.changes))
-        return rounds * self.launches + self.changes[index].at
-
-
-@dataclass(slots=True)
-class _Told(Activity):
-    """An activity that tells whenever a launch begins."""
-
-    begins: Callable[[], None] = lambda: None
-
-    def progress(self, stride_s: float, kernel_s: float) -> None:
-        """Count what a stride completed."""
-        before = self.position
-        Activity.progress(self, stride_s, kernel_s)
-        if self.position != before:
-            self.begins()
-
-
-class _Host:
-    """The runtime's thread.
-
-    Args:
-        gpu: What it asks for clocks.
-        lines: Of the clocks that change.
-        durations_s: Planned, of every launch of a round.
-    """
-
-    def __init__(
-        self, gpu: VirtualGpu, lines: dict[Domain, _Line], durations_s: Sequence[float]
-    ) -> None:
-        self.steps: list[tuple[float, float]] = []  # when each began, and the energy until then
-        self.began_s: dict[int, float] = {}  # launches at which clocks change
-        self._gpu = gpu
-        self._lines = lines
-        stalls_s = [0.0] * len(durations_s)
-        for line in lines.values():
-            for change in line.changes:
-                stalls_s[change.at] += change.stall_s
-        self._watched = {change.at for line in lines.values() for change in line.changes}
-        whole_s = (a + b for a, b in zip(durations_s, stalls_s, strict=True))
-        self._upto_s = list(itertools.accumulate(whole_s, initial=0.0))
-        self._launches = len(durations_s)
-        self._launch, self._since_s = 0, gpu.now_s  # the one that runs
-        self._free_s = -math.inf  # when the call under way returns
-        self._wakes_s, self._wake_number = math.inf, 0
-        self._look_ahead()
-
-    def begins(self) -> None:
-        """Note that the next launch begins."""
-        self._launch += 1
-        self._since_s = self._gpu.now_s
-        at = self._launch % self._launches
-        if at == 0:
-            self.steps.append((self._since_s, self._gpu.energy_j))
-        if at in self._watched:
-            self.began_s[self._launch] = self._since_s
-        self._look_ahead()
-
-    def happens(self, domain: Domain) -> None:
-        """Note that a clock follows what was asked for last."""
-        line = self._lines.get(domain)
-        if line is not None and line.flying is not None:
-            line.happened.append((line.launch(line.flying), self._gpu.now_s))
-            line.flying = None
-
-    def _begins_s(self, launch: int) -> float:
-        """Return when a launch will begin, as far as the runtime can tell."""
-        if launch <= self._launch:
-            return -math.inf
-        return self._since_s + self._planned_s(launch) - self._planned_s(self._launch)
-
-    def _planned_s(self, launch: int) -> float:
-        rounds, at = divmod(launch, self._launches)
-        return rounds * self._upto_s[-1] + self._upto_s[at]
-
-    def _due_s(self, line: _Line, number: int) -> float:
-        """Return when a change should be asked for: not before the one before it is due."""
-        ahead_s = self._begins_s(line.launch(number)) - line.change(number).lead_s
-        return max(ahead_s, self._begins_s(line.launch(number - 1)))
-
-    def _asks_s(self, line: _Line) -> float:
-        """Return when the next change can be asked for."""
-        return max(self._due_s(line, line.following), line.sure_s, self._free_s)
-
-    def _look_ahead(self) -> None:
-        """Wake up when there is something to ask for."""
-        at_s = min((self._asks_s(line) for line in self._lines.values()), default=math.inf)
-        if at_s < self._wakes_s:
-            self._wakes_s = at_s
-            self._wake_number += 1
-            wake = functools.partial(self._wake, self._wake_number)
-            self._gpu.agenda.add(max(at_s, self._gpu.now_s), wake)
-
-    def _wake(self, number: int) -> None:
-        if number != self._wake_number:  # replaced by an earlier one
-            return
-        self._wakes_s = math.inf
-        due = [line for line in self._lines.values() if self._asks_s(line) <= self._now_s()]
-        if due:
-            self._ask(min(due, key=lambda line: self._due_s(line, line.following)))
-        self._look_ahead()
-
-    def _now_s(self) -> float:
-        return self._gpu.now_s + _ROUNDING_S
-
-    def _ask(self, line: _Line) -> None:
-        """Ask for the newest change that is due, unless the clock was asked to be there."""
-        number = line.following
-        while self._due_s(line, number + 1) <= self._now_s():
-            number += 1
-        line.following = number + 1
-        change = line.change(number)
-        if change.to_mhz == line.asked_mhz:
-            return
-        line.asked_mhz = change.to_mhz
-        self._free_s = self._gpu.now_s + next(self._gpu.setter_call_s)
-        line.sure_s = self._free_s + change.sure_s
-        self._gpu.agenda.add(self._free_s, functools.partial(_returns, line, number))
-
-
-def _returns(line: _Line, number: int) -> None:
-    """End a call: from now on the device delays, as it does after any call."""
-    line.flying = number
-    mhz = line.change(number).to_mhz
-    line.set_lock(None if mhz is None else (mhz, mhz))
 
 
 def execute(
@@ -254,54 +66,139 @@ def execute(
     """Run a step over and over, each launch at the clocks that a schedule gives it.
 
     Every setting is asked for once beforehand, through the driver, so that one it refuses is found
-    before anything runs; clocks are given back at the end, whatever happens. Faults that befall the
-    driver in between are not played.
+    before anything runs; clocks are given back at the end, whatever happens. A fault that befalls
+    the driver in between is not played, but for a GPU that falls off the bus.
 
     Args:
         rig: The GPU; its own switching decides what happens.
         kernels: In launch order.
         clocks: One setting for each launch.
         table: What the runtime believes of switching.
-        predicted_s: What it believes each launch takes, without stalls.
+        predicted_s: What it believes each launch takes, stalls apart.
         steps: How many are reported.
-        warm_s: How long the schedule runs before that.
+        warm_s: How long the schedule runs before those.
 
     Raises:
-        ValueError: Not one setting and one duration for each of two launches or more, a duration
-            that is none, or nothing to report.
-        UsageError: A kernel does not say what it does, or a clock is none of the GPU's.
-        NotSupportedError: The GPU does not take a lock.
+        ValueError: Not one setting and one duration for each of two launches or more, or a number
+            that makes no sense.
+        UsageError: A kernel does not say what it does, or the GPU lists no such clocks.
+        NotSupportedError: The GPU takes no such lock.
         NotPermittedError: This process may not lock clocks.
         DataError: The table lacks a clock that changes.
-        DeviceError: The GPU fell off the bus.
+        DeviceError: The GPU fell off the bus, or refused.
     """
-    _check(kernels, clocks, predicted_s, steps, warm_s)
+    _check(len(kernels), clocks, predicted_s, steps, warm_s)
+    settings = tuple(dict.fromkeys(clocks))
+    _check_listed(rig, settings)
+    lines = lines_of(clocks, table)
     device = rig.device
-    changes = {domain: _changes(clocks, domain, table) for domain in Domain}
-    _share_the_host(changes)
-    setters = {Domain.CORE: device.lock_core, Domain.MEMORY: device.lock_mem}
-    lines = {
-        domain: _Line(setters[domain], len(clocks), tuple(some), _mhz(clocks[0], domain))
-        for domain, some in changes.items()
-        if some
-    }
-    gpu = SwitchableNvmlGpu()
-    try:
-        for setting in (*dict.fromkeys(clocks), clocks[0]):
-            _hold(gpu, setting)
-        rig.clock.sleep_s(_SETTLE_S)
+    held = [setting for setting in settings if not setting.is_auto]
+    with clock_lease(rig.gpu, held[0] if held else AUTO):
+        for setting in held[1:]:
+            rig.gpu.lock(setting)
+        if len(settings) > 1:  # keep nothing of the trials
+            rig.gpu.unlock()
+            rig.gpu.lock(clocks[0])
         with rig.launcher.loop(kernels):
-            host = _Host(device, lines, predicted_s)
-            device.activity = _told(device.activity, host.begins)
-            device.on_follow = host.happens
-            rig.clock.sleep_s(warm_s)
-            first = len(host.steps)
-            # One more than reported, so that late changes of the last are seen.
-            while len(host.steps) < first + steps + 2:
-                rig.clock.sleep_s(sum(predicted_s))
-                if device.lost:
-                    raise DeviceError("the step failed: the GPU fell off the bus")
-    finally:
-        del device.on_follow
-        gpu.unlock()
-    return Executed()
+            runtime = Runtime(device, lines, predicted_s)
+            _tell(device, runtime)
+            device.on_follow = runtime.follows
+            try:
+                rig.clock.sleep_s(warm_s)
+                first = len(runtime.rounds)
+                # One round more than reported, so that late changes of the last are seen.
+                while len(runtime.rounds) < first + steps + 2:
+                    rig.clock.sleep_s(sum(predicted_s))
+                    if device.lost:
+                        raise DeviceError(
+                            "the step failed: the GPU fell off the bus", hint="reboot the machine"
+                        )
+            finally:
+                runtime.stop()
+                device.on_follow = None
+            temperature_c = device.temperature_c
+    return _summary(runtime, lines, first, steps, temperature_c)
+
+
+def _summary(
+    runtime: Runtime, lines: Mapping[Domain, Line], first: int, steps: int, temperature_c: float
+) -> Executed:
+    """Count what happened in some rounds.
+
+    Args:
+        runtime: It noted when they began.
+        lines: What was to change, and did.
+        first: The entry of ``runtime.rounds`` to begin with; entry 0 is round 1.
+        steps: How many.
+        temperature_c: At the end.
+    """
+    edges = itertools.pairwise(runtime.rounds[first : first + steps + 1])
+    took = [(b_s - a_s, b_j - a_j) for (a_s, a_j), (b_s, b_j) in edges]
+    misses = [
+        (launch // line.launches - first - 1, ran_s - runtime.began_s[launch])
+        for line in lines.values()
+        for launch, ran_s in line.happened
+        if first < launch // line.launches <= first + steps
+    ]
+    counts = Counter(step for step, _ in misses)
+    return Executed(
+        time_s=tuple(time_s for time_s, _ in took),
+        energy_j=tuple(energy_j for _, energy_j in took),
+        planned=sum(len(line.changes) for line in lines.values()),
+        switches=tuple(counts[step] for step in range(steps)),
+        misses_s=tuple(miss_s for _, miss_s in misses),
+        temperature_c=temperature_c,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Told(Activity):
+    """An activity that tells the runtime of every launch that begins."""
+
+    runtime: Runtime
+
+    def progress(self, stride_s: float, kernel_s: float) -> None:
+        """Count what a stride completed."""
+        before = self.position
+        Activity.progress(self, stride_s, kernel_s)
+        self.runtime.runs(stride_s, ends=self.position != before)
+
+
+def _tell(device: VirtualGpu, runtime: Runtime) -> None:
+    """Have a device that just began tell the runtime what it sees."""
+    begun = device.activity
+    if begun is None:
+        raise AssertionError("the loop was entered")
+    device.activity = _Told(
+        kernels=begun.kernels,
+        time_noise=begun.time_noise,
+        power_noise=begun.power_noise,
+        runtime=runtime,
+    )
+
+
+def _check(
+    launches: int, clocks: Sequence[Clocks], predicted_s: Sequence[float], steps: int, warm_s: float
+) -> None:
+    if launches < _LEAST_LAUNCHES or {len(clocks), len(predicted_s)} != {launches}:
+        raise ValueError(
+            f"{launches} launches need as many clocks and durations, and there must be two at "
+            f"least; got {len(clocks)} clocks and {len(predicted_s)} durations"
+        )
+    if not all(0 < duration_s < math.inf for duration_s in predicted_s):
+        raise ValueError("every predicted duration must be positive and finite")
+    if steps < 1 or not 0 <= warm_s < math.inf:
+        raise ValueError(f"cannot report {steps} steps after {warm_s} s")
+
+
+def _check_listed(rig: Rig, settings: Sequence[Clocks]) -> None:
+    """Make sure that the GPU lists all clocks, and in these pairs."""
+    memories = rig.gpu.supported_mem_mhz()
+    for setting in settings:
+        core, memory = setting.core_mhz, setting.mem_mhz
+        known = memory is None or memory in memories
+        if not known or not (core is None or core in rig.gpu.supported_core_mhz(memory)):
+            raise UsageError(
+                f"{rig.gpu.info().name} does not list {setting}",
+                hint="see `underclock doctor` for its clocks",
+            )

@@ -1,0 +1,92 @@
+"""execute: run a step under a schedule of clocks, and see what it really takes."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.conductor import execute as conduct
+from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.simulated.switching import Switching
+from underclock.latencies import LatencyTable
+from underclock.observations import Execution
+from underclock.records import Clocks, Evidence, Step
+from underclock.stages.backends import split_spec
+
+OFF_S = 1e-3
+
+
+def execute(  # noqa: PLR0913 - no two of them belong together, and three have defaults
+    step: Step,
+    clocks: Sequence[Clocks],
+    *,
+    gpu: str,
+    latency: LatencyTable,
+    predicted_s: Sequence[float],
+    switching: Switching | None = None,
+    steps: int = 5,
+    seed: int = 0,
+) -> Execution:
+    """Run a step on a simulated GPU, changing clocks as a schedule says.
+
+    The GPU has switching delays of its own; the latencies are only what the runtime believes, and
+    asks ahead by.
+
+    Args:
+        step: What runs.
+        clocks: One setting for each launch of its order.
+        gpu: ``sim:NAME``.
+        latency: How long changes are believed to take.
+        predicted_s: How long each launch is believed to take at its clocks, stalls apart.
+        switching: How long changes do take; by default as the simulated GPU has it.
+        steps: How many are measured, after the GPU is warm.
+        seed: Of the GPU's noise and of the jitter of its switching.
+
+    Raises:
+        ValueError: Not one setting and one duration for each of two launches or more, or a number
+            that makes no sense.
+        UsageError: No such GPU, a table, a kernel whose cost is unknown, or clocks that the GPU
+            does not list.
+        NotSupportedError: A real GPU, which nothing here can drive, or one that takes no such lock.
+        NotPermittedError: This process may not lock clocks.
+        DataError: The latencies are another GPU's, or lack a clock that changes.
+    """
+    kind, rest = split_spec(gpu)
+    if kind == "replay":
+        raise UsageError("a table cannot run a schedule", hint="simulate one: sim:rtx3080ti")
+    if kind == "nvml":
+        raise NotSupportedError(
+            "this version cannot run a schedule on a real GPU", hint="simulate one: sim:rtx3080ti"
+        )
+    model = gpu_model(rest)
+    if switching is not None:
+        model = dataclasses.replace(model, switching=switching)
+    with simulated_rig(model, seed=seed) as rig:
+        info = rig.gpu.info()
+        warnings = latency.check_gpu(info)
+        done = conduct(
+            rig,
+            [step.kernels[index] for index in step.order],
+            clocks,
+            latency,
+            predicted_s=predicted_s,
+            steps=steps,
+        )
+    return Execution(
+        evidence=Evidence.SIMULATED,
+        gpu=info,
+        workload=step.name,
+        fingerprint=step.fingerprint,
+        steps=steps,
+        time_s=statistics.fmean(done.time_s),
+        energy_j=statistics.fmean(done.energy_j),
+        time_range_s=(min(done.time_s), max(done.time_s)),
+        energy_range_j=(min(done.energy_j), max(done.energy_j)),
+        planned=done.planned,
+        switches=statistics.fmean(done.switches),
+        early=done.early(OFF_S) / steps,
+        late=done.late(OFF_S) / steps,
+        off_s=OFF_S,
+        warnings=warnings,
+    )

@@ -1,0 +1,423 @@
+"""Schedules run kernel by kernel on the simulated GPU, against what their kernels cost apart."""
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+import pytest
+
+from underclock.errors import (
+    DataError,
+    DeviceError,
+    NotPermittedError,
+    NotSupportedError,
+    UsageError,
+)
+from underclock.hw.lease import clock_lease
+from underclock.hw.nvml import READ_ONLY
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.conductor import Executed
+from underclock.hw.simulated.conductor import execute as conduct
+from underclock.hw.simulated.models import GpuModel
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.sensors import Latency
+from underclock.hw.simulated.switching import Switching
+from underclock.latencies import Domain, LatencyTable, Switch
+from underclock.observations import Execution
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
+from underclock.stages.execute import OFF_S, execute
+from underclock.testing import Fault, FaultKind, FaultScript
+
+_AT_ONCE = Latency(shares=(0.0, 1.0), points_s=(0.0, 0.0))
+_CALL_S = 4.5e-3
+_STEADY = Latency(shares=(0.0, 1.0), points_s=(_CALL_S, _CALL_S))
+_FREE = Switching(setter=_AT_ONCE, core_s=0.0, mem_s=0.0, mem_stall_s=0.0)
+_EXACT = Switching(setter=_STEADY, target_spread=0.0, jitter=0.0, mem_s=0.02)
+_BELIEVED = LatencyTable.constant(0.02, call_s=_CALL_S)  # which is what `_EXACT` takes
+
+# None of them reaches the power cap.
+_SLOW, _FAST = Clocks(core_mhz=900, mem_mhz=9501), Clocks(core_mhz=1200, mem_mhz=9501)
+_LOW_MEM = Clocks(core_mhz=1200, mem_mhz=5001)
+_PAIRS = {
+    "rtx3080ti": (_SLOW, _FAST),
+    "a100": (Clocks(core_mhz=900), Clocks(core_mhz=1200)),
+    "h200": (Clocks(core_mhz=1005), Clocks(core_mhz=1305)),
+}
+
+
+def _model(name: str, switching: Switching | None) -> GpuModel:
+    return dataclasses.replace(gpu_model(name), switching=switching)
+
+
+@pytest.fixture(scope="module")
+def launches(step: Step) -> list[Kernel]:
+    return [step.kernels[index] for index in step.order]
+
+
+def _alone(
+    name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks], temperature_c: float = 50.0
+) -> list[tuple[float, float]]:
+    """Measure every launch alone at its clocks; return true times and energies."""
+    known: dict[tuple[str, Clocks], tuple[float, float]] = {}
+    for kernel, setting in zip(launches, clocks, strict=True):
+        if (kernel.name, setting) in known:
+            continue
+        # A new one each time, so that its first loop draws the noise of a schedule's.
+        with simulated_rig(_model(name, _FREE)) as rig, clock_lease(rig.gpu, setting):
+            rig.device.temperature_c = temperature_c
+            with rig.launcher.loop([kernel]):
+                start_s, start_j = rig.clock.now_s(), rig.device.energy_j
+                rig.clock.sleep_s(0.1)
+                activity = rig.device.activity
+                assert activity is not None
+                assert not rig.device.capped
+                done = activity.launches + activity.share
+            took_s, took_j = rig.clock.now_s() - start_s, rig.device.energy_j - start_j
+        known[kernel.name, setting] = took_s / done, took_j / done
+    return [known[kernel.name, setting] for kernel, setting in zip(launches, clocks, strict=True)]
+
+
+def _times_s(name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]) -> list[float]:
+    return [time_s for time_s, _ in _alone(name, launches, clocks)]
+
+
+def _executed(
+    name: str,
+    launches: Sequence[Kernel],
+    clocks: Sequence[Clocks],
+    switching: Switching | None,
+    table: LatencyTable = _BELIEVED,
+    *,
+    seed: int = 0,
+    steps: int = 3,
+) -> Executed:
+    predicted_s = _times_s(name, launches, clocks)
+    with simulated_rig(_model(name, switching), seed=seed) as rig:
+        return conduct(
+            rig, launches, clocks, table, predicted_s=predicted_s, steps=steps, warm_s=20.0
+        )
+
+
+def _check_sum(
+    found: Executed, name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]
+) -> None:
+    """Check that a schedule takes the sum of what its launches do alone."""
+    alone = _alone(name, launches, clocks, found.temperature_c)
+    assert found.time_s == pytest.approx([sum(time_s for time_s, _ in alone)] * 3, rel=2e-3)
+    assert found.energy_j == pytest.approx([sum(joule for _, joule in alone)] * 3, rel=3e-3)
+
+
+def _segments(launches: Sequence[Kernel], pair: Sequence[Clocks], count: int) -> list[Clocks]:
+    """Give equally many launches to each of a few segments, by turns."""
+    return [pair[i * count // len(launches) % 2] for i in range(len(launches))]
+
+
+@pytest.mark.parametrize("clocks", [_SLOW, _LOW_MEM, Clocks(core_mhz=1050)])
+def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
+    launches: list[Kernel], clocks: Clocks
+) -> None:
+    predicted_s = [1e-3] * len(launches)
+    with simulated_rig("rtx3080ti") as rig:
+        found = conduct(
+            rig,
+            launches,
+            [clocks] * len(launches),
+            _BELIEVED,
+            predicted_s=predicted_s,
+            steps=3,
+        )
+    with (
+        simulated_rig("rtx3080ti") as rig,
+        clock_lease(rig.gpu, clocks),
+        rig.launcher.loop(launches) as loop,
+    ):
+        rig.clock.sleep_s(150.0)
+        before, before_j, before_s = loop.progress(), rig.device.energy_j, rig.clock.now_s()
+        rig.clock.sleep_s(60.0)
+        after = loop.progress()
+        power_w = (rig.device.energy_j - before_j) / (rig.clock.now_s() - before_s)
+
+    step_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+    assert found.time_s == pytest.approx([step_s] * 3, rel=1e-3)
+    assert found.energy_j == pytest.approx([step_s * power_w] * 3, rel=1e-3)
+    assert (found.planned, found.switches, found.misses_s, found.dropped) == (0, (0,) * 3, (), 0)
+
+
+@pytest.mark.parametrize("name", _PAIRS)
+def test_where_switching_is_free_launches_add_up(name: str, launches: list[Kernel]) -> None:
+    clocks = [_PAIRS[name][i % 2] for i in range(len(launches))]
+    found = _executed(name, launches, clocks, _FREE, LatencyTable.free())
+
+    _check_sum(found, name, launches, clocks)
+    changes = sum(a != b for a, b in itertools.pairwise([clocks[-1], *clocks]))
+    assert (found.planned, found.switches) == (changes, (changes,) * 3)
+    assert max(map(abs, found.misses_s)) < 1e-9
+
+
+@pytest.mark.parametrize("name", _PAIRS)
+def test_so_they_do_where_delays_are_known_and_segments_longer(
+    name: str, launches: list[Kernel]
+) -> None:
+    clocks = _segments(launches, _PAIRS[name], 2 if name == "h200" else 4)
+    found = _executed(name, launches, clocks, _EXACT)
+
+    _check_sum(found, name, launches, clocks)
+    assert found.switches == (found.planned,) * 3
+    assert max(map(abs, found.misses_s)) < 1e-4
+
+
+def _stalling() -> LatencyTable:
+    switches = (_switch(Domain.CORE, 0.02), _switch(Domain.MEMORY, 0.02, 0.01))
+    return LatencyTable(evidence=None, gpu=None, switches=switches)
+
+
+def test_memory_stalls_come_on_top(launches: list[Kernel]) -> None:
+    clocks = _segments(launches, (_FAST, _LOW_MEM), 4)
+    found = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
+
+    sum_s = sum(_times_s("rtx3080ti", launches, clocks))
+    assert found.switches == (4,) * 3
+    assert max(map(abs, found.misses_s)) < 1e-4
+    assert found.time_s == pytest.approx([sum_s + 4 * 0.01] * 3, rel=1e-3)
+
+
+def test_of_two_clocks_at_one_boundary_one_is_asked_for_early(launches: list[Kernel]) -> None:
+    clocks = _segments(launches, (_SLOW, _LOW_MEM), 4)
+    found = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
+
+    assert (found.planned, found.switches) == (8, (8,) * 3)
+    assert sorted(found.misses_s) == pytest.approx([-_CALL_S] * 12 + [0.0] * 12, abs=2e-3)
+    assert (found.early(2e-3), found.late(2e-3)) == (12, 0)
+
+
+def _switch(domain: Domain, delay_s: float, stall_s: float = 0.0) -> Switch:
+    return Switch(
+        domain=domain,
+        from_mhz=None,
+        to_mhz=None,
+        call_s=_CALL_S,
+        delay_s=delay_s,
+        delay_p05_s=delay_s,
+        delay_p95_s=delay_s,
+        jitter_s=0.0,
+        stall_s=stall_s,
+        repeats=0,
+    )
+
+
+def test_segments_shorter_than_the_delay_are_shown_as_they_run(launches: list[Kernel]) -> None:
+    clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(launches))]
+    found = _executed("rtx3080ti", launches, clocks, _EXACT)
+    sum_s = sum(_times_s("rtx3080ti", launches, clocks))
+
+    assert 0 < found.dropped < found.planned * 3
+    assert (
+        found.dropped
+        == found.planned * 3 - sum(found.switches)
+        == found.planned * 3 - len(found.misses_s)
+    )
+    assert found.late(1e-3) > len(found.misses_s) / 2
+    assert abs(statistics.fmean(found.time_s) / sum_s - 1) > 2e-3
+
+
+def test_what_jitters_misses_on_both_sides_and_little_in_all(launches: list[Kernel]) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    jittery = Switching(target_spread=0.0, jitter=0.2)
+    found = _executed("rtx3080ti", launches, clocks, jittery, steps=20)
+    sum_s = sum(_times_s("rtx3080ti", launches, clocks))
+
+    assert statistics.pstdev(found.misses_s) == pytest.approx(0.005, rel=0.4)
+    assert min(found.early(1e-3), found.late(1e-3)) > 10
+    assert statistics.fmean(found.time_s) == pytest.approx(sum_s, rel=0.01)
+    assert len(set(found.time_s)) > 10
+
+
+@pytest.mark.parametrize(("believed_s", "miss_s"), [(0.01, 0.01), (0.03, -0.01)])
+def test_a_wrong_belief_of_the_delay_shows(
+    launches: list[Kernel], believed_s: float, miss_s: float
+) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    table = LatencyTable.constant(believed_s, call_s=_CALL_S)
+    found = _executed("rtx3080ti", launches, clocks, _EXACT, table)
+
+    # Launches that run at clocks they were not planned for take other times than predicted.
+    assert found.misses_s == pytest.approx([miss_s] * 12, abs=4e-3)
+    assert (found.early(5e-3), found.late(5e-3)) == ((12, 0) if miss_s < 0 else (0, 12))
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+def test_wrong_durations_are_put_right_launch_by_launch(
+    launches: list[Kernel], factor: float
+) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    predicted_s = [factor * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
+    with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
+        found = conduct(rig, launches, clocks, _BELIEVED, predicted_s=predicted_s, steps=3)
+
+    # Off by a fifth of what is ahead when it asks: the lead, and a launch's worth.
+    longest_s = max(predicted_s)
+    assert max(map(abs, found.misses_s)) < 0.25 * (0.025 + longest_s)
+    assert found.switches == (4,) * 3
+
+
+def test_auto_gives_the_clock_back(launches: list[Kernel]) -> None:
+    back = Clocks(core_mhz=1200)
+    clocks = _segments(launches, (_LOW_MEM, back), 2)
+    found = _executed("rtx3080ti", launches, clocks, _FREE, LatencyTable.free())
+
+    _check_sum(found, "rtx3080ti", launches, clocks)
+    assert found.switches == (2,) * 3
+
+
+def test_the_same_seed_gives_the_same_run(launches: list[Kernel]) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    first, again, other = (
+        _executed("rtx3080ti", launches, clocks, None, seed=seed) for seed in (1, 1, 2)
+    )
+
+    assert first == again
+    assert first.time_s != other.time_s
+    assert first.misses_s != other.misses_s
+
+
+def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
+    model = dataclasses.replace(_model("rtx3080ti", None), ignored_locks=(Domain.CORE,))
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    with simulated_rig(model) as rig:
+        found = conduct(
+            rig, launches, clocks, _BELIEVED, predicted_s=[1e-3] * len(launches), steps=2
+        )
+
+    assert (found.planned, found.switches, found.dropped) == (4, (0, 0), 8)
+
+
+def _run(rig: Rig, launches: list[Kernel], clocks: Sequence[Clocks]) -> Executed:
+    durations_s = [1e-3] * len(launches)
+    return conduct(rig, launches, clocks, _BELIEVED, predicted_s=durations_s, steps=1, warm_s=1.0)
+
+
+def test_clocks_are_given_back_at_the_end(rig: Rig, launches: list[Kernel]) -> None:
+    _run(rig, launches, _segments(launches, (_SLOW, _LOW_MEM), 4))
+
+    assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)
+    assert rig.device.activity is None
+    assert rig.device.on_follow is None
+    rig.clock.sleep_s(60.0)  # nobody is left who asks for anything
+    assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)
+
+
+def test_auto_throughout_needs_no_permission_and_anything_else_does(
+    launches: list[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with simulated_rig("rtx3080ti", root=False) as rig:
+        assert _run(rig, launches, [AUTO] * len(launches)).planned == 0
+        with pytest.raises(NotPermittedError):
+            _run(rig, launches, _segments(launches, (AUTO, _FAST), 4))
+    monkeypatch.setenv(READ_ONLY, "1")
+    with simulated_rig("rtx3080ti") as rig, pytest.raises(NotPermittedError, match=READ_ONLY):
+        _run(rig, launches, [_FAST] * len(launches))
+
+
+def test_a_gpu_lost_on_the_way_is_an_error(launches: list[Kernel]) -> None:
+    faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=1.0),))
+    with simulated_rig("rtx3080ti", faults=faults) as rig, pytest.raises(DeviceError, match="lost"):
+        _run(rig, launches, _segments(launches, (_SLOW, _FAST), 4))
+
+
+def test_the_stage_runs_a_schedule(step: Step, launches: list[Kernel]) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    predicted_s = _times_s("rtx3080ti", launches, clocks)
+
+    def run(switching: Switching | None, *, seed: int = 0) -> Execution:
+        return execute(
+            step,
+            clocks,
+            gpu="sim:rtx3080ti",
+            latency=_BELIEVED,
+            predicted_s=predicted_s,
+            switching=switching,
+            seed=seed,
+        )
+
+    found = run(_EXACT)
+    assert (found.evidence, found.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
+    assert (found.workload, found.fingerprint) == (step.name, step.fingerprint)
+    assert (found.steps, found.planned, found.switches) == (5, 4, 4.0)
+    assert (found.early, found.late, found.off_s) == (0.0, 0.0, OFF_S)
+    assert found.time_s == pytest.approx(sum(predicted_s), rel=2e-3)
+    assert found.time_range_s[0] <= found.time_s <= found.time_range_s[1]
+    assert found.energy_range_j[0] <= found.energy_j <= found.energy_range_j[1]
+    assert run(None) == run(None) != run(None, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "clocks", "error", "words"),
+    [
+        ("nvml:0", _FAST, NotSupportedError, "real GPU"),
+        ("replay:table.csv", _FAST, UsageError, "table"),
+        ("sim:nothing", _FAST, UsageError, "nothing"),
+        ("sim:rtx3080ti", Clocks(core_mhz=1201), UsageError, "core 1201 MHz, memory auto"),
+        ("sim:rtx3080ti", Clocks(mem_mhz=5000), UsageError, "does not list"),
+        ("sim:rtx3080ti", Clocks(core_mhz=435, mem_mhz=405), UsageError, "does not list"),
+        ("sim:a100", Clocks(mem_mhz=1215), NotSupportedError, "lock the memory"),
+        ("sim:h200", Clocks(mem_mhz=3201), NotSupportedError, "lock the memory"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    step: Step, gpu: str, clocks: Clocks, error: type[Exception], words: str
+) -> None:
+    launches = len(step.order)
+    mixed = [AUTO] * (launches - 1) + [clocks]
+    with pytest.raises(error, match=words):
+        execute(step, mixed, gpu=gpu, latency=_BELIEVED, predicted_s=[1e-3] * launches)
+
+
+def test_latencies_must_be_this_gpus_and_know_the_clock_that_changes(step: Step) -> None:
+    launches = len(step.order)
+    clocks = [AUTO] * (launches - 1) + [_LOW_MEM]
+    core = LatencyTable(evidence=None, gpu=None, switches=(_switch(Domain.CORE, 0.02),))
+    others = LatencyTable(evidence=None, gpu=GpuInfo(name="another"), switches=core.switches)
+    for latency, words in ((core, "no switch of the memory clock"), (others, "those of another")):
+        with pytest.raises(DataError, match=words):
+            execute(
+                step,
+                clocks,
+                gpu="sim:rtx3080ti",
+                latency=latency,
+                predicted_s=[1e-3] * launches,
+            )
+
+
+@pytest.mark.parametrize(
+    ("clocks", "durations", "words"),
+    [
+        (1, None, "as many clocks and durations"),
+        (None, 3, "as many clocks and durations"),
+        (None, [0.0], "positive"),
+        (None, [math.nan], "positive"),
+    ],
+)
+def test_lists_that_do_not_fit_the_step_are_refused(
+    step: Step, clocks: int | None, durations: int | list[float] | None, words: str
+) -> None:
+    launches = len(step.order)
+    durations_s = [1e-3] * (durations if isinstance(durations, int) else launches)
+    if isinstance(durations, list):
+        durations_s[-1:] = durations
+    with pytest.raises(ValueError, match=words):
+        execute(
+            step,
+            [_FAST] * (clocks or launches),
+            gpu="sim:rtx3080ti",
+            latency=_BELIEVED,
+            predicted_s=durations_s,
+        )
+
+
+def test_a_single_launch_and_no_steps_are_refused(rig: Rig, gemm: Kernel) -> None:
+    with pytest.raises(ValueError, match="two at least"):
+        conduct(rig, [gemm], [_FAST], _BELIEVED, predicted_s=[1e-3], steps=1)
+    with pytest.raises(ValueError, match="0 steps"):
+        conduct(rig, [gemm] * 2, [_FAST] * 2, _BELIEVED, predicted_s=[1e-3] * 2, steps=0)
