@@ -256,8 +256,7 @@ def main() -> None:
     head = _HEAD.format(**found, read_only="\n    ".join(commands))
     wholes = of("whole")
     parts = [head, tracing(wholes), kept(wholes)]
-    for rows in of("repeat").values():
-        parts.append(repeatability(rows, found["windows"]))
+    parts += [repeatability(rows, found["windows"]) for rows in of("repeat").values()]
     parts += [closure(wholes, of("stretch")), breakdowns(wholes), alike(of("twins"))]
     parts.append(log(of("watch")))
     PAGE.parent.mkdir(parents=True, exist_ok=True)

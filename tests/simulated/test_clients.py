@@ -24,7 +24,7 @@ def client() -> Iterator[Callable[[str], Any]]:
     untouched = dict(vars(pynvml))
     names = []
 
-    def load(name: str) -> Any:  # noqa: ANN401 - one is untyped, and both are loaded late
+    def load(name: str) -> Any:
         names.append(name)
         return pytest.importorskip(name)
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from underclock.core.achievable import Rules, sequence_problem
+from underclock.core.achievable import SOLVER, Rules, sequence_problem
 from underclock.core.costs import CostTable
-from underclock.core.schedule import CyclicExact, SequenceProblem
+from underclock.core.schedule import SequenceProblem
 from underclock.records import Pass, Proposal, Status
 
-_GAP = 1e-4
 _BATCHES = (2, 4)
 _MICRO_BATCHES = 4
 
@@ -38,15 +37,15 @@ def proposals(table: CostTable, order: Sequence[int], rules: Rules) -> tuple[Pro
     for name, needs, other in _ways(table, problem):
         auto_s, auto_j = _auto(other, table.baseline)
         budget_s = auto_s * (1.0 + rules.max_slowdown)
-        schedule = CyclicExact(gap=_GAP).solve(dataclasses.replace(other, budget_s=budget_s))
+        schedule = SOLVER.solve(dataclasses.replace(other, budget_s=budget_s))
         if schedule.status is Status.INFEASIBLE:
             continue
         found.append(
             Proposal(
                 name=name,
                 needs=needs,
-                time_change=schedule.time_s / auto_s - 1.0,
-                energy_change=schedule.energy_j / auto_j - 1.0,
+                time_change=float(schedule.time_s / auto_s) - 1.0,
+                energy_change=float(schedule.energy_j / auto_j) - 1.0,
                 switches=schedule.switches,
             )
         )

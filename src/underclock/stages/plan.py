@@ -47,6 +47,14 @@ class Switching:
     wording: str = "as measured"
     """Which latency it is, in words."""
 
+    def __post_init__(self) -> None:
+        """Reject limits that mean nothing."""
+        Rules(
+            latencies=self.latencies,
+            max_switches=self.max_switches,
+            min_dwell_s=self.min_dwell_s,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reality:
@@ -172,10 +180,9 @@ def _reality(
     arm, found = achieved(table, problem, starts)
     schedule = None
     if arm.cost is None:
-        least = fastest_change(table, problem)
-        fastest = "none at all" if least is None else f"the fastest: {format_percent(least)}"
+        least = format_percent(fastest_change(table, problem))
         warnings += (
-            f"no schedule under this latency keeps the time budget; time changes by, at {fastest}",
+            f"no schedule under this latency keeps the time budget: the fastest takes {least}",
         )
     else:
         schedule = as_record(table, found, switching.wording)

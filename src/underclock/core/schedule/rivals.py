@@ -9,7 +9,7 @@ Shape letters: K kernels, n invocations, S settings, G groups, P population.
 
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,6 +66,41 @@ class FixedClock:
         best = Incumbent.among(problem, start)
         best.offer_constants()
         return best.answer(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerCap:
+    """A lower power limit alone: the GPU runs every kernel as fast as the limit lets it.
+
+    The limit is the driver's to keep, so no switch is asked for, and none is charged. A real limit
+    averages over kernels, and so costs those below it nothing; this one binds each by itself.
+    """
+
+    allowed: tuple[bool, ...]
+    """Settings a limit can bring about: those that leave the memory clock alone. Length S."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+        """Return what the best limit within the budget does, status ``GIVEN``."""
+        count = np.bincount(problem.order, minlength=len(problem.time_s))
+        time = np.where(self.allowed, problem.time_s, np.inf)
+        known = np.isfinite(time)
+        power = np.where(known, problem.energy_j, 1.0) / np.where(known, time, 1.0)
+        power = np.where(known, power, np.inf)
+        best, least = power.argmin(axis=1), math.inf
+        for limit in np.unique(power[np.isfinite(power)])[::-1].tolist():
+            fast = np.where(power <= limit, time, np.inf).argmin(axis=1)
+            choice = np.where((power <= limit).any(axis=1), fast, power.argmin(axis=1))
+            rows = np.arange(len(choice))
+            took = float(count @ problem.time_s[rows, choice])
+            drew = float(count @ problem.energy_j[rows, choice])
+            if took <= problem.latest_s and drew < least:
+                best, least = choice, drew
+        free = replace(
+            problem,
+            switch_time_s=np.zeros_like(problem.switch_time_s),
+            switch_energy_j=np.zeros_like(problem.switch_energy_j),
+        )
+        return _given(free, best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

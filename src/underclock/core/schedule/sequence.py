@@ -50,7 +50,7 @@ class CyclicExact:
     piece_labels: int = 200_000
     """Most labels at a time within a piece."""
     effort: int = 50_000_000
-    """Most labels made in one round, an item counting as some hundreds."""
+    """Most labels made in all, an item counting as some hundreds."""
 
     def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
         """Return the cheapest schedule that keeps the rules, no worse than any given."""
@@ -91,6 +91,7 @@ class _Rounds:
         best: The best schedule so far.
         search: The prices.
         worth: What the limits are worth at these prices.
+        left: Labels that may still be made.
     """
 
     solver: CyclicExact
@@ -98,9 +99,11 @@ class _Rounds:
     best: Incumbent
     search: Search
     worth: float = field(init=False)
+    left: int = field(init=False)
 
     def __post_init__(self) -> None:
         search = self.search
+        self.left = self.solver.effort
         self.worth = search.time * search.latest + search.switch * (search.most or 0)
 
     def run(self, lap: Lap) -> float:
@@ -126,7 +129,7 @@ class _Rounds:
         del ahead, through, others
         bound = math.inf
         for s in np.argsort(floor, kind="stable").tolist():
-            if floor[s] >= self._enough():
+            if floor[s] >= self._enough() or self.left < 0:
                 return min(bound, float(floor[s]))
             bound = min(bound, max(float(floor[s]), self._close(around(lap, prices, s))))
         return bound
@@ -148,9 +151,10 @@ class _Rounds:
                 margin=margin + 4.0 * at.prices.error,
                 counted=self.search.most is not None,
                 most=labels,
-                effort=self.solver.effort,
+                effort=self.left,
             )
             reached = self._joined(walker, base + margin)
+            self.left = walker.effort
             bound = max(bound, min(reached, base + walker.lost - 4.0 * at.prices.error))
             left = self.best.energy - base
             if walker.lost < min(margin, left):

@@ -23,6 +23,7 @@ from underclock.core.schedule.rivals import (
     Genetic,
     LeastProduct,
     Local,
+    PowerCap,
 )
 from underclock.errors import NotSupportedError
 from underclock.records import Status
@@ -52,6 +53,29 @@ def steps(
         blocked=random.random(n) < 0.2,
         budget_s=1.05 * float(time[order][:, 0].sum()),
     )
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds)
+def test_a_power_cap_is_the_best_limit_on_every_kernels_power(seed: int) -> None:
+    problem = steps(seed, holes=True)
+    allowed = (True, True, False, True, True)
+    found = PowerCap(allowed=allowed).solve(problem)
+    power = problem.energy_j / problem.time_s
+    rows = problem.order
+    assert all(allowed[s] for s in found.choice.tolist())
+    assert found.energy_j == pytest.approx(float(problem.energy_j[rows, found.choice].sum()))
+    # Nothing that draws no more is faster: the limit leaves each kernel as fast as it may be.
+    for k, s in zip(rows.tolist(), found.choice.tolist(), strict=True):
+        for other in np.flatnonzero(np.array(allowed) & (power[k] <= power[k, s])).tolist():
+            assert problem.time_s[k, s] <= problem.time_s[k, other]
+
+
+def test_a_power_cap_nobody_can_keep_is_costed_as_it_is() -> None:
+    problem = replace(steps(1), budget_s=0.1)
+    found = PowerCap(allowed=(True,) * 5).solve(problem)
+    assert found.status is Status.GIVEN
+    assert found.time_s > 0.1
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,0 +1,142 @@
+"""`plan --latency`: what this GPU can achieve, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from underclock import Campaign, LatencyTable, measure, trace
+from underclock.cli import main
+from underclock.latencies import Domain
+from underclock.records import GpuInfo
+from underclock.store import write_document
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("latency") / "samples.db"
+    campaign = Campaign(core_mhz=(1050, 1470, 1890, None), mem_mhz=(None,))
+    measure(trace("gpt3-125m", layers=2), gpu="sim:rtx3080ti", to=path, campaign=campaign)
+    return path
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as exc:
+        return int(exc.code or 0)
+    return 0
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+    assert run("plan", *arguments, "--max-slowdown", "1%", "--json") == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_latency_adds_an_arm_a_schedule_and_a_curve(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(capsys, samples, "--latency", "6ms", "--max-switches", "6")
+    arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+    assert arms["achievable"]["energy_change"] <= arms["best_fixed"]["energy_change"] + 1e-9
+    schedule = plan["schedule"]
+    assert schedule["latency"] == "6ms, assumed"  # type: ignore[index]
+    launches = sum(s["launches"] for s in schedule["segments"])  # type: ignore[index]
+    assert launches == len(plan["order"])  # type: ignore[arg-type]
+    assert len(plan["latency_curve"]) > 8  # type: ignore[arg-type]
+    assert plan["proposals"]
+
+
+def test_without_a_latency_switching_is_free(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(capsys, samples)
+    assert "achievable" not in [arm["name"] for arm in plan["arms"]]  # type: ignore[attr-defined]
+    assert plan["schedule"] is None
+    assert plan["latency_curve"] == []
+
+
+def test_a_person_sees_the_curve_with_known_hardware(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", samples, "--latency", "6ms", "--max-switches", "4") == 0
+    out = capsys.readouterr().out
+    assert "achievable here" in out
+    assert "Hopper" in out
+    assert "larger micro-batches" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_measured_latencies_are_looked_for_beside_the_samples(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = samples.with_suffix(".latency.json")
+    assert run("plan", samples, "--latency", "measured") == 2
+    assert f"underclock latency --gpu GPU -o {beside}" in capsys.readouterr().err
+    table = LatencyTable.constant(5e-3)
+    write_document(beside, table)
+    plan = planned(capsys, samples, "--latency", "measured", "--max-switches", 4)
+    assert plan["schedule"]["latency"] == "as measured"  # type: ignore[index]
+    named = planned(capsys, samples, "--latency", beside, "--max-switches", 4)
+    assert named["schedule"]["segments"] == plan["schedule"]["segments"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ("--latency soon", 2, "soon"),
+        ("--latency -5ms", 2, "-5ms"),
+        ("--max-switches 3", 2, "limits on switching need a latency"),
+        ("--latency 5ms --max-switches -3", 2, "max_switches must not be negative"),
+        ("--latency 5ms --objective edp", 2, "no time budget"),
+    ],
+)
+def test_what_means_nothing_is_a_sentence(
+    arguments: str, code: int, sentence: str, samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", samples, *arguments.split()) == code
+    assert sentence in capsys.readouterr().err
+
+
+def test_latencies_of_another_gpu_are_refused(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assumed = LatencyTable.constant(5e-3)
+    other = LatencyTable(evidence=None, gpu=GpuInfo(name="H100"), switches=assumed.switches)
+    path = tmp_path / "other.json"
+    write_document(path, other)
+    assert run("plan", samples, "--latency", path) == 4
+    assert "those of H100" in capsys.readouterr().err
+
+
+def test_a_clock_without_latencies_is_named(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = [s for s in LatencyTable.constant(5e-3).switches if s.domain is Domain.MEMORY]
+    path = tmp_path / "memory.json"
+    write_document(path, LatencyTable(evidence=None, gpu=None, switches=tuple(memory)))
+    assert run("plan", samples, "--latency", path) == 4
+    assert "no switch of the core clock" in capsys.readouterr().err
+
+
+def test_a_budget_no_schedule_meets_is_a_warning_with_the_fastest(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run("plan", samples, "--latency", "10s", "--max-slowdown", "-0.01%")
+    said = capsys.readouterr().err
+    if code == 0:
+        assert "no schedule under this latency keeps the time budget" in said
+    else:
+        assert code == 6
+
+
+def test_a_table_without_launch_order_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.csv"
+    path.write_text(
+        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,\nG,a,1200,,1.1,80,\n"
+    )
+    assert run("plan", path, "--latency", "5ms") == 4
+    assert "in which order" in capsys.readouterr().err
