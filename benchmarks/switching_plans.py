@@ -56,11 +56,11 @@ not follow it. *Ideal* is kernel-level global with free switching, the paper's a
 all launches of a kernel one setting, which *achievable* need not, so the latter can save more.
 
 What was planned is then run on the same simulated GPU, with latencies and jitter drawn anew. Wanted
-was time within 0.2 % and energy within 0.3 % of the plan. **Met on the A100 but for one cell, missed
-on the 3080 Ti and the H200**, for one reason: there products sit at the power cap. The cost table
-holds what each kernel takes when it runs alone at a lock; in the step the cap averages over
-neighbours, so a capped kernel runs faster (or slower) than alone, and the plan does not know.
-Without the cap, as `tests/simulated/test_conductor.py` shows, execution is within 0.001 %.
+was time within 0.2 % and energy within 0.3 % of the plan. **Met on the A100 in all cells but one,
+missed on the 3080 Ti and the H200**, for one reason: there products sit at the power cap. The cost
+table holds what each kernel takes when it runs alone at a lock; in the step the cap averages over
+neighbours, so a capped kernel runs faster or slower than alone, and the plan does not know. Away
+from the cap, as `tests/simulated/test_conductor.py` shows, execution is within 0.001 %.
 
 At a budget of 0 % on the A100 and the H200 nothing is gained once a switch costs jitter: auto is
 already the fastest there, so there is no time to lend. Where the gap is wide the solver stopped at

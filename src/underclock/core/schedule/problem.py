@@ -153,7 +153,7 @@ class Schedule:
         """How far the energy may be from the optimum, as a fraction; ``None`` if infeasible."""
         if self.status is Status.INFEASIBLE:
             return None
-        return max(0.0, 1.0 - self.bound_j / self.energy_j) if self.energy_j > 0 else 0.0
+        return max(0.0, float(1.0 - self.bound_j / self.energy_j)) if self.energy_j > 0 else 0.0
 
 
 class Scheduler(Protocol):
