@@ -55,13 +55,13 @@ planned as if switching were free; a dash behind pass-level marks latencies at w
 not follow it. *Ideal* is kernel-level global with free switching, the paper's assumption; it gives
 all launches of a kernel one setting, which *achievable* need not, so the latter can save more.
 
-What was planned is then run on the same simulated GPU, with latencies and jitter drawn anew. Wanted
-was time within 0.2 % and energy within 0.3 % of the plan. **Met on the A100 in all cells but one,
-missed on the 3080 Ti and the H200.** There products sit at the power cap, on the A100 none does, and
-away from the cap execution is within 0.001 % (`tests/simulated/test_conductor.py`): so we take this
-to be the cap. The cost table holds what a kernel takes alone at a lock; in the step the cap averages
-over neighbours and takes its time to follow, so a capped kernel runs faster or slower than alone,
-and the plan does not know.
+What was planned is then run on the same simulated GPU, with latencies and jitter drawn anew.
+Wanted was time within 0.2 % and energy within 0.3 % of the plan. **Met on the A100 in all cells
+but one, missed on the 3080 Ti and the H200.** There products sit at the power cap, on the A100 none
+does, and away from the cap execution is within 0.001 % (`tests/simulated/test_conductor.py`): so
+we take this to be the cap. The cost table holds what a kernel takes alone at a lock; in the step
+the cap averages over neighbours and takes its time to follow, so a capped kernel runs faster or
+slower than alone, and the plan does not know.
 
 At a budget of 0 % on the A100 and the H200 nothing is gained once a switch costs jitter: auto is
 already the fastest there, so there is no time to lend. Where the gap is wide the solver stopped at

@@ -68,6 +68,16 @@ def test_a_person_sees_the_curve_with_known_hardware(
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_the_page_shows_the_curve_and_what_is_proposed(samples: Path, tmp_path: Path) -> None:
+    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
+    assert run("plan", samples, "--latency", "6ms", "--max-switches", "4", "-o", plan) == 0
+    assert run("report", plan, "-o", page) == 0
+    text = page.read_text()
+    assert "If changing clocks took longer" in text
+    assert "6ms, assumed" in text
+    assert "larger micro-batches" in text
+
+
 def test_measured_latencies_are_looked_for_beside_the_samples(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
