@@ -133,7 +133,7 @@ class NvmlGpu:
         def finish() -> Utilisation | None:
             try:
                 return end()
-            except pynvml.NVMLError:
+            except (pynvml.NVMLError, ValueError):  # refused, or an impossible share
                 return None
 
         return finish

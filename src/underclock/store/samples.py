@@ -282,8 +282,8 @@ class SampleFile:
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Give a file of an older version the columns and the table to go on with."""
-    connection.execute("CREATE TABLE IF NOT EXISTS notes (sentence TEXT NOT NULL)")
     found = {row[1] for row in connection.execute("PRAGMA table_info(samples)")}
     for part in _PARTS:
         if f"{part}_utilisation" not in found:
             connection.execute(f"ALTER TABLE samples ADD COLUMN {part}_utilisation REAL")
+    connection.execute("CREATE TABLE IF NOT EXISTS notes (sentence TEXT NOT NULL)")
