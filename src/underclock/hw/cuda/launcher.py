@@ -170,7 +170,8 @@ class CudaLauncher:
         """
         torch = self._torch
         mine = [node for position in positions for node in self._nodes(position)]
-        self.rewind(self.traced.units[positions[0]].nodes[0])
+        # To the kernel itself: a memset that serves it may lie far before.
+        self.rewind(self.traced.units[positions[0]].nodes[-1])
         if inspected is not None and inspected.name not in self._seen:
             self._inspect(inspected, mine)
             self._seen.add(inspected.name)
