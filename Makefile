@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check fix gpu bench evidence calibrate paper clean
+.PHONY: demo test check fix gpu bench evidence calibrate paper switching clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -39,6 +39,9 @@ calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the p
 
 paper: $(VENV)/.dev  ## rewrite docs/evidence/paper.md: the paper's study on the simulated GPU
 	$(BIN)/python benchmarks/paper.py
+
+switching: $(VENV)/.dev  ## rewrite docs/evidence/switching.md: plans under latency, and run
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/switching_plans.py
 
 clean:
 	rm -rf $(VENV) underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
