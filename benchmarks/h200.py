@@ -125,13 +125,11 @@ def _off_cap(profile: Profile) -> dict[str, float]:
     return {"off_cap_s": parts[False], "capped_s": parts[True]}
 
 
-def in_situ_kernels(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
+def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
     """Time stretches of the step's kernels away from the cap, in the step's order, in one graph.
 
     Isolated kernels off the cap should add up to a stretch of them: same clocks, same data.
     """
-    del gpu
-    rows = []
     step = launcher.traced.step
     off_cap = [i for i, k in enumerate(step.order) if step.kernels[k].kind != "gemm"]
     nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.units[i].nodes]
@@ -144,14 +142,13 @@ def in_situ_kernels(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]
             times = [_timed(torch, _launching(chain), 1) / count for _ in range(7)]
         launches = sum(step.order[i] == kernel for i in off_cap)
         alone.append(statistics.median(times) * launches)
-    rows.append(
+    return [
         {
             "kernels": len(off_cap),
             "stretch_s": statistics.median(once[1:]),
             "isolated_s": sum(alone),
         }
-    )
-    return rows
+    ]
 
 
 def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
@@ -265,7 +262,7 @@ def main() -> None:
                     save(f"repeat {source}", repeatability(launcher, gpu))
             elif kind == "stretch":
                 with held_step(load_step(path), name=source) as launcher:
-                    save(f"stretch {source}", in_situ_kernels(launcher, gpu))
+                    save(f"stretch {source}", in_situ_kernels(launcher))
             elif kind == "watch":
                 step = msgspec.structs.replace(trace(path), source=path)
                 log = watch("nvml:0", duration_s=5.0, step=step)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Self
 
 from underclock.errors import DataError
-from underclock.records import SCHEMA, Evidence, GpuInfo, Record
+from underclock.records import SCHEMA, Clocks, Evidence, GpuInfo, Record
 from underclock.units import format_mhz
 
 
@@ -197,6 +197,17 @@ def _until_there_s(switch: Switch) -> float:
 
 def _key(switch: Switch) -> tuple[Domain, int | None, int | None]:
     return switch.domain, switch.from_mhz, switch.to_mhz
+
+
+def mhz_of(clocks: Clocks, domain: Domain) -> int | None:
+    """Return one of two clocks."""
+    return clocks.core_mhz if domain is Domain.CORE else clocks.mem_mhz
+
+
+def changed(before: Clocks, after: Clocks) -> tuple[tuple[Domain, int | None, int | None], ...]:
+    """Return which clocks differ, core first, and from what to what."""
+    both = ((domain, mhz_of(before, domain), mhz_of(after, domain)) for domain in Domain)
+    return tuple(change for change in both if change[1] != change[2])
 
 
 def switch_text(domain: Domain, from_mhz: int | None, to_mhz: int | None) -> str:

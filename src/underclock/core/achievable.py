@@ -13,9 +13,9 @@ import numpy as np
 
 from underclock.core.costs import CostTable, Floats
 from underclock.core.groups import Ints
-from underclock.core.schedule import CyclicExact, Schedule, SequenceProblem, violations
+from underclock.core.schedule import CyclicExact, Schedule, SequenceProblem
 from underclock.errors import DataError
-from underclock.latencies import Domain, LatencyTable, Switch
+from underclock.latencies import Domain, LatencyTable, Switch, changed
 from underclock.records import (
     Arm,
     Clocks,
@@ -131,14 +131,7 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
     lost_s = np.zeros((len(settings), len(settings)))
     dwell_s = lost_s.copy()
     for (a, here), (b, there) in itertools.permutations(enumerate(settings), 2):
-        changes = [
-            answer(domain, start, end)
-            for domain, start, end in (
-                (Domain.CORE, here.core_mhz, there.core_mhz),
-                (Domain.MEMORY, here.mem_mhz, there.mem_mhz),
-            )
-            if start != end
-        ]
+        changes = [answer(domain, start, end) for domain, start, end in changed(here, there)]
         lost_s[a, b] = sum(
             change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * _mismatch(here, there)
             for change in changes
@@ -170,8 +163,7 @@ def achieved(
         problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
     """
-    starts = [choice[problem.order] for choice in per_kernel]
-    found = SOLVER.solve(problem, [s for s in starts if not violations(problem, s)])
+    found = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
     return Arm.of("achievable", _cost(table, found), found.status, found.gap), found
 
 
@@ -246,8 +238,7 @@ def latency_curve(
         at = dataclasses.replace(rules, latencies=LatencyTable.constant(latency_s))
         problem = sequence_problem(table, order, at)
         starts = [choice[problem.order] for choice in per_kernel]
-        keeping = [start for start in starts if not violations(problem, start)]
-        found = SOLVER.solve(problem, [*keeping, *before])
+        found = SOLVER.solve(problem, [*starts, *before])
         cost = _cost(table, found)
         before = [] if cost is None else [found.choice]
         points.append(

@@ -42,6 +42,11 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
 }
 
 
+def is_read_only() -> bool:
+    """Whether the environment forbids every write to a GPU."""
+    return os.environ.get(READ_ONLY, "0") not in {"", "0"}
+
+
 @contextmanager
 def nvml_session() -> Iterator[None]:
     """Keep NVML initialised for the length of a block.
@@ -188,7 +193,7 @@ class NvmlGpu:
 
     def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
         """Write to the device: the one gate that read-only mode closes."""
-        if os.environ.get(READ_ONLY, "0") not in {"", "0"}:
+        if is_read_only():
             raise NotPermittedError(
                 f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
             )

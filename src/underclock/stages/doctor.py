@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from underclock.errors import DeviceError, UsageError
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, is_read_only, nvml_session
 from underclock.hw.simulated.catalogue import gpu_model, model_names
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, GpuInfo, Record
@@ -117,7 +117,7 @@ def _finding(
 
 
 def _permission() -> str:
-    if os.environ.get(READ_ONLY, "0") not in {"", "0"}:
+    if is_read_only():
         return f"refused: {READ_ONLY} is set"
     if os.geteuid() == 0:
         return "allowed to try: this process is root (never tried on real hardware yet)"

@@ -49,8 +49,13 @@ class Switching:
 
     def __post_init__(self) -> None:
         """Reject limits that mean nothing."""
-        Rules(
+        self.rules()
+
+    def rules(self, max_slowdown: float = 0.0) -> Rules:
+        """Return what a schedule must keep within a time budget."""
+        return Rules(
             latencies=self.latencies,
+            max_slowdown=max_slowdown,
             max_switches=self.max_switches,
             min_dwell_s=self.min_dwell_s,
         )
@@ -169,13 +174,8 @@ def _reality(
     """Plan again under the GPU's own latency."""
     latencies = switching.latencies
     warnings = (*latencies.check_gpu(profile.gpu), *latencies.warnings)
-    rules = Rules(
-        latencies=latencies,
-        max_slowdown=goal.max_slowdown,
-        max_switches=switching.max_switches,
-        min_dwell_s=switching.min_dwell_s,
-    )
-    starts = [compared.settings[name] for name in compared.settings]
+    rules = switching.rules(goal.max_slowdown)
+    starts = list(compared.settings.values())
     problem = sequence_problem(table, profile.order, rules)
     arm, found = achieved(table, problem, starts)
     schedule = None

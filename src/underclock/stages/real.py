@@ -8,7 +8,7 @@ from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Launcher
 from underclock.hw.bench import GpuBench, Protocol
 from underclock.hw.clock import SystemClock
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu, is_read_only, nvml_session
 from underclock.records import Evidence, Step
 
 StepFunction = Callable[[], object]
@@ -108,7 +108,7 @@ def held_launcher(
 
 def may_lock() -> bool:
     """Whether locking may be tried: root is asked for, and nobody forbade it."""
-    return os.geteuid() == 0 and os.environ.get(READ_ONLY, "0") in {"", "0"}
+    return os.geteuid() == 0 and not is_read_only()
 
 
 def neighbour_notes(neighbours: dict[int, float | None]) -> tuple[str, ...]:

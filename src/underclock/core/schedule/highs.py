@@ -15,9 +15,8 @@ from scipy import sparse
 
 from underclock.core.schedule.incumbent import Incumbent
 from underclock.core.schedule.problem import Floats, Ints, Schedule, SequenceProblem, infeasible
+from underclock.core.solvers import highs
 from underclock.errors import NotSupportedError
-
-_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +100,7 @@ class Milp:
             raise NotSupportedError(
                 "the milp solver has no dwell", hint="use CyclicExact, or leave dwell_s out"
             )
-        try:
-            import highspy  # noqa: PLC0415 - an extra: its absence is said where it is used
-        except ImportError as exc:
-            raise NotSupportedError(
-                "the milp solver needs highspy", hint="pip install 'underclock[milp]'"
-            ) from exc
+        highspy = highs.loaded()
         flow = _Flow.of(problem)
         # HiGHS's tolerances are absolute: give it numbers around one, and the least tolerance.
         time_unit, energy_unit = float(flow.time.max()) or 1.0, float(flow.energy.max()) or 1.0
@@ -134,16 +128,7 @@ class Milp:
         model.a_matrix_.index_ = matrix.indices
         model.a_matrix_.value_ = matrix.data
 
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.silent()
-        solver.setOptionValue("mip_rel_gap", self.gap)
-        solver.setOptionValue("mip_abs_gap", 0.0)
-        for tolerance in ("primal_feasibility_tolerance", "mip_feasibility_tolerance"):
-            solver.setOptionValue(tolerance, _TOLERANCE)
-        if math.isfinite(self.time_limit_s):
-            solver.setOptionValue("time_limit", self.time_limit_s)
-        solver.passModel(model)
-        solver.run()
+        solver = highs.run(model, gap=self.gap, time_limit_s=self.time_limit_s)
         if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
             return infeasible()
         best = Incumbent.among(problem, start)
@@ -155,4 +140,4 @@ class Milp:
             best.offer(value.argmax(axis=1))
         # Its own tolerance on the bound, so that it stays one.
         bound_j = float(info.mip_dual_bound) * energy_unit
-        return best.answer(bound_j - _TOLERANCE * abs(bound_j))
+        return best.answer(bound_j - highs.TOLERANCE * abs(bound_j))

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.core.solvers import highs
 from underclock.core.solvers.base import INFEASIBLE, Ints, Problem, Quanta, Solution, solution_of
-from underclock.errors import NotSupportedError
 from underclock.records import Status
-
-_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +28,7 @@ class Milp:
         Raises:
             NotSupportedError: highspy is not installed.
         """
-        try:
-            import highspy  # noqa: PLC0415 - an extra: its absence is said where it is used
-        except ImportError as exc:
-            raise NotSupportedError(
-                "the milp solver needs highspy", hint="pip install 'underclock[milp]'"
-            ) from exc
+        highspy = highs.loaded()
         group, setting = np.nonzero(np.isfinite(problem.time_s))
         time = problem.time_s[group, setting]
         energy = problem.energy_j[group, setting]
@@ -59,16 +52,7 @@ class Milp:
         model.a_matrix_.index_ = np.column_stack([group, np.full(variables, groups)]).ravel()
         model.a_matrix_.value_ = np.column_stack([np.ones(variables), time / time_unit]).ravel()
 
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.silent()
-        solver.setOptionValue("mip_rel_gap", self.gap)
-        solver.setOptionValue("mip_abs_gap", 0.0)
-        for tolerance in ("primal_feasibility_tolerance", "mip_feasibility_tolerance"):
-            solver.setOptionValue(tolerance, _TOLERANCE)
-        if math.isfinite(self.time_limit_s):
-            solver.setOptionValue("time_limit", self.time_limit_s)
-        solver.passModel(model)
-        solver.run()
+        solver = highs.run(model, gap=self.gap, time_limit_s=self.time_limit_s)
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
             return INFEASIBLE

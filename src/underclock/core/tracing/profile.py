@@ -61,6 +61,7 @@ class _Host:
         backward_ends: Last moment of autograd's work, in µs.
         optimizer_ends: Last moment of an optimizer's, in µs.
         modules: Module of the forward operator of each autograd sequence number.
+        differentiated: Module whose operator was differentiated last.
     """
 
     chains: dict[int, tuple[_Open, ...]] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class _Host:
     backward_ends: float = -math.inf
     optimizer_ends: float = -math.inf
     modules: dict[int, str] = field(default_factory=dict)
+    differentiated: str = ""
 
 
 def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
@@ -82,7 +84,6 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
     events = _events(trace)
     host = _host(events)
     found = []
-    inherited: dict[int, str] = {}
     gpu = [event for event in events if event.get("cat") in _GPU]
     gpu.sort(key=lambda event: host.at.get(_correlation(event), float(event["ts"])))
     for event in gpu:
@@ -101,7 +102,7 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
                 duration_s=float(event.get("dur", 0.0)) * _US,
                 operator=operator.name if operator else "",
                 shapes=_shapes(operator.arguments) if operator else "",
-                module=_module(chain, host, inherited),
+                module=_module(chain, host),
                 pass_=_pass(event["name"], chain, launched_at, host),
             )
         )
@@ -155,15 +156,13 @@ def _host(events: Sequence[Mapping[str, Any]]) -> _Host:
         elif _is_optimizer(range_.name):
             host.optimizer_ends = max(host.optimizer_ends, range_.end)
         number = range_.arguments.get("Sequence number")
-        if number is not None and not any(outer.name.startswith(_BACKWARD) for outer in chain):
-            module = _innermost_module(chain)
-            if module is not None:
-                host.modules[int(number)] = module
-        elif number is not None and not range_.arguments.get("Fwd thread id"):
-            # Recomputed in the backward pass: forward operators again, with numbers of their own.
-            module = _innermost_module(chain)
-            if module is not None:
-                host.modules[int(number)] = module
+        # Inside the backward pass forward operators are recomputed, with numbers of their own.
+        differentiates = any(outer.name.startswith(_BACKWARD) for outer in chain) and bool(
+            range_.arguments.get("Fwd thread id")
+        )
+        module = _innermost_module(chain)
+        if number is not None and module is not None and not differentiates:
+            host.modules[int(number)] = module
 
     _sweep(events, note, opened)
     return host
@@ -256,7 +255,7 @@ def _innermost_module(chain: Sequence[_Open]) -> str | None:
     return None
 
 
-def _module(chain: Sequence[_Open], host: _Host, inherited: dict[int, str]) -> str:
+def _module(chain: Sequence[_Open], host: _Host) -> str:
     """Return the module an activity ran for.
 
     In the backward pass it is the module of the forward operator with the same sequence number.
@@ -268,8 +267,8 @@ def _module(chain: Sequence[_Open], host: _Host, inherited: dict[int, str]) -> s
         return own or ""
     number = chain[backward[-1]].arguments.get("Sequence number")
     if number is not None and int(number) in host.modules:
-        inherited[0] = host.modules[int(number)]
-    return inherited.get(0, "")
+        host.differentiated = host.modules[int(number)]
+    return host.differentiated
 
 
 def _shapes(arguments: Mapping[str, Any]) -> str:

@@ -4,13 +4,12 @@ Zeros draw far less power than random numbers: on one matrix product 424 W again
 measured by us). A step fed with zeros measures some other step.
 """
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
 from underclock.errors import MeasurementError
 from underclock.hw.cuda.graphs import GraphNode
-from underclock.hw.cuda.state import live_tensors
+from underclock.hw.cuda.state import holders, live_tensors
 
 _LEAST_ELEMENTS = 4096  # smaller inputs decide no kernel's power
 
@@ -21,11 +20,10 @@ def candidates(torch: Any) -> list[Any]:
     Called before the capture, so that nothing the capture makes is among them.
     """
     owned: set[int] = set()
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if issubclass(kind, torch.nn.Module):
+    for thing in holders(torch):
+        if isinstance(thing, torch.nn.Module):
             owned |= {buffer.data_ptr() for buffer in thing.buffers()}
-        elif issubclass(kind, torch.optim.Optimizer):
+        elif isinstance(thing, torch.optim.Optimizer):
             owned |= {
                 value.data_ptr()
                 for state in thing.state.values()

@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 from underclock.errors import DeviceError, UsageError
 from underclock.hw.base import Loop, Progress
+from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import Chain, GraphNode
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
@@ -261,9 +261,10 @@ def _timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:
     for _ in range(times):
         launch(stream)
     ended.record(stream)
-    deadline_s = time.perf_counter() + _STUCK_S
+    clock = SystemClock()
+    deadline_s = clock.now_s() + _STUCK_S
     while not ended.query():
-        if time.perf_counter() > deadline_s:
+        if clock.now_s() > deadline_s:
             raise StuckError(
                 f"a kernel launched by itself did not end in {_STUCK_S:g} s: it waits for what "
                 "another kernel of its operator prepares",

@@ -32,7 +32,7 @@ class Snapshot:
         import torch  # noqa: PLC0415 - the user's own
 
         self._torch = torch
-        self._objects = [_Attributes(thing) for thing in _holders(torch)]
+        self._objects = [_Attributes(thing) for thing in holders(torch)]
         leaves = [t for t in live_tensors(torch) if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
         self._contents = _contents(torch)
@@ -74,14 +74,21 @@ def preserved(step: Callable[..., object] | None = None) -> Iterator[Snapshot]:
         step: The function that will run; simple global and enclosed variables of its are put back.
     """
     snapshot = Snapshot(step)
-    try:
+    with finally_unless_stuck(snapshot.restore):
         yield snapshot
+
+
+@contextmanager
+def finally_unless_stuck(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo however the block ends, but where the GPU is stuck: to wait for it would be forever."""
+    try:
+        yield
     except StuckError:
-        raise  # to wait for the GPU would be to wait forever
-    except BaseException:
-        snapshot.restore()
         raise
-    snapshot.restore()
+    except BaseException:
+        undo()
+        raise
+    undo()
 
 
 class _Attributes:
@@ -176,7 +183,7 @@ def _is(thing: object, kinds: tuple[type, ...]) -> bool:
     return issubclass(type(thing), kinds)
 
 
-def _holders(torch: Any) -> list[Any]:
+def holders(torch: Any) -> list[Any]:
     """Return every module, optimizer, scheduler and gradient scaler."""
     kinds = (
         torch.nn.Module,

@@ -1,5 +1,6 @@
 """A user's training step, warmed up, profiled and captured as a CUDA graph."""
 
+import functools
 import json
 import tempfile
 import traceback
@@ -13,7 +14,7 @@ from underclock.errors import DeviceError, MeasurementError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
-from underclock.hw.cuda.state import StuckError
+from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.launches import MODULE_MARK
 
 StepFunction = Callable[[], object]
@@ -89,7 +90,7 @@ def captured(step: StepFunction) -> Iterator[Captured]:
     torch = import_torch()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     device = torch.cuda.current_device()
-    try:
+    with finally_unless_stuck(functools.partial(_release, torch, graph)):
         with _memory_errors(torch, "capturing the step"), _allocations(torch, device) as made:
             try:
                 with torch.cuda.graph(graph):
@@ -104,12 +105,6 @@ def captured(step: StepFunction) -> Iterator[Captured]:
         memory = Memory.of(torch, device, made)
         nodes = walk(int(graph.raw_cuda_graph()), memory.holds)
         yield Captured(graph=graph, nodes=nodes, memory=memory)
-    except StuckError:
-        raise
-    except BaseException:
-        _release(torch, graph)
-        raise
-    _release(torch, graph)
 
 
 def _release(torch: Any, graph: Any) -> None:

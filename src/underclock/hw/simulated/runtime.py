@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.latencies import Domain, LatencyTable
+from underclock.latencies import Domain, LatencyTable, changed, mhz_of
 from underclock.records import Clocks
 
 _ROUNDING_S = 1e-12
@@ -75,11 +75,6 @@ class Line:
         return rounds * self.launches + self.changes[index].at
 
 
-def mhz_of(clocks: Clocks, domain: Domain) -> int | None:
-    """Return one of two clocks."""
-    return clocks.core_mhz if domain is Domain.CORE else clocks.mem_mhz
-
-
 def lines_of(clocks: Sequence[Clocks], table: LatencyTable) -> dict[Domain, Line]:
     """Return the clocks that a schedule changes, with what a table says of the changes.
 
@@ -92,19 +87,17 @@ def lines_of(clocks: Sequence[Clocks], table: LatencyTable) -> dict[Domain, Line
     changes: dict[Domain, list[Change]] = {domain: [] for domain in Domain}
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
         here = []
-        for domain in (Domain.MEMORY, Domain.CORE):
-            from_mhz, to_mhz = mhz_of(before, domain), mhz_of(after, domain)
-            if from_mhz != to_mhz:
-                switch = table.answer(domain, from_mhz, to_mhz)
-                change = Change(
-                    at=at,
-                    to_mhz=to_mhz,
-                    lead_s=switch.call_s + switch.delay_s,
-                    call_s=switch.call_s,
-                    sure_s=switch.delay_p95_s,
-                    stall_s=switch.stall_s,
-                )
-                here.append((domain, change))
+        for domain, from_mhz, to_mhz in reversed(changed(before, after)):
+            switch = table.answer(domain, from_mhz, to_mhz)
+            change = Change(
+                at=at,
+                to_mhz=to_mhz,
+                lead_s=switch.call_s + switch.delay_s,
+                call_s=switch.call_s,
+                sure_s=switch.delay_p95_s,
+                stall_s=switch.stall_s,
+            )
+            here.append((domain, change))
         here.sort(key=lambda item: item[1].lead_s)
         least_s = 0.0
         for domain, change in here:
