@@ -78,7 +78,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     step = trace(function)
     traced_s = time.perf_counter() - begun
-    step = msgspec.structs.replace(step, source=source)
+    step = msgspec.structs.replace(step, source=Path(source).name)
     write_document(folder / f"{name}.step.json", step, force=True)
     unchanged = state_digest() == before
     after_ms = speed_ms(function)
@@ -89,7 +89,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     kept = state_digest() == before
     samples = {sample.kernel: sample for sample in profile.samples}
     return {
-        "step": source,
+        "step": Path(source).name,
         "distinct": len(step.kernels),
         "launches": len(step.order),
         "trace_s": traced_s,
@@ -108,6 +108,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
                 "name": kernel.name,
                 "count": kernel.count,
                 "pass": kernel.pass_,
+                "operator": kernel.launch.operator if kernel.launch else "",
                 **msgspec.to_builtins(samples[kernel.name]),
             }
             for kernel in profile.kernels
@@ -202,7 +203,7 @@ def cv(values: list[float]) -> float:
 
 
 def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
-    """Time up to three launches of each identity, alone and in turn."""
+    """Time up to three launches of each identity, alone, there and back to cancel drift."""
     rows = []
     order = launcher.traced.step.order
     for index, kernel in enumerate(launcher.traced.step.kernels):
@@ -210,17 +211,20 @@ def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
         if len(places) < 2:  # noqa: PLR2004 - nothing to compare
             continue
         some = sorted({places[0], places[len(places) // 2], places[-1]})
-        medians = []
-        for place in some:
+        found: dict[int, list[float]] = {place: [] for place in some}
+        for place in [*some, *reversed(some)]:
             with launcher.repeated([place]) as (chain, count):
-                times = [_timed(torch, _launching(chain), 1) / count for _ in range(5)]
-            medians.append(statistics.median(times[1:]))
+                # The cap settles within some 100 ms; a chain takes 20 ms.
+                times = [_timed(torch, _launching(chain), 1) / count for _ in range(16)]
+            found[place].append(statistics.median(times[8:]))
+        medians = [statistics.fmean(times) for times in found.values()]
         rows.append(
             {
                 "kernel": kernel.name,
                 "count": kernel.count,
                 "time_us": statistics.fmean(medians) * 1e6,
                 "spread": (max(medians) - min(medians)) / statistics.fmean(medians),
+                "same_again": max(abs(a - b) / (a + b) * 2 for a, b in found.values()),
             }
         )
     return rows

@@ -90,9 +90,7 @@ class Traced:
     Attributes:
         step: The step.
         units: One per launch, as ``step.order``.
-        named_share: Share of the profiled GPU time with an operator and a pass.
     """
 
     step: Step
     units: tuple[Unit, ...]
-    named_share: float

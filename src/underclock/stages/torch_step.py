@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from underclock.core.tracing.alignment import align, first_difference
-from underclock.core.tracing.profile import activities, synchronising
+from underclock.core.tracing.alignment import (
+    align,
+    first_difference,
+    otherwise_captured,
+    paired,
+)
+from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.cuda.driver import torch
@@ -21,6 +26,7 @@ from underclock.hw.cuda.torch_step import (
     captured,
     check_same,
     profile,
+    recorded,
     warm_up,
 )
 from underclock.launches import Traced
@@ -98,19 +104,22 @@ def held_step(step: StepFunction, *, name: str, source: str = "") -> Iterator[Cu
         trace = profile(step)
         seen = activities(trace)
         try:
-            with captured(step) as once:
+            with recorded() as capture, captured(step) as once:
                 first = [node.node for node in once.nodes]
             del once
+            calls = captured_calls(capture)
             inputs = candidates(torch())
             with captured(step) as graph:
                 nodes = [node.node for node in graph.nodes]
                 check_same(first_difference(first, nodes))
+                aligned = align(nodes, seen)
+                other = otherwise_captured(nodes, aligned, seen)
                 traced = traced_step(
                     name,
                     nodes,
-                    align(nodes, seen),
+                    paired(nodes, calls) or aligned,
                     cleared=cleared_before(graph.nodes),
-                    seen=seen,
+                    warnings=[other] if other else [],
                     source=source,
                 )
                 check_inputs(inputs, graph.nodes)
@@ -118,7 +127,7 @@ def held_step(step: StepFunction, *, name: str, source: str = "") -> Iterator[Cu
         except CannotCaptureError as exc:
             obstacle = obstacle_of(str(exc), synchronising(trace))
             blind = nodes_of(seen)
-            traced = traced_step(name, blind, seen, seen=seen, source=source, obstacle=obstacle)
+            traced = traced_step(name, blind, seen, source=source, obstacle=obstacle)
             raise _Uncapturable(traced) from exc
 
 

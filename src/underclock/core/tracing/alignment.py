@@ -1,10 +1,11 @@
-"""Which activity of a profiled run is which node of the graph captured of the same step."""
+"""Which activity of a profile is which node of the graph captured of the same step."""
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from underclock.launches import Activity, Node, NodeKind
 
+_FEW = 0.01  # of the launches, or of the time
 _Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]
 
 
@@ -29,6 +30,46 @@ def align(nodes: Sequence[Node], seen: Sequence[Activity]) -> tuple[Activity | N
                 if node.kind is activity.kind:
                     matched[a_from + offset] = activity
     return tuple(matched)
+
+
+def paired(nodes: Sequence[Node], calls: Sequence[Activity]) -> tuple[Activity | None, ...] | None:
+    """Return the call that each node was captured from; ``None`` if they do not pair off.
+
+    Args:
+        nodes: In the order in which they were captured.
+        calls: The same capture's, as `profile.captured_calls` returns them.
+    """
+    doing = [node.kind for node in nodes if node.kind is not NodeKind.OTHER]
+    if doing != [call.kind for call in calls]:
+        return None
+    rest = iter(calls)
+    return tuple(None if node.kind is NodeKind.OTHER else next(rest) for node in nodes)
+
+
+def otherwise_captured(
+    nodes: Sequence[Node], aligned: Sequence[Activity | None], seen: Sequence[Activity]
+) -> str | None:
+    """Say how a captured step differs from a plain run of it; ``None`` if it hardly does.
+
+    Some libraries ask whether they are being captured, and then take another way.
+
+    Args:
+        nodes: Of the graph.
+        aligned: As `align` returns it, of a plain run.
+        seen: All of that run's.
+    """
+    doing = sum(node.kind is not NodeKind.OTHER for node in nodes)
+    met = {id(activity) for activity in aligned if activity is not None}
+    added = doing - len(met)
+    total_s = sum(activity.duration_s for activity in seen)
+    lost_s = sum(activity.duration_s for activity in seen if id(activity) not in met)
+    if added <= _FEW * doing and lost_s <= _FEW * total_s:
+        return None
+    return (
+        f"while it is captured the step launches {added} kernels, memsets or copies that a plain "
+        f"run does not, and leaves out {lost_s / total_s if total_s else 0.0:.1%} of a plain run's "
+        "GPU time: what is measured is the captured step"
+    )
 
 
 def first_difference(one: Sequence[Node], other: Sequence[Node]) -> str | None:

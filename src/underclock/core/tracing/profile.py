@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from underclock.errors import DataError
 from underclock.launches import MODULE_MARK, Activity, NodeKind
 from underclock.records import Pass
@@ -22,6 +24,13 @@ _GPU = {
 }
 _HOST = {"cpu_op", "user_annotation"}
 _CALLS = {"cuda_runtime", "cuda_driver"}
+_LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cuMemsetD32Async
+    ("LaunchKernel", NodeKind.KERNEL),
+    ("LaunchCooperativeKernel", NodeKind.KERNEL),
+    ("Memset", NodeKind.MEMSET),
+    ("Memcpy", NodeKind.COPY),
+)
+_CAPTURE_BEGINS, _CAPTURE_ENDS = "cudaStreamBeginCapture", "cudaStreamEndCapture"
 _SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is told apart below
 _US = 1e-6
 _LIST = "TensorList"
@@ -87,26 +96,48 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
     gpu = [event for event in events if event.get("cat") in _GPU]
     gpu.sort(key=lambda event: host.at.get(_correlation(event), float(event["ts"])))
     for event in gpu:
-        chain = host.chains.get(_correlation(event), ())
-        launched_at = host.at.get(_correlation(event), float(event["ts"]))
-        arguments = event.get("args", {})
         kind = _GPU[event["cat"]]
-        operator = _operator(chain)
-        found.append(
-            Activity(
-                kind=kind,
-                function=event["name"] if kind is NodeKind.KERNEL else "",
+        arguments = event.get("args", {})
+        one = _activity(event, kind, host)
+        if kind is NodeKind.KERNEL:
+            one = msgspec.structs.replace(
+                one,
+                function=event["name"],
                 grid=_three(arguments.get("grid")),
                 block=_three(arguments.get("block")),
-                start_s=float(event["ts"]) * _US,
-                duration_s=float(event.get("dur", 0.0)) * _US,
-                operator=operator.name if operator else "",
-                shapes=_shapes(operator.arguments) if operator else "",
-                module=_module(chain, host),
-                pass_=_pass(event["name"], chain, launched_at, host),
             )
-        )
+        found.append(one)
     return tuple(found)
+
+
+def captured_calls(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
+    """Return what a step's capture recorded, in order: one call for each node of its graph.
+
+    Nothing runs meanwhile, so that neither functions nor durations are known (empty, 0 s); what
+    asked for each node is known exactly.
+
+    Args:
+        trace: As for `activities`, of a capture.
+
+    Raises:
+        DataError: It is no such trace.
+    """
+    events = _events(trace)
+    host = _host(events)
+    begun = min((float(e["ts"]) for e in events if e["name"] == _CAPTURE_BEGINS), default=math.inf)
+    ended = max((float(e["ts"]) for e in events if e["name"] == _CAPTURE_ENDS), default=-math.inf)
+    calls = [
+        (event, kind)
+        for event in events
+        if event.get("cat") in _CALLS and begun < float(event["ts"]) < ended
+        for mark, kind in _LAUNCHING
+        if mark in event["name"]
+    ]
+    calls.sort(key=lambda call: float(call[0]["ts"]))
+    return tuple(
+        msgspec.structs.replace(_activity(event, kind, host), duration_s=0.0)
+        for event, kind in calls
+    )
 
 
 def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
@@ -201,6 +232,22 @@ def _sweep(
 
 def _correlation(event: Mapping[str, Any]) -> int:
     return int(event.get("args", {}).get("correlation", -1))
+
+
+def _activity(event: Mapping[str, Any], kind: NodeKind, host: _Host) -> Activity:
+    """Say what asked for something the GPU does, or was told to do."""
+    chain = host.chains.get(_correlation(event), ())
+    launched_at = host.at.get(_correlation(event), float(event["ts"]))
+    operator = _operator(chain)
+    return Activity(
+        kind=kind,
+        start_s=float(event["ts"]) * _US,
+        duration_s=float(event.get("dur", 0.0)) * _US,
+        operator=operator.name if operator else "",
+        shapes=_shapes(operator.arguments) if operator else "",
+        module=_module(chain, host),
+        pass_=_pass(event["name"], chain, launched_at, host),
+    )
 
 
 def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:

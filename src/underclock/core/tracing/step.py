@@ -68,7 +68,7 @@ def traced_step(
     matched: Sequence[Activity | None],
     *,
     cleared: Sequence[Sequence[int]] = (),
-    seen: Sequence[Activity] = (),
+    warnings: Sequence[str] = (),
     source: str = "",
     obstacle: str = "",
 ) -> Traced:
@@ -79,7 +79,7 @@ def traced_step(
         nodes: In launch order.
         matched: The activity of each; ``None`` where unknown.
         cleared: As for `units_of`.
-        seen: All activities of the profile, to say which share of its time has a name.
+        warnings: What to say of it.
         source: Where the step's function is, to run it again.
         obstacle: Why its kernels cannot be isolated.
 
@@ -107,21 +107,14 @@ def traced_step(
         order=order,
         source=source,
         obstacle=obstacle,
-        warnings=(obstacle,) if obstacle else (),
+        warnings=(*warnings, obstacle) if obstacle else tuple(warnings),
     )
-    return Traced(step=step, units=units, named_share=named_share(seen))
+    return Traced(step=step, units=units)
 
 
 def nodes_of(seen: Sequence[Activity]) -> tuple[Node, ...]:
     """Return activities as if they were nodes, for a step that cannot be captured."""
     return tuple(Node(kind=a.kind, function=a.function, grid=a.grid, block=a.block) for a in seen)
-
-
-def named_share(seen: Sequence[Activity]) -> float:
-    """Return the share of GPU time whose operator and pass are known; 1 for no time at all."""
-    total = sum(activity.duration_s for activity in seen)
-    named = sum(a.duration_s for a in seen if a.operator and a.pass_ is not Pass.OTHER)
-    return named / total if total > 0 else 1.0
 
 
 def _launch(nodes: Sequence[Node], unit: Unit) -> Launch:

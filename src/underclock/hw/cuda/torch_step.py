@@ -61,21 +61,29 @@ def profile(step: StepFunction) -> Mapping[str, Any]:
         DeviceError: It does not fit into the GPU's memory.
     """
     torch = import_torch()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    seen = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
     with (
         _side_stream(torch),
         _memory_errors(torch, "profiling the step"),
-        _named_modules(torch),
-        seen,
+        recorded() as trace,
     ):
         step()
         torch.cuda.synchronize()
+    return trace
+
+
+@contextmanager
+def recorded() -> Iterator[Mapping[str, Any]]:
+    """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format."""
+    torch = import_torch()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    seen = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
+    trace: dict[str, Any] = {}
+    with _named_modules(torch), seen:
+        yield trace
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))
-        trace: Mapping[str, Any] = json.loads(path.read_bytes())
-    return trace
+        trace |= json.loads(path.read_bytes())
 
 
 @contextmanager

@@ -2,7 +2,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.tracing.alignment import align, describe, first_difference
+from underclock.core.tracing.alignment import (
+    align,
+    describe,
+    first_difference,
+    otherwise_captured,
+    paired,
+)
 from underclock.launches import Activity, Node, NodeKind
 
 
@@ -53,6 +59,31 @@ def test_stretches_of_different_length_are_not_guessed() -> None:
     seen = [activity("a"), activity("p"), activity("q"), activity("b")]
     matched = align([node("a"), node("x"), node("b")], seen)
     assert matched == (seen[0], None, seen[3])
+
+
+def test_calls_of_a_capture_pair_off_with_what_works_in_its_graph() -> None:
+    event = Node(kind=NodeKind.OTHER)
+    calls = (activity("a"), activity("m", NodeKind.MEMSET))
+    nodes = [node("a"), event, node("m", NodeKind.MEMSET)]
+    assert paired(nodes, calls) == (calls[0], None, calls[1])
+    assert paired(nodes[:1], calls) is None
+    assert paired([nodes[2], nodes[0]], calls) is None
+    assert paired([event], ()) == (None,)
+
+
+def test_a_capture_that_takes_another_way_is_told() -> None:
+    seen = [activity("a"), activity("b"), activity("c"), activity("c")]
+    same = [node("a"), node("b"), node("c"), node("c")]
+    assert otherwise_captured(same, align(same, seen), seen) is None
+    more = [*same, node("mask")]
+    assert "launches 1 kernels, memsets or copies that a plain run does not" in str(
+        otherwise_captured(more, align(more, seen), seen)
+    )
+    less = same[:-1]
+    assert "leaves out 25.0% of a plain run's GPU time" in str(
+        otherwise_captured(less, align(less, seen), seen)
+    )
+    assert "leaves out 0.0%" in str(otherwise_captured([node("a")], [None], []))
 
 
 def test_the_first_difference_of_two_captures_is_named() -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from underclock.core.tracing.profile import activities, synchronising
+from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.errors import DataError
 from underclock.launches import MODULE_MARK, Activity, NodeKind
 from underclock.records import Pass
@@ -208,3 +208,33 @@ def test_a_wait_names_what_the_user_wrote() -> None:
 def test_another_format_is_refused(trace: dict[str, object]) -> None:
     with pytest.raises(DataError, match="no list of trace events"):
         activities(trace)
+
+
+def test_a_capture_tells_what_asked_for_each_node() -> None:
+    events = [
+        launch(1, 1),  # before the capture: it runs, and is no node
+        kernel(2, 1),
+        launch(5, 2, name="cudaStreamBeginCapture"),
+        host("aten::mm", 10, 20, Input_type=["float"], Input_Dims=[[2, 3]], Input_Strides=[[3, 1]]),
+        launch(12, 4, name="cudaLaunchKernelExC"),
+        launch(11, 3, name="cudaMemsetAsync"),
+        launch(13, 5, name="cudaStreamIsCapturing"),
+        host(BACKWARD, 30, 40, tid=2),
+        launch(31, 6, tid=2, name="cuLaunchKernelEx"),
+        launch(32, 7, tid=2, name="cudaMemcpyAsync"),
+        launch(33, 8, tid=2, name="cudaLaunchCooperativeKernel"),
+        launch(50, 9, name="cudaStreamEndCapture"),
+        launch(51, 10),
+    ]
+    found = captured_calls({"traceEvents": events})
+    assert [a.kind for a in found] == [
+        *(NodeKind.MEMSET, NodeKind.KERNEL),
+        *(NodeKind.KERNEL, NodeKind.COPY, NodeKind.KERNEL),
+    ]
+    assert [a.pass_ for a in found] == [Pass.FORWARD] * 2 + [Pass.BACKWARD] * 3
+    assert (found[1].operator, found[1].shapes) == ("aten::mm", "fp32[2x3]")
+    assert {a.duration_s for a in found} == {0.0}
+
+
+def test_a_trace_without_a_capture_has_no_calls() -> None:
+    assert captured_calls({"traceEvents": [launch(1, 1), kernel(2, 1)]}) == ()

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock.core.tracing.alignment import align
-from underclock.core.tracing.profile import activities, synchronising
+from underclock.core.tracing.alignment import align, otherwise_captured, paired
+from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import traced_step
 from underclock.launches import Activity, Node, NodeKind
 from underclock.records import Pass
@@ -26,6 +26,7 @@ class Recording:
     trace: Mapping[str, Any]
     nodes: tuple[Node, ...]
     seen: tuple[Activity, ...]
+    capture: Mapping[str, Any] | None
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,8 @@ def recording() -> Callable[[str], Recording]:
     def read(name: str) -> Recording:
         body = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
         nodes = msgspec.convert(body["nodes"], tuple[Node, ...])
-        return Recording(body["trace"], nodes, activities(body["trace"]))
+        seen = activities(body["trace"])
+        return Recording(body["trace"], nodes, seen, body.get("capture"))
 
     return read
 
@@ -59,6 +61,31 @@ def test_recorded_steps_are_named_whole(captured: Recording) -> None:
     assert {a.pass_ for a in captured.seen} == {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
     named = [a for a in captured.seen if a.pass_ is Pass.BACKWARD and a.module]
     assert len(named) > 0.9 * sum(a.pass_ is Pass.BACKWARD for a in captured.seen)
+
+
+def test_a_recorded_capture_names_what_a_plain_run_did_not_launch(
+    recording: Callable[[str], Recording],
+) -> None:
+    llama = recording("tiny_llama")
+    assert llama.capture is not None
+    aligned = align(llama.nodes, llama.seen)
+    assert sum(activity is None for activity in aligned) == 29
+
+    matched = paired(llama.nodes, captured_calls(llama.capture))
+
+    assert matched is not None
+    assert all(a is not None and a.operator and a.pass_ is not Pass.OTHER for a in matched)
+    # Its attention is given a mask only while it is captured.
+    masked = [a for a in matched if a is not None and "attention_forward" in a.operator]
+    assert {a.shapes.split(", ")[-1] for a in masked} == {"bf16[2x1x1024x1024]"}
+    warning = otherwise_captured(llama.nodes, aligned, llama.seen)
+    assert warning is not None
+    assert warning.startswith("while it is captured the step launches 29 kernels")
+
+
+def test_recorded_steps_are_captured_as_they_run(captured: Recording) -> None:
+    aligned = align(captured.nodes, captured.seen)
+    assert otherwise_captured(captured.nodes, aligned, captured.seen) is None
 
 
 def test_a_recorded_wait_is_found(recording: Callable[[str], Recording]) -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from underclock.core.tracing.kinds import flops_of, kind_of
 from underclock.core.tracing.step import (
-    named_share,
     nodes_of,
     starred,
     traced_step,
@@ -137,13 +136,6 @@ def test_an_obstacle_is_a_warning() -> None:
 def test_a_step_that_launches_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="launched no kernel"):
         traced_step("s", [], [])
-
-
-def test_the_named_share_is_of_time() -> None:
-    seen = [activity(duration_s=3.0), activity(operator="", duration_s=1.0)]
-    assert named_share(seen) == 0.75
-    assert named_share([activity(pass_=Pass.OTHER)]) == 0.0
-    assert named_share([]) == 1.0
 
 
 def test_only_layer_numbers_become_stars() -> None:
