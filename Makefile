@@ -16,7 +16,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
 	$(BIN)/coverage report --fail-under=90 > /dev/null
 
