@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check fix gpu bench evidence calibrate paper switching clean
+.PHONY: demo test check fix gpu bench evidence calibrate paper switching search refine fit clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -43,6 +43,15 @@ paper: $(VENV)/.dev  ## rewrite docs/evidence/paper.md: the paper's study on the
 switching: $(VENV)/.dev  ## rewrite docs/evidence/switching.md: plans under latency, and run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/switching_plans.py
 
+search: $(VENV)/.bench  ## rewrite docs/evidence/searching.md: searches for samples, compared
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/searching.py
+
+refine: $(VENV)/.dev  ## rewrite docs/evidence/refining.md: a plan from another GPU, measured again
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/refining.py
+
+fit: $(VENV)/.dev  ## rewrite docs/evidence/fitting.md: how long the fit takes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fitting.py
+
 clean:
 	rm -rf $(VENV) underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
@@ -56,4 +65,8 @@ $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@ $(VENV)/.runtime

@@ -28,7 +28,7 @@ from underclock.hw.simulated.switching import Switching
 from underclock.latencies import Domain, LatencyTable, Switch
 from underclock.records import Pass, Profile, Step
 from underclock.stages.execute import execute
-from underclock.stages.measure import Campaign
+from underclock.stages.measure import Campaign, Grid
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "switching.md"
 GPUS = ("rtx3080ti", "a100", "h200")
@@ -130,7 +130,7 @@ def hidden(latency_s: float) -> Switching:
 
 def profile_of(gpu: str, step: Step, folder: Path) -> Profile:
     """Measure the step on the paper's grid; where memory cannot be locked, at its auto clock."""
-    campaign = Campaign() if gpu == "rtx3080ti" else Campaign(mem_mhz=(None,))
+    campaign = Campaign(grid=Grid.COARSE) if gpu == "rtx3080ti" else Campaign(mem_mhz=(None,))
     return measure(
         step, gpu=f"sim:{gpu}", to=folder / f"{gpu}.db", campaign=campaign, protocol=Protocol()
     )

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from underclock.hw.bench import Protocol
     from underclock.latencies import LatencyTable
     from underclock.records import Clocks, Evidence, Plan, Profile, Step, Validation
+    from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Campaign, measure
     from underclock.stages.plan import plan
+    from underclock.stages.predict import predict
     from underclock.stages.report import write_report
     from underclock.stages.score import score
     from underclock.stages.trace import trace
@@ -40,9 +42,11 @@ _HOMES = {
     "Step": "records",
     "UnderclockError": "errors",
     "Validation": "records",
+    "fit": "stages.fit",
     "measure": "stages.measure",
     "measure_latency": "stages.latency",
     "plan": "stages.plan",
+    "predict": "stages.predict",
     "score": "stages.score",
     "trace": "stages.trace",
     "validate": "stages.validate",
@@ -61,9 +65,11 @@ __all__ = [
     "Step",
     "UnderclockError",
     "Validation",
+    "fit",
     "measure",
     "measure_latency",
     "plan",
+    "predict",
     "score",
     "trace",
     "validate",

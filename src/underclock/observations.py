@@ -111,6 +111,78 @@ class ClockLog(Record, frozen=True, kw_only=True):
     kernels: tuple[KernelClock, ...] = ()
 
 
+class Interval(Record, frozen=True, kw_only=True):
+    """A quantity that is predicted rather than measured.
+
+    Attributes:
+        expected: Mean over what is possible.
+        low: It is hardly less.
+        high: It is hardly more.
+    """
+
+    expected: float
+    low: float
+    high: float
+
+
+class Foreseen(Record, frozen=True, kw_only=True):
+    """What one way of choosing clocks would do, as fractions of auto.
+
+    Attributes:
+        name: As of an `Arm`; or ``blind``, the plan made without measuring.
+        time_change: Of the step.
+        energy_change: Of the step.
+    """
+
+    name: str
+    time_change: Interval
+    energy_change: Interval
+
+
+class Prediction(Record, frozen=True, kw_only=True):
+    """What clocks of its own choice would save a step, predicted from auto clocks only.
+
+    Attributes:
+        evidence: Of the samples; every number here is predicted from them, none measured.
+        gpu: The GPU they are of.
+        workload: Name of the step or table.
+        like: The model whose constants and kernels stand for what was not measured.
+        calibration: How well that model is known.
+        max_slowdown: Time budget as a fraction above auto.
+        confidence: That the truth lies in an interval, as far as the model goes.
+        draws: How many possible tables were planned on.
+        kernels: Of the step.
+        counted: Of which so many have readings of utilisation.
+        arms: What measuring at other clocks and planning on it would bring, in order of freedom.
+        blind: What locking at once would bring: the plan for the mean of the possible tables.
+    """
+
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    like: str
+    calibration: str
+    max_slowdown: float
+    confidence: float
+    draws: int
+    kernels: int
+    counted: int
+    arms: tuple[Foreseen, ...]
+    blind: Foreseen
+    warnings: tuple[str, ...] = ()
+
+    def arm(self, name: str) -> Foreseen:
+        """Return the arm of that name.
+
+        Raises:
+            KeyError: No such arm.
+        """
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise KeyError(name)
+
+
 class Execution(Record, frozen=True, kw_only=True):
     """What a step under a schedule of clocks took. Changes of core and of memory count apart.
 

@@ -339,6 +339,7 @@ class Profile(Record, frozen=True, kw_only=True):
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
         source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        lacking: Clock pairs of ``settings`` at which a kernel cannot be measured, by its name.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -354,6 +355,7 @@ class Profile(Record, frozen=True, kw_only=True):
     expected_samples: int | None = None
     order: tuple[int, ...] = ()
     source: str = ""
+    lacking: dict[str, tuple[Clocks, ...]] = {}
     warnings: tuple[str, ...] = ()
 
 
@@ -393,6 +395,9 @@ class Arm(Record, frozen=True, kw_only=True):
         status: How the choice came about.
         gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
             was optimised or nothing found.
+        time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
+            costs are taken as measured, without a fit.
+        energy_interval: Likewise of ``energy_change``.
     """
 
     name: str
@@ -402,6 +407,8 @@ class Arm(Record, frozen=True, kw_only=True):
     energy_change: float | None
     status: Status
     gap: float | None
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, name: str, cost: Cost | None, status: Status, gap: float | None = None) -> Self:
@@ -543,6 +550,7 @@ class Plan(Record, frozen=True, kw_only=True):
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
+        source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
         latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
         proposals: What longer segments would bring, greatest saving first; empty likewise.
@@ -567,6 +575,7 @@ class Plan(Record, frozen=True, kw_only=True):
     closure: Closure | None = None
     runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
+    source: str = ""
     schedule: ClockSchedule | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()
@@ -638,8 +647,45 @@ class Spread(Record, frozen=True, kw_only=True):
     worst: float
 
 
+MOST_REPEATS = 1000  # more than anybody runs: where these would not decide, no number is named
+
+
+class Verdict(StrEnum):
+    """Whether a plan kept its promise."""
+
+    KEPT = "kept"
+    NOT_KEPT = "not kept"
+    INCONCLUSIVE = "inconclusive"
+
+
+class OtherArm(Record, frozen=True, kw_only=True):
+    """A simpler way of choosing clocks, run in turns with auto and plan, and compared with auto.
+
+    Attributes:
+        name: As of an `Arm`: ``best_fixed``.
+        clocks: What it holds for the whole step.
+        time_s: One total per repeat.
+        energy_j: One total per repeat.
+        time_change: Against auto, over all pairs.
+        energy_change: Likewise.
+        time_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
+        energy_interval: Likewise.
+    """
+
+    name: str
+    clocks: Clocks
+    time_s: tuple[float, ...]
+    energy_j: tuple[float, ...]
+    time_change: Spread
+    energy_change: Spread
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
+
+
 class Validation(Record, frozen=True, kw_only=True):
     """Auto and plan measured again, every auto run paired with every plan run.
+
+    Files of older versions have no verdict, nor anything it rests on.
 
     Attributes:
         repeats: Runs of each arm.
@@ -651,6 +697,15 @@ class Validation(Record, frozen=True, kw_only=True):
         pairs_keeping_energy: Pairs that save at least the promised energy.
         pairs_keeping_time: Pairs no slower than the plan's budget allows; ``None`` where time was
             free.
+        time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
+            runs tell no spread.
+        energy_interval: Likewise, of energy.
+        max_slowdown: The plan's time budget; ``None`` where time was free.
+        tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
+        verdict: Whether the promise held; ``None`` in older files.
+        further_repeats: About how many more repeats would decide; ``None`` where the verdict is
+            known, nothing can be said, or no reasonable number would do.
+        others: What ran in turns with auto and plan besides.
     """
 
     schema: int = SCHEMA
@@ -669,4 +724,11 @@ class Validation(Record, frozen=True, kw_only=True):
     promised_energy_change: float
     pairs_keeping_energy: int
     pairs_keeping_time: int | None
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
+    max_slowdown: float | None = None
+    tolerance: float | None = None
+    verdict: Verdict | None = None
+    further_repeats: int | None = None
+    others: tuple[OtherArm, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ import msgspec
 
 from underclock.cli.common import (
     DURATION,
+    FRACTION,
     MHZ_LIST,
     file_argument,
     gpu_option,
@@ -24,14 +25,25 @@ from underclock.errors import UsageError
 @file_argument("step", required=False)
 @gpu_option
 @output_option("samples", required=True)
-@click.option("--grid", type=click.Choice(["coarse", "full"]), default="coarse", show_default=True)
+@click.option(
+    "--grid",
+    type=click.Choice(["adaptive", "coarse", "full"]),
+    help="[default: adaptive; coarse where clocks or repeats are named, or a table is replayed]",
+)
+@click.option(
+    "--precision",
+    type=FRACTION,
+    help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
+)
+@click.option("--budget", type=DURATION, help="Adaptive: or until this GPU time is spent: 20min.")
+@click.option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
 @click.option(
     "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
 )
 @click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these, likewise.")
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
-@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 25s; a real GPU 0.3s]")
-@click.option("--window", type=DURATION, help="Measured after it. [default: 5s; a real GPU 1s]")
+@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
+@click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
 @seed_option
 @json_option
 def command(
@@ -39,7 +51,10 @@ def command(
     step: Path | None,
     gpu: str,
     output: Path,
-    grid: str,
+    grid: str | None,
+    precision: float | None,
+    budget: float | None,
+    max_samples: int | None,
     core_mhz: tuple[int | None, ...],
     mem_mhz: tuple[int | None, ...],
     repeats: int,
@@ -48,7 +63,7 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Measure every kernel of STEP at every clock pair of a grid.
+    """Measure the kernels of STEP at the clock pairs that decide a plan, or at all of a grid.
 
     Goes on where an earlier run into the same file stopped. A replayed table brings its own
     kernels and needs no STEP.
@@ -57,12 +72,20 @@ def command(
     """
     from underclock.records import Step
     from underclock.stages.backends import default_protocol
-    from underclock.stages.measure import Campaign, Grid, measure
+    from underclock.stages.measure import PRECISION, Campaign, Grid, measure
     from underclock.store import read_document
 
     try:
-        campaign = Campaign(grid=Grid(grid), core_mhz=core_mhz, mem_mhz=mem_mhz, repeats=repeats)
-        usual = default_protocol(gpu)
+        campaign = Campaign(
+            grid=Grid(grid) if grid else None,
+            core_mhz=core_mhz,
+            mem_mhz=mem_mhz,
+            repeats=repeats,
+            precision=PRECISION if precision is None else precision,
+            budget_s=budget,
+            max_samples=max_samples,
+        )
+        usual = default_protocol(gpu, adaptive=campaign.may_adapt)
         protocol = replace(
             usual,
             kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from underclock.cli.common import (
     CLOCKS,
@@ -15,10 +17,15 @@ from underclock.cli.common import (
     output_option,
     print_record,
     print_table,
+    progress_bar,
     warn,
 )
 from underclock.errors import UsageError
-from underclock.records import Aggregate, Clocks, Granularity, Objective
+from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan, Profile
+from underclock.units import format_percent
+
+if TYPE_CHECKING:
+    from underclock.core.planning import Goal
 
 
 @click.command(name="plan")
@@ -57,6 +64,9 @@ from underclock.records import Aggregate, Clocks, Granularity, Objective
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
+@click.option(
+    "--refine", metavar="GPU", help="Measure a plan of the same GPU model again: sim:rtx3080ti#1."
+)
 @json_option
 @force_option
 def command(
@@ -71,33 +81,26 @@ def command(
     latency: str,
     max_switches: int | None,
     min_dwell: float | None,
+    refine: str | None,
     as_json: bool,
     force: bool,
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
-    With a latency the plan also says what this GPU can achieve, and what others could.
+    With a latency the plan also says what this GPU can achieve, and what others could. With
+    --refine SAMPLES is a plan made on another unit; this GPU is measured around its clocks.
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
-    from underclock.core.planning import Goal
     from underclock.report import arms_table, latency_tables
     from underclock.stages.plan import latencies_of, plan
-    from underclock.store import check_output, write_document
+    from underclock.store import check_output, read_document, write_document
 
-    if max_slowdown is not None and objective != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
-        )
-    try:
-        goal = Goal(
-            objective=Objective(objective),
-            max_slowdown=max_slowdown or 0.0,
-            granularity=Granularity(granularity),
-            aggregate=Aggregate(aggregate),
-        )
-    except ValueError as exc:
-        raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
+    given = read_document(samples, Plan) if refine else None
+    if given is not None:
+        samples = (output or Path("refined.json")).with_suffix(".samples.db")
+        baseline = baseline or given.baseline
+    goal = _goal(objective, max_slowdown, granularity, aggregate, given)
     if output:
         check_output(output, force=force)
     switching = latencies_of(latency, samples)
@@ -110,7 +113,8 @@ def command(
             switching = replace(switching, max_switches=max_switches, min_dwell_s=min_dwell or 0.0)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-    made = plan(samples, goal, baseline=baseline, switching=switching)
+    profile = _refined(given, refine, samples) if given is not None and refine else samples
+    made = plan(profile, goal, baseline=baseline, switching=switching)
     if output:
         write_document(output, made, force=force)
     warn(made.warnings)
@@ -118,3 +122,64 @@ def command(
         print_record(made)
     else:
         print_table(arms_table(made), *latency_tables(made))
+        if given is not None and isinstance(profile, Profile):
+            click.echo(_compared(made, given, profile))
+
+
+def _goal(
+    objective: str,
+    max_slowdown: float | None,
+    granularity: str,
+    aggregate: str,
+    given: Plan | None,
+) -> "Goal":
+    """Return what to plan for; what is not asked for is as in the plan to refine.
+
+    Raises:
+        UsageError: A time budget where time is free, or one that no step can have.
+    """
+    from underclock.core.planning import Goal
+
+    if given is not None:
+        objective = objective if _asked("objective") else given.objective
+        granularity = granularity if _asked("granularity") else given.granularity
+        aggregate = aggregate if _asked("aggregate") else given.aggregate
+    if max_slowdown is not None and objective != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
+        )
+    if max_slowdown is None and given is not None and objective == Objective.WASTE:
+        max_slowdown = given.max_slowdown
+    try:
+        return Goal(
+            objective=Objective(objective),
+            max_slowdown=max_slowdown or 0.0,
+            granularity=Granularity(granularity),
+            aggregate=Aggregate(aggregate),
+        )
+    except ValueError as exc:
+        raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
+
+
+def _asked(name: str) -> bool:
+    """Whether the user gave an option."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _refined(given: Plan, gpu: str, samples: Path) -> Profile:
+    """Measure around a plan's clocks, showing how far it is."""
+    from underclock.stages.refine import refine
+
+    with progress_bar("refining") as show:
+        return refine(given, gpu=gpu, to=samples, progress=show)
+
+
+def _compared(made: Plan, given: Plan, profile: Profile) -> str:
+    """Say what refining changed, and what it took."""
+    new, old = made.promise, given.promise
+    return (
+        f"refined with {len(profile.samples) + len(profile.in_situ)} samples: "
+        f"energy {format_percent(new.energy_change)}, time {format_percent(new.time_change)}; "
+        f"the plan given promised {format_percent(old.energy_change)}, "
+        f"{format_percent(old.time_change)}"
+    )

@@ -22,6 +22,7 @@ from underclock.records import (
     Sample,
 )
 
+_NEAR_CAP = 0.95
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -155,13 +156,29 @@ def settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
 
 
 def capped_kernels(profile: Profile) -> Bools:
-    """Return which kernels were at the power cap at auto clocks. Shape (K,)."""
-    capped = {
-        sample.kernel
-        for sample in profile.samples
-        if sample.asked == AUTO and (sample.event_reasons or 0) & POWER_CAP_REASON
-    }
-    return np.array([kernel.name in capped for kernel in profile.kernels])
+    """Return which kernels were at the power cap at auto clocks, or next to it. Shape (K,)."""
+    index = {kernel.name: k for k, kernel in enumerate(profile.kernels)}
+    capped = np.zeros(len(index), dtype=bool)
+    power_w = np.zeros(len(index))
+    for sample in profile.samples:
+        if sample.asked == AUTO:
+            k = index[sample.kernel]
+            capped[k] |= bool((sample.event_reasons or 0) & POWER_CAP_REASON)
+            power_w[k] = max(power_w[k], sample.energy_j / sample.time_s)
+    return near_cap(power_w, capped)
+
+
+def near_cap(power_w: Floats, capped: Bools) -> Bools:
+    """Return which kernels draw about as much as those the cap holds: warmer, it holds them too.
+
+    Args:
+        power_w: Of each kernel alone at auto. Shape (K,).
+        capped: Which the driver said were at the cap. Shape (K,).
+    """
+    if not capped.any():
+        return capped
+    found: Bools = capped | (power_w >= _NEAR_CAP * float(np.median(power_w[capped])))
+    return found
 
 
 def _means(

@@ -6,14 +6,18 @@ can be compared line by line.
 Shape letters: K kernels, G groups, S settings.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from underclock.core.costs import CostTable
 from underclock.core.frontier import least_product, supported, thinned
 from underclock.core.groups import Grouped, Ints, grouped
+from underclock.core.promise import TWO_SIDED, Outlook, keeping
 from underclock.core.solvers import Exact, Problem, Solution
 from underclock.core.solvers.base import INFEASIBLE, solution_of
 from underclock.records import (
@@ -76,8 +80,18 @@ class Arms:
     frontier: tuple[Cost, ...]
 
 
-def compare_arms(table: CostTable, goal: Goal) -> Arms:
-    """Choose clocks in each of the ways compared."""
+def compare_arms(
+    table: CostTable, goal: Goal, judge: Callable[[Ints], Outlook] | None = None
+) -> Arms:
+    """Choose clocks in each of the ways compared.
+
+    Args:
+        table: What every kernel costs.
+        goal: What to minimise.
+        judge: What a setting per kernel is expected to change, and how sure that is. With it every
+            arm keeps the time budget with 95 % confidence and says its intervals; without it costs
+            are taken as certain.
+    """
     ways = {
         "best_fixed": (Granularity.STEP, Aggregate.GLOBAL),
         "pass": (Granularity.PASS, goal.aggregate),
@@ -88,13 +102,15 @@ def compare_arms(table: CostTable, goal: Goal) -> Arms:
     arms = [Arm.of("auto", _cost(table, auto), Status.BASELINE)]
     settings = {"auto": auto}
     for name, (granularity, aggregate) in ways.items():
-        groups = grouped(table, granularity)
-        solution = _solve(table, groups, goal, aggregate)
+        solution, setting = _sure(table, grouped(table, granularity), goal, aggregate, judge)
         cost = None
-        if solution.status is not Status.INFEASIBLE:
-            settings[name] = groups.spread(solution.choice)
-            cost = _cost(table, settings[name])
-        arms.append(Arm.of(name, cost, solution.status, solution.gap))
+        if setting is not None:
+            settings[name] = setting
+            cost = _cost(table, setting)
+        arm = Arm.of(name, cost, solution.status, solution.gap)
+        if judge is not None and cost is not None:
+            arm = with_intervals(arm, judge(settings[name]))
+        arms.append(arm)
     groups = grouped(table, goal.granularity)
     fastest_s = groups.time_s.min(axis=1)
     if goal.aggregate is Aggregate.LOCAL:
@@ -107,6 +123,25 @@ def compare_arms(table: CostTable, goal: Goal) -> Arms:
         fastest_change=fastest_change,
         frontier=_frontier(table, groups),
     )
+
+
+def choose_kernels(table: CostTable, goal: Goal, judge: Callable[[Ints], Outlook]) -> Ints | None:
+    """Return the setting of each kernel under a budget they keep together; as `compare_arms`."""
+    groups = grouped(table, Granularity.KERNEL)
+    return _sure(table, groups, goal, Aggregate.GLOBAL, judge)[1]
+
+
+def with_intervals(arm: Arm, seen: Outlook) -> Arm:
+    """Return an arm that says how sure its changes are."""
+    return msgspec.structs.replace(
+        arm,
+        time_interval=_interval(seen.time_change, seen.time_spread),
+        energy_interval=_interval(seen.energy_change, seen.energy_spread),
+    )
+
+
+def _interval(mean: float, spread: float) -> tuple[float, float]:
+    return mean - TWO_SIDED * spread, mean + TWO_SIDED * spread
 
 
 def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
@@ -141,6 +176,39 @@ def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
             raise KeyError(kernel.name)
         columns.append(column)
     return _cost(table, np.array(columns))
+
+
+def _sure(
+    table: CostTable,
+    groups: Grouped,
+    goal: Goal,
+    aggregate: Aggregate,
+    judge: Callable[[Ints], Outlook] | None,
+) -> tuple[Solution, Ints | None]:
+    """Solve; where there is somebody to judge, keep the time budget with confidence."""
+    if judge is None or goal.objective is not Objective.WASTE:
+        solution = _solve(table, groups, goal, aggregate)
+        feasible = solution.status is not Status.INFEASIBLE
+        return solution, groups.spread(solution.choice) if feasible else None
+    found: dict[bytes, Solution] = {}
+
+    def choose(aim: float) -> Ints | None:
+        solution = _solve(table, groups, dataclasses.replace(goal, max_slowdown=aim), aggregate)
+        if solution.status is Status.INFEASIBLE:
+            return None
+        setting = groups.spread(solution.choice)
+        found[setting.tobytes()] = solution
+        return setting
+
+    best = keeping(goal.max_slowdown, choose, judge)
+    if best is not None:
+        return found[best[0].tobytes()], best[0]
+    if goal.max_slowdown < 0:
+        return INFEASIBLE, None
+    # Auto is as fast as auto, whatever else is unsure.
+    auto = np.full(len(groups.time_s), table.baseline)
+    problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j)
+    return solution_of(problem, auto), groups.spread(tuple(auto.tolist()))
 
 
 def _solve(table: CostTable, groups: Grouped, goal: Goal, aggregate: Aggregate) -> Solution:

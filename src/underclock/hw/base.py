@@ -181,6 +181,10 @@ class Bench(Protocol):
         """
         ...
 
+    def takes_s(self, launch_s: float) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long."""
+        ...
+
     def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
         """Hold clocks from entry to exit; auto clocks touch nothing."""
         ...

@@ -52,6 +52,9 @@ QUICK = Protocol(
 )
 """For a real GPU, whose time is somebody's: 80 kernels at one clock pair take under 3 minutes."""
 
+BRISK = Protocol(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window_s=1.0)
+"""For samples that a model joins: it knows what heat does, so kernels need not reach theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Tick:
@@ -146,6 +149,11 @@ class GpuBench:
                 if (steady and spent_s >= protocol.warm_s) or spent_s >= protocol.longest_warm_s:
                     return now_c
                 before_c = now_c
+
+    def takes_s(self, launch_s: float) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long."""
+        protocol = self._protocol
+        return protocol.kernel_warm_s + max(protocol.window_s, protocol.launches * launch_s)
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:

@@ -54,6 +54,11 @@ class ReplayBench:
         """Refuse: a table does not warm up."""
         raise MeasurementError(f"a table cannot be warmed by running {len(kernels)} kernels")
 
+    def takes_s(self, launch_s: float) -> float:
+        """Return 1: every row is as near as any other."""
+        del launch_s
+        return 1.0
+
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
         """Answer with the rows at these clocks from entry to exit."""

@@ -35,8 +35,18 @@ def duration_s(
     core: Values = kernel.core_mcycles / core_mhz
     dram: Values = kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)
     xbar: Values = kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)
-    # Relative to the longest part, so that no power overflows.
-    longest: Values = np.maximum(np.maximum(np.maximum(core, dram), xbar), _SHORTEST_S)
-    total: Values = (core / longest) ** n + (dram / longest) ** n + (xbar / longest) ** n
-    duration: Values = longest * total ** (1.0 / n) + kernel.fixed_s
+    duration: Values = joined(core, dram, xbar, n) + kernel.fixed_s
     return duration
+
+
+def joined(core_s: Values, dram_s: Values, xbar_s: Values, exponent: float | Values) -> Values:
+    """Return the p-norm in s of the parts of a kernel's time."""
+    # Relative to the longest part, so that no power overflows.
+    longest: Values = np.maximum(np.maximum(np.maximum(core_s, dram_s), xbar_s), _SHORTEST_S)
+    total: Values = (
+        (core_s / longest) ** exponent
+        + (dram_s / longest) ** exponent
+        + (xbar_s / longest) ** exponent
+    )
+    together: Values = longest * total ** (1.0 / exponent)
+    return together

@@ -21,6 +21,7 @@ from underclock.report.tables import (
     score_table,
     validation_table,
 )
+from underclock.report.wording import verdict_text
 
 __all__ = [
     "arms_table",
@@ -32,4 +33,5 @@ __all__ = [
     "page",
     "score_table",
     "validation_table",
+    "verdict_text",
 ]

@@ -152,14 +152,32 @@ def kernels(plan: Plan) -> str:
 
 
 def repeats(validation: Validation) -> str:
-    """Draw every repeat of auto and of the plan as a point."""
-    times_s = (*validation.auto_time_s, *validation.plan_time_s)
-    energies_j = (*validation.auto_energy_j, *validation.plan_energy_j)
+    """Draw every repeat of every arm as a point."""
+    others = validation.others
+    times_s = (
+        *validation.auto_time_s,
+        *validation.plan_time_s,
+        *(t for o in others for t in o.time_s),
+    )
+    energies_j = (
+        *validation.auto_energy_j,
+        *validation.plan_energy_j,
+        *(e for o in others for e in o.energy_j),
+    )
     (x_unit, x_size), (y_unit, y_size) = _axis_unit("s", times_s), _axis_unit("J", energies_j)
     figure = blank(f"Every run ({validation.evidence})", _HEIGHT_PX - 60)
     for name, time_s, energy_j, colour, symbol in (
         ("auto", validation.auto_time_s, validation.auto_energy_j, GREY, "circle"),
         ("plan", validation.plan_time_s, validation.plan_energy_j, VERMILION, "star"),
+        *(
+            (
+                arm_title(other.name),
+                other.time_s,
+                other.energy_j,
+                *_ARM_MARKERS.get(other.name, (SKY, "diamond")),
+            )
+            for other in others
+        ),
     ):
         figure.add_scatter(
             x=[value / x_size for value in time_s],

@@ -48,6 +48,17 @@ def _signed(fraction: float | None, *, digits: int = 2) -> str:
     return wording.change_text(fraction, digits=digits).replace("-", "\N{MINUS SIGN}")
 
 
+def _interval(ends: tuple[float, float] | None) -> str:
+    """Write an interval with true minus signs."""
+    return wording.interval_text(ends).replace("-", "\N{MINUS SIGN}")
+
+
+def _verdict(validation: Validation) -> str:
+    """Write the verdict as a sentence, with true minus signs."""
+    text = wording.verdict_text(validation).replace("-", "\N{MINUS SIGN}")
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _known(value: object) -> object:
     """Write a missing fact as a word, never as nothing."""
     return wording.UNKNOWN if value is None or value == "" else value
@@ -57,6 +68,8 @@ _FILTERS: dict[str, Any] = {
     "change": _signed,
     "duration": wording.duration_text,
     "energy": wording.energy_text,
+    "interval": _interval,
     "known": _known,
     "mhz": format_mhz,
+    "verdict": _verdict,
 }

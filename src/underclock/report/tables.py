@@ -18,6 +18,9 @@ from underclock.report.wording import (
     duration_text,
     energy_text,
     greatest_savings,
+    interval_text,
+    measured_changes,
+    promise_text,
     status_text,
 )
 from underclock.units import format_mhz
@@ -44,7 +47,9 @@ def arms_table(plan: Plan) -> Table:
             Text(status_text(arm)),
             style="bold" if chosen else "",
         )
-    table.caption = Text("* the plan holds these clocks; time and energy against auto")
+    table.caption = Text(
+        f"{promise_text(plan)}\n* the plan holds these clocks; time and energy against auto"
+    )
     return table
 
 
@@ -81,14 +86,17 @@ def validation_table(validation: Validation) -> Table:
         f"{validation.workload} on {validation.gpu.name}, run again: {validation.evidence}"
     )
     table.add_column("")
-    for header in ("promised", "mean", "best pair", "worst pair"):
+    for header in ("promised", "mean", "95 %\ninterval", "best\npair", "worst\npair"):
         table.add_column(header, justify="right", no_wrap=True)
-    for name, promised, found in (
-        ("time", validation.promised_time_change, validation.time_change),
-        ("energy", validation.promised_energy_change, validation.energy_change),
-    ):
-        changes = (promised, found.mean, found.best, found.worst)
-        table.add_row(Text(name), *(Text(change_text(change)) for change in changes))
+    for name, promised, found, interval in measured_changes(validation):
+        changes = (found.best, found.worst)
+        table.add_row(
+            Text(name),
+            Text(change_text(promised)),
+            Text(change_text(found.mean)),
+            Text(interval_text(interval)),
+            *(Text(change_text(change)) for change in changes),
+        )
     pairs = validation.repeats**2
     time = (
         "time was free"

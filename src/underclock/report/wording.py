@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from underclock.records import (
+    MOST_REPEATS,
     Aggregate,
     Arm,
     Choice,
@@ -15,7 +16,10 @@ from underclock.records import (
     Granularity,
     Objective,
     Plan,
+    Spread,
     Status,
+    Validation,
+    Verdict,
 )
 from underclock.units import format_duration, format_mhz, format_percent
 
@@ -74,6 +78,20 @@ def change_text(fraction: float | None, *, digits: int = 2) -> str:
     return DASH if fraction is None else format_percent(fraction, digits=digits)
 
 
+def promise_text(plan: Plan) -> str:
+    """Say what a plan promises, and how sure it is."""
+    arm = plan.arm(plan.chosen)
+    energy = change_text(arm.energy_change)
+    if arm.energy_interval is None or arm.time_interval is None:
+        return f"promises {energy}, each setting's own samples taken for the truth"
+    margin = (arm.energy_interval[1] - arm.energy_interval[0]) / 2
+    text = f"promises {energy} ± {format_percent(margin).removeprefix('+')}"
+    if plan.max_slowdown is None:
+        return f"{text}, {change_text(arm.time_change)} time (95 %)"
+    slower = format_percent(plan.max_slowdown).removeprefix("+")
+    return f"{text} at ≤ {slower} slower (95 %)"
+
+
 def duration_text(seconds: float | None) -> str:
     """Write a duration; a missing one is a dash."""
     return DASH if seconds is None else format_duration(seconds)
@@ -117,6 +135,66 @@ def status_text(arm: Arm) -> str:
         Status.BOUNDED: "feasible",
         Status.INFEASIBLE: "infeasible",
     }[arm.status]
+
+
+def measured_changes(
+    validation: Validation,
+) -> list[tuple[str, float | None, Spread, tuple[float, float] | None]]:
+    """Return a row per quantity of the plan, then of every other arm.
+
+    Returns:
+        Its name, what was promised, what all pairs gave, and its interval.
+    """
+    found = validation
+    rows: list[tuple[str, float | None, Spread, tuple[float, float] | None]] = [
+        ("time", found.promised_time_change, found.time_change, found.time_interval),
+        ("energy", found.promised_energy_change, found.energy_change, found.energy_interval),
+    ]
+    for other in found.others:
+        title = arm_title(other.name)
+        rows.append((f"{title}, time", None, other.time_change, other.time_interval))
+        rows.append((f"{title}, energy", None, other.energy_change, other.energy_interval))
+    return rows
+
+
+def interval_text(interval: tuple[float, float] | None, *, digits: int = 2) -> str:
+    """Write what the truth may lie between; a missing interval is a dash."""
+    if interval is None:
+        return DASH
+    low, high = (change_text(end, digits=digits) for end in interval)
+    return f"{low.removesuffix(' %')} to {high}"
+
+
+def verdict_text(validation: Validation) -> str:
+    """Say whether the promise held, against what, and what would decide it where that is open."""
+    if validation.verdict is None:
+        return "unknown: made by a version that did not judge"
+    energy = (
+        f"energy {change_text(validation.energy_change.mean)} "
+        f"({interval_text(validation.energy_interval)}) "
+        f"against {change_text(validation.promised_energy_change)} promised"
+    )
+    time = f"time {change_text(validation.time_change.mean)} " + (
+        "was free"
+        if validation.max_slowdown is None
+        else f"({interval_text(validation.time_interval)}) "
+        f"against a budget of {change_text(validation.max_slowdown)}"
+    )
+    tolerance = f"tolerance {100.0 * (validation.tolerance or 0.0):g} points"
+    head = [validation.verdict.value]
+    if validation.verdict is Verdict.INCONCLUSIVE:
+        head.append(_needed_text(validation))
+    return f"{': '.join(head)}: {energy}; {time}; {tolerance}"
+
+
+def _needed_text(validation: Validation) -> str:
+    """Say how many more repeats would decide."""
+    if validation.energy_interval is None or validation.time_interval is None:
+        return "a single run of each tells no spread"
+    if validation.further_repeats is None:
+        return f"too close to call, even with {MOST_REPEATS} repeats"
+    more = validation.further_repeats
+    return f"about {more} more {'repeat' if more == 1 else 'repeats'} would decide"
 
 
 def certificate_text(arm: Arm) -> str:

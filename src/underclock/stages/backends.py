@@ -6,7 +6,7 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.hw.base import Bench
-from underclock.hw.bench import QUICK, GpuBench, Protocol
+from underclock.hw.bench import BRISK, QUICK, GpuBench, Protocol
 from underclock.hw.replay import ReplayBench
 from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.rig import simulated_rig
@@ -30,14 +30,14 @@ def open_bench(
     """Open what a ``--gpu`` option names.
 
     Args:
-        spec: ``sim:NAME``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
+        spec: ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         protocol: How long to wait and measure; by default `default_protocol`.
         seed: Of a simulated GPU's noise.
         step: What will be measured; a real GPU runs it from the start.
         run: The step's function, where it has no file to be found in.
 
     Raises:
-        UsageError: No such kind of GPU, no such model, or no traced step for a real one.
+        UsageError: No such kind of GPU, model or unit, or no traced step for a real one.
         DataError: The table cannot be read.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
@@ -51,7 +51,8 @@ def open_bench(
         with real_bench(rest, protocol=protocol, step=step, run=run) as bench:
             yield bench
         return
-    with simulated_rig(rest, seed=seed) as rig:
+    name, unit = simulated_unit(rest)
+    with simulated_rig(name, seed=seed, unit=unit) as rig:
         yield GpuBench(
             rig.gpu,
             rig.launcher,
@@ -62,9 +63,16 @@ def open_bench(
         )
 
 
-def default_protocol(spec: str) -> Protocol:
-    """Return how long to wait and measure where nobody says: as in the paper, or briefly."""
-    return QUICK if split_spec(spec)[0] == "nvml" else Protocol()
+def default_protocol(spec: str, *, adaptive: bool = False) -> Protocol:
+    """Return how long to wait and measure where nobody says: as in the paper, or briefly.
+
+    Args:
+        spec: What a ``--gpu`` option names.
+        adaptive: Whether a model will join the samples.
+    """
+    if split_spec(spec)[0] == "nvml":
+        return QUICK
+    return BRISK if adaptive else Protocol()
 
 
 def _own(model: GpuModel) -> tuple[str, tuple[Kernel, ...]]:
@@ -87,3 +95,23 @@ def split_spec(spec: str) -> tuple[str, str]:
     if not rest and kind != "nvml":
         raise UsageError(f"{spec!r} names no GPU", hint=f"write for example {_KINDS[kind]}")
     return kind, rest
+
+
+def simulated_unit(text: str) -> tuple[str, int]:
+    """Split ``NAME#UNIT``: GPUs of one model differ, and unit 0 is the model itself.
+
+    Args:
+        text: What follows ``sim:``. Without a unit it is unit 0.
+
+    Raises:
+        UsageError: The unit is no number.
+    """
+    name, mark, unit = text.rpartition("#")
+    if not mark or text.endswith(".json"):  # a file's name may have the mark in it
+        return text, 0
+    if not (unit.isascii() and unit.isdecimal()):
+        raise UsageError(
+            f"cannot read {unit!r} as a simulated GPU's unit",
+            hint=f"write for example sim:{name or 'rtx3080ti'}#3",
+        )
+    return name, int(unit)

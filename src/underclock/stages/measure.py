@@ -11,7 +11,8 @@ from underclock.errors import UsageError
 from underclock.hw.base import Bench, Reading
 from underclock.hw.bench import Protocol
 from underclock.records import AUTO, Clocks, Kernel, Profile, Sample, Step
-from underclock.stages.backends import open_bench
+from underclock.stages.adaptive import AdaptiveRun
+from underclock.stages.backends import default_protocol, open_bench
 from underclock.stages.real import StepFunction
 from underclock.store import SampleFile
 from underclock.units import format_mhz
@@ -20,10 +21,12 @@ from underclock.units import format_mhz
 class Grid(StrEnum):
     """Which clock pairs to visit."""
 
+    ADAPTIVE = "adaptive"  # a few for all kernels, then whatever the plan hangs on
     COARSE = "coarse"  # core every 210 MHz, every memory clock, auto: the paper's grid
     FULL = "full"  # every pair the driver lists
 
 
+PRECISION = 0.003
 _COARSE_STEP_MHZ = 210
 
 
@@ -31,7 +34,8 @@ _COARSE_STEP_MHZ = 210
 class Campaign:
     """What to visit."""
 
-    grid: Grid = Grid.COARSE
+    grid: Grid | None = None
+    """By default adaptive; coarse where clocks or repeats are named, or a table is replayed."""
     core_mhz: tuple[int | None, ...] = ()
     """Visit only these core clocks, whatever the grid; ``None`` is auto."""
     mem_mhz: tuple[int | None, ...] = ()
@@ -41,11 +45,45 @@ class Campaign:
     in_situ: bool = True
     """Also run the whole step at auto, to settle what auto costs; without it a plan's baseline is
     the sum of isolated kernels, as in arXiv 2601.08539."""
+    precision: float = PRECISION
+    """An adaptive campaign ends when its promise is this sure: half the width of the 95 % interval
+    of the energy change, as a fraction of auto."""
+    budget_s: float | None = None
+    """Or when this much of the GPU's time is spent."""
+    max_samples: int | None = None
+    """Or this many samples are on file."""
+    slowdowns: tuple[float, ...] = (0.0, 0.01)
+    """The time budgets that an adaptive campaign measures for."""
 
     def __post_init__(self) -> None:
         """Reject campaigns that measure nothing."""
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        if not self.precision > 0:
+            raise ValueError(f"precision must be positive, got {self.precision}")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise ValueError(f"the budget must be positive, got {self.budget_s} s")
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
+        limited = self.budget_s is not None or self.max_samples is not None
+        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
+            raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
+        if self.grid is Grid.ADAPTIVE and self.repeats > 1:
+            raise ValueError("an adaptive campaign decides on repeats itself")
+
+    @property
+    def may_adapt(self) -> bool:
+        """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
+        named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
+        limited = self.max_samples is not None or self.budget_s is not None
+        return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
+
+    def on(self, bench: Bench) -> Grid:
+        """Return the grid of this campaign on a bench."""
+        if self.grid is not None:
+            return self.grid
+        limited = self.max_samples is not None or self.budget_s is not None
+        return Grid.ADAPTIVE if self.may_adapt and (bench.live or limited) else Grid.COARSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +139,47 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         raise UsageError(step.obstacle, hint="take that out of the step and trace it again")
     path = Path(to)
     campaign = campaign or Campaign()
+    protocol = protocol or default_protocol(gpu, adaptive=campaign.may_adapt)
     with open_bench(gpu, protocol=protocol, seed=seed, step=step, run=run) as bench:
-        header, points = _survey(bench, step, campaign)
-        file = (
-            SampleFile.open(path, writable=True)
-            if path.exists()
-            else SampleFile.create(path, header)
-        )
-        with file:
-            _check_same(path, file.header, header)
-            try:
-                _run(bench, file, points, campaign, progress or (lambda _tally: None))
-            finally:
-                file.note(bench.notes())
-            return file.profile()
+        header, points = survey(bench, step, campaign)
+        told = progress or (lambda _tally: None)
+
+        def take(file: SampleFile) -> None:
+            if campaign.on(bench) is Grid.ADAPTIVE:
+                _adapt(bench, file, points, campaign, told, seed)
+            else:
+                take_points(bench, file, points, campaign, told)
+
+        return record(bench, path, header, take)
+
+
+def record(
+    bench: Bench, path: Path, header: Profile, take: Callable[[SampleFile], None]
+) -> Profile:
+    """Take samples into a file, made or continued, with what the bench has to say of them.
+
+    Args:
+        bench: Where they are taken.
+        path: Of the file.
+        header: What it must say.
+        take: Appends the samples.
+
+    Returns:
+        Everything in the file.
+
+    Raises:
+        UsageError: The file is of another campaign.
+    """
+    file = (
+        SampleFile.open(path, writable=True) if path.exists() else SampleFile.create(path, header)
+    )
+    with file:
+        _check_same(path, file.header, header)
+        try:
+            take(file)
+        finally:
+            file.note(bench.notes())
+        return file.profile()
 
 
 def settings_of(bench: Bench, campaign: Campaign) -> tuple[Clocks, ...]:
@@ -154,7 +219,7 @@ def _core_grid(
     offered: Sequence[Clocks], campaign: Campaign, bench: Bench
 ) -> frozenset[int | None] | None:
     """Return the core clocks of the grid; ``None`` for all."""
-    if campaign.grid is Grid.FULL or not bench.live:
+    if campaign.on(bench) is not Grid.COARSE or not bench.live:
         return None
     cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
     if not cores:
@@ -171,10 +236,14 @@ def _wanted(
     return grid is None or mhz in grid
 
 
-def _survey(
+def survey(
     bench: Bench, step: Step | None, campaign: Campaign
 ) -> tuple[Profile, list[tuple[Clocks, list[Kernel]]]]:
-    """Decide what to measure, in what order, and what the file's header says of it."""
+    """Decide what to measure, in what order, and what the file's header says of it.
+
+    Raises:
+        UsageError: No kernels, or some that the bench has no answer for.
+    """
     name, kernels = bench.brings()
     order: tuple[int, ...] = ()
     fingerprint: str | None = None
@@ -196,6 +265,7 @@ def _survey(
             f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
             hint="a table only knows its own kernels: leave the step away",
         )
+    adaptive = campaign.on(bench) is Grid.ADAPTIVE
     header = Profile(
         evidence=bench.evidence,
         gpu=bench.info(),
@@ -204,12 +274,69 @@ def _survey(
         fingerprint=fingerprint,
         settings=settings,
         repeats=campaign.repeats,
-        expected_samples=campaign.repeats * sum(len(some) for _, some in points),
+        expected_samples=None
+        if adaptive
+        else campaign.repeats * sum(len(some) for _, some in points),
+        lacking=_lacking(kernels, points) if adaptive else {},
         order=order,
         source=step.source if step is not None else "",
         warnings=(*(step.warnings if step is not None else ()), *bench.notes()),
     )
     return header, points
+
+
+def _lacking(
+    kernels: Sequence[Kernel], points: Sequence[tuple[Clocks, list[Kernel]]]
+) -> dict[str, tuple[Clocks, ...]]:
+    """Return the clock pairs without an answer, by kernel; of most there are none."""
+    names = {clocks: {kernel.name for kernel in some} for clocks, some in points}
+    found = {
+        kernel.name: tuple(clocks for clocks, some in names.items() if kernel.name not in some)
+        for kernel in kernels
+    }
+    return {name: clocks for name, clocks in found.items() if clocks}
+
+
+def _adapt(
+    bench: Bench,
+    file: SampleFile,
+    points: list[tuple[Clocks, list[Kernel]]],
+    campaign: Campaign,
+    progress: Callable[[Tally], None],
+    seed: int,
+) -> None:
+    """Take samples for as long as they are worth it."""
+    header = file.header
+    before = file.profile()
+    done = len(before.samples) + len(before.in_situ)
+    started_s = bench.now_s()
+
+    def tell(doing: str) -> None:
+        total = max(done, campaign.max_samples or 0)
+        progress(Tally(done=done, total=total, gpu_s=bench.now_s() - started_s, doing=doing))
+
+    def append(name: str, asked: Clocks, repeat: int, reading: Reading, whole: bool) -> None:  # noqa: FBT001
+        nonlocal done
+        file.append(as_sample(name, asked, repeat, reading), in_situ=whole)
+        done += 1
+
+    everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
+    if not everywhere:
+        raise UsageError(
+            "no clock pair is there for every kernel, so there is nothing to compare with",
+            hint="add rows with empty core_mhz and mem_mhz to the table",
+        )
+    AdaptiveRun(
+        bench,
+        file,
+        campaign,
+        everywhere[0],  # auto first, then fastest first
+        append,
+        tell,
+        seed=seed,
+        in_situ=bench.live and campaign.in_situ,
+    ).run()
+    tell("done")
 
 
 def _check_same(path: Path, found: Profile, wanted: Profile) -> None:
@@ -222,6 +349,7 @@ def _check_same(path: Path, found: Profile, wanted: Profile) -> None:
         ("kernels", "kernels"),
         ("settings", "clock grid"),
         ("repeats", "number of repeats"),
+        ("expected_samples", "grid"),
     ):
         if getattr(found, field) != getattr(wanted, field):
             raise UsageError(
@@ -230,14 +358,22 @@ def _check_same(path: Path, found: Profile, wanted: Profile) -> None:
             )
 
 
-def _run(
+def take_points(
     bench: Bench,
     file: SampleFile,
     points: list[tuple[Clocks, list[Kernel]]],
     campaign: Campaign,
     progress: Callable[[Tally], None],
 ) -> None:
-    """Take every sample not yet on file."""
+    """Take every sample not yet on file: the whole step, then kernels, clocks by clocks.
+
+    Args:
+        bench: Where.
+        file: Where they go; its header says how many there will be.
+        points: Clocks and the kernels to measure at them, in order.
+        campaign: How often, and whether the whole step too.
+        progress: Told of every sample.
+    """
     before = file.profile()
     done = {(sample.kernel, sample.asked, sample.repeat) for sample in before.samples}
     total = file.header.expected_samples or 0

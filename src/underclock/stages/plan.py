@@ -1,5 +1,7 @@
 """plan: samples in, clocks out."""
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +14,19 @@ from underclock.core.achievable import (
     sequence_problem,
 )
 from underclock.core.costs import CostTable, cost_table
+from underclock.core.fit.estimate import estimate
+from underclock.core.fit.rows import CannotFitError
 from underclock.core.groups import Ints
 from underclock.core.longer import proposals
 from underclock.core.planning import Arms, Goal, choices, compare_arms
+from underclock.core.promise import ONE_SIDED, Outlook
 from underclock.errors import InfeasibleError, UsageError
 from underclock.latencies import LatencyTable
 from underclock.records import (
     Arm,
     Clocks,
     ClockSchedule,
+    Evidence,
     LatencyPoint,
     Objective,
     Plan,
@@ -110,6 +116,7 @@ def plan(
     *,
     baseline: Clocks | None = None,
     switching: Switching | None = None,
+    raw: bool | None = None,
 ) -> Plan:
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
 
@@ -120,6 +127,9 @@ def plan(
             fastest clocks that every kernel has.
         switching: What changing clocks takes; by default nothing, as in arXiv 2601.08539. With it
             the plan gains the arm ``achievable``, its schedule and the curve over the latency.
+        raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
+            2601.08539. By default a model is fitted to all samples together, and the time budget
+            holds with 95 % confidence; a table that is replayed whole is taken as it is.
 
     Raises:
         UsageError: Switching with an objective that has no time budget.
@@ -128,8 +138,8 @@ def plan(
     """
     goal = goal or Goal()
     profile = as_profile(samples)
-    table = cost_table(profile, baseline=baseline)
-    compared = compare_arms(table, goal)
+    table, judge = _costs(profile, baseline, raw=raw)
+    compared = compare_arms(table, goal, judge)
     if goal.chosen not in compared.settings:
         raise InfeasibleError(
             f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",
@@ -142,7 +152,12 @@ def plan(
             f"{goal.objective} has no time budget for switching to keep",
             hint="plan for waste, or leave --latency away",
         )
-    real = Reality() if switching is None else _reality(profile, table, goal, switching, compared)
+    real = Reality()
+    if switching is not None:
+        setting = compared.settings[goal.chosen]
+        unsure = ONE_SIDED * judge(setting).time_spread if judge is not None else 0.0
+        sure = dataclasses.replace(goal, max_slowdown=goal.max_slowdown - unsure)
+        real = _reality(profile, table, sure, switching, compared)
     return Plan(
         evidence=profile.evidence,
         gpu=profile.gpu,
@@ -161,11 +176,43 @@ def plan(
         closure=table.closure,
         runs=profile.kernels,
         order=profile.order,
+        source=profile.source,
         schedule=real.schedule,
         latency_curve=real.curve,
         proposals=real.proposals,
         warnings=(*table.warnings, *real.warnings),
     )
+
+
+def _costs(
+    profile: Profile, baseline: Clocks | None, *, raw: bool | None
+) -> tuple[CostTable, Callable[[Ints], Outlook] | None]:
+    """Return costs, and who says how sure a choice is; nobody where costs are taken as certain."""
+    asked = raw
+    if raw is None:
+        raw = _is_whole_table(profile)
+    if raw:
+        return cost_table(profile, baseline=baseline), None
+    try:
+        found = estimate(profile, baseline=baseline)
+    except CannotFitError as exc:
+        if asked is False:
+            raise
+        table = cost_table(profile, baseline=baseline)
+        words = f"costs are taken as certain, for no model can be fitted: {exc}"
+        return dataclasses.replace(table, warnings=(*table.warnings, words)), None
+    return found.table, found.outlook
+
+
+def _is_whole_table(profile: Profile) -> bool:
+    """Whether every row of a replayed table is there: then there is nothing to estimate."""
+    if profile.evidence is not Evidence.REPLAYED:
+        return False
+    if profile.expected_samples is not None:
+        return len(profile.samples) >= profile.expected_samples
+    lacking = sum(len(clocks) for clocks in profile.lacking.values())
+    pairs = len({(sample.kernel, sample.asked) for sample in profile.samples})
+    return pairs + lacking >= len(profile.settings) * len(profile.kernels)
 
 
 def _reality(

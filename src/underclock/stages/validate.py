@@ -1,16 +1,20 @@
-"""validate: measure auto and plan again, and compare every run of one with every run of the other.
+"""validate: measure auto and plan again, compare all pairs of runs, and judge the promise.
 
-The two arms take turns, so that drift of the GPU falls on both. Whole-step runs at auto settle
-what auto costs where they did so when planning; a plan on isolated kernels is judged on those.
+All arms take turns, each repeat beginning with another, so that drift of the GPU falls on all
+alike. Whole-step runs at auto settle what auto costs where they did so when planning; a plan on
+isolated kernels is judged on those.
 """
 
-from collections.abc import Callable, Sequence
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from underclock.core.costs import Floats, settling_factors
+from underclock.core.costs import Floats, near_cap, settling_factors
 from underclock.core.pairs import count_within, pair_changes, spread
+from underclock.core.verdict import TOLERANCE, Estimate, estimate, judge
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Bench, Reading
 from underclock.hw.bench import Protocol
@@ -20,6 +24,7 @@ from underclock.records import (
     POWER_CAP_REASON,
     Clocks,
     Kernel,
+    OtherArm,
     Plan,
     Validation,
 )
@@ -28,44 +33,64 @@ from underclock.stages.measure import Tally
 from underclock.stages.sources import as_plan, check_gpu
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
+_BOOTSTRAP_SEED = 0  # equal runs are judged equally
+_TITLES = {"best_fixed": "the best fixed clock"}
 
 
-def validate(
+def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     plan: Plan | str | Path,
     *,
     gpu: str,
     repeats: int = 10,
+    tolerance: float = TOLERANCE,
+    only_plan: bool = False,
     protocol: Protocol | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
 ) -> Validation:
-    """Measure a plan against auto clocks.
+    """Measure a plan against auto clocks, and say whether it keeps its promise.
 
     Args:
         plan: A plan, or its file.
         gpu: The same model the plan was made for.
         repeats: Runs of each arm; all pairs are compared.
+        tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
+        only_plan: Whether to leave away the best fixed clock, which takes turns otherwise.
         protocol: How long to wait and measure.
         seed: Of a simulated GPU's noise; never the same noise as in measuring.
         progress: Told of every run.
 
     Raises:
-        UsageError: Fewer than one repeat.
+        UsageError: Fewer than one repeat, or a tolerance that is negative or not finite.
         DataError: A plan for another GPU, resting on another kind of evidence, or without kernels.
         DeviceError, MeasurementError: From the GPU.
     """
     if repeats < 1:
         raise UsageError(f"cannot repeat {repeats} times", hint="--repeats 10 is the paper's")
+    if not (tolerance >= 0.0 and math.isfinite(tolerance)):
+        raise UsageError(
+            f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
+        )
     plan = as_plan(plan)
     with open_bench(gpu, protocol=protocol, seed=seed + _SEED_OFFSET) as bench:
         _check(plan, bench)
-        runs = _runs(plan, bench, repeats, progress or (lambda _tally: None))
-        warnings = _warnings(plan, bench)
+        arms = _arms(plan, bench, only_plan=only_plan)
+        totals = _runs(plan, bench, arms, repeats, progress or (lambda _tally: None))
+        rows = {name: _rows(plan, bench, clocks) for name, clocks in arms.items()}
         evidence, info = bench.evidence, bench.info()
-    auto, planned = runs
+    auto, planned = totals["auto"], totals["plan"]
     time = pair_changes(auto[:, 0], planned[:, 0])
     energy = pair_changes(auto[:, 1], planned[:, 1])
     promise = plan.promise
+    distinct = min(repeats, rows["auto"], rows["plan"])
+    change_s, change_j = _estimates(auto[:distinct], planned[:distinct])
+    judged = judge(
+        change_j,
+        change_s,
+        promise=promise.energy_change,
+        budget=plan.max_slowdown,
+        tolerance=tolerance,
+    )
     return Validation(
         evidence=evidence,
         gpu=info,
@@ -84,7 +109,42 @@ def validate(
         pairs_keeping_time=(
             None if plan.max_slowdown is None else count_within(time, plan.max_slowdown)
         ),
-        warnings=warnings,
+        time_interval=change_s.interval,
+        energy_interval=change_j.interval,
+        max_slowdown=plan.max_slowdown,
+        tolerance=tolerance,
+        verdict=judged.verdict,
+        further_repeats=judged.further_repeats,
+        others=tuple(
+            _other(name, clocks[0], auto, totals[name], min(distinct, rows[name]))
+            for name, clocks in arms.items()
+            if name not in {"auto", "plan"}
+        ),
+        warnings=_warnings(distinct, repeats),
+    )
+
+
+def _estimates(auto: Floats, runs: Floats) -> tuple[Estimate, Estimate]:
+    """Return the change of time and of energy against auto. Shapes (N, 2)."""
+    random = np.random.default_rng(_BOOTSTRAP_SEED)
+    return (
+        estimate(auto[:, 0], runs[:, 0], random),
+        estimate(auto[:, 1], runs[:, 1], random),
+    )
+
+
+def _other(name: str, clocks: Clocks, auto: Floats, runs: Floats, distinct: int) -> OtherArm:
+    """Compare another arm with auto. Shapes (N, 2)."""
+    time, energy = _estimates(auto[:distinct], runs[:distinct])
+    return OtherArm(
+        name=name,
+        clocks=clocks,
+        time_s=tuple(runs[:, 0].tolist()),
+        energy_j=tuple(runs[:, 1].tolist()),
+        time_change=spread(pair_changes(auto[:, 0], runs[:, 0])),
+        energy_change=spread(pair_changes(auto[:, 1], runs[:, 1])),
+        time_interval=time.interval,
+        energy_interval=energy.interval,
     )
 
 
@@ -99,25 +159,53 @@ def _check(plan: Plan, bench: Bench) -> None:
         raise DataError("the plan does not say what the step runs", hint="plan again")
 
 
-def _warnings(plan: Plan, bench: Bench) -> tuple[str, ...]:
+def _arms(plan: Plan, bench: Bench, *, only_plan: bool) -> dict[str, list[Clocks]]:
+    """Return the clocks of every kernel in every arm worth running.
+
+    The best fixed clock is left away where it is auto or the plan itself, or has no rows.
+    """
+    arms = {
+        "auto": [plan.baseline] * len(plan.runs),
+        "plan": [plan.kernels[kernel.name].clocks for kernel in plan.runs],
+    }
+    if plan.fixed is not None and not only_plan:
+        fixed = [plan.fixed] * len(plan.runs)
+        known = all(bench.can_measure(kernel, plan.fixed) for kernel in plan.runs)
+        if known and fixed not in arms.values():
+            arms["best_fixed"] = fixed
+    return arms
+
+
+def _rows(plan: Plan, bench: Bench, arm: Sequence[Clocks]) -> int:
+    """Return how many runs of an arm can differ: a table gives the rows it has, over and over."""
     if not isinstance(bench, ReplayBench):
+        return sys.maxsize
+    return min(bench.repeats(kernel, clocks) for kernel, clocks in zip(plan.runs, arm, strict=True))
+
+
+def _warnings(distinct: int, repeats: int) -> tuple[str, ...]:
+    if distinct == repeats:
         return ()
-    single = any(
-        bench.repeats(kernel, plan.kernels[kernel.name].clocks) == 1 for kernel in plan.runs
-    )
-    if not single:
-        return ()
-    return ("the table has one row where repeats are needed: numbers are repeated, not validated",)
+    if distinct == 1:
+        return (
+            "the table has one row where repeats are needed: numbers are repeated, not validated",
+        )
+    return (f"only {distinct} repeats are judged: the table has no more rows, {repeats} need more",)
 
 
 def _runs(
-    plan: Plan, bench: Bench, repeats: int, progress: Callable[[Tally], None]
-) -> tuple[Floats, Floats]:
-    """Return time in s and energy in J of every run of auto and of plan. Shapes (N, 2)."""
+    plan: Plan,
+    bench: Bench,
+    arms: Mapping[str, Sequence[Clocks]],
+    repeats: int,
+    progress: Callable[[Tally], None],
+) -> dict[str, Floats]:
+    """Return time in s and energy in J of every run of every arm. Shapes (N, 2)."""
     counts = np.array([kernel.count for kernel in plan.runs], dtype=np.float64)
     launches = [plan.runs[index] for index in plan.order]
-    auto_clocks = [plan.baseline] * len(plan.runs)
-    plan_clocks = [plan.kernels[kernel.name].clocks for kernel in plan.runs]
+    whole = bool(bench.live and launches and plan.closure is not None and plan.baseline.is_auto)
+    names = list(arms)
+    doing = " and ".join(("auto", "the plan", *(_TITLES[name] for name in names[2:])))
     started_s = bench.now_s()
 
     def tell(done: int, doing: str) -> None:
@@ -126,25 +214,36 @@ def _runs(
     if bench.live:
         tell(0, "warming the GPU to a steady temperature")
         bench.warm(launches or plan.runs)
-    totals: tuple[list[Floats], list[Floats]] = ([], [])
+    totals: dict[str, list[Floats]] = {name: [] for name in names}
     for repeat in range(repeats):
-        tell(repeat, f"run {repeat + 1} of auto and of the plan")
-        auto = measured(bench, plan.runs, auto_clocks, repeat)
-        planned = measured(bench, plan.runs, plan_clocks, repeat)
-        costs = [_costs(readings) * counts[:, None] for readings in (auto, planned)]
-        settled = plan.closure is not None and plan.baseline.is_auto
-        if bench.live and launches and settled:
-            capped = np.array([bool((r.event_reasons or 0) & POWER_CAP_REASON) for r in auto])
-            step = bench.measure(launches, repeat)
-            at_auto = np.array([clocks == AUTO for clocks in plan_clocks])
-            for column, total in enumerate((step.time_s, step.energy_j)):
-                factors = settling_factors(costs[0][:, column], total, capped)
-                costs[0][:, column] *= factors
-                costs[1][:, column] *= np.where(at_auto, factors, 1.0)
-        for arm, cost in zip(totals, costs, strict=True):
-            arm.append(cost.sum(axis=0))
+        tell(repeat, f"run {repeat + 1} of {doing}")
+        first = repeat % len(names)
+        costs: dict[str, Floats] = {}
+        factors = np.ones((len(counts), 2))
+        for name in names[first:] + names[:first]:
+            readings = measured(bench, plan.runs, arms[name], repeat)
+            costs[name] = _costs(readings) * counts[:, None]
+            if name == "auto" and whole:
+                step = bench.measure(launches, repeat)
+                factors = _factors(readings, costs[name], step)
+        for name, cost in costs.items():
+            at_auto = np.array([clocks == AUTO for clocks in arms[name]])
+            totals[name].append((cost * np.where(at_auto[:, None], factors, 1.0)).sum(axis=0))
     tell(repeats, "done")
-    return np.stack(totals[0]), np.stack(totals[1])
+    return {name: np.stack(runs) for name, runs in totals.items()}
+
+
+def _factors(auto: Sequence[Reading], costs: Floats, step: Reading) -> Floats:
+    """Return what settles every kernel at auto on the whole step. Shapes (K, 2) to (K, 2)."""
+    held = np.array([bool((r.event_reasons or 0) & POWER_CAP_REASON) for r in auto])
+    capped = near_cap(np.array([reading.energy_j / reading.time_s for reading in auto]), held)
+    return np.stack(
+        [
+            settling_factors(costs[:, column], total, capped)
+            for column, total in enumerate((step.time_s, step.energy_j))
+        ],
+        axis=1,
+    )
 
 
 def measured(

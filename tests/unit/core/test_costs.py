@@ -266,16 +266,19 @@ class TestInSitu:
         assert (table.energy_j[:, low] == alone.energy_j[:, low]).all()
 
     @given(measured_steps())
-    def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was(
+    def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was_or_draws_as_much(
         self, measured: Profile
     ) -> None:
+        at_auto = [s for s in measured.samples if s.asked == AUTO]
+        told = {s.kernel for s in at_auto if (s.event_reasons or 0) & POWER_CAP_REASON}
+        most_w = {k.name: 0.0 for k in measured.kernels}
+        for s in at_auto:
+            most_w[s.kernel] = max(most_w[s.kernel], s.energy_j / s.time_s)
+        held_w = [most_w[name] for name in told]
+
         for kernel, capped in zip(measured.kernels, capped_kernels(measured), strict=True):
-            reasons = [
-                s.event_reasons or 0
-                for s in measured.samples
-                if s.kernel == kernel.name and s.asked == AUTO
-            ]
-            assert capped == any(bits & POWER_CAP_REASON for bits in reasons)
+            close = told and most_w[kernel.name] >= 0.95 * statistics.median(held_w)
+            assert capped == (kernel.name in told or bool(close))
 
     @given(measured_steps())
     def test_a_baseline_that_is_not_auto_stays_as_measured(self, measured: Profile) -> None:
@@ -291,7 +294,7 @@ class TestInSitu:
     ) -> None:
         rows = [
             sample("a", AUTO, 4.0, 400.0),
-            sample("b", AUTO, 4.0, 400.0, event_reasons=POWER_CAP_REASON),
+            sample("b", AUTO, 4.0, 440.0, event_reasons=POWER_CAP_REASON),
         ]
 
         with pytest.raises(DataError, match="less than its kernels did one by one") as caught:

@@ -23,13 +23,22 @@ from underclock.records import (
     Granularity,
     Kernel,
     Objective,
+    OtherArm,
     Plan,
     Score,
     Spread,
     Status,
     Validation,
+    Verdict,
 )
-from underclock.report import arms_table, clocks_table, page, score_table, validation_table
+from underclock.report import (
+    arms_table,
+    clocks_table,
+    page,
+    score_table,
+    validation_table,
+    verdict_text,
+)
 from underclock.report.wording import DASH
 
 NASTY = "<script>alert(1)</script>&"
@@ -236,6 +245,79 @@ def test_a_validation_table_counts_the_pairs() -> None:
 
     assert "of 9 pairs, 0 save the promised energy; 2 keep the time budget" in text
     assert "time was free" in free
+
+
+JUDGED = {
+    "time_interval": (-0.0012, 0.0124),
+    "energy_interval": (-0.1491, -0.1415),
+    "max_slowdown": 0.0,
+    "tolerance": 0.001,
+}
+FIXED = OtherArm(
+    name="best_fixed",
+    clocks=Clocks(core_mhz=1680),
+    time_s=(12.1, 12.2, 12.3),
+    energy_j=(4100.0, 4110.0, 4120.0),
+    time_change=Spread(mean=-0.0009, best=-0.01, worst=0.01),
+    energy_change=Spread(mean=-0.0242, best=-0.03, worst=-0.02),
+    time_interval=(-0.02, 0.02),
+    energy_interval=(-0.0301, -0.0199),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"verdict": Verdict.KEPT}, "kept: energy -14.53 % (-14.91 to -14.15 %) against -15.64 %"),
+        ({"verdict": Verdict.NOT_KEPT}, "not kept: energy"),
+        (
+            {"verdict": Verdict.INCONCLUSIVE, "further_repeats": 14},
+            "inconclusive: about 14 more repeats would decide: energy",
+        ),
+        (
+            {"verdict": Verdict.INCONCLUSIVE, "further_repeats": 1},
+            "inconclusive: about 1 more repeat would decide: energy",
+        ),
+        (
+            {"verdict": Verdict.INCONCLUSIVE},
+            "inconclusive: too close to call, even with 1000 repeats: energy",
+        ),
+        (
+            {"verdict": Verdict.INCONCLUSIVE, "time_interval": None, "energy_interval": None},
+            "inconclusive: a single run of each tells no spread: energy -14.53 % (\N{EN DASH})",
+        ),
+    ],
+)
+def test_a_verdict_says_what_it_rests_on(changes: dict[str, object], start: str) -> None:
+    found = with_validation(**(JUDGED | changes))
+    text = verdict_text(found)
+
+    assert text.startswith(start)
+    assert text.endswith("against a budget of +0.00 %; tolerance 0.1 points")
+    assert text[1:].replace("-", MINUS) in Seen(page(PLAN, found)).text
+
+
+def test_a_verdict_without_a_time_budget_says_that_time_was_free() -> None:
+    free = with_validation(**(JUDGED | {"verdict": Verdict.KEPT, "max_slowdown": None}))
+
+    assert "time +0.57 % was free; tolerance" in verdict_text(free)
+
+
+def test_a_validation_of_an_older_version_is_shown_without_a_verdict() -> None:
+    assert verdict_text(VALIDATION).startswith("unknown")
+    assert "nconclusive" not in Seen(page(PLAN, VALIDATION)).text
+    assert printed(validation_table(VALIDATION)).count(DASH) == 2
+
+
+def test_intervals_and_other_arms_stand_in_table_and_page() -> None:
+    found = with_validation(**JUDGED, verdict=Verdict.NOT_KEPT, others=(FIXED,))
+    text, html = printed(validation_table(found)), page(PLAN, found)
+
+    assert "-14.91 to -14.15 %" in text
+    assert text.count("best fixed clock,") == 2
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"{MINUS}3.01 to {MINUS}1.99 %" in Seen(html).text
+    assert '"name":"best fixed clock"' in html
 
 
 def test_a_score_table_without_an_auto_arm_shows_dashes() -> None:

@@ -134,7 +134,7 @@ def test_two_campaigns_do_not_mix_in_one_file(
 
 def test_the_coarse_grid_is_the_papers() -> None:
     with open_bench("sim:rtx3080ti") as bench:
-        coarse = settings_of(bench, Campaign())
+        coarse = settings_of(bench, Campaign(grid=Grid.COARSE))
         full = settings_of(bench, Campaign(grid=Grid.FULL))
 
     cores = sorted({c.core_mhz for c in coarse if c.core_mhz})

@@ -1,6 +1,8 @@
 """From samples to a plan, and what becomes of its promise."""
 
 import json
+from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import underclock
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.hw.bench import Protocol
 from underclock.hw.nvml import READ_ONLY
+from underclock.hw.replay import ReplayBench
 from underclock.records import (
     AUTO,
     Clocks,
@@ -18,6 +21,8 @@ from underclock.records import (
     Objective,
     Plan,
     Profile,
+    Validation,
+    Verdict,
 )
 from underclock.stages.measure import Campaign, measure
 from underclock.stages.plan import plan
@@ -97,6 +102,8 @@ def test_the_json_holds_what_the_readme_names(table: Path) -> None:
             "energy_change",
             "status",
             "gap",
+            "time_interval",
+            "energy_interval",
         }
     assert body["evidence"] == "replayed"
     assert body["kernels"]["a"].keys() == {"core_mhz", "mem_mhz", "time_change", "energy_change"}
@@ -176,7 +183,7 @@ def test_a_plan_for_another_power_limit_is_refused(simulated: Profile) -> None:
 
 
 def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: Profile) -> None:
-    made = plan(simulated)
+    made = plan(simulated, raw=True)
     auto = made.arm("auto")
 
     assert made.closure is not None
@@ -229,6 +236,143 @@ def test_a_plan_without_a_time_budget_counts_no_pairs_that_keep_it(table: Path) 
     found = validate(made, gpu=f"replay:{table}", repeats=1)
 
     assert found.pairs_keeping_time is None
+
+
+def _noisy_table(table: Path, rows: int, *, less: float = 0.0) -> Path:
+    """Write every row several times, a little different, and saving that much more at 900 MHz."""
+    header, *body = _TABLE.splitlines()
+    written = [header]
+    for row in range(rows):
+        for line in body:
+            cells = line.split(",")
+            for place, size in ((4, 1e-4), (5, 2e-4)):
+                cells[place] = str(float(cells[place]) * (1.0 + size * (row * 7 % rows - rows / 2)))
+            if cells[2] == "900":
+                cells[5] = str(float(cells[5]) * (1.0 - less))
+            written.append(",".join(cells))
+    table.write_text("\n".join(written) + "\n")
+    return table
+
+
+def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
+    made = plan(_noisy_table(table, 10))
+    found = validate(made, gpu=f"replay:{table}")
+
+    assert found.verdict is Verdict.KEPT
+    assert found.further_repeats is None
+    assert found.energy_interval is not None
+    assert found.energy_interval[0] < found.energy_change.mean < found.energy_interval[1]
+    assert found.time_interval is not None
+    assert (found.tolerance, found.max_slowdown) == (0.001, 0.0)
+
+
+def test_a_promise_that_is_broken_is_not_kept(table: Path) -> None:
+    made = plan(_noisy_table(table, 10))
+    worse = validate(made, gpu=f"replay:{_noisy_table(table, 10, less=-0.1)}")
+
+    assert worse.verdict is Verdict.NOT_KEPT
+    forgiven = validate(made, gpu=f"replay:{table}", tolerance=0.2)
+    assert forgiven.verdict is Verdict.KEPT
+
+
+def test_rows_that_come_round_again_are_judged_once(table: Path) -> None:
+    made = plan(_noisy_table(table, 3))
+    thrice, often = (validate(made, gpu=f"replay:{table}", repeats=n) for n in (3, 30))
+
+    assert often.energy_interval == thrice.energy_interval
+    assert "only 3 repeats are judged" in often.warnings[0]
+    assert thrice.warnings == ()
+
+
+def test_a_single_repeat_gives_no_interval(table: Path) -> None:
+    found = validate(plan(_noisy_table(table, 3)), gpu=f"replay:{table}", repeats=1)
+
+    assert (found.energy_interval, found.time_interval) == (None, None)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.further_repeats is None
+
+
+@pytest.mark.parametrize("tolerance", [-0.001, float("nan"), float("inf")])
+def test_a_tolerance_without_meaning_is_refused(table: Path, tolerance: float) -> None:
+    with pytest.raises(UsageError, match="has no meaning"):
+        validate(plan(table), gpu=f"replay:{table}", tolerance=tolerance)
+
+
+def _with_a_fixed_clock(table: Path) -> Plan:
+    table.write_text(_TABLE + "G,a,1200,,0.95,90,94.7\n")
+    made = plan(table)
+    assert made.fixed == Clocks(core_mhz=1200)
+    return made
+
+
+def test_the_best_fixed_clock_takes_turns_unless_left_away(table: Path) -> None:
+    made = _with_a_fixed_clock(table)
+    found = validate(made, gpu=f"replay:{table}", repeats=2)
+    alone = validate(made, gpu=f"replay:{table}", repeats=2, only_plan=True)
+
+    (other,) = found.others
+    assert (other.name, other.clocks) == ("best_fixed", Clocks(core_mhz=1200))
+    assert other.energy_change.mean == pytest.approx(made.arm("best_fixed").energy_change)
+    assert len(other.time_s) == len(other.energy_j) == 2
+    assert alone.others == ()
+    assert alone.plan_energy_j == found.plan_energy_j
+
+
+def test_a_fixed_clock_that_the_table_lacks_is_left_away(table: Path) -> None:
+    made = _with_a_fixed_clock(table)
+    table.write_text(_TABLE)
+
+    assert validate(made, gpu=f"replay:{table}", repeats=1).others == ()
+
+
+def test_a_fixed_clock_that_is_auto_or_the_plan_is_left_away(table: Path) -> None:
+    made = _with_a_fixed_clock(table)
+    auto = msgspec.structs.replace(made, fixed=AUTO)
+    fixed = plan(table, underclock.Goal(granularity=Granularity.STEP))
+
+    for one in (auto, fixed):
+        assert validate(one, gpu=f"replay:{table}", repeats=1).others == ()
+
+
+def test_every_repeat_begins_with_another_arm(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _with_a_fixed_clock(table)
+    held: list[Clocks] = []
+    hold = ReplayBench.hold
+
+    def noted(bench: ReplayBench, clocks: Clocks) -> AbstractContextManager[None]:
+        held.append(clocks)
+        return hold(bench, clocks)
+
+    monkeypatch.setattr(ReplayBench, "hold", noted)
+    validate(made, gpu=f"replay:{table}", repeats=3)
+    per_repeat = [held[start : start + 4] for start in (0, 4, 8)]
+
+    assert [first for first, *_ in per_repeat] == [
+        AUTO,
+        made.kernels["a"].clocks,
+        Clocks(core_mhz=1200),
+    ]
+    assert all(Counter(turn) == Counter(per_repeat[0]) for turn in per_repeat)
+
+
+def test_a_validation_of_an_older_version_still_loads(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.json"
+    write_document(path, validate(plan(table), gpu=f"replay:{table}", repeats=2))
+    body = json.loads(path.read_text())
+    for name in [
+        "time_interval",
+        "energy_interval",
+        "max_slowdown",
+        "tolerance",
+        "verdict",
+        "further_repeats",
+        "others",
+    ]:
+        del body[name]
+    path.write_text(json.dumps(body))
+    found = read_document(path, Validation)
+
+    assert (found.verdict, found.energy_interval, found.others) == (None, None, ())
 
 
 def test_evidence_does_not_mix(table: Path) -> None:

@@ -22,6 +22,7 @@ from underclock.records import (
     Kernel,
     Kind,
     Objective,
+    OtherArm,
     Pass,
     Plan,
     Record,
@@ -29,6 +30,7 @@ from underclock.records import (
     Status,
     Step,
     Validation,
+    Verdict,
 )
 from underclock.store import read_document, write_document
 
@@ -112,6 +114,21 @@ validations = st.builds(
     promised_energy_change=changes,
     pairs_keeping_energy=st.integers(0, 100),
     pairs_keeping_time=st.none() | st.integers(0, 100),
+    energy_interval=st.none() | st.tuples(changes, changes),
+    tolerance=st.none() | amounts,
+    verdict=st.none() | st.sampled_from(Verdict),
+    further_repeats=st.none() | st.integers(1, 1000),
+    others=st.tuples(
+        st.builds(
+            OtherArm,
+            name=names,
+            clocks=clocks,
+            time_s=st.tuples(amounts),
+            energy_j=st.tuples(amounts),
+            time_change=spreads,
+            energy_change=spreads,
+        )
+    ),
     warnings=st.tuples(names),
 )
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from underclock.hw.simulated.sensors import AMPERE, GA100, HOPPER, Sensors
 
+_HOPPER = (9, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
@@ -29,6 +31,11 @@ class Board:
     fan: bool = False
     hbm: bool = False
     sensors: Sensors = AMPERE
+
+    @property
+    def counters(self) -> bool:
+        """Whether it counts how busy its parts are: NVML's GPM, which Hopper brought."""
+        return self.capability >= _HOPPER
 
 
 # By the name the driver gives them.
@@ -79,3 +86,9 @@ def sensors_of(name: str) -> Sensors:
     """Return the sensors of a GPU; Ampere's where nothing is written down of it."""
     board = board_of(name)
     return AMPERE if board is None else board.sensors
+
+
+def has_counters(name: str) -> bool:
+    """Return whether a GPU counts how busy its parts are; not where nothing is written down."""
+    board = board_of(name)
+    return board is not None and board.counters

@@ -5,12 +5,15 @@ nvidia-ml-py calls functions with ctypes values and pointers, and reads a return
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pynvml
 
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.launcher import VirtualClock
+
+if TYPE_CHECKING:
+    from underclock.hw.simulated.calls_gpm import Samples
 
 CArgument = Any
 """Whatever ctypes made of an argument: a number with a ``value``, a buffer, a pointer."""
@@ -35,6 +38,11 @@ class Host(Protocol):
     @property
     def clock(self) -> VirtualClock:
         """Their time."""
+        ...
+
+    @property
+    def samples(self) -> "Samples":
+        """What was read of counters, and by whom it is held."""
         ...
 
     @property

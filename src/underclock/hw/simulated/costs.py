@@ -22,12 +22,16 @@ class Cost:
         duration_s: Of one launch, without noise; 0 for no kernel.
         cold_w: Power at 0 °C.
         w_per_c: Rise of power with temperature.
+        core_share: Part of its time during which the core is busy, 0 to 1.
+        dram_share: Part during which DRAM is.
     """
 
     kernel: KernelConstants | None
     duration_s: float
     cold_w: float
     w_per_c: float
+    core_share: float = 0.0
+    dram_share: float = 0.0
 
     def power_w(self, temperature_c: float) -> float:
         """Return the board power in W."""
@@ -68,16 +72,19 @@ class Costs:
 
     def memory_share(self, kernel: KernelConstants, core_mhz: float, mem_mhz: int) -> float:
         """Return the part of a kernel's time during which the memory is busy."""
-        dram_s = kernel.dram_mcycles / float(dram_mhz(self._constants, float(mem_mhz)))
-        return min(1.0, dram_s / self.at(kernel, core_mhz, mem_mhz).duration_s)
+        return self.at(kernel, core_mhz, mem_mhz).dram_share
 
     def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> Cost:
         gpu = self._constants
+        core_share = dram_share = 0.0
         if kernel is None:
             taken_s = 0.0
             cold_w, warm_w = (float(idle_w(gpu, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C))
         else:
             taken_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz))
+            core_share = min(1.0, kernel.core_mcycles / core_mhz / taken_s)
+            dram_s = kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz))
+            dram_share = min(1.0, dram_s / taken_s)
             cold_w, warm_w = (
                 float(busy_w(gpu, kernel, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C)
             )
@@ -86,4 +93,6 @@ class Costs:
             duration_s=taken_s,
             cold_w=cold_w,
             w_per_c=(warm_w - cold_w) / _WARM_C,
+            core_share=core_share,
+            dram_share=dram_share,
         )

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from underclock.hw.simulated.agenda import Agenda
-from underclock.hw.simulated.boards import rests, sensors_of
+from underclock.hw.simulated.boards import has_counters, rests, sensors_of
 from underclock.hw.simulated.costs import Costs
+from underclock.hw.simulated.counters import Counters
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
 from underclock.hw.simulated.models import GpuModel
@@ -62,13 +63,15 @@ class VirtualGpu:
         self.agenda = Agenda()
         sensors = model.sensors or sensors_of(model.name)
         self.gauges = Gauges(sensors, self.unit.gain)
-        noise, jitter, energy_calls, setter_calls = (
-            np.random.default_rng([seed, unit, stream]) for stream in range(4)
+        noise, jitter, energy_calls, setter_calls, counting = (
+            np.random.default_rng([seed, unit, stream]) for stream in range(5)
         )
         # A stream each, so that asking more often changes no other noise.
         self.energy_call_s = sensors.energy_call.draws(energy_calls)
         self._locks = Locks(model, self.agenda, jitter, self._follow_locks)
         self.setter_call_s = self._locks.switching.setter.draws(setter_calls)
+        counts = has_counters(model.name) if model.counters is None else model.counters
+        self.counters = Counters(counting) if counts else None
         self._noise = noise
         self._stalled_until_s = 0.0
         self._costs = Costs(self.constants, model.core_mhz)
@@ -136,8 +139,17 @@ class VirtualGpu:
         )
         return sum(share for _, share in work), memory
 
-    def begin(self, kernels: Sequence[KernelConstants]) -> None:
-        """Start launching a sequence over and over."""
+    def begin(
+        self, kernels: Sequence[KernelConstants], *, tensor: Sequence[KernelConstants] = ()
+    ) -> None:
+        """Start launching a sequence over and over.
+
+        Args:
+            kernels: The sequence.
+            tensor: Those of it that keep tensor pipes busy rather than FP32 pipes.
+        """
+        if self.counters is not None:
+            self.counters.begin(tensor)
         self.activity = Activity(
             kernels=tuple(kernels),
             time_noise=1.0 + 3e-4 * float(self._noise.standard_normal()),
@@ -305,6 +317,8 @@ class VirtualGpu:
         self.gauges.note(self.now_s, self.energy_j, stride_s)
         self.now_s += stride_s
         self.energy_j += self.power_w * stride_s
+        if self.counters is not None:
+            self.counters.note(self._cost, stride_s)
         self.temperature_c = temperature_after(
             self.constants, self.temperature_c, self.power_w, stride_s
         )

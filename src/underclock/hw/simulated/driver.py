@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pynvml
 
-from underclock.hw.simulated import calls_inventory, calls_read, calls_write
+from underclock.hw.simulated import calls_gpm, calls_inventory, calls_read, calls_write
 from underclock.hw.simulated.calls_inventory import bus_of, uuid_of
 from underclock.hw.simulated.cinterface import (
     INVALID_ARGUMENT,
@@ -36,6 +36,7 @@ _DEVICE_CALLS: dict[str, DeviceCall] = {
     **calls_inventory.TABLE,
     **calls_read.TABLE,
     **calls_write.TABLE,
+    **calls_gpm.TABLE,
 }
 
 
@@ -51,6 +52,7 @@ class SimulatedDriver:
         self.gpus = tuple(gpus)
         self.clock = VirtualClock(self.gpus)
         self.root = root
+        self.samples = calls_gpm.Samples()
         self._sessions = 0
         self._functions: dict[str, Callable[..., object]] = {
             "nvmlInitWithFlags": self._init,
@@ -67,6 +69,9 @@ class SimulatedDriver:
             "nvmlDeviceGetHandleByIndex_v2": self._by_index,
             "nvmlDeviceGetHandleByUUID": self._by_uuid,
             "nvmlDeviceGetHandleByPciBusId_v2": self._by_bus,
+            "nvmlGpmSampleAlloc": self.samples.allocate,
+            "nvmlGpmSampleFree": self.samples.free,
+            "nvmlGpmMetricsGet": self.samples.metrics,
         }
         for name, function in library.items():
             self._functions[name] = functools.partial(self._answer, function)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from underclock.errors import DeviceError
 from underclock.hw.base import Loop, Progress
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.records import Kernel
+from underclock.records import Kernel, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ class VirtualLauncher:
         """
         _check(self.gpu)
         constants = {kernel.name: self.gpu.model.kernel(kernel) for kernel in kernels}
-        self.gpu.begin([constants[kernel.name] for kernel in kernels])
+        self.gpu.begin(
+            [constants[kernel.name] for kernel in kernels],
+            tensor=[constants[kernel.name] for kernel in kernels if kernel.kind is Kind.GEMM],
+        )
         try:
             yield _VirtualLoop(self.gpu)
         finally:

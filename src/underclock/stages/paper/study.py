@@ -79,7 +79,9 @@ def run_study(
     step = before_optimizer(trace(WORKLOAD))
     search = _search(step, gpu, grid, seed, show)
     plans = {
-        (objective, aggregate): plan(search.profile, Goal(objective=objective, aggregate=aggregate))
+        (objective, aggregate): plan(
+            search.profile, Goal(objective=objective, aggregate=aggregate), raw=True
+        )
         for objective in (Objective.EDP, Objective.WASTE)
         for aggregate in Aggregate
     }
@@ -105,7 +107,7 @@ def run_study(
         tensor_parallel_transfer=by_degree,
         relaxed=_relaxed(search.profile),
         a4000=search_again(step, _OTHER_GPU, grid, seed, show),
-        pass_frontier=_frontier(plan(search.profile, Goal(granularity=Granularity.PASS))),
+        pass_frontier=_frontier(plan(search.profile, Goal(granularity=Granularity.PASS), raw=True)),
         kernel_frontier=_frontier(best),
         figures=(),
         warnings=(*best.warnings, *_warnings(gpu)),
@@ -165,7 +167,7 @@ def search_again(
     """Search clocks on the paper's other GPU, where the simulator knows it."""
     try:
         finding = simulated(gpu)
-        made = plan(_search(step, gpu, grid, seed, progress).profile)
+        made = plan(_search(step, gpu, grid, seed, progress).profile, raw=True)
     except UsageError as exc:
         return Search(
             gpu=None,
@@ -212,7 +214,7 @@ def _cell(
 def _relaxed(profile: Profile) -> tuple[RelaxedPoint, ...]:
     points = []
     for slowdown_pct in _SLOWDOWNS_PCT:
-        made = plan(profile, Goal(max_slowdown=slowdown_pct / 100.0))
+        made = plan(profile, Goal(max_slowdown=slowdown_pct / 100.0), raw=True)
         points.append(
             RelaxedPoint(
                 max_slowdown_pct=slowdown_pct,

@@ -1,0 +1,199 @@
+"""Which samples to take next, so that few of them decide the plan and its promise.
+
+A sample is worth what it may change: where another setting may turn out better than the one now
+preferred, or where the promise still rests on a guess. Worth is in J per step; a campaign takes
+what is worth most per second.
+
+Shape letters: K kernels, C settings.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from underclock.core.fit.belief import Belief
+from underclock.core.fit.model import Points, Shared, predict, slopes
+from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Ints
+from underclock.physics.constants import GpuConstants
+
+_ROOT_2PI = math.sqrt(2.0 * math.pi)
+_FOR_PROMISE = 0.5  # J off a promise's error are worth this many J saved
+_PLAUSIBLE_CORE, _PLAUSIBLE_MEM = 0.4, 0.4  # of the fastest; slower ones rarely save
+_DESIGN_NOISE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What one more sample of each entry is worth, in J per step. Shape (K, C)."""
+
+    choice: Floats
+    promise: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Both together. Shape (K, C)."""
+        found: Floats = self.choice + _FOR_PROMISE * self.promise
+        return found
+
+
+def prices(time_s: Floats, energy_j: Floats, baseline_s: float, budgets: Sequence[float]) -> Floats:
+    """Return, for each budget, what a second costs in J where the budget is just kept.
+
+    Args:
+        time_s: Expected costs of all settings, auto included. Shape (K, C).
+        energy_j: Likewise. Shape (K, C).
+        baseline_s: Time of auto.
+        budgets: Fractions above it. Length B.
+
+    Returns:
+        Shape (B,).
+    """
+    usual = float(np.nanmin(energy_j / time_s)), float(np.nanmax(energy_j / time_s))
+    found = []
+    for budget in budgets:
+        low, high = 0.0, 100.0 * usual[1]
+        for _ in range(40):
+            price = 0.5 * (low + high)
+            at = np.argmin(energy_j + price * time_s, axis=1)
+            taken = float(time_s[np.arange(len(at)), at].sum())
+            low, high = (price, high) if taken > baseline_s * (1.0 + budget) else (low, price)
+        found.append(high)
+    return np.array(found)
+
+
+def worth(
+    belief: Belief,
+    counts: Floats,
+    auto: tuple[Floats, Floats],
+    price: float,
+    planned: Ints,
+    measurable: Bools,
+    *,
+    exact: bool,
+) -> Worth:
+    """Say what one more sample of each entry is worth.
+
+    Args:
+        belief: What is known.
+        counts: Launches of each kernel. Shape (K,).
+        auto: Time in s and energy in J of each kernel at auto, all launches. Shapes (K,).
+        price: What a second costs, in J.
+        planned: Setting of each kernel in the plan as it is now; -1 is auto. Shape (K,).
+        measurable: Which entries can be measured. Shape (K, C).
+        exact: Whether a measurement has no noise.
+    """
+    time_s = np.exp(belief.log_s) * counts[:, None]
+    energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
+    cost = np.where(np.isfinite(energy_j), energy_j + price * time_s, math.inf)
+    kernels = np.arange(len(cost))
+    best = np.argmin(np.where(measurable, cost, math.inf), axis=1)
+    lead = cost[kernels, best]
+    from_auto = auto[1] + price * auto[0]
+    # d cost = (E + price·T) d log T + E d log P, and the auto costs are as good as known.
+    pull = np.stack([energy_j + price * time_s, energy_j])
+    by_kernel = np.einsum("ckn,cknp->knp", pull, belief.by_kernel)
+    by_shared = np.einsum("ckn,ckns->kns", pull, belief.by_shared)
+    own = (pull**2 * belief.misfit).sum(axis=0)
+    noise = 0.0 if exact else (pull**2 * belief.noise[:, :, None] ** 2).sum(axis=0)
+    alone = own + _spread(by_kernel, belief.kernel_cov) + _shared(by_shared, belief.shared_cov)
+    apart_k = by_kernel - by_kernel[kernels, best][:, None]
+    apart_s = by_shared - by_shared[kernels, best][:, None]
+    apart = own + own[kernels, best][:, None]
+    apart += _spread(apart_k, belief.kernel_cov) + _shared(apart_s, belief.shared_cov)
+    apart[kernels, best] = 0.0
+    learned = np.sqrt(apart * apart / np.maximum(apart + noise, 1e-300))
+    challenger = _gain(cost - lead[:, None], learned)
+    # Against auto: a kernel whose best setting is no better than auto stays there.
+    sure = np.sqrt(alone * alone / np.maximum(alone + noise, 1e-300))
+    against_auto = _gain(np.abs(cost - from_auto[:, None]), sure) * (cost <= lead[:, None])
+    value = np.maximum(challenger, against_auto)
+    # Of two settings that are close, ask the one less is known of.
+    rival = np.argmax(np.where(measurable, challenger, -1.0), axis=1)
+    ask_best = alone[kernels, best] > alone[kernels, rival]
+    value[kernels, best] = np.where(
+        ask_best, np.maximum(value[kernels, best], challenger[kernels, rival]), value[kernels, best]
+    )
+    promise = np.zeros_like(value)
+    held = np.flatnonzero(planned >= 0)
+    at = planned[held]
+    # The promise is of energy alone.
+    energy_own = _energy_variance(belief, energy_j)[held, at]
+    energy_noise = (
+        0.0 if exact else (energy_j**2 * (belief.noise**2).sum(axis=0)[:, None])[held, at]
+    )
+    total = math.sqrt(float(energy_own.sum())) or 1.0
+    less = energy_own**2 / np.maximum(energy_own + energy_noise, 1e-300)
+    promise[held, at] = total - np.sqrt(np.maximum(total**2 - less, 0.0))
+    return Worth(
+        choice=np.where(measurable, value, 0.0), promise=np.where(measurable, promise, 0.0)
+    )
+
+
+def _energy_variance(belief: Belief, energy_j: Floats) -> Floats:
+    """Return the variance of each entry that a sample of it tells of, in J². Shape (K, C)."""
+    by_kernel = belief.by_kernel.sum(axis=0)
+    known = _spread(by_kernel, belief.kernel_cov) + belief.misfit.sum(axis=0)
+    found: Floats = energy_j**2 * known
+    return found
+
+
+def _spread(by: Floats, cov: Floats) -> Floats:
+    found: Floats = np.einsum("knp,kpq,knq->kn", by, cov, by, optimize=True)
+    return found
+
+
+def _shared(by: Floats, cov: Floats) -> Floats:
+    found: Floats = np.einsum("kns,st,knt->kn", by, cov, by, optimize=True)
+    return found
+
+
+def _gain(behind: Floats, spread: Floats) -> Floats:
+    """Return the expected gain of learning whether something behind is in fact ahead."""
+    safe = np.maximum(spread, 1e-300)
+    z = -behind / safe
+    clipped = np.clip(z, -30.0, 30.0)
+    density = np.exp(-0.5 * clipped**2) / _ROOT_2PI
+    found: Floats = np.where(spread > 0, spread * (clipped * ndtr(clipped) + density), 0.0)
+    return np.maximum(found, 0.0)
+
+
+def anchors(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points: int) -> Ints:
+    """Choose settings that tell most about kernels nobody has seen. Shape (points,).
+
+    Greedy D-optimal over three kernels: bound by the core, by DRAM, and by both.
+
+    Args:
+        base: What is assumed of the GPU.
+        core_mhz: Of every setting. Shape (C,).
+        mem_mhz: Likewise. Shape (C,).
+        points: How many.
+    """
+    family = Shared(base)
+    top, fastest = float(core_mhz.max()), float(mem_mhz.max())
+    likely = (core_mhz >= _PLAUSIBLE_CORE * top) & (mem_mhz >= _PLAUSIBLE_MEM * fastest)
+    shares = np.log([[0.95, 0.3, 0.02, 0.5], [0.5, 0.9, 0.05, 0.3], [0.8, 0.75, 0.05, 0.4]])
+    scale = np.array([math.log(top), math.log(fastest), 0.0, math.log(0.5 * 300.0)])
+    at = Points(
+        kernel=np.repeat(np.arange(3), len(core_mhz)),
+        core_mhz=np.tile(core_mhz, 3),
+        mem_mhz=np.tile(mem_mhz, 3),
+        temperature_c=np.full(3 * len(core_mhz), 55.0),
+    )
+    how = family, family.start(), shares + scale, np.zeros(3, dtype=bool)
+    _, by_kernel = predict(*how, at)
+    by = np.concatenate([by_kernel, slopes(*how, at)], axis=-1) / _DESIGN_NOISE
+    by = by.reshape(2, 3, len(core_mhz), -1)
+    prior = np.concatenate([np.ones(PER_KERNEL), family.spread() ** -2.0])
+    information = np.tile(np.diag(prior), (3, 1, 1))
+    picked: list[int] = []
+    for _ in range(min(points, int(likely.sum()))):
+        each = np.einsum("ckni,cknj->knij", by, by)
+        gains = np.linalg.slogdet(information[:, None] + each)[1].sum(axis=0)
+        gains[~likely] = -math.inf
+        gains[picked] = -math.inf
+        picked.append(int(np.argmax(gains)))
+        information += each[:, picked[-1]]
+    return np.array(picked, dtype=np.int64)

@@ -1,0 +1,199 @@
+"""From a profile to a belief about every kernel at every setting, and the cost table of it.
+
+Shape letters: K kernels, C settings but the baseline.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.core.costs import CostTable, cost_table
+from underclock.core.fit.belief import Belief, believe, with_means, with_measured
+from underclock.core.fit.model import Shared
+from underclock.core.fit.rows import Bools, Floats, Ints, Rows, rows_of
+from underclock.core.fit.solve import Solution
+from underclock.core.fit.start import unknown_gpu
+from underclock.core.fit.thin import fitted
+from underclock.core.promise import Baseline, Outlook, outlook
+from underclock.physics.constants import GpuConstants
+from underclock.records import Clocks, Evidence, Profile, Sample
+
+STEADY_C = 55.0
+_FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What samples say of every setting, measured or not.
+
+    Attributes:
+        rows: What could be fitted.
+        solution: The fit.
+        belief: Of the settings but the baseline. Length C.
+        counts: Launches of each kernel. Shape (K,).
+        baseline: What auto costs.
+        table: Expected costs; the baseline is its last setting.
+        measurable: Which settings a kernel has an answer at. Shape (K, C).
+        can: Of these, the ones that can be planned: a kernel without rows, because all of its
+            samples ran at the power cap, say, only where it was measured. Shape (K, C).
+        exact: Whether a measurement is the truth, as in a table that is replayed.
+    """
+
+    rows: Rows
+    solution: Solution
+    belief: Belief
+    counts: Floats
+    baseline: Baseline
+    table: CostTable
+    measurable: Bools
+    can: Bools
+    exact: bool
+
+    def outlook(self, setting: Ints) -> Outlook:
+        """Say what a choice is expected to change.
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        columns = np.where(setting == self.table.baseline, -1, setting)
+        return outlook(self.belief, self.counts, self.baseline, columns)
+
+
+def estimate(profile: Profile, *, baseline: Clocks | None = None) -> Estimate:
+    """Fit a profile and predict every setting it set out to visit.
+
+    Args:
+        profile: Samples of every kernel at the baseline, and of some at other settings.
+        baseline: The setting to call auto; as for `cost_table`.
+
+    Raises:
+        DataError: The samples cannot be costed or fitted.
+    """
+    measured = cost_table(profile, baseline=baseline)
+    auto = measured.settings[measured.baseline]
+    settings = _settings(profile, auto)
+    rows = rows_of(profile)
+    solution = fitted(rows, Shared(start_of(rows, settings)))
+    belief = believe(solution, settings, temperature_c=temperature_of(profile))
+    exact = profile.evidence is Evidence.REPLAYED
+    log_s, log_w, repeats = _measured(profile, settings)
+    unknown = np.diff(rows.bounds) == 0
+    if exact:
+        belief = with_measured(belief, log_s, log_w)
+    else:
+        belief = with_means(belief, unknown, log_s, log_w, repeats)
+    counts = np.array([kernel.count for kernel in profile.kernels], dtype=np.float64)
+    measurable = _measurable(profile, settings, rows.ceiling_mhz)
+    can = measurable & (np.isfinite(log_s) | ~unknown[:, None])
+    at = measured.baseline
+    auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
+    time_s = np.where(can, np.exp(belief.log_s) * counts[:, None], math.inf)
+    energy_j = np.where(can, np.exp(belief.log_s + belief.log_w) * counts[:, None], math.inf)
+    table = dataclasses.replace(
+        measured,
+        settings=(*settings, auto),
+        time_s=np.column_stack([time_s, auto_s]),
+        energy_j=np.column_stack([energy_j, auto_j]),
+        baseline=len(settings),
+    )
+    return Estimate(
+        rows=rows,
+        solution=solution,
+        belief=belief,
+        counts=counts,
+        baseline=Baseline(
+            time_s=auto_s,
+            energy_j=auto_j,
+            spread=(0.0, 0.0) if exact else _auto_spread(profile, belief, (auto_s, auto_j)),
+            of_kernels=np.zeros_like(belief.noise) if exact else _of_kernels(belief),
+        ),
+        table=table,
+        measurable=measurable,
+        can=can,
+        exact=exact,
+    )
+
+
+def _settings(profile: Profile, auto: Clocks) -> tuple[Clocks, ...]:
+    """Return every setting but the baseline, slowest first."""
+    known = dict.fromkeys((*profile.settings, *(sample.asked for sample in profile.samples)))
+    return tuple(
+        sorted((s for s in known if s != auto and not s.is_auto), key=lambda clocks: clocks.rank)
+    )
+
+
+def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
+    """Return constants to begin the fit of some rows with."""
+    asked = [float(s.core_mhz) for s in settings if s.core_mhz is not None]
+    return unknown_gpu(
+        rows.mem_points_mhz.tolist(),
+        fastest_mhz=max([float(rows.core_mhz.max()), *asked]),
+        most_w=float(np.exp(rows.log_w.max())),
+    )
+
+
+def temperature_of(profile: Profile) -> float:
+    """Return the temperature the step runs at: in situ, else that of the samples."""
+    for samples in (profile.in_situ, profile.samples):
+        seen = [s.temperature_c for s in samples if s.temperature_c is not None]
+        if seen:
+            return float(np.median(seen))
+    return STEADY_C
+
+
+def _measured(profile: Profile, settings: Sequence[Clocks]) -> tuple[Floats, Floats, Floats]:
+    """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats."""
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    index = {kernel.name: k for k, kernel in enumerate(profile.kernels)}
+    sums = np.zeros((3, len(index), len(settings)))
+    for sample in profile.samples:
+        c = place.get(sample.asked)
+        if c is not None:
+            sums[:, index[sample.kernel], c] += (1.0, sample.time_s, sample.energy_j)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time_s, energy_j = sums[1:] / sums[0]
+        return np.log(time_s), np.log(energy_j / time_s), sums[0]
+
+
+def _measurable(profile: Profile, settings: Sequence[Clocks], ceiling_mhz: float) -> Bools:
+    """Return which settings a kernel has an answer at: not where a lock would not hold."""
+    can = np.ones((len(profile.kernels), len(settings)), dtype=bool)
+    can[:, [(clocks.core_mhz or 0) > ceiling_mhz for clocks in settings]] = False
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    for k, kernel in enumerate(profile.kernels):
+        for clocks in profile.lacking.get(kernel.name, ()):
+            can[k, place[clocks]] = False
+    return can
+
+
+def _of_kernels(belief: Belief) -> Floats:
+    """Return the relative errors of each kernel's time and energy at auto. Shape (2, K)."""
+    time2, power2 = belief.noise**2
+    found: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
+    return found
+
+
+def _auto_spread(
+    profile: Profile, belief: Belief, auto: tuple[Floats, Floats]
+) -> tuple[float, float]:
+    """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
+    time2, power2 = belief.noise**2
+    whole: Sequence[Sample] = profile.in_situ
+    found = []
+    for variance, costs, values in (
+        (time2, auto[0], [s.time_s for s in whole]),
+        (time2 + power2, auto[1], [s.energy_j for s in whole]),
+    ):
+        if not whole:
+            repeats = max(1.0, len(profile.samples) / max(1, len(costs)) / 8)
+            found.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
+            continue
+        # One kernel's noise stands for one window's; repeats, where there are some, say more.
+        prior2, weight = float(np.median(variance)), 1.0
+        off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
+        each2 = (weight * prior2 + off2) / (weight + len(values) - 1)
+        found.append(math.sqrt(each2 / len(values)))
+    return found[0], found[1]

@@ -1,0 +1,99 @@
+"""What a fit says of a GPU and of the kernels measured on it."""
+
+from underclock.records import SCHEMA, Clocks, Evidence, GpuInfo, Record
+
+
+class Constant(Record, frozen=True, kw_only=True):
+    """A constant of the GPU, shared by all kernels.
+
+    Attributes:
+        name: In words.
+        unit: Of what follows; empty for a plain number.
+        value: Most likely.
+        error: Standard error, in the same unit.
+        told: How much of what was unknown before the samples they tell, 0 to 1: the share of the
+            variance that they remove.
+    """
+
+    name: str
+    unit: str
+    value: float
+    error: float
+    told: float
+
+
+class KernelFit(Record, frozen=True, kw_only=True):
+    """How one kernel is described.
+
+    Attributes:
+        name: Of the kernel.
+        samples: Taken of it.
+        rows: Of which so many were at clocks that held, away from the power cap.
+        clocks: Where the shares and the energy hold; ``None`` without rows, like all that follows.
+        core_share: Of its time, what goes with the core clock.
+        dram_share: With the memory clock; the crossbar's part too.
+        fixed_share: With neither.
+        energy_j: Of a launch.
+        energy_error_j: Standard error of that.
+        time_rms: Residual of the rows' time, as a fraction.
+        power_rms: Likewise of power.
+        serial: Whether its parts add, rather than overlap.
+        described: Whether the model holds for it. Where it does not, trust its own samples only.
+    """
+
+    name: str
+    samples: int
+    rows: int
+    clocks: Clocks | None = None
+    core_share: float | None = None
+    dram_share: float | None = None
+    fixed_share: float | None = None
+    energy_j: float | None = None
+    energy_error_j: float | None = None
+    time_rms: float | None = None
+    power_rms: float | None = None
+    serial: bool = False
+    described: bool
+
+
+class GpuFit(Record, frozen=True, kw_only=True):
+    """One model of all kernels on one GPU.
+
+    Attributes:
+        evidence: Of the samples.
+        gpu: The GPU they are of.
+        workload: Names of the steps or tables.
+        samples: Of all kernels.
+        rows: Of which so many were at clocks that held, away from the power cap.
+        constants: Of the GPU.
+        cap_w: Power that capped samples settle at; ``None`` where none was capped.
+        boost_mhz: Least core clock the GPU boosted to by itself; ``None`` where it was not seen.
+        time_noise: Standard deviation of one sample's time, as a fraction. So the other three.
+        power_noise: Of its power.
+        time_misfit: Of what the model leaves over and samples at like clocks share.
+        power_misfit: Likewise of power.
+        time_rms: Residual over all rows, as a fraction.
+        power_rms: Likewise of power.
+        common_share: Of the variance of all kernels' summed energy, the part that an error in a
+            constant of the GPU moves in all of them together.
+        kernels: In the files' order.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    samples: int
+    rows: int
+    constants: tuple[Constant, ...]
+    cap_w: float | None
+    boost_mhz: float | None
+    time_noise: float
+    power_noise: float
+    time_misfit: float
+    power_misfit: float
+    time_rms: float
+    power_rms: float
+    common_share: float
+    kernels: tuple[KernelFit, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,61 @@
+"""A prediction from auto clocks as a sentence and a table."""
+
+from rich.table import Table
+from rich.text import Text
+
+from underclock.observations import Foreseen, Interval, Prediction
+from underclock.report.tables import bare_table
+from underclock.report.wording import ARM_TITLES, change_text
+from underclock.units import format_percent
+
+_CHOSEN = "kernel_global"
+_BLIND = "kernel, not measured"
+_TO = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def prediction_sentence(found: Prediction) -> str:
+    """Say what would be saved, how sure that is, and what it rests on."""
+    change = found.arm(_CHOSEN).energy_change
+    return (
+        f"would save about {_saving(change.expected)} % ({_saving(change.high)} {_TO} "
+        f"{_saving(change.low)} %, {100 * found.confidence:g} %) at <= "
+        f"{100 * found.max_slowdown:g} % slower, predicted from auto clocks only; "
+        "measuring would tell"
+    )
+
+
+def prediction_table(found: Prediction) -> Table:
+    """Return every way of choosing clocks with its interval."""
+    table = bare_table(
+        f"{found.workload} on {found.gpu.name}: predicted from {found.evidence} samples"
+    )
+    table.add_column("clocks chosen", overflow="fold")
+    for header in ("energy", "between", "time", "between"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for arm in found.arms:
+        table.add_row(*_row(ARM_TITLES[arm.name], arm), style="bold" if arm.name == _CHOSEN else "")
+    table.add_row(*_row(_BLIND, found.blind))
+    table.caption = Text(
+        f"after measuring at other clocks; the last line holds clocks without it and may be "
+        f"slower than asked; like {found.like}; {found.counted} of {found.kernels} kernels with "
+        f"utilisation; {found.draws} draws"
+    )
+    return table
+
+
+def _row(title: str, arm: Foreseen) -> tuple[Text, ...]:
+    cells = [title]
+    for change in (arm.energy_change, arm.time_change):
+        cells += [change_text(change.expected, digits=1), _between(change)]
+    return tuple(Text(cell) for cell in cells)
+
+
+def _between(change: Interval) -> str:
+    low, high = (format_percent(end, digits=1) for end in (change.low, change.high))
+    return f"{low} {_TO} {high}"
+
+
+def _saving(change: float) -> str:
+    """Write a change as a saving in whole percent, or with a digit where that would be 0."""
+    saved = -100.0 * change
+    return f"{saved + 0.0:.{0 if abs(saved) >= 1 else 1}f}".replace("-0.0", "0.0")

@@ -1,0 +1,264 @@
+"""An adaptive campaign: a few clock pairs for all kernels, then whatever the plan hangs on.
+
+What to do next follows from the samples on file alone, so a campaign that was cut off goes on
+where it stopped.
+"""
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from underclock.core.adaptive import anchors, prices, worth
+from underclock.core.fit.estimate import Estimate, estimate
+from underclock.core.fit.rows import CannotFitError, ceiling_mhz
+from underclock.core.fit.start import unknown_gpu
+from underclock.core.planning import Goal, choose_kernels
+from underclock.core.promise import TWO_SIDED
+from underclock.hw.base import Bench, Reading
+from underclock.records import AUTO, Clocks, Kernel
+from underclock.store import SampleFile
+
+_SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
+_SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
+_BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
+_WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
+_ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
+
+Append = Callable[[str, Clocks, int, Reading, bool], None]
+
+
+class Limits(Protocol):
+    """When to stop."""
+
+    @property
+    def precision(self) -> float:
+        """When the promise is this sure."""
+        ...
+
+    @property
+    def budget_s(self) -> float | None:
+        """Or when this much of the GPU's time is spent."""
+        ...
+
+    @property
+    def max_samples(self) -> int | None:
+        """Or this many samples are on file."""
+        ...
+
+    @property
+    def slowdowns(self) -> tuple[float, ...]:
+        """The time budgets to measure for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One sample to take."""
+
+    kernel: Kernel
+    clocks: Clocks
+
+
+class AdaptiveRun:
+    """One run of a campaign into a file."""
+
+    def __init__(  # noqa: PLR0913 - what it joins
+        self,
+        bench: Bench,
+        file: SampleFile,
+        limits: Limits,
+        baseline: Clocks,
+        append: Append,
+        tell: Callable[[str], None],
+        *,
+        seed: int,
+        in_situ: bool,
+    ) -> None:
+        self._bench = bench
+        self._file = file
+        self._limits = limits
+        self._baseline = baseline
+        self._append = append
+        self._tell = tell
+        self._random = np.random.default_rng([seed, zlib.crc32(b"campaign")])
+        header = file.header
+        self._kernels = header.kernels
+        self._launches = [header.kernels[i] for i in header.order] if in_situ else []
+        self._started_s = bench.now_s()
+        before = file.profile()
+        self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
+        self._steps = len(before.in_situ)
+        self._unsure = 0.0  # of the promise, as it was after the last fit
+
+    def run(self) -> None:
+        """Measure until the promise is as sharp as asked, or time or samples are spent."""
+        if self._bench.live and not self._spent():
+            self._warm()
+        while self._launches and self._steps < _WHOLE_STEPS and not self._spent():
+            self._step()
+        self._take(_Wanted(kernel, self._baseline) for kernel in self._kernels)
+        self._take(self._shared())
+        while not self._spent():
+            profile = self._file.profile()
+            try:
+                found = estimate(profile, baseline=self._baseline)
+            except CannotFitError:
+                if not self._take(self._more(), refit=True):
+                    break
+                continue
+            wanted, sharp = self._next(found)
+            if sharp:
+                self._tell("the promise is as sharp as asked")
+                return
+            if not self._take(wanted, refit=True):
+                break
+            if self._launches and self._rests_on_baseline(found):
+                self._warm()  # kernels one by one leave the GPU cooler than the step does
+                self._step()
+
+    def _spent(self) -> bool:
+        limits = self._limits
+        samples = sum(self._taken.values()) + self._steps
+        if limits.max_samples is not None and samples >= limits.max_samples:
+            return True
+        spent_s = self._bench.now_s() - self._started_s
+        return limits.budget_s is not None and spent_s >= limits.budget_s
+
+    def _warm(self) -> None:
+        self._tell("warming the GPU to a steady temperature")
+        self._bench.warm(self._launches or list(self._kernels))
+
+    def _step(self) -> None:
+        self._tell("the whole step at auto clocks")
+        reading = self._bench.measure(self._launches)
+        self._append(self._file.header.workload, AUTO, self._steps, reading, True)
+        self._steps += 1
+
+    def _take(self, wanted: Iterable[_Wanted], *, refit: bool = False) -> int:
+        """Measure what is wanted, clocks by clocks, in random order.
+
+        Args:
+            wanted: Samples; where not ``refit``, those on file already are passed over.
+            refit: Whether repeats are wanted.
+
+        Returns:
+            How many were taken.
+        """
+        by_clocks: dict[Clocks, list[Kernel]] = defaultdict(list)
+        for one in wanted:
+            if refit or not self._taken[one.kernel.name, one.clocks]:
+                by_clocks[one.clocks].append(one.kernel)
+        order = list(by_clocks)
+        self._random.shuffle(order)
+        taken = 0
+        for clocks in order:
+            kernels = by_clocks[clocks]
+            self._random.shuffle(kernels)
+            with self._bench.hold(clocks):
+                for kernel in kernels:
+                    if self._spent():
+                        return taken
+                    self._tell(f"{kernel.name} at {clocks}")
+                    repeat = self._taken[kernel.name, clocks]
+                    reading = self._bench.measure([kernel], repeat)
+                    self._append(kernel.name, clocks, repeat, reading, False)
+                    self._taken[kernel.name, clocks] += 1
+                    taken += 1
+        return taken
+
+    def _shared(self) -> list[_Wanted]:
+        """Return the clock pairs that every kernel starts with, or as many as are allowed."""
+        top_mhz = ceiling_mhz(self._file.profile().samples)
+        locked = [
+            clocks
+            for clocks in self._file.header.settings
+            if clocks != self._baseline and clocks.core_mhz and clocks.core_mhz <= top_mhz
+        ]
+        if not locked:
+            return []
+        settings, per_kernel = self._anchors(locked)
+        wanted = []
+        for k, kernel in enumerate(self._kernels):
+            # Where each gets few, kernels get different ones: what they share is learned from all.
+            turned = [settings[(k + i) % len(settings)] for i in range(len(settings))]
+            mine = settings if per_kernel >= len(settings) else turned
+            answers = [c for c in mine if self._bench.can_measure(kernel, c)]
+            wanted += [_Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
+        return wanted
+
+    def _anchors(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
+        mems = sorted({float(c.mem_mhz) for c in locked if c.mem_mhz}) or [1.0]
+        top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
+        base = unknown_gpu(mems, fastest_mhz=top, most_w=300.0)
+        core = np.array([float(c.core_mhz or top) for c in locked])
+        mem = np.array([float(c.mem_mhz or mems[-1]) for c in locked])
+        per_kernel = _SHARED_POINTS
+        if self._limits.max_samples is not None:
+            each = _SHARE_FOR_SHARED * self._limits.max_samples / len(self._kernels)
+            per_kernel = int(np.clip(each - 1, 1, _SHARED_POINTS))
+        chosen = anchors(base, core, mem, _SHARED_POINTS)
+        return [locked[i] for i in chosen.tolist()], per_kernel
+
+    def _more(self) -> list[_Wanted]:
+        """Return one new clock pair a kernel, where samples are too few to fit."""
+        wanted = []
+        for kernel in self._kernels:
+            fresh = [
+                c
+                for c in self._file.header.settings
+                if not self._taken[kernel.name, c] and self._bench.can_measure(kernel, c)
+            ]
+            if fresh:
+                wanted.append(_Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
+        return wanted
+
+    def _next(self, found: Estimate) -> tuple[list[_Wanted], bool]:
+        """Return the samples worth most, and whether the promise is sharp enough already."""
+        table, belief = found.table, found.belief
+        plans = [
+            choose_kernels(table, Goal(max_slowdown=slowdown), found.outlook)
+            for slowdown in self._limits.slowdowns
+        ]
+        seen = [found.outlook(plan).energy_spread for plan in plans if plan is not None]
+        sharp = TWO_SIDED * max(seen) <= self._limits.precision if seen else False
+        # A table answers at once: its samples are limited by number, not by what is enough.
+        sharp = sharp and not found.exact
+        self._unsure = max(seen, default=0.0)
+        auto = found.baseline.time_s, found.baseline.energy_j
+        finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
+        finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
+        total = np.zeros_like(belief.log_s)
+        costs = prices(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
+        for price, plan in zip(costs.tolist(), plans, strict=True):
+            planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
+            planned[planned == table.baseline] = -1
+            value = worth(belief, found.counts, auto, price, planned, found.can, exact=found.exact)
+            total += value.total
+        takes_s = np.vectorize(self._bench.takes_s)(np.exp(belief.log_s))
+        total /= takes_s
+        if found.exact:
+            taken = [[self._taken[k.name, c] > 0 for c in belief.settings] for k in self._kernels]
+            total[np.array(taken)] = 0.0
+        best = total.argmax(axis=1)
+        value = total.max(axis=1)
+        most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
+        order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
+        wanted = [_Wanted(self._kernels[k], belief.settings[best[k]]) for k in order]
+        return [*wanted, *self._reference(found)], sharp
+
+    def _reference(self, found: Estimate) -> list[_Wanted]:
+        """Return the kernel that is measured again in every round, to see what heat does."""
+        if not self._bench.live:
+            return []
+        longest = int(np.argmax(found.baseline.energy_j))
+        kernel = self._kernels[longest]
+        seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
+        return [_Wanted(kernel, seen[0])] if seen else []
+
+    def _rests_on_baseline(self, found: Estimate) -> bool:
+        """Whether a good part of what the promise is unsure of is auto, not the plan."""
+        return found.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2

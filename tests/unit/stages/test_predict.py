@@ -1,0 +1,134 @@
+"""Predicting from auto clocks, against what measuring at all clocks then gives."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import underclock
+from underclock.core.costs import cost_table
+from underclock.core.planning import compare_arms
+from underclock.errors import UsageError
+from underclock.hw.bench import Protocol
+from underclock.hw.simulated.catalogue import gpu_model
+from underclock.hw.simulated.models import encode
+from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Profile, Sample, Step
+from underclock.stages.predict import is_fitted, known_of, members, predict, settings_of
+from underclock.store import read_table
+from underclock.workloads import workload
+
+_MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
+_BRIEF = Protocol(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
+_DRAWS = 40
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return workload("gpt3-xl", {"layers": 1})
+
+
+def _truth(profile: Profile, budget: float) -> float:
+    arm = compare_arms(cost_table(profile), underclock.Goal(max_slowdown=budget)).arms[-1]
+    assert arm.name == "kernel_global"
+    assert arm.energy_change is not None
+    return arm.energy_change
+
+
+@pytest.mark.parametrize("gpu", ["h200", "rtx3080ti"])
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_interval_covers_what_measuring_then_gives(
+    gpu: str, step: Step, tmp_path: Path, *, counts: bool
+) -> None:
+    model = dataclasses.replace(gpu_model(gpu), counters=counts)
+    file = tmp_path / "gpu.json"
+    file.write_text(encode(model))
+    cores = (*model.core_mhz[-1::-12], None)
+    campaign = underclock.Campaign(
+        core_mhz=cores, mem_mhz=(None, 5001) if model.memory_lockable else (None,)
+    )
+    measured = underclock.measure(
+        step, gpu=f"sim:{file}", to=tmp_path / "all.db", campaign=campaign, protocol=_BRIEF
+    )
+    truth = _truth(measured, 0.05)
+
+    found = predict(measured, max_slowdown=0.05, like=f"sim:{gpu}", draws=_DRAWS)
+
+    change = found.arm("kernel_global").energy_change
+    assert change.low <= truth <= change.high
+    assert found.evidence is Evidence.SIMULATED
+    assert found.counted == (found.kernels if counts else 0)
+    assert any("not used" in sentence for sentence in found.warnings)
+    assert any("no readings" in sentence for sentence in found.warnings) is not counts
+
+
+@pytest.mark.skipif(not _MEASURED.is_dir(), reason="the shared measurements are not here")
+def test_the_interval_covers_what_a_measured_sweep_gives() -> None:
+    profile = read_table(_MEASURED / "rtx3080ti_kernels.csv")
+    auto = tuple(sample for sample in profile.samples if sample.asked == AUTO)
+
+    found = predict(msgspec.structs.replace(profile, samples=auto), max_slowdown=0.01)
+
+    change = found.arm("kernel_global").energy_change
+    assert found.evidence is Evidence.REPLAYED
+    assert found.like == "sim:rtx3080ti"
+    assert change.low <= _truth(profile, 0.01) <= change.high
+
+
+def _one(gpu: str) -> Profile:
+    return Profile(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name=gpu),
+        workload="train",
+        kernels=(Kernel(name="a"),),
+        samples=(Sample(kernel="a", time_s=1.0, energy_j=120.0),),
+    )
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA RTX A4000", "RTX A4000", "rtx a4000"])
+def test_a_gpu_is_known_by_its_name_without_brands(gpu: str) -> None:
+    found = predict(_one(gpu), draws=5)
+
+    assert found.like == "sim:a4000"
+    assert any("no sweep of NVIDIA RTX A4000" in sentence for sentence in found.warnings)
+
+
+def test_the_same_seed_predicts_the_same() -> None:
+    one, two, other = (
+        predict(_one("A100-SXM4-40GB"), max_slowdown=0.05, draws=5, seed=seed) for seed in (1, 1, 2)
+    )
+
+    assert one == two
+    assert one.blind != other.blind
+
+
+def test_nothing_comes_of_no_draws() -> None:
+    with pytest.raises(UsageError, match="0 draws"):
+        predict(_one("A40"), draws=0)
+
+
+def test_an_arm_that_was_not_compared_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="achievable"):
+        predict(_one("A40"), draws=2).arm("achievable")
+
+
+def test_a_model_without_a_sweep_borrows_the_kernels_of_those_that_have_one() -> None:
+    fitted, guessed = gpu_model("a100"), gpu_model("a4000")
+
+    assert is_fitted(fitted)
+    assert known_of(fitted).members == members(fitted)
+    assert not is_fitted(guessed)
+    assert len(known_of(guessed).members) > len(known_of(fitted).members)
+    assert known_of(guessed).dram_j_per_mcycle > 0
+
+
+def test_only_clocks_that_hold_are_planned_with() -> None:
+    model = gpu_model("rtx3080ti")
+    slowest = model.mem_mhz[0]
+
+    for clocks in settings_of(model):
+        assert clocks.core_mhz is None or clocks.core_mhz in model.core_mhz
+        if clocks.mem_mhz == slowest:
+            assert clocks.core_mhz is not None
+            assert clocks.core_mhz <= (model.low_mem_core_mhz or 0)
+    assert all(clocks.mem_mhz is None for clocks in settings_of(gpu_model("a100")))
