@@ -72,7 +72,7 @@ def outcome(problem: Problem, taken: Sequence[Row] | Profile, budget: float) -> 
         profile, rows = taken, problem.rows_of(taken)
     else:
         profile, rows = problem.take(taken), list(dict.fromkeys(taken))
-    cost = problem.executed(profile, budget)
+    cost = problem.executed(profile, budget, raw=profile is not taken)
     return Outcome(
         taken=len(rows),
         gpu_s=problem.gpu_s(rows),
@@ -82,7 +82,7 @@ def outcome(problem: Problem, taken: Sequence[Row] | Profile, budget: float) -> 
     )
 
 
-def compare(problem: Problem, pool: Executor, *, quick: bool) -> Found:
+def compare(problem: Problem, pool: Executor, *, quick: bool, middle_only: bool) -> Found:
     """Run every searcher: Kernel Tuner's at the middle size, and the best of them at all."""
     many = len(problem.kernels)
     if problem.step is None:
@@ -109,9 +109,14 @@ def compare(problem: Problem, pool: Executor, *, quick: bool) -> Found:
         cells=(),
         rivals=frozenset(rivals),
     )
+    if middle_only:
+        sizes = (middle,)
+        found = replace(found, sizes=sizes)
     own = _run(pool, SEARCHERS, problem, sizes, seeds)
     all_rivals = _run(pool, list(rivals.values()), problem, (middle,), seeds)
     found = replace(found, cells=(*own, *all_rivals))
+    if middle_only:
+        return found
     best = [rivals[name] for name in finalists(found, _BUDGETS, _FINALISTS)]
     rest = tuple(size for size in sizes if size != middle)
     return replace(found, cells=(*found.cells, *_run(pool, best, problem, rest, seeds)))
@@ -132,6 +137,7 @@ def main() -> None:
     """Run, print, and write the page if everything was run."""
     parser = argparse.ArgumentParser(description="Compare searches for the samples of a plan.")
     parser.add_argument("--quick", action="store_true", help="two seeds, one size, a thinner grid")
+    parser.add_argument("--middle", action="store_true", help="the middle number of samples only")
     parser.add_argument("--only", choices=[*_TABLES, _SIMULATED])
     parser.add_argument("--folder", type=Path, default=_ROOT.parent / "shared/data/measured")
     asked = parser.parse_args()
@@ -144,7 +150,7 @@ def main() -> None:
                 problem = simulated_problem("rtx3080ti", step, every=8 if asked.quick else 1)
             else:
                 problem = table_problem(asked.folder / f"{name}.csv")
-            sections.append(compare(problem, pool, quick=asked.quick))
+            sections.append(compare(problem, pool, quick=asked.quick, middle_only=asked.middle))
             spent_s = time.perf_counter() - began_s
             print(f"{name}: {spent_s:.0f} s so far", file=sys.stderr)
     text = page(sections, _BUDGETS, minutes=(time.perf_counter() - began_s) / 60.0)

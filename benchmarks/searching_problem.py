@@ -106,8 +106,14 @@ class Problem:
         changes = 1 + sum(a[1] != b[1] for a, b in itertools.pairwise(rows))
         return self.warm_s + sum(each_s[row] for row in rows) + PAPER.settle_s * changes
 
-    def executed(self, profile: Profile, max_slowdown: float) -> Cost:
-        """Plan on a profile, and return what the plan costs in truth."""
+    def executed(self, profile: Profile, max_slowdown: float, *, raw: bool) -> Cost:
+        """Plan on a profile, and return what the plan costs in truth.
+
+        Args:
+            profile: What a search took.
+            max_slowdown: Time budget.
+            raw: Whether each row is taken for the truth; else a model is fitted to all.
+        """
         auto = Cost(
             time_s=self.costs.auto_time_s,
             energy_j=self.costs.auto_energy_j,
@@ -115,7 +121,8 @@ class Problem:
             energy_change=0.0,
         )
         try:
-            made = plan(profile, Goal(max_slowdown=max_slowdown), baseline=self.baseline)
+            goal = Goal(max_slowdown=max_slowdown)
+            made = plan(profile, goal, baseline=self.baseline, raw=raw)
         except InfeasibleError:
             return auto
         return cost_of(self.costs, {name: choice.clocks for name, choice in made.kernels.items()})

@@ -5,11 +5,14 @@ baseline of every kernel among them. One that measures by itself gives a profile
 """
 
 import random
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from searching_problem import Problem, Row
 from underclock.records import Clocks, Profile
+from underclock.stages.measure import Campaign, Grid, measure
 
 COARSE_MHZ = 210  # between core clocks in the paper's grid
 
@@ -92,10 +95,29 @@ def shares(problem: Problem, samples: int) -> list[int]:
     return [min(len(problem.offered[k]), each + (1 if k in largest else 0)) for k in range(many)]
 
 
+def adaptive(problem: Problem, samples: int, seed: int, max_slowdown: float) -> Profile:
+    """Measure adaptively, for this time budget; the plan is made on the fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(
+            problem.step,
+            gpu=problem.gpu,
+            to=Path(folder) / "samples.db",
+            campaign=Campaign(
+                grid=Grid.ADAPTIVE,
+                max_samples=samples,
+                precision=1e-6,  # as many samples as the others have
+                slowdowns=(max_slowdown,),
+                in_situ=False,
+            ),
+            seed=seed,
+        )
+
+
 SEARCHERS = (
+    Searcher(name="adaptive", take=adaptive, seeds=3),
     Searcher(name="exhaustive", take=exhaustive, fixed=True, blind=True),
     Searcher(name="the paper's grid", take=coarse, fixed=True, blind=True),
     Searcher(name="spread evenly", take=even, blind=True),
     Searcher(name="random", take=by_chance, seeds=10, blind=True),
 )
-"""All but Kernel Tuner's; a search of our own is one more line."""
+"""All but Kernel Tuner's."""

@@ -10,6 +10,7 @@
   * MeasurementError (5)          the numbers cannot be trusted: measure again
   * InfeasibleError (6)           no choice of clocks meets the budget: loosen it
 
+`underclock validate` ends with 7 where a plan did not keep its promise: an answer, not an error.
 A bad argument from Python code is a plain ``ValueError``.
 """
 

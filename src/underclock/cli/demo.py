@@ -25,7 +25,7 @@ from underclock.cli.common import (
     metavar="FOLDER",
     help="Where the files go.",
 )
-@click.option("--max-slowdown", type=FRACTION, default=0.0, help="Time budget. [default: 0]")
+@click.option("--max-slowdown", type=FRACTION, default=0.01, help="Time budget. [default: 1%]")
 @seed_option
 @json_option
 @force_option

@@ -11,7 +11,7 @@ from underclock.errors import UnderclockError
 
 _COMMANDS = {
     "trace": "List the kernels of a training step.",
-    "measure": "Measure every kernel at every clock pair.",
+    "measure": "Measure kernels at the clock pairs that decide a plan.",
     "breakdown": "Show where a step's energy goes at auto clocks.",
     "fit": "Fit one model of a GPU to its samples.",
     "watch": "Log what a GPU's clocks do, kernel by kernel.",
@@ -54,7 +54,8 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     epilog="Exit codes: 0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, "
-    "5 the numbers cannot be trusted, 6 no clocks meet the budget, 130 interrupted.",
+    "5 the numbers cannot be trusted, 6 no clocks meet the budget, 7 a plan did not keep its "
+    "promise, 130 interrupted.",
 )
 @click.version_option(package_name="underclock")
 def cli() -> None:

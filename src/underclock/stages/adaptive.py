@@ -236,7 +236,9 @@ class AdaptiveRun:
         for price, plan in zip(costs.tolist(), plans, strict=True):
             planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
             planned[planned == table.baseline] = -1
-            value = worth(belief, found.counts, auto, price, planned, found.can, exact=found.exact)
+            value = worth(
+                belief, found.counts, auto, price, planned, found.measurable, exact=found.exact
+            )
             total += value.total
         takes_s = np.vectorize(self._bench.takes_s)(np.exp(belief.log_s))
         total /= takes_s

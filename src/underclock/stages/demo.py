@@ -30,7 +30,7 @@ class Demo:
 def run_demo(
     folder: Path,
     *,
-    max_slowdown: float = 0.0,
+    max_slowdown: float = 0.01,
     seed: int = 0,
     force: bool = False,
     progress: Callable[[Tally], None] | None = None,

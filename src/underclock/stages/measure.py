@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.errors import UsageError
+from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Bench, Reading
 from underclock.hw.bench import Protocol
 from underclock.records import AUTO, Clocks, Kernel, Profile, Sample, Step
@@ -253,7 +253,11 @@ def survey(
         raise UsageError(
             "this GPU needs a step to run", hint="make one with `underclock trace gpt3-xl`"
         )
+    adaptive = campaign.on(bench) is Grid.ADAPTIVE
     settings = settings_of(bench, campaign)
+    unlockable: tuple[str, ...] = ()
+    if adaptive and bench.live:
+        settings, unlockable = _that_lock(bench, settings)
     points = [
         (clocks, [kernel for kernel in kernels if bench.can_measure(kernel, clocks)])
         for clocks in settings
@@ -265,7 +269,6 @@ def survey(
             f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
             hint="a table only knows its own kernels: leave the step away",
         )
-    adaptive = campaign.on(bench) is Grid.ADAPTIVE
     header = Profile(
         evidence=bench.evidence,
         gpu=bench.info(),
@@ -280,9 +283,28 @@ def survey(
         lacking=_lacking(kernels, points) if adaptive else {},
         order=order,
         source=step.source if step is not None else "",
-        warnings=(*(step.warnings if step is not None else ()), *bench.notes()),
+        warnings=(
+            *(step.warnings if step is not None else ()),
+            *bench.notes(),
+            *unlockable,
+        ),
     )
     return header, points
+
+
+def _that_lock(
+    bench: Bench, settings: tuple[Clocks, ...]
+) -> tuple[tuple[Clocks, ...], tuple[str, ...]]:
+    """Leave memory clocks to the driver where it takes no memory locks; nobody can list that."""
+    first = next((clocks for clocks in settings if clocks.mem_mhz is not None), None)
+    if first is None:
+        return settings, ()
+    try:
+        with bench.hold(first):
+            return settings, ()
+    except NotSupportedError:
+        left = tuple(clocks for clocks in settings if clocks.mem_mhz is None)
+        return left, ("this GPU takes no memory locks: only core clocks are measured and planned",)
 
 
 def _lacking(

@@ -86,7 +86,9 @@ def run_study(
         for aggregate in Aggregate
     }
     best = plans[Objective.WASTE, Aggregate.GLOBAL]
-    validation = validate(best, gpu=gpu, repeats=published.REPEATS, seed=seed, progress=show)
+    validation = validate(
+        best, gpu=gpu, repeats=published.REPEATS, only_plan=True, seed=seed, progress=show
+    )
     with open_bench(gpu, seed=seed + _TRANSFER_SEED_OFFSET) as bench:
         by_batch, by_degree = transfers(bench, best, tell=_as_tally(show))
     rows = beside_table1(best, _auto_clocks(search.profile))

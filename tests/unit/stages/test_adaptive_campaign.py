@@ -1,0 +1,203 @@
+"""Adaptive campaigns: on tables made of physics, and on a simulated GPU."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from underclock.core.fit.start import unknown_gpu
+from underclock.core.planning import Goal
+from underclock.errors import UsageError
+from underclock.hw.bench import BRISK
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import AUTO, Profile
+from underclock.stages.measure import Campaign, Grid, Tally, measure
+from underclock.stages.plan import plan
+from underclock.stages.score import score
+from underclock.stages.trace import trace
+
+GPU = unknown_gpu([800.0, 5000.0, 9000.0], fastest_mhz=1800.0, most_w=300.0)
+CORES = range(600, 1801, 75)
+MEMS = (800, 5000, 9000)
+KERNELS = {
+    f"k{i}": KernelConstants(
+        core_mcycles=(0.2 + 0.1 * i),
+        dram_mcycles=(4.5 - 0.6 * i) * 0.4,
+        fixed_s=1e-6,
+        work_j_per_v2=0.05 + 0.02 * i,
+        dram_j=0.01,
+    )
+    for i in range(7)
+}
+
+
+def _write(path: Path, *, leave_out: tuple[str, int, int] | None = None) -> Path:
+    lines = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"]
+    for name, kernel in KERNELS.items():
+        for core, mem in [(None, None), *((c, m) for c in CORES for m in MEMS)]:
+            if (name, core, mem) == leave_out:
+                continue
+            at = float(core or 1800), float(mem or 9000)
+            time_s = float(duration_s(GPU, kernel, *at))
+            energy_j = time_s * float(busy_w(GPU, kernel, *at, 60.0))
+            # What a table holds is rounded, and never quite the model.
+            odd = 1.0 + 0.002 * math.sin(7.0 * at[0] + at[1] + len(lines))
+            cells = f"{time_s * odd:.6g},{energy_j / odd:.6g},{energy_j / odd / time_s / odd:.5g}"
+            lines.append(f"G,{name},{core or ''},{mem or ''},{cells}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return _write(tmp_path / "table.csv")
+
+
+def _adapt(table: Path, to: Path, samples: int, **campaign: object) -> Profile:
+    wanted = Campaign(grid=Grid.ADAPTIVE, max_samples=samples, **campaign)  # type: ignore[arg-type]
+    return measure(gpu=f"replay:{table}", to=to, campaign=wanted)
+
+
+def test_few_rows_of_a_table_find_most_of_its_saving(table: Path, tmp_path: Path) -> None:
+    profile = _adapt(table, tmp_path / "s.db", 70)
+
+    assert len(profile.samples) == 70  # of 364
+    assert Counter(s.kernel for s in profile.samples if s.asked == AUTO) == dict.fromkeys(
+        KERNELS, 1
+    )
+    full = plan(table, Goal(max_slowdown=0.01))
+    found = plan(profile, Goal(max_slowdown=0.01))
+    really = score(found, table)
+    assert really.energy_change < 0.9 * full.promise.energy_change < 0
+    assert really.time_change < 0.012
+    arm = found.arm(found.chosen)
+    assert arm.energy_interval is not None
+    assert arm.time_interval is not None
+    assert sum(arm.energy_interval) / 2 == pytest.approx(found.promise.energy_change)
+    assert arm.time_interval[1] <= 0.0125
+
+
+def test_no_row_is_taken_twice_from_a_table(table: Path, tmp_path: Path) -> None:
+    profile = _adapt(table, tmp_path / "s.db", 60)
+    taken = Counter((s.kernel, s.asked) for s in profile.samples)
+    assert set(taken.values()) == {1}
+
+
+def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    first = _adapt(table, path, 30)
+    assert len(first.samples) == 30
+    second = _adapt(table, path, 45)
+    assert second.samples[:30] == first.samples
+    assert len(second.samples) == 45
+    assert _adapt(table, path, 45) == second
+
+
+def test_a_pair_that_the_table_lacks_is_never_planned(tmp_path: Path) -> None:
+    lacking = _write(tmp_path / "t.csv", leave_out=("k3", 1200, 5000))
+    profile = _adapt(lacking, tmp_path / "s.db", 50)
+    assert [len(clocks) for clocks in profile.lacking.values()] == [1]
+    assert list(profile.lacking) == ["k3"]
+    score(plan(profile), lacking)
+
+
+def test_a_handful_of_samples_is_planned_as_measured_and_says_so(
+    table: Path, tmp_path: Path
+) -> None:
+    profile = _adapt(table, tmp_path / "s.db", 8)
+    made = plan(profile)
+    assert any("no model can be fitted" in warning for warning in made.warnings)
+    assert made.arm(made.chosen).energy_interval is None
+
+
+def test_a_table_is_replayed_whole_unless_limited(table: Path, tmp_path: Path) -> None:
+    whole = measure(gpu=f"replay:{table}", to=tmp_path / "w.db")
+    assert len(whole.samples) == len(KERNELS) * (len(CORES) * len(MEMS) + 1)
+    limited = measure(
+        gpu=f"replay:{table}", to=tmp_path / "l.db", campaign=Campaign(max_samples=30)
+    )
+    assert len(limited.samples) == 30
+
+
+def test_grids_do_not_mix_in_one_file(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    _adapt(table, path, 20)
+    with pytest.raises(UsageError, match=r"another .*grid"):
+        measure(gpu=f"replay:{table}", to=path)
+
+
+def test_a_table_without_a_common_pair_has_nothing_to_compare_with(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\n"
+        "G,a,900,5000,1,100,100\nG,b,1000,5000,1,100,100\n"
+    )
+    with pytest.raises(UsageError, match="no clock pair is there for every kernel"):
+        _adapt(path, tmp_path / "s.db", 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"precision": 0.0}, "precision must be positive"),
+        ({"budget_s": 0.0}, "budget must be positive"),
+        ({"max_samples": 0}, "at least 1"),
+        ({"grid": Grid.FULL, "max_samples": 5}, "measured whole"),
+        ({"grid": Grid.COARSE, "budget_s": 5.0}, "measured whole"),
+        ({"grid": Grid.ADAPTIVE, "repeats": 2}, "decides on repeats itself"),
+    ],
+)
+def test_campaigns_that_mean_nothing_are_refused(wrong: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Campaign(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) -> None:
+    step = trace("gpt3-125m", layers=1)
+    told: list[Tally] = []
+    profile = measure(
+        step,
+        gpu="sim:rtx3080ti",
+        to=tmp_path / "s.db",
+        campaign=Campaign(precision=0.004, slowdowns=(0.01,)),
+        protocol=BRISK,
+        progress=told.append,
+    )
+    assert len(profile.in_situ) >= 4
+    assert len(profile.samples) < 12 * len(step.kernels)
+    assert told[-2].doing == "the promise is as sharp as asked"
+    made = plan(profile, Goal(max_slowdown=0.01))
+    low, high = made.arm(made.chosen).energy_interval or (0.0, 1.0)
+    assert (high - low) / 2 <= 0.0041
+    # One kernel is measured again and again, to see what heat does.
+    often = Counter((s.kernel, s.asked) for s in profile.samples).most_common(1)[0][1]
+    assert often >= 2
+
+
+def test_a_budget_of_time_ends_a_campaign(tmp_path: Path) -> None:
+    profile = measure(
+        trace("gpt3-125m", layers=1),
+        gpu="sim:rtx3080ti",
+        to=tmp_path / "s.db",
+        campaign=Campaign(budget_s=200.0),
+        protocol=BRISK,
+    )
+    assert 0 < len(profile.samples) < 100
+
+
+def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
+    tmp_path: Path,
+) -> None:
+    profile = measure(
+        trace("gpt3-125m", layers=1),
+        gpu="sim:h200",
+        to=tmp_path / "s.db",
+        campaign=Campaign(max_samples=60),
+        protocol=BRISK,
+    )
+    assert {clocks.mem_mhz for clocks in profile.settings} == {None}
+    assert any("takes no memory locks" in warning for warning in profile.warnings)
+    assert {sample.asked.core_mhz for sample in profile.samples} > {None}
