@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 @click.option(
     "--refine", metavar="GPU", help="Measure a plan of the same GPU model again: sim:rtx3080ti#1."
 )
+@click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
 @json_option
 @force_option
 def command(
@@ -82,6 +83,7 @@ def command(
     max_switches: int | None,
     min_dwell: float | None,
     refine: str | None,
+    raw: bool,
     as_json: bool,
     force: bool,
 ) -> None:
@@ -114,7 +116,7 @@ def command(
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
     profile = _refined(given, refine, samples) if given is not None and refine else samples
-    made = plan(profile, goal, baseline=baseline, switching=switching)
+    made = plan(profile, goal, baseline=baseline, switching=switching, raw=raw or None)
     if output:
         write_document(output, made, force=force)
     warn(made.warnings)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from underclock.core.adaptive import anchors, prices, worth
 from underclock.core.fit.estimate import Estimate, estimate
-from underclock.core.fit.rows import CannotFitError, ceiling_mhz
+from underclock.core.fit.rows import CannotFitError, Floats, Ints, ceiling_mhz
 from underclock.core.fit.start import unknown_gpu
 from underclock.core.planning import Goal, choose_kernels
 from underclock.core.promise import TWO_SIDED
@@ -26,6 +27,7 @@ _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what 
 _SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
+_LAST_PART = 0.3  # of the samples: in it, what is planned is measured before anything else
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 Append = Callable[[str, Clocks, int, Reading, bool], None]
@@ -245,12 +247,37 @@ class AdaptiveRun:
         if found.exact:
             taken = [[self._taken[k.name, c] > 0 for c in belief.settings] for k in self._kernels]
             total[np.array(taken)] = 0.0
+            total = self._verifying(total, plans, np.array(taken) | ~found.can)
         best = total.argmax(axis=1)
         value = total.max(axis=1)
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
         order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
         wanted = [_Wanted(self._kernels[k], belief.settings[best[k]]) for k in order]
         return [*wanted, *self._reference(found)], sharp
+
+    def _verifying(
+        self, total: Floats, plans: Sequence[Ints | None], known: NDArray[np.bool_]
+    ) -> Floats:
+        """Return what samples are worth late in a campaign: first see whether the plan is true.
+
+        Args:
+            total: What they are worth otherwise. Shape (K, C).
+            plans: Setting of each kernel; ``None`` where there is none.
+            known: Entries that cannot tell anything new. Shape (K, C).
+        """
+        most = self._limits.max_samples
+        left = (most or 0) - sum(self._taken.values())
+        if most is None or left > _LAST_PART * most:
+            return total
+        planned = np.zeros_like(known)
+        for plan in plans:
+            if plan is not None:
+                kernels = np.flatnonzero(plan < known.shape[1])
+                planned[kernels, plan[kernels]] = True
+        unseen = planned & ~known
+        if not unseen.any():
+            return total
+        return np.where(unseen, total + 1e-9 * total.max(initial=1.0), 0.0)
 
     def _reference(self, found: Estimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
