@@ -43,8 +43,8 @@ time. Each campaign measures for one time budget.
 
 Wanted was 97 % of the full saving with 15 % of the rows. **Missed**, for what a full table allows
 is partly luck: its rows are single runs, and the least of many noisy rows is low by luck that no
-other row tells of. On the RTX 3080 Ti, whose power readings scatter by some 3 %, a third of the full
-saving goes when each chosen row is replaced by the mean of its neighbours in core clock, on the
+other row tells of. On the RTX 3080 Ti, whose power readings scatter by some 3 %, a third of the
+full saving goes when each chosen row is replaced by the mean of its neighbours in core clock, on the
 others 5 to 11 % ([searching.md](searching.md)). On the Titan X the budget of 0 % allows 0.3 %, less
 than the noise of one row.
 

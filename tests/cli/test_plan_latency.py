@@ -60,7 +60,7 @@ def test_without_a_latency_switching_is_free(
 def test_a_person_sees_the_curve_with_known_hardware(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", samples, "--latency", "6ms", "--max-switches", "4") == 0
+    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4") == 0
     out = capsys.readouterr().out
     assert "achievable here" in out
     assert "Hopper" in out
@@ -70,7 +70,7 @@ def test_a_person_sees_the_curve_with_known_hardware(
 
 def test_the_page_shows_the_curve_and_what_is_proposed(samples: Path, tmp_path: Path) -> None:
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"
-    assert run("plan", samples, "--latency", "6ms", "--max-switches", "4", "-o", plan) == 0
+    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4", "-o", plan) == 0
     assert run("report", plan, "-o", page) == 0
     text = page.read_text()
     assert "If changing clocks took longer" in text
@@ -133,7 +133,7 @@ def test_a_clock_without_latencies_is_named(
 def test_a_budget_no_schedule_meets_is_a_warning_with_the_fastest(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run("plan", samples, "--latency", "10s", "--max-slowdown", "-0.01%")
+    code = run("plan", samples, "--raw", "--latency", "10s", "--max-slowdown", "-0.01%")
     said = capsys.readouterr().err
     if code == 0:
         assert "no schedule under this latency keeps the time budget" in said

@@ -34,7 +34,7 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
 
     Example: underclock demo -o underclock-demo
     """
-    from underclock.report import arms_table, validation_table
+    from underclock.report import arms_table, validation_table, verdict_text
     from underclock.stages.demo import run_demo
 
     with progress_bar("demo") as show:
@@ -44,4 +44,5 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
         click.echo(msgspec.json.encode(body).decode())
         return
     print_table(arms_table(made.plan), validation_table(made.validation))
+    click.echo(f"verdict: {verdict_text(made.validation)}")
     click.echo(f"page: {made.page}")
