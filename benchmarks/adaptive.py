@@ -47,7 +47,8 @@ other row tells of. On the RTX 3080 Ti, whose power readings scatter by some 3 %
 full saving goes when each chosen row is replaced by the mean of its neighbours in core clock, on
 the others 5 to 11 % ([searching.md](searching.md)). On the Titan X the budget of 0 % allows 0.3 %,
 less than the noise of one row. **A budget that was promised with 95 % confidence was broken** on
-the A40 at 15 %, by 0.5 points: with nine rows a kernel the fit is too sure of time there. So more
+the A40 at 15 %, by 0.5 points, and on the RTX 3080 Ti at 15 % and 0 %, by 0.1: the fit is too sure
+of time there. So more
 than 100 % reached is nothing to be proud of.
 
 """
