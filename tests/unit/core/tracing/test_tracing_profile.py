@@ -238,3 +238,10 @@ def test_a_capture_tells_what_asked_for_each_node() -> None:
 
 def test_a_trace_without_a_capture_has_no_calls() -> None:
     assert captured_calls({"traceEvents": [launch(1, 1), kernel(2, 1)]}) == ()
+
+
+def test_a_kernel_whose_grid_the_profiler_left_out_has_one_block() -> None:
+    bare = kernel(30, 1)
+    bare["args"] = {"correlation": 1}
+    (one,) = seen(host("aten::mm", 0, 10), launch(5, 1), bare)
+    assert (one.grid, one.block) == ((1, 1, 1), (1, 1, 1))
