@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from underclock.core.fit.belief import Belief
+from underclock.core.fit.belief import Belief, kernel_variance, shared_variance
 from underclock.core.fit.model import Points, Shared, predict, slopes
 from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Ints
 from underclock.physics.constants import GpuConstants
@@ -51,10 +51,10 @@ def prices(time_s: Floats, energy_j: Floats, baseline_s: float, budgets: Sequenc
     Returns:
         Shape (B,).
     """
-    usual = float(np.nanmin(energy_j / time_s)), float(np.nanmax(energy_j / time_s))
+    most = 100.0 * float(np.nanmax(energy_j / time_s))
     found = []
     for budget in budgets:
-        low, high = 0.0, 100.0 * usual[1]
+        low, high = 0.0, most
         for _ in range(40):
             price = 0.5 * (low + high)
             at = np.argmin(energy_j + price * time_s, axis=1)
@@ -98,11 +98,17 @@ def worth(
     by_shared = np.einsum("ckn,ckns->kns", pull, belief.by_shared)
     own = (pull**2 * belief.misfit).sum(axis=0)
     noise = 0.0 if exact else (pull**2 * belief.noise[:, :, None] ** 2).sum(axis=0)
-    alone = own + _spread(by_kernel, belief.kernel_cov) + _shared(by_shared, belief.shared_cov)
+    alone = (
+        own
+        + kernel_variance(by_kernel, belief.kernel_cov)
+        + shared_variance(by_shared, belief.shared_cov)
+    )
     apart_k = by_kernel - by_kernel[kernels, best][:, None]
     apart_s = by_shared - by_shared[kernels, best][:, None]
     apart = own + own[kernels, best][:, None]
-    apart += _spread(apart_k, belief.kernel_cov) + _shared(apart_s, belief.shared_cov)
+    apart += kernel_variance(apart_k, belief.kernel_cov) + shared_variance(
+        apart_s, belief.shared_cov
+    )
     apart[kernels, best] = 0.0
     learned = np.sqrt(apart * apart / np.maximum(apart + noise, 1e-300))
     challenger = _gain(cost - lead[:, None], learned)
@@ -135,18 +141,8 @@ def worth(
 def _energy_variance(belief: Belief, energy_j: Floats) -> Floats:
     """Return the variance of each entry that a sample of it tells of, in J². Shape (K, C)."""
     by_kernel = belief.by_kernel.sum(axis=0)
-    known = _spread(by_kernel, belief.kernel_cov) + belief.misfit.sum(axis=0)
+    known = kernel_variance(by_kernel, belief.kernel_cov) + belief.misfit.sum(axis=0)
     found: Floats = energy_j**2 * known
-    return found
-
-
-def _spread(by: Floats, cov: Floats) -> Floats:
-    found: Floats = np.einsum("knp,kpq,knq->kn", by, cov, by, optimize=True)
-    return found
-
-
-def _shared(by: Floats, cov: Floats) -> Floats:
-    found: Floats = np.einsum("kns,st,knt->kn", by, cov, by, optimize=True)
     return found
 
 
@@ -188,9 +184,9 @@ def anchors(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points: int) 
     by = by.reshape(2, 3, len(core_mhz), -1)
     prior = np.concatenate([np.ones(PER_KERNEL), family.spread() ** -2.0])
     information = np.tile(np.diag(prior), (3, 1, 1))
+    each = np.einsum("ckni,cknj->knij", by, by)
     picked: list[int] = []
     for _ in range(min(points, int(likely.sum()))):
-        each = np.einsum("ckni,cknj->knij", by, by)
         gains = np.linalg.slogdet(information[:, None] + each)[1].sum(axis=0)
         gains[~likely] = -math.inf
         gains[picked] = -math.inf

@@ -54,8 +54,8 @@ class Belief:
         by_shared = time * self.by_shared[0] + power * self.by_shared[1]
         by_kernel = time * self.by_kernel[0] + power * self.by_kernel[1]
         found: Floats = (
-            np.einsum("kcs,st,kct->kc", by_shared, self.shared_cov, by_shared, optimize=True)
-            + np.einsum("kcp,kpq,kcq->kc", by_kernel, self.kernel_cov, by_kernel, optimize=True)
+            shared_variance(by_shared, self.shared_cov)
+            + kernel_variance(by_kernel, self.kernel_cov)
             + time**2 * self.misfit[0]
             + power**2 * self.misfit[1]
         )
@@ -77,6 +77,18 @@ class Belief:
             + (weights**2 * self.misfit[:, kernels, columns]).sum()
         )
         return Moved(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)
+
+
+def shared_variance(by: Floats, cov: Floats) -> Floats:
+    """Return the variance of what moves by (K, C, S) with parameters of (S, S). Shape (K, C)."""
+    found: Floats = np.einsum("kcs,st,kct->kc", by, cov, by, optimize=True)
+    return found
+
+
+def kernel_variance(by: Floats, cov: Floats) -> Floats:
+    """Return the variance of what moves by (K, C, P) with each kernel's (K, P, P). Shape (K, C)."""
+    found: Floats = np.einsum("kcp,kpq,kcq->kc", by, cov, by, optimize=True)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
