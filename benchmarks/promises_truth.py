@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.core.costs import near_cap
+from underclock.core.solvers import Exact, Problem
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.locks import snap
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -59,6 +60,23 @@ class Truth:
             (locked_s + settled[0]) / self.auto_s - 1.0,
             (locked_j + settled[1]) / self.auto_j - 1.0,
         )
+
+    def best(self, max_slowdown: float) -> float:
+        """Return what the best choice of all clock pairs truly changes of the energy."""
+        model = self.rig.device.model
+        pairs = [Clocks(core_mhz=c, mem_mhz=m) for m in model.mem_mhz for c in model.core_mhz]
+        costs = np.array(
+            [
+                [*(self._cost(kernel, clocks) for clocks in pairs), self._left_at_auto([kernel])]
+                for kernel in self.step.kernels
+            ]
+        )
+        problem = Problem(
+            time_s=costs[..., 0],
+            energy_j=costs[..., 1],
+            budget_s=self.auto_s * (1.0 + max_slowdown),
+        )
+        return Exact().solve(problem).energy_j / self.auto_j - 1.0
 
     def _left_at_auto(self, kernels: Sequence[Kernel]) -> tuple[float, float]:
         """Share the whole step's cost among kernels as a plan does: the capped ones settle it."""

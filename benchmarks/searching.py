@@ -46,6 +46,8 @@ def try_out(
 ) -> list[Cell]:
     """Run one searcher at every size and budget, with as many seeds as it is worth."""
     many = searcher.seeds if seeds is None else min(seeds, searcher.seeds)
+    if searcher.most is not None:
+        sizes = [size for size in sizes if size <= searcher.most * len(problem.kernels)]
     cells = []
     for size in sizes[:1] if searcher.fixed else sizes:
         outcomes = [outcomes_of(problem, searcher, size, seed) for seed in range(many)]

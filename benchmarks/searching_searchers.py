@@ -30,6 +30,7 @@ class Searcher:
         seeds: How many are worth running; 1 where nothing is random.
         fixed: Whether it takes as many samples as it takes, whatever it is asked for.
         blind: Whether it takes the same whatever the time budget.
+        most: Samples a kernel, beyond which it is not asked; ``None`` for no such limit.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Searcher:
     seeds: int = 1
     fixed: bool = False
     blind: bool = False
+    most: int | None = None
 
 
 def exhaustive(problem: Problem, samples: int, seed: int, max_slowdown: float) -> list[Row]:
@@ -114,7 +116,7 @@ def adaptive(problem: Problem, samples: int, seed: int, max_slowdown: float) -> 
 
 
 SEARCHERS = (
-    Searcher(name="adaptive", take=adaptive, seeds=3),
+    Searcher(name="adaptive", take=adaptive, most=16),
     Searcher(name="exhaustive", take=exhaustive, fixed=True, blind=True),
     Searcher(name="the paper's grid", take=coarse, fixed=True, blind=True),
     Searcher(name="spread evenly", take=even, blind=True),

@@ -42,7 +42,7 @@ POPULATION = {  # first samples of a strategy, by default; then it begins to sea
 }
 _LEAST_POPULATION = 4
 _LOOKS = 20  # at configurations, new or not, for each that it may evaluate
-SEEDS = 5
+SEEDS = 3
 PLAIN, LIMITED = "energy", "energy in time"
 
 

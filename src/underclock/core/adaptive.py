@@ -2,7 +2,8 @@
 
 A sample is worth what it may change: where another setting may turn out better than the one now
 preferred, or where the promise still rests on a guess. Worth is in J per step; a campaign takes
-what is worth most per second.
+what is worth most per second. In a table, whose rows are true and the only ones to plan with, it is
+worth what it may gain on the best row known.
 
 Shape letters: K kernels, C settings.
 """
@@ -21,7 +22,7 @@ from underclock.physics.constants import GpuConstants
 
 _ROOT_2PI = math.sqrt(2.0 * math.pi)
 _FOR_PROMISE = 0.5  # J off a promise's error are worth this many J saved
-_PLAUSIBLE_CORE, _PLAUSIBLE_MEM = 0.4, 0.4  # of the fastest; slower ones rarely save
+_PLAUSIBLE_CORE, _PLAUSIBLE_MEM = 0.4, 0.4
 _DESIGN_NOISE = 0.02
 
 
@@ -71,10 +72,8 @@ def worth(
     price: float,
     planned: Ints,
     measurable: Bools,
-    *,
-    exact: bool,
 ) -> Worth:
-    """Say what one more sample of each entry is worth.
+    """Say what one more sample of each entry is worth, with its noise.
 
     Args:
         belief: What is known.
@@ -83,7 +82,6 @@ def worth(
         price: What a second costs, in J.
         planned: Setting of each kernel in the plan as it is now; -1 is auto. Shape (K,).
         measurable: Which entries can be measured. Shape (K, C).
-        exact: Whether a measurement has no noise.
     """
     time_s = np.exp(belief.log_s) * counts[:, None]
     energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
@@ -97,12 +95,8 @@ def worth(
     by_kernel = np.einsum("ckn,cknp->knp", pull, belief.by_kernel)
     by_shared = np.einsum("ckn,ckns->kns", pull, belief.by_shared)
     own = (pull**2 * belief.misfit).sum(axis=0)
-    noise = 0.0 if exact else (pull**2 * belief.noise[:, :, None] ** 2).sum(axis=0)
-    alone = (
-        own
-        + kernel_variance(by_kernel, belief.kernel_cov)
-        + shared_variance(by_shared, belief.shared_cov)
-    )
+    noise = (pull**2 * belief.noise[:, :, None] ** 2).sum(axis=0)
+    alone = _variance(belief, pull)
     apart_k = by_kernel - by_kernel[kernels, best][:, None]
     apart_s = by_shared - by_shared[kernels, best][:, None]
     apart = own + own[kernels, best][:, None]
@@ -127,15 +121,93 @@ def worth(
     at = planned[held]
     # The promise is of energy alone.
     energy_own = _energy_variance(belief, energy_j)[held, at]
-    energy_noise = (
-        0.0 if exact else (energy_j**2 * (belief.noise**2).sum(axis=0)[:, None])[held, at]
-    )
+    energy_noise = (energy_j**2 * (belief.noise**2).sum(axis=0)[:, None])[held, at]
     total = math.sqrt(float(energy_own.sum())) or 1.0
     less = energy_own**2 / np.maximum(energy_own + energy_noise, 1e-300)
     promise[held, at] = total - np.sqrt(np.maximum(total**2 - less, 0.0))
     return Worth(
         choice=np.where(measurable, value, 0.0), promise=np.where(measurable, promise, 0.0)
     )
+
+
+def hope(
+    belief: Belief,
+    counts: Floats,
+    auto: tuple[Floats, Floats],
+    price: float,
+    measurable: Bools,
+) -> Floats:
+    """Say by how much each entry is expected to beat the best one known, where samples are exact.
+
+    That is what counts in a table, which can be planned only where it was looked at.
+
+    Args:
+        belief: What is known; entries without variance were looked at.
+        counts: Launches of each kernel. Shape (K,).
+        auto: Time in s and energy in J of each kernel at auto, all launches. Shapes (K,).
+        price: What a second costs, in J.
+        measurable: Which entries can be measured. Shape (K, C).
+
+    Returns:
+        In J per step. Shape (K, C).
+    """
+    time_s = np.exp(belief.log_s) * counts[:, None]
+    energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
+    cost = energy_j + price * time_s
+    variance = _variance(belief, np.stack([cost, energy_j]))
+    known = variance <= 0.0
+    best = np.where(known & measurable, cost, math.inf).min(axis=1, initial=math.inf)
+    best = np.minimum(best, auto[1] + price * auto[0])
+    value = _gain(cost - best[:, None], np.sqrt(variance))
+    found: Floats = np.where(measurable & ~known, value, 0.0)
+    return found
+
+
+def hope_alone(
+    belief: Belief,
+    counts: Floats,
+    auto: tuple[Floats, Floats],
+    budget: float,
+    measurable: Bools,
+) -> Floats:
+    """Say by how much each entry is expected to beat the best one known that keeps a time budget.
+
+    As `hope`, but each kernel keeps the budget alone: nobody has to lend it time.
+
+    Args:
+        belief: What is known; entries without variance were looked at.
+        counts: Launches of each kernel. Shape (K,).
+        auto: Time in s and energy in J of each kernel at auto, all launches. Shapes (K,).
+        budget: Fraction above auto's time.
+        measurable: Which entries can be measured. Shape (K, C).
+
+    Returns:
+        In J per step. Shape (K, C).
+    """
+    time_s = np.exp(belief.log_s) * counts[:, None]
+    energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
+    variance = belief.variance(1.0, 1.0)
+    known = variance <= 0.0
+    limit_s = (auto[0] * (1.0 + budget))[:, None]
+    kept = known & measurable & (time_s <= limit_s * (1.0 + 1e-12))
+    best = np.minimum(np.where(kept, energy_j, math.inf).min(axis=1, initial=math.inf), auto[1])
+    spread = np.sqrt(np.maximum(belief.variance(1.0, 0.0), 1e-12))
+    keeps = ndtr(np.log(limit_s / time_s) / spread)
+    value = keeps * _gain(energy_j - best[:, None], energy_j * np.sqrt(variance))
+    found: Floats = np.where(measurable & ~known, value, 0.0)
+    return found
+
+
+def _variance(belief: Belief, pull: Floats) -> Floats:
+    """Return the variance of what moves with time and power by pull (2, K, C). Shape (K, C)."""
+    by_kernel = np.einsum("ckn,cknp->knp", pull, belief.by_kernel)
+    by_shared = np.einsum("ckn,ckns->kns", pull, belief.by_shared)
+    found: Floats = (
+        (pull**2 * belief.misfit).sum(axis=0)
+        + kernel_variance(by_kernel, belief.kernel_cov)
+        + shared_variance(by_shared, belief.shared_cov)
+    )
+    return found
 
 
 def _energy_variance(belief: Belief, energy_j: Floats) -> Floats:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from underclock.core.adaptive import anchors, prices, worth
+from underclock.core.adaptive import anchors, hope, hope_alone, prices, worth
 from underclock.core.fit.estimate import Estimate, estimate
-from underclock.core.fit.rows import CannotFitError, Floats, Ints, ceiling_mhz
+from underclock.core.fit.rows import CannotFitError, Floats, ceiling_mhz
 from underclock.core.fit.start import unknown_gpu
 from underclock.core.planning import Goal, choose_kernels
 from underclock.core.promise import TWO_SIDED
@@ -27,7 +26,7 @@ _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what 
 _SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
-_LAST_PART = 0.3  # of the samples: in it, what is planned is measured before anything else
+_DEAR = 5.0  # of auto's mean power: at this price of a second nobody has any to lend
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 Append = Callable[[str, Clocks, int, Reading, bool], None]
@@ -233,51 +232,25 @@ class AdaptiveRun:
         auto = found.baseline.time_s, found.baseline.energy_j
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
         finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
-        total = np.zeros_like(belief.log_s)
         costs = prices(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
-        for price, plan in zip(costs.tolist(), plans, strict=True):
+        total = np.zeros_like(belief.log_s)
+        for budget, price, plan in zip(self._limits.slowdowns, costs.tolist(), plans, strict=True):
+            if found.exact:
+                total += _hoped(found, price, budget)
+                continue
             planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
             planned[planned == table.baseline] = -1
-            value = worth(
-                belief, found.counts, auto, price, planned, found.measurable, exact=found.exact
-            )
-            total += value.total
-        takes_s = np.vectorize(self._bench.takes_s)(np.exp(belief.log_s))
-        total /= takes_s
-        if found.exact:
-            taken = [[self._taken[k.name, c] > 0 for c in belief.settings] for k in self._kernels]
-            total[np.array(taken)] = 0.0
-            total = self._verifying(total, plans, np.array(taken) | ~found.can)
+            # A free core clock tells the fit nothing, however often it is asked.
+            locked = np.array([clocks.core_mhz is not None for clocks in belief.settings])
+            can = found.measurable & locked
+            total += worth(belief, found.counts, auto, price, planned, can).total
+        total /= np.vectorize(self._bench.takes_s)(np.exp(belief.log_s))
         best = total.argmax(axis=1)
         value = total.max(axis=1)
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
         order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
         wanted = [_Wanted(self._kernels[k], belief.settings[best[k]]) for k in order]
         return [*wanted, *self._reference(found)], sharp
-
-    def _verifying(
-        self, total: Floats, plans: Sequence[Ints | None], known: NDArray[np.bool_]
-    ) -> Floats:
-        """Return what samples are worth late in a campaign: first see whether the plan is true.
-
-        Args:
-            total: What they are worth otherwise. Shape (K, C).
-            plans: Setting of each kernel; ``None`` where there is none.
-            known: Entries that cannot tell anything new. Shape (K, C).
-        """
-        most = self._limits.max_samples
-        left = (most or 0) - sum(self._taken.values())
-        if most is None or left > _LAST_PART * most:
-            return total
-        planned = np.zeros_like(known)
-        for plan in plans:
-            if plan is not None:
-                kernels = np.flatnonzero(plan < known.shape[1])
-                planned[kernels, plan[kernels]] = True
-        unseen = planned & ~known
-        if not unseen.any():
-            return total
-        return np.where(unseen, total + 1e-9 * total.max(initial=1.0), 0.0)
 
     def _reference(self, found: Estimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
@@ -291,3 +264,12 @@ class AdaptiveRun:
     def _rests_on_baseline(self, found: Estimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
         return found.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
+
+
+def _hoped(found: Estimate, price: float, budget: float) -> Floats:
+    """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
+    auto = found.baseline.time_s, found.baseline.energy_j
+    about = found.belief, found.counts, auto
+    if price > _DEAR * auto[1].sum() / auto[0].sum():
+        return hope_alone(*about, budget, found.measurable)
+    return hope(*about, price, found.measurable)

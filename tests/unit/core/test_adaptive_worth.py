@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.adaptive import Worth, anchors, prices, worth
+from underclock.core.adaptive import Worth, anchors, hope, hope_alone, prices, worth
 from underclock.core.fit.belief import Belief
 from underclock.core.fit.rows import PER_KERNEL, Floats
 from underclock.core.fit.start import unknown_gpu
@@ -41,51 +41,98 @@ def _known(belief: Belief) -> Belief:
     )
 
 
-def _worth(belief: Belief, *, exact: bool = False, planned: int = 0, price: float = 50.0) -> Worth:
+_CAN = np.arange(_C) + np.zeros((_K, 1)) > 0
+
+
+def _auto(belief: Belief) -> tuple[Floats, Floats]:
     auto_s = np.exp(belief.log_s[:, -1])
-    return worth(
-        belief,
-        np.ones(_K),
-        (auto_s, 1.02 * auto_s * np.exp(belief.log_w[:, -1])),
-        price,
-        np.full(_K, planned),
-        np.arange(_C) + np.zeros((_K, 1)) > 0,
-        exact=exact,
-    )
+    return auto_s, 1.02 * auto_s * np.exp(belief.log_w[:, -1])
+
+
+def _worth(belief: Belief, *, planned: int = 0, price: float = 50.0) -> Worth:
+    return worth(belief, np.ones(_K), _auto(belief), price, np.full(_K, planned), _CAN)
+
+
+def _hope(belief: Belief, *, price: float = 50.0) -> Floats:
+    return hope(belief, np.ones(_K), _auto(belief), price, _CAN)
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1000), st.booleans(), st.integers(-1, _C - 1), st.floats(0.0, 1000.0))
+@given(st.integers(0, 1000), st.integers(-1, _C - 1), st.floats(0.0, 1000.0))
 def test_worth_is_never_negative_and_only_where_one_can_measure(
-    seed: int,
-    exact: bool,  # noqa: FBT001 - drawn
-    planned: int,
-    price: float,
+    seed: int, planned: int, price: float
 ) -> None:
-    found = _worth(_belief(seed), exact=exact, planned=planned, price=price)
+    found = _worth(_belief(seed), planned=planned, price=price)
 
-    for value in (found.choice, found.promise, found.total):
+    for value in (found.choice, found.promise, found.total, _hope(_belief(seed), price=price)):
         assert value.shape == (_K, _C)
         assert np.isfinite(value).all()
         assert (value >= 0).all()
         assert (value[:, 0] == 0).all()
 
 
-@given(st.integers(0, 1000), st.booleans())
-def test_what_is_known_is_worth_nothing(seed: int, exact: bool) -> None:  # noqa: FBT001 - drawn
-    found = _worth(_known(_belief(seed)), exact=exact, planned=2)
+@given(st.integers(0, 1000))
+def test_what_is_known_is_worth_nothing(seed: int) -> None:
+    known = _known(_belief(seed))
 
-    assert found.total == pytest.approx(0.0, abs=1e-12)
+    assert _worth(known, planned=2).total == pytest.approx(0.0, abs=1e-12)
+    assert (_hope(known) == 0).all()
 
 
 @given(st.integers(0, 1000))
-def test_an_exact_sample_is_worth_no_less_than_a_noisy_one(seed: int) -> None:
+def test_a_better_row_known_leaves_less_to_hope_for(seed: int) -> None:
     belief = _belief(seed)
-    exact, noisy = (_worth(belief, exact=exact, planned=2) for exact in (True, False))
+    open_ = np.arange(_C) != 2  # what column 2 costs is known
+    told = dataclasses.replace(
+        belief,
+        by_shared=belief.by_shared * open_[:, None],
+        by_kernel=belief.by_kernel * open_[:, None],
+        misfit=belief.misfit * open_,
+    )
+    better = dataclasses.replace(told, log_w=np.where(open_, told.log_w, told.log_w - 1.0))
 
-    # Which of two close ones is asked does not depend on noise.
-    assert (exact.promise >= noisy.promise - 1e-12).all()
-    assert (exact.choice >= noisy.choice - 1e-12).all()
+    assert (_hope(told)[:, 2] == 0).all()
+    assert (_hope(better) <= _hope(told) + 1e-12).all()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.floats(0.0, 0.2))
+def test_a_looser_budget_leaves_no_less_to_hope_for(seed: int, budget: float) -> None:
+    belief = _belief(seed)
+    args = belief, np.ones(_K), _auto(belief)
+    tight, loose = (hope_alone(*args, b, _CAN) for b in (budget, budget + 0.1))
+
+    assert (tight >= 0).all()
+    assert (tight[:, 0] == 0).all()
+    assert (loose >= tight - 1e-12).all()
+    assert (hope_alone(_known(belief), np.ones(_K), _auto(belief), budget, _CAN) == 0).all()
+
+
+def test_a_row_too_slow_to_keep_the_budget_alone_is_worth_nothing() -> None:
+    belief = _belief(5)
+    slow = dataclasses.replace(belief, log_s=belief.log_s + np.array([0.0, 5.0, 0.0, 0.0]))
+    auto = np.exp(belief.log_s[:, -1]), np.full(_K, 1e3)
+
+    found = hope_alone(slow, np.ones(_K), auto, 0.01, _CAN)
+
+    assert found[:, 1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_hope_is_the_mean_of_what_a_row_may_save() -> None:
+    belief = _known(_belief(3))
+    misfit = np.zeros((2, _K, _C))
+    misfit[1, :, 1] = 0.02**2  # of power, at one setting
+    belief = dataclasses.replace(
+        belief, log_s=np.zeros((_K, _C)), log_w=np.full((_K, _C), 4.0), misfit=misfit
+    )
+    auto = np.ones(_K), np.full(_K, math.exp(4.0))
+    drawn_j = math.exp(4.0) * (1.0 + 0.02 * np.random.default_rng(0).normal(size=400_000))
+    expected_j = np.maximum(math.exp(4.0) - drawn_j, 0.0).mean()
+
+    found = hope(belief, np.ones(_K), auto, 0.0, _CAN)
+
+    assert found[:, 1] == pytest.approx(expected_j, rel=0.01)
+    assert (np.delete(found, 1, axis=1) == 0).all()
 
 
 def test_a_promise_rests_on_what_is_planned_only() -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.core.fit.axes import alike
 from underclock.core.fit.model import Points, predict, slopes
 from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Ints, Rows
-from underclock.core.fit.solve import Solution, alike
+from underclock.core.fit.solve import Solution
 from underclock.records import Clocks
 
 _BATCH = 64  # kernels; bounds the memory that many settings take
@@ -166,6 +167,7 @@ def _predicted(
     by_kernel = by_kernel.reshape(2, *shape, PER_KERNEL)
     by_shared = by_shared.reshape(2, *shape, -1)
     misfit = np.empty_like(log)
+    apart, apart_rows = _apart(solution, at, log)
     bounds = rows.bounds
     for i, k in enumerate(kernels.tolist()):
         near = slice(bounds[k], bounds[k + 1])
@@ -188,7 +190,33 @@ def _predicted(
             by_kernel[c, i] -= weights @ solution.by_kernel[c, near]
             explained = shared2 * np.einsum("cr,cr->c", weights, common)
             misfit[c, i] = scale2 * np.maximum(shared2 - explained, 0.0)
+            # Where another explanation predicts something else, this one is not so sure.
+            doubt = apart[:, c, i] - apart_rows[:, c, near] @ weights.T
+            doubt2 = solution.likely[:, k, None] * doubt**2
+            misfit[c, i] += doubt2.max(axis=0, initial=0.0)
     return log, by_shared, by_kernel, misfit
+
+
+def _apart(solution: Solution, at: Points, log: Floats) -> tuple[Floats, Floats]:
+    """Return how far other explanations lie from the best.
+
+    Args:
+        solution: The fit.
+        at: Where, N kernels at C settings.
+        log: What the best predicts there. Shape (2, N, C).
+
+    Returns:
+        There, shape (M, 2, N, C), and at the rows, (M, 2, R).
+    """
+    how = solution.family, solution.shared
+    measured = Points.of(solution.rows)
+    fitted, _ = predict(*how, solution.kernels, solution.serial, measured)
+    there = np.empty((len(solution.others), *log.shape))
+    here = np.empty((len(solution.others), *fitted.shape))
+    for m, kernels in enumerate(solution.others):
+        there[m] = predict(*how, kernels, solution.serial, at)[0].reshape(log.shape) - log
+        here[m] = predict(*how, kernels, solution.serial, measured)[0] - fitted
+    return there, here
 
 
 def _under_cap(

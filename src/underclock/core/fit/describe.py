@@ -53,7 +53,7 @@ def fit_of(profile: Profile, *, at: Clocks | None = None) -> GpuFit:
     settings, column = _where(rows, known, at)
     belief = believe(solution, settings, temperature_c=temperature_of(profile))
     noise, misfit = solution.errors.noise, solution.errors.misfit
-    pooled = np.sqrt((left**2).mean(axis=1))
+    pooled = np.sqrt(np.average(left**2, weights=rows.windows, axis=1))
     return GpuFit(
         evidence=profile.evidence,
         gpu=profile.gpu,
@@ -126,8 +126,8 @@ def _left(rows: Rows, solution: Solution) -> Floats:
 
 
 def _rms(rows: Rows, left: Floats, known: Ints) -> Floats:
-    sums = np.add.reduceat(left**2, rows.bounds[known], axis=1)
-    found: Floats = np.sqrt(sums / np.diff(rows.bounds)[known])
+    sums = np.add.reduceat(rows.windows * left**2, rows.bounds[known], axis=1)
+    found: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
     return found
 
 

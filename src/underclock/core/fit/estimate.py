@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from underclock.core.costs import CostTable, cost_table
 from underclock.core.fit.belief import Belief, believe, with_means, with_measured
@@ -17,11 +18,15 @@ from underclock.core.fit.rows import Bools, Floats, Ints, Rows, rows_of
 from underclock.core.fit.solve import Solution
 from underclock.core.fit.start import unknown_gpu
 from underclock.core.fit.thin import fitted
-from underclock.core.promise import Baseline, Outlook, outlook
+from underclock.core.promise import ONE_SIDED, Baseline, Outlook, outlook
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, Evidence, Profile, Sample
 
 STEADY_C = 55.0
+_ONE_SIDE = 0.95
+# What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
+# an H200, differ by 0.027 % (docs/evidence/h200).
+_REPEATABLE = 2.7e-4
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
@@ -37,8 +42,9 @@ class Estimate:
         baseline: What auto costs.
         table: Expected costs; the baseline is its last setting.
         measurable: Which settings a kernel has an answer at. Shape (K, C).
-        can: Of these, the ones that can be planned: a kernel without rows, because all of its
-            samples ran at the power cap, say, only where it was measured. Shape (K, C).
+        can: Of these, the ones that can be planned. A kernel without rows, because all of its
+            samples ran at the power cap, say, only where it was measured; so is every kernel of a
+            table, of which another row costs nothing but a look. Shape (K, C).
         exact: Whether a measurement is the truth, as in a table that is replayed.
     """
 
@@ -87,7 +93,8 @@ def estimate(profile: Profile, *, baseline: Clocks | None = None) -> Estimate:
         belief = with_means(belief, unknown, log_s, log_w, repeats)
     counts = np.array([kernel.count for kernel in profile.kernels], dtype=np.float64)
     measurable = _measurable(profile, settings, rows.ceiling_mhz)
-    can = measurable & (np.isfinite(log_s) | ~unknown[:, None])
+    predicted = np.zeros_like(unknown) if exact else ~unknown
+    can = measurable & (np.isfinite(log_s) | predicted[:, None])
     at = measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
     time_s = np.where(can, np.exp(belief.log_s) * counts[:, None], math.inf)
@@ -194,6 +201,9 @@ def _auto_spread(
         # One kernel's noise stands for one window's; repeats, where there are some, say more.
         prior2, weight = float(np.median(variance)), 1.0
         off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
-        each2 = (weight * prior2 + off2) / (weight + len(values) - 1)
-        found.append(math.sqrt(each2 / len(values)))
-    return found[0], found[1]
+        freedom = weight + len(values) - 1
+        each2 = (weight * prior2 + off2) / freedom
+        # A scatter known from few runs: Student's t where the others have a normal distribution.
+        wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
+        found.append(wider * math.sqrt(each2 / len(values)))
+    return math.hypot(found[0], _REPEATABLE if whole else 0.0), found[1]

@@ -4,7 +4,7 @@ Shape letters: R rows, K kernels, M memory clocks.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name
 _PILE = 3  # kernels at the same greatest power, from which a cap is concluded
 _CONTRADICTION = 0.25  # repeats of one row lie within a few per cent of each other
 _KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
+_FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
 _USUAL_C = 55.0  # where no temperature was read; only differences between rows matter
 
 
@@ -75,9 +76,9 @@ class Rows:
 def rows_of(profile: Profile) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
-    Rows at the power cap are left out: their clocks are not what was asked for. So are rows at
-    auto, or locked higher than the GPU boosts: a clock that is free moves with temperature, and
-    what is read at a window's end is not its mean.
+    Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
+    higher than the GPU boosts. Rows at auto count little, and only for kernels with few others: a
+    clock that is free moves with temperature, and what is read at a window's end is not its mean.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
@@ -93,21 +94,26 @@ def rows_of(profile: Profile) -> Rows:
         or {UNKNOWN_MHZ}
     )
     limit_w, capped = _cap(profile)
+    ceiling = ceiling_mhz(profile.samples)
+    asked_mhz = [float(c.core_mhz) for c in (*profile.settings, *_asked(profile)) if c.core_mhz]
+    boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
     found: list[tuple[int, float, float, float, float, float, float]] = []
+    free: list[tuple[int, float, float, float, float, float, float]] = []
     for sample, at_cap in zip(profile.samples, capped, strict=True):
         core = sample.asked.core_mhz
-        if at_cap or core is None or not _holds(sample):
+        if at_cap or (core is not None and not _holds(sample)):
             continue
+        seen = sample.observed.core_mhz if sample.observed else None
         mem = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
-        found.append(
+        (free if core is None else found).append(
             (
                 index[sample.kernel],
-                float(core),
+                float(core or seen or boosted_mhz),
                 float(mem or memory[-1]),
                 math.log(sample.time_s),
                 math.log(sample.energy_j / sample.time_s),
                 _USUAL_C if sample.temperature_c is None else sample.temperature_c,
-                1.0,
+                _FREE_WINDOWS if core is None else 1.0,
             )
         )
     if not found:
@@ -123,6 +129,8 @@ def rows_of(profile: Profile) -> Rows:
             f"({shared} shared, {PER_KERNEL} of each kernel)",
             hint="measure more clock pairs, or more kernels",
         )
+    locked = Counter(row[0] for row in found)
+    found += [row for row in free if 0 < locked[row[0]] < PER_KERNEL]
     found.sort(key=lambda row: row[0])
     columns = np.array(found)
     return Rows(
@@ -137,7 +145,7 @@ def rows_of(profile: Profile) -> Rows:
         windows=columns[:, 6],
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
-        ceiling_mhz=ceiling_mhz(profile.samples),
+        ceiling_mhz=ceiling,
     )
 
 

@@ -1,9 +1,8 @@
 """The most likely parameters, and how sure they are: Gauss-Newton on kernels and shared at once.
 
 A kernel's parameters touch its own rows only, so the normal equations are an arrow: one small
-block a kernel, bordered by the shared parameters. What is left over of a row is noise of its own
-(`Errors.noise`) and a misfit it has in common with rows at like clocks (`Errors.misfit`); both are
-estimated too.
+block a kernel, bordered by the shared parameters. How large what is left over is (`axes.Errors`),
+and what kernels of a kind have in common, is estimated too.
 
 Shape letters: R rows, K kernels, L rows of the kernel with most, S shared parameters, P parameters
 of a kernel; a leading 2 is time and power.
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
+from underclock.core.fit.axes import Axes, Errors
 from underclock.core.fit.model import (
     CORE,
     DRAM,
@@ -25,10 +25,8 @@ from underclock.core.fit.model import (
     predict,
     slopes,
 )
-from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Ints, Rows
+from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Rows
 
-REACH = 0.2  # rows whose core clocks differ by this, as a logarithm, share most of their misfit
-ACROSS = 0.5  # correlation of the misfit at two memory clocks
 _ITERATIONS = 25
 _CONVERGED = 1e-4  # of the cost
 _SETTLED = 0.05  # and no parameter still wanted to move further
@@ -40,28 +38,17 @@ _CLEARLY = 3.0  # log-likelihood by which a kernel must be explained better
 _LEAST_SPREAD = np.array([0.4, 0.4, 1.0, 0.4])  # of the four parameters
 _TAIL = 3.0  # degrees of freedom of the habits' Student's t
 _STUCK = 1e6
+_PLAIN = PER_KERNEL + 1  # rows of a kernel that leave little doubt what bounds it
 _LEAN = 0.3  # on errors of half a per cent; keeps few rows from claiming less than they have
-# What may bound a kernel: shares of core, DRAM and fixed time.
+# What may bound a kernel: shares of core, DRAM and fixed time; and with one of them hardly there.
 _BOUNDS = ((0.97, 0.3, 0.02), (0.4, 0.97, 0.02), (0.8, 0.8, 0.02), (0.5, 0.5, 0.4))
+_WITHOUT = ((DRAM, (0.9, 0.1, 0.1)), (CORE, (0.1, 0.9, 0.1)))
 _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as logarithms
-    CORE: (math.log(0.7), 1.0),
-    DRAM: (math.log(0.6), 1.0),
+    CORE: (math.log(0.6), 1.3),
+    DRAM: (math.log(0.4), 1.5),
     FIXED: (math.log(0.005), 2.5),
     WORK: (math.log(0.4), 1.0),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """Standard deviations of what the model leaves over, as fractions. Each of shape (2,).
-
-    Attributes:
-        noise: Of a row, independent of every other.
-        misfit: Shared by rows of a kernel at like clocks.
-    """
-
-    noise: Floats
-    misfit: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +69,8 @@ class Solution:
         left: Residuals, logarithms of measured over predicted. Shape (2, R).
         by_shared: Derivatives at the rows by the shared, kernels held. Shape (2, R, S).
         by_kernel: Derivatives at the rows by the kernel's own. Shape (2, R, P).
+        others: Other parameters that explain a kernel's rows about as well. Shape (M, K, P).
+        likely: How likely those are, against the best. Shape (M, K).
     """
 
     rows: Rows
@@ -97,14 +86,8 @@ class Solution:
     left: Floats
     by_shared: Floats
     by_kernel: Floats
-
-
-def alike(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
-    """Return how much of their misfit points share, 0 to 1. Shape (len(core), len(other))."""
-    apart = (np.log(core_mhz)[:, None] - np.log(other_core)) / REACH
-    same = np.where(mem_mhz[:, None] == other_mem, 1.0, ACROSS)
-    shared: Floats = same * np.exp(-0.5 * apart**2)
-    return shared
+    others: Floats
+    likely: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +117,7 @@ class Fit:
         self.at = Points.of(rows)
         self.bounds = rows.bounds
         self.measured = np.stack([rows.log_s, rows.log_w])
-        self._place, self._turn, self._alike = self._eigen()
-        self._real, self._noisy = self._spaced()
+        self.axes = Axes(rows)
         self._shared_mean = family.start()
         self._shared_precision = family.spread() ** -2.0
         self._prior()
@@ -165,7 +147,7 @@ class Fit:
         self._learn_habits()
         self._choose_serial()
         self._converge_kernels()
-        self._estimate_scale(self._turned(self.measured - self._predicted()[0]))
+        self._estimate_scale(self.axes.turned(self.measured - self._predicted()[0]))
         return self.solution(found.shared_cov)
 
     def _predicted(self) -> tuple[Floats, Floats]:
@@ -173,31 +155,6 @@ class Fit:
 
     def _slopes(self) -> Floats:
         return slopes(self.family, self.shared, self.kernels, self.serial, self.at)
-
-    def _eigen(self) -> tuple[Ints, Floats, Floats]:
-        """Return axes in which the misfit of each kernel's rows is independent, and how much.
-
-        Returns:
-            Where each row stands when every kernel has as many rows as the one with most, shape
-            (R,); the axes, (K, L, L); and the misfit along each, (K, L).
-        """
-        counts = np.diff(self.bounds)
-        most = int(counts.max())
-        turn, share = np.zeros((len(counts), most, most)), np.zeros((len(counts), most))
-        for k, (low, high) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
-            core, mem = self.rows.core_mhz[low:high], self.rows.mem_mhz[low:high]
-            values, axes = np.linalg.eigh(alike(core, mem, core, mem))
-            share[k, : high - low] = np.maximum(values, 0.0)
-            turn[k, : high - low, : high - low] = axes.T
-        within = np.arange(len(self.rows.kernel)) - self.bounds[self.rows.kernel]
-        return self.rows.kernel * most + within, turn, share
-
-    def _spaced(self) -> tuple[Bools, Floats]:
-        """Return where axes are, and how much noise is along each. Shapes (K, L)."""
-        real, noisy = np.zeros(self._alike.size, dtype=bool), np.ones(self._alike.size)
-        real[self._place] = True
-        noisy[self._place] = 1.0 / self.rows.windows
-        return real.reshape(self._alike.shape), noisy.reshape(self._alike.shape)
 
     def _prior(self) -> None:
         """Lean each kernel on the usual shares of its own time and power."""
@@ -226,23 +183,10 @@ class Fit:
     def _linear(self) -> _Linear:
         at, by_kernel = self._predicted()
         return _Linear(
-            self._turned(self.measured - at), self._turned(self._slopes()), self._turned(by_kernel)
+            self.axes.turned(self.measured - at),
+            self.axes.turned(self._slopes()),
+            self.axes.turned(by_kernel),
         )
-
-    def _turned(self, values: Floats) -> Floats:
-        """Return what belongs to rows along the axes instead. Shape (2, K, L, ...)."""
-        kernels, most, _ = self._turn.shape
-        spaced = np.zeros((2, kernels * most, math.prod(values.shape[2:])))
-        spaced[:, self._place] = values.reshape(2, values.shape[1], -1)
-        turned: Floats = self._turn @ spaced.reshape(2, kernels, most, -1)
-        return turned.reshape(2, kernels, most, *values.shape[2:])
-
-    def _weights(self, errors: Errors, scale: Floats) -> Floats:
-        """Return the precision along each axis, zero where there is none. Shape (2, K, L)."""
-        noise2, misfit2 = errors.noise**2, errors.misfit**2
-        variance = noise2[:, None, None] * self._noisy + misfit2[:, None, None] * self._alike
-        found: Floats = self._real / (variance * scale[:, None] ** 2)
-        return found
 
     def _normal(self, linear: _Linear, weights: Floats) -> tuple[Floats, ...]:
         """Return blocks of the normal equations: A (K,P,P), B (K,P,S), C (S,S), their sides."""
@@ -269,7 +213,7 @@ class Fit:
         """Step until nothing moves."""
         damping, cost = 1e-3, self._cost()
         for _ in range(_ITERATIONS):
-            weights = self._weights(self.errors, self.scale)
+            weights = self.axes.weights(self.errors, self.scale)
             a, b, c, side_k, side_s = self._normal(self._linear(), weights)
             before = self.shared, self.kernels
             for _ in range(6):
@@ -297,11 +241,11 @@ class Fit:
         def unlikely(logs: Floats) -> float:
             sizes = np.exp(np.clip(logs, -9.5, 0.0))
             errors = Errors(noise=sizes[:2], misfit=sizes[2:])
-            weights = self._weights(errors, self.scale)
+            weights = self.axes.weights(errors, self.scale)
             a, b, c, *_ = self._normal(linear, weights)
             rest = c - np.einsum("kps,kpt->st", b, np.linalg.solve(a, b))
             spent = np.linalg.slogdet(a)[1].sum() + np.linalg.slogdet(rest)[1]
-            fit = (weights * linear.left**2).sum() - np.log(weights[:, self._real]).sum()
+            fit = (weights * linear.left**2).sum() - np.log(weights[:, self.axes.real]).sum()
             return float(0.5 * (fit + spent) + _LEAN * ((logs + 5.0) ** 2).sum())
 
         start = np.log(np.concatenate([self.errors.noise, self.errors.misfit]))
@@ -312,7 +256,7 @@ class Fit:
 
     def _estimate_scale(self, left: Floats) -> None:
         """Find by how much each kernel is off more than the others."""
-        weights = self._weights(self.errors, np.ones_like(self.scale))
+        weights = self.axes.weights(self.errors, np.ones_like(self.scale))
         surprise = (weights * left**2).sum(axis=(0, 2))
         freedom = np.maximum(2.0 * np.diff(self.bounds) - PER_KERNEL, 0.0)
         self.scale = np.sqrt((_FREEDOM + surprise) / (_FREEDOM + freedom))
@@ -320,13 +264,16 @@ class Fit:
     def _learn_habits(self) -> None:
         """Let kernels of a kind lean on one another."""
         share = self.kernels - self._unit
+        unsure2 = np.diagonal(np.linalg.inv(self._curvature()), axis1=1, axis2=2)
         known = np.diff(self.bounds) > 0
         for kind in np.unique(self.rows.kinds):
             mine = (self.rows.kinds == kind) & known
             if mine.sum() < _KNOWN:
                 continue
             middle = np.median(share[mine], axis=0)
-            spread = 1.5 * np.median(np.abs(share[mine] - middle), axis=0)
+            apart = 1.5 * np.median(np.abs(share[mine] - middle), axis=0)
+            # Kernels whose rows do not tell lie where they were expected: no sign they are alike.
+            spread = np.sqrt(apart**2 + np.median(unsure2[mine], axis=0))
             of_kind = self.rows.kinds == kind
             self._mean[of_kind] = self._unit[of_kind] + middle
             self._spread[of_kind] = np.maximum(spread, _LEAST_SPREAD)
@@ -338,15 +285,41 @@ class Fit:
         """
         best, cost = self.kernels, self._kernel_costs()
         for shares in _BOUNDS:
-            self.kernels = self._mean.copy()
-            self.kernels[:, [CORE, DRAM, FIXED]] = self._unit[:, [CORE, DRAM, FIXED]] + np.log(
-                shares
-            )
+            self._guess(shares)
             self._converge_kernels()
             now = self._kernel_costs()
             best = np.where((now < cost)[:, None], self.kernels, best)
             cost = np.minimum(now, cost)
         self.kernels = best
+
+    def _guess(self, shares: tuple[float, float, float]) -> None:
+        """Begin with shares of core, DRAM and fixed time."""
+        self.kernels = self._mean.copy()
+        parts = [CORE, DRAM, FIXED]
+        self.kernels[:, parts] = self._unit[:, parts] + np.log(shares)
+
+    def _others(self) -> tuple[Floats, Floats]:
+        """Return what else may explain each kernel's rows, and how likely that is."""
+        if np.diff(self.bounds).min() >= _PLAIN:
+            return np.empty((0, *self.kernels.shape)), np.empty((0, len(self.kernels)))
+        best, least = self.kernels, self._kernel_costs()
+        found, likely = [], []
+        for held, shares in (*((None, shares) for shares in _BOUNDS), *_WITHOUT):
+            self._guess(shares)
+            self._converge_kernels(held)
+            odds = np.exp(np.clip(least - self._kernel_costs(), -50.0, 0.0))
+            found.append(self.kernels)
+            likely.append(odds / (1.0 + odds))
+        self.kernels = best
+        return np.array(found), np.array(likely)
+
+    def _curvature(self) -> Floats:
+        """Return the precision of each kernel's parameters, the shared held. Shape (K, P, P)."""
+        _, by_kernel = self._predicted()
+        by = self.axes.turned(by_kernel)
+        weights = self.axes.weights(self.errors, self.scale)
+        found: Floats = (by.swapaxes(-1, -2) * weights[..., None, :] @ by).sum(axis=0)
+        return found + self._pull()[:, :, None] * np.eye(PER_KERNEL)
 
     def _choose_serial(self) -> None:
         """Let a kernel add its parts where that explains its rows clearly better."""
@@ -361,8 +334,8 @@ class Fit:
         self.serial = np.where(switch, self.serial, kept[2])
 
     def _kernel_costs(self) -> Floats:
-        left = self._turned(self.measured - self._predicted()[0])
-        own = (self._weights(self.errors, self.scale) * left**2).sum(axis=(0, 2))
+        left = self.axes.turned(self.measured - self._predicted()[0])
+        own = (self.axes.weights(self.errors, self.scale) * left**2).sum(axis=(0, 2))
         found: Floats = 0.5 * own + self._unusual()
         return found
 
@@ -381,19 +354,23 @@ class Fit:
         found: Floats = self._spread**-2.0 / (1.0 + away / _TAIL)
         return found
 
-    def _converge_kernels(self) -> None:
-        """Step each kernel by itself, the shared parameters held."""
+    def _converge_kernels(self, held: int | None = None) -> None:
+        """Step each kernel by itself, the shared parameters held, and maybe one of its own."""
         damping = np.full(len(self.rows.names), 1e-2)
         cost = self._kernel_costs()
-        weights = self._weights(self.errors, self.scale)
+        weights = self.axes.weights(self.errors, self.scale)
         for _ in range(_ITERATIONS):
             at, by_kernel = self._predicted()
-            left, by = self._turned(self.measured - at), self._turned(by_kernel)
+            if held is not None:
+                by_kernel[..., held] = 0.0
+            left, by = self.axes.turned(self.measured - at), self.axes.turned(by_kernel)
             precision = self._pull()
             weighed = by.swapaxes(-1, -2) * weights[..., None, :]
             a = (weighed @ by).sum(axis=0) + precision[:, :, None] * np.eye(PER_KERNEL)
             side = (weighed @ left[..., None]).sum(axis=0)[..., 0]
             side += precision * (self._mean - self.kernels)
+            if held is not None:
+                side[:, held] = 0.0
             diagonal = np.einsum("kpp->kp", a) * damping[:, None]
             step = np.linalg.solve(a + diagonal[:, :, None] * np.eye(PER_KERNEL), side[..., None])
             step = np.clip(step[..., 0], -_LONGEST_STEP, _LONGEST_STEP)
@@ -413,12 +390,15 @@ class Fit:
         at, by_kernel = self._predicted()
         by_shared = self._slopes()
         left = self.measured - at
-        linear = _Linear(self._turned(left), self._turned(by_shared), self._turned(by_kernel))
-        a, b, c, *_ = self._normal(linear, self._weights(self.errors, self.scale))
+        linear = _Linear(
+            self.axes.turned(left), self.axes.turned(by_shared), self.axes.turned(by_kernel)
+        )
+        a, b, c, *_ = self._normal(linear, self.axes.weights(self.errors, self.scale))
         kernel_cov = np.asarray(np.linalg.inv(a), dtype=np.float64)
         gain = -kernel_cov @ b
         if shared_cov is None:
             shared_cov = np.linalg.inv(c + np.einsum("kps,kpt->st", b, gain))
+        others, likely = self._others()
         return Solution(
             rows=self.rows,
             family=self.family,
@@ -433,6 +413,8 @@ class Fit:
             left=left,
             by_shared=by_shared,
             by_kernel=by_kernel,
+            others=others,
+            likely=likely,
         )
 
 

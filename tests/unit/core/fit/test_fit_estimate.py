@@ -154,6 +154,7 @@ def test_a_replayed_table_answers_exactly_where_it_was_asked() -> None:
                 assert found.table.energy_j[k, c] == pytest.approx(2 * taken[name, clocks])
             else:
                 assert variance[k, c] > 0.0
+            assert found.can[k, c] == ((name, clocks) in taken)  # another row is a look away
 
 
 def test_settings_without_an_answer_are_not_planned() -> None:
@@ -181,6 +182,23 @@ def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
         spreads.append(estimate(profile).baseline.spread)
         assert temperature_of(profile) == 70.0
     assert spreads[0] > spreads[1] > spreads[2]
+    assert spreads[2][0] > 2.7e-4  # no number of repeats makes a step's time surer than that
+
+
+def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
+    base = _profile()
+    table = estimate(base).table
+    ratios = []
+    for runs in (3, 30):
+        apart = np.where(np.arange(runs) % 2, 1.02, 0.98)
+        whole = tuple(
+            Sample(kernel="w", time_s=x, energy_j=x * table.auto_energy_j, repeat=i)
+            for i, x in enumerate(apart.tolist())
+        )
+        found = estimate(msgspec.structs.replace(base, in_situ=whole)).baseline
+        ratios.append(found.spread[1] / (np.std(apart, ddof=1) / math.sqrt(runs)))
+    assert ratios[0] > 1.1 * ratios[1]
+    assert ratios[1] == pytest.approx(1.0, abs=0.1)
 
 
 def test_without_a_temperature_read_a_usual_one_is_taken() -> None:

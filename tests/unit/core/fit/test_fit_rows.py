@@ -51,6 +51,33 @@ def _grid(kernel: str, **more: object) -> list[Sample]:
     return [_sample(kernel, core, mem, **more) for mem in _MEMS for core in _CORES]
 
 
+def test_auto_counts_a_little_for_kernels_with_few_rows_only() -> None:
+    few, none = [_sample("few", 900), _sample("few", 1500, 5001)], [_sample("none", None, None)]
+    autos = [
+        _sample("many", None, None, observed=Clocks(core_mhz=1725, mem_mhz=9251)),
+        _sample("few", None, None, observed=Clocks(core_mhz=1740, mem_mhz=9251)),
+        _sample("capped", None, None, event_reasons=POWER_CAP_REASON),
+    ]
+    rows = rows_of(_profile([*_grid("many"), *few, *none, _sample("capped", 600), *autos]))
+
+    assert rows.names == ("many", "few", "none", "capped")
+    assert np.diff(rows.bounds).tolist() == [10, 3, 0, 1]
+    assert sorted(rows.core_mhz[10:13].tolist()) == [900.0, 1500.0, 1740.0]
+    assert sorted(rows.windows[10:13].tolist()) == [0.04, 1.0, 1.0]
+    assert (rows.windows[:10] == 1.0).all()
+
+
+def test_auto_ran_at_the_fastest_clocks_listed_where_nobody_looked() -> None:
+    profile = _profile(
+        [*_grid("a"), _sample("b", 900), _sample("b", None, None)],
+        settings=(Clocks(core_mhz=2010, mem_mhz=9251),),
+    )
+    rows = rows_of(profile)
+
+    assert rows.core_mhz[rows.kernel == 1].tolist() == [900.0, 2010.0]
+    assert rows.mem_mhz[rows.kernel == 1].tolist() == [9251.0, 9251.0]
+
+
 def test_every_row_keeps_its_clocks_and_its_costs() -> None:
     samples = [*_grid("b", temperature_c=70.0), *_grid("a", time_s=2.0)]
     rows = rows_of(_profile(samples))

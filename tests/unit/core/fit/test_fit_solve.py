@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from underclock.core.fit.axes import Axes, Errors, alike
 from underclock.core.fit.model import Points, Shared, predict, slopes
 from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Rows
-from underclock.core.fit.solve import Fit, Solution, alike
+from underclock.core.fit.solve import Fit, Solution
 from underclock.core.fit.start import unknown_gpu
 from underclock.core.fit.thin import fitted
 from underclock.physics.constants import KernelConstants
@@ -150,6 +151,64 @@ def test_alike_is_a_correlation(points: list[tuple[float, float]]) -> None:
     assert np.diag(found) == pytest.approx(1.0)
     assert found == pytest.approx(found.T)
     assert np.linalg.eigvalsh(found).min() > -1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1))
+def test_along_the_axes_rows_weigh_as_their_covariance_says(
+    seed: int, noise: float, misfit: float
+) -> None:
+    random = np.random.default_rng(seed)
+    drawn = _truth(3, seed, cores=4).rows
+    chosen = np.sort(random.choice(len(drawn.kernel), 14, replace=False))
+    rows = dataclasses.replace(_some(drawn, chosen), windows=random.uniform(0.01, 3.0, 14))
+    errors = Errors(noise=np.array([noise, 0.01]), misfit=np.array([misfit, 0.02]))
+    scale = random.uniform(0.5, 2.0, 3)
+    left = random.normal(0.0, 1.0, (2, 14))
+
+    axes = Axes(rows)
+    found = (axes.weights(errors, scale) * axes.turned(left) ** 2).sum(axis=2)
+
+    for k in range(3):
+        mine = rows.kernel == k
+        where = rows.core_mhz[mine], rows.mem_mhz[mine]
+        for q in range(2):
+            shared = errors.misfit[q] ** 2 * alike(*where, *where)
+            own = np.diag(errors.noise[q] ** 2 / rows.windows[mine])
+            expected = left[q, mine] @ np.linalg.solve(shared + own, left[q, mine])
+            assert found[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
+
+
+def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> None:
+    # Of the first kernel a row at the fastest clocks and one at a slower core clock.
+    first = np.flatnonzero(truth.rows.kernel == 0)[[20, 23]]
+    rest = np.flatnonzero(truth.rows.kernel != 0)
+    found = Fit(_some(truth.rows, np.concatenate([first, rest])), _FAMILY).run()
+
+    assert found.others.shape == (6, 12, PER_KERNEL)
+    assert found.likely.shape == (6, 12)
+    assert ((found.likely >= 0) & (found.likely <= 0.5)).all()
+    away = np.abs(found.others[:, 0] - found.kernels[0]).max(axis=1)
+    assert (found.likely[away > 0.5, 0] > 0.05).any()  # something else explains it nearly as well
+    sure = np.abs(found.others - found.kernels).max(axis=2) > 0.5
+    assert found.likely[:, 1:][sure[:, 1:]].max() < found.likely[:, 0][away > 0.5].max()
+
+
+def test_enough_rows_leave_no_doubt(solution: Solution) -> None:
+    assert solution.others.shape == (0, 12, PER_KERNEL)
+
+
+def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
+    truth = _truth(12, 0)
+    fastest = np.flatnonzero(np.arange(len(truth.rows.kernel)) % 24 == 23)
+    told = np.flatnonzero(truth.rows.kernel >= 6)
+    rows = _some(truth.rows, np.unique(np.concatenate([fastest, told])))
+    alike_kinds = dataclasses.replace(rows, kinds=(np.arange(12) >= 6).astype(np.int64))
+    found = Fit(alike_kinds, _FAMILY).run()
+    sizes = np.sqrt(np.diagonal(found.kernel_cov, axis1=1, axis2=2))
+
+    # Six kernels with a single row each: each part of theirs may still be a fraction or a multiple.
+    assert (sizes[:6, 1] > 0.7).all()
 
 
 def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, solution: Solution) -> None:
