@@ -74,7 +74,7 @@ def outcome(problem: Problem, taken: Sequence[Row] | Profile, budget: float) -> 
         profile, rows = taken, problem.rows_of(taken)
     else:
         profile, rows = problem.take(taken), list(dict.fromkeys(taken))
-    cost = problem.executed(profile, budget, raw=profile is not taken)
+    cost = problem.executed(profile, budget, raw=None if profile is taken else True)
     return Outcome(
         taken=len(rows),
         gpu_s=problem.gpu_s(rows),

@@ -106,13 +106,13 @@ class Problem:
         changes = 1 + sum(a[1] != b[1] for a, b in itertools.pairwise(rows))
         return self.warm_s + sum(each_s[row] for row in rows) + PAPER.settle_s * changes
 
-    def executed(self, profile: Profile, max_slowdown: float, *, raw: bool) -> Cost:
+    def executed(self, profile: Profile, max_slowdown: float, *, raw: bool | None) -> Cost:
         """Plan on a profile, and return what the plan costs in truth.
 
         Args:
             profile: What a search took.
             max_slowdown: Time budget.
-            raw: Whether each row is taken for the truth; else a model is fitted to all.
+            raw: Whether each row is taken for the truth; ``None`` as `plan` decides by itself.
         """
         auto = Cost(
             time_s=self.costs.auto_time_s,
