@@ -1,0 +1,316 @@
+"""What was decided: choices of clocks, what they cost, and schedules that a GPU can follow."""
+
+from enum import StrEnum
+from typing import Self
+
+from underclock.records.common import SCHEMA, Clocks, Evidence, Record, check_positive
+from underclock.records.measured import GpuInfo
+from underclock.records.work import Kernel
+
+
+class Objective(StrEnum):
+    """What a plan minimises."""
+
+    WASTE = "waste"  # energy, while total time stays within the budget
+    EDP = "edp"  # energy x time
+    ED2P = "ed2p"  # energy x time squared
+    ENERGY = "energy"  # energy, whatever the time
+
+
+class Granularity(StrEnum):
+    """What gets clocks of its own."""
+
+    KERNEL = "kernel"
+    PASS = "pass"  # noqa: S105 - of a training step, not a password
+    STEP = "step"  # one fixed clock pair for the whole step
+
+
+class Aggregate(StrEnum):
+    """Who keeps the time budget: all together, or each alone."""
+
+    GLOBAL = "global"
+    LOCAL = "local"
+
+
+class Status(StrEnum):
+    """How a choice came about; the value is the sentence shown to the user."""
+
+    BASELINE = "baseline: nothing is set"
+    GIVEN = "given: costed, not chosen"
+    OPTIMAL = "optimal"
+    BOUNDED = "feasible; optimal within the stated gap"
+    INFEASIBLE = "no choice of clocks meets the time budget; raise it"
+
+
+class Choice(Record, frozen=True, kw_only=True):
+    """Clocks chosen for one kernel and what they do to it, as fractions of its auto cost."""
+
+    core_mhz: int | None
+    mem_mhz: int | None
+    time_change: float
+    energy_change: float
+
+    @property
+    def clocks(self) -> Clocks:
+        """The chosen pair."""
+        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+
+class Cost(Record, frozen=True, kw_only=True):
+    """What a choice of clocks costs per step, and against auto as a fraction of it."""
+
+    time_s: float
+    energy_j: float
+    time_change: float
+    energy_change: float
+
+
+class Arm(Record, frozen=True, kw_only=True):
+    """What one way of choosing clocks costs per step.
+
+    Attributes:
+        name: ``auto``, ``best_fixed``, ``pass``, ``kernel_local``, ``kernel_global`` or
+            ``achievable``.
+        time_s: Per step; ``None`` when infeasible.
+        energy_j: Per step; ``None`` when infeasible.
+        time_change: Fraction of auto; ``None`` when infeasible.
+        energy_change: Fraction of auto; ``None`` when infeasible.
+        status: How the choice came about.
+        gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
+            was optimised or nothing found.
+        time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
+            costs are taken as measured, without a fit.
+        energy_interval: Likewise of ``energy_change``.
+    """
+
+    name: str
+    time_s: float | None
+    energy_j: float | None
+    time_change: float | None
+    energy_change: float | None
+    status: Status
+    gap: float | None
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, name: str, cost: Cost | None, status: Status, gap: float | None = None) -> Self:
+        """Build an arm from a cost; ``None`` where nothing feasible was found."""
+        return cls(
+            name=name,
+            time_s=cost.time_s if cost else None,
+            energy_j=cost.energy_j if cost else None,
+            time_change=cost.time_change if cost else None,
+            energy_change=cost.energy_change if cost else None,
+            status=status,
+            gap=gap,
+        )
+
+    @property
+    def cost(self) -> Cost | None:
+        """Return the four numbers together; ``None`` when infeasible."""
+        if (
+            self.time_s is None
+            or self.energy_j is None
+            or self.time_change is None
+            or self.energy_change is None
+        ):
+            return None
+        return Cost(
+            time_s=self.time_s,
+            energy_j=self.energy_j,
+            time_change=self.time_change,
+            energy_change=self.energy_change,
+        )
+
+
+class Closure(Record, frozen=True, kw_only=True):
+    """Isolated kernels summed, against the step as it really runs, at auto clocks.
+
+    Attributes:
+        time: Isolated sum over in-situ time.
+        energy: Isolated sum over in-situ energy.
+    """
+
+    time: float
+    energy: float
+
+
+class Segment(Record, frozen=True, kw_only=True):
+    """A stretch of a step's launches at one pair of clocks.
+
+    Attributes:
+        launches: How many.
+        core_mhz: Core clock; ``None`` is auto.
+        mem_mhz: Memory clock, likewise.
+    """
+
+    launches: int
+    core_mhz: int | None
+    mem_mhz: int | None
+
+    def __post_init__(self) -> None:
+        """Reject empty stretches and impossible clocks."""
+        check_positive(self, "launches", "core_mhz", "mem_mhz")
+
+    @property
+    def clocks(self) -> Clocks:
+        """The pair."""
+        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+
+class ClockSchedule(Record, frozen=True, kw_only=True):
+    """Clocks over the launches of a step, round and round.
+
+    Attributes:
+        segments: In launch order; the last and the first may be one stretch round the end.
+        switches: Changes in one round.
+        latency: Which switching latency it keeps, in words.
+    """
+
+    segments: tuple[Segment, ...]
+    switches: int
+    latency: str
+
+
+class LatencyPoint(Record, frozen=True, kw_only=True):
+    """What can be achieved on a GPU whose clocks take a given time to change.
+
+    Attributes:
+        latency_s: From call to new clock, of every change.
+        time_change: Fraction of auto; ``None`` where no schedule was found.
+        energy_change: Fraction of auto; ``None`` where no schedule was found.
+        switches: In one step; ``None`` where no schedule was found.
+        gap: How far the energy may be from the least, as a fraction; ``None`` likewise.
+        hardware: Known hardware with about that latency; empty for none.
+    """
+
+    latency_s: float
+    time_change: float | None
+    energy_change: float | None
+    switches: int | None
+    gap: float | None
+    hardware: str = ""
+
+
+class Proposal(Record, frozen=True, kw_only=True):
+    """A way to run a step that makes switching pay, planned as if it were done.
+
+    Attributes:
+        name: What would be done.
+        needs: What it takes.
+        time_change: Fraction of the same step's auto time.
+        energy_change: Fraction of its auto energy.
+        switches: In one such step.
+    """
+
+    name: str
+    needs: str
+    time_change: float
+    energy_change: float
+    switches: int
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """Clocks per kernel, what they promise, and what that rests on.
+
+    Attributes:
+        evidence: Of every number in the plan.
+        gpu: The GPU the plan is valid for.
+        workload: Name of the step or table.
+        fingerprint: Of the step; ``None`` for a table.
+        objective: What was minimised.
+        max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
+        granularity: What got clocks of its own in the chosen arm.
+        aggregate: Who kept the budget in the chosen arm.
+        baseline: The clocks called auto; other than auto/auto where a table has no such row.
+        chosen: Name of the arm whose clocks are in ``kernels``.
+        arms: The ways compared, in order of freedom.
+        kernels: Clocks per kernel of the chosen arm.
+        fixed: The best fixed clock pair; ``None`` when infeasible.
+        frontier: Choices no mixture of others beats in both time and energy, at the chosen
+            granularity, fastest first.
+        closure: Isolated sum against in situ; ``None`` where the step was not run whole.
+        runs: What the step runs, with counts.
+        order: The launch sequence, as indices into ``runs``; empty when unknown.
+        source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
+        latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
+        proposals: What longer segments would bring, greatest saving first; empty likewise.
+        warnings: Sentences the reader must see beside the numbers.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    fingerprint: str | None = None
+    objective: Objective
+    max_slowdown: float | None
+    granularity: Granularity
+    aggregate: Aggregate
+    baseline: Clocks
+    chosen: str
+    arms: tuple[Arm, ...]
+    kernels: dict[str, Choice]
+    fixed: Clocks | None
+    frontier: tuple[Cost, ...] = ()
+    closure: Closure | None = None
+    runs: tuple[Kernel, ...] = ()
+    order: tuple[int, ...] = ()
+    source: str = ""
+    schedule: ClockSchedule | None = None
+    latency_curve: tuple[LatencyPoint, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject a plan whose chosen arm is missing or infeasible."""
+        if all(arm.name != self.chosen or arm.cost is None for arm in self.arms):
+            raise ValueError(f"the chosen arm {self.chosen!r} has no costs")
+
+    @property
+    def promise(self) -> Cost:
+        """What the chosen arm says the plan costs."""
+        cost = self.arm(self.chosen).cost
+        if cost is None:
+            raise AssertionError("checked when the plan was made")
+        return cost
+
+    def arm(self, name: str) -> Arm:
+        """Return the arm of that name.
+
+        Raises:
+            KeyError: No such arm.
+        """
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise KeyError(name)
+
+
+class Score(Record, frozen=True, kw_only=True):
+    """What a plan really costs on a full table, in a plan's own terms.
+
+    Attributes:
+        time_s: Per step, under the plan's clocks.
+        energy_j: Per step, under the plan's clocks.
+        time_change: Fraction of the table's auto cost.
+        energy_change: Fraction of the table's auto cost.
+        promised_time_change: What the plan said.
+        promised_energy_change: What the plan said.
+        arms: The table's ``auto`` and the plan's chosen arm, costed on the table.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    plan: str
+    time_s: float
+    energy_j: float
+    time_change: float
+    energy_change: float
+    promised_time_change: float
+    promised_energy_change: float
+    arms: tuple[Arm, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,107 @@
+"""What became of a plan that was executed."""
+
+from enum import StrEnum
+
+from underclock.records.common import SCHEMA, Clocks, Evidence, Record
+from underclock.records.measured import GpuInfo
+
+
+class Spread(Record, frozen=True, kw_only=True):
+    """A quantity over all pairs of repeats.
+
+    Attributes:
+        mean: Mean over the pairs.
+        best: Least value: the pair most in the plan's favour.
+        worst: Greatest value.
+    """
+
+    mean: float
+    best: float
+    worst: float
+
+
+MOST_REPEATS = 1000  # more than anybody runs: where these would not decide, no number is named
+
+
+class Verdict(StrEnum):
+    """Whether a plan kept its promise."""
+
+    KEPT = "kept"
+    NOT_KEPT = "not kept"
+    INCONCLUSIVE = "inconclusive"
+
+
+class OtherArm(Record, frozen=True, kw_only=True):
+    """A simpler way of choosing clocks, run in turns with auto and plan, and compared with auto.
+
+    Attributes:
+        name: As of an `Arm`: ``best_fixed``.
+        clocks: What it holds for the whole step.
+        time_s: One total per repeat.
+        energy_j: One total per repeat.
+        time_change: Against auto, over all pairs.
+        energy_change: Likewise.
+        time_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
+        energy_interval: Likewise.
+    """
+
+    name: str
+    clocks: Clocks
+    time_s: tuple[float, ...]
+    energy_j: tuple[float, ...]
+    time_change: Spread
+    energy_change: Spread
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
+
+
+class Validation(Record, frozen=True, kw_only=True):
+    """Auto and plan measured again, every auto run paired with every plan run.
+
+    Files of older versions have no verdict, nor anything it rests on.
+
+    Attributes:
+        repeats: Runs of each arm.
+        auto_time_s: One total per repeat. So the other three.
+        time_change: Plan against auto over all ``repeats``² pairs.
+        energy_change: Likewise.
+        promised_time_change: What the plan said.
+        promised_energy_change: What the plan said.
+        pairs_keeping_energy: Pairs that save at least the promised energy.
+        pairs_keeping_time: Pairs no slower than the plan's budget allows; ``None`` where time was
+            free.
+        time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
+            runs tell no spread.
+        energy_interval: Likewise, of energy.
+        max_slowdown: The plan's time budget; ``None`` where time was free.
+        tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
+        verdict: Whether the promise held; ``None`` in older files.
+        further_repeats: About how many more repeats would decide; ``None`` where the verdict is
+            known, nothing can be said, or no reasonable number would do.
+        others: What ran in turns with auto and plan besides.
+    """
+
+    schema: int = SCHEMA
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    chosen: str
+    repeats: int
+    auto_time_s: tuple[float, ...]
+    auto_energy_j: tuple[float, ...]
+    plan_time_s: tuple[float, ...]
+    plan_energy_j: tuple[float, ...]
+    time_change: Spread
+    energy_change: Spread
+    promised_time_change: float
+    promised_energy_change: float
+    pairs_keeping_energy: int
+    pairs_keeping_time: int | None
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
+    max_slowdown: float | None = None
+    tolerance: float | None = None
+    verdict: Verdict | None = None
+    further_repeats: int | None = None
+    others: tuple[OtherArm, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,139 @@
+"""What runs: kernels, and the step they make up."""
+
+import hashlib
+import math
+from collections import Counter
+from enum import StrEnum
+
+import msgspec
+
+from underclock.records.common import SCHEMA, Record, check_positive
+
+
+class Pass(StrEnum):
+    """The part of a training step that a kernel belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+class Kind(StrEnum):
+    """What a kernel mostly does: matrix products, or moving memory."""
+
+    GEMM = "gemm"
+    MEMORY = "mem"
+
+
+class Launch(Record, frozen=True, kw_only=True):
+    """How a traced kernel is launched, and by what: all that decides its cost but the GPU.
+
+    Attributes:
+        function: Demangled name of the GPU function; ``memset`` or ``copy`` where none runs.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        shared_bytes: Dynamic shared memory of a block.
+        attributes: Launch attributes that are not at their default, as text.
+        operator: Innermost operator that launched it; empty when unknown.
+        shapes: Its input tensors as ``dtype[sizes]``, strides added where they are not dense.
+        module: Path of the module it ran for, every layer number a ``*``; empty when unknown.
+        served_by: Memsets and copies that run before it on its behalf.
+        identity: Hash under which equal invocations share measurements.
+    """
+
+    function: str
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    attributes: str = ""
+    operator: str = ""
+    shapes: str = ""
+    module: str = ""
+    served_by: tuple[str, ...] = ()
+    identity: str
+
+
+class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
+    """One distinct kernel of a step and how often the step runs it.
+
+    Attributes:
+        name: Unique within its step.
+        kind: What bounds it by design; ``None`` when unknown.
+        pass_: Part of the step (``pass`` in files).
+        section: Finer part of the step, in the workload's own words.
+        shape: Problem size as text, e.g. ``6144x40960x2048``.
+        count: Invocations per step.
+        flops: Floating-point operations of one invocation; ``None`` when unknown.
+        bytes_moved: Least bytes of DRAM traffic of one invocation; ``None`` when unknown.
+        launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
+    """
+
+    name: str
+    kind: Kind | None = None
+    pass_: Pass = Pass.OTHER
+    section: str = ""
+    shape: str = ""
+    count: int = 1
+    flops: float | None = None
+    bytes_moved: float | None = None
+    launch: Launch | None = None
+
+    def __post_init__(self) -> None:
+        """Reject nameless kernels and impossible quantities."""
+        if not self.name:
+            raise ValueError("a kernel needs a name")
+        check_positive(self, "count", "bytes_moved")
+        if self.flops is not None and not (self.flops >= 0 and math.isfinite(self.flops)):
+            raise ValueError(f"flops must be finite and not negative, got {self.flops}")
+
+
+class Step(Record, frozen=True, kw_only=True):
+    """The kernels of one training step.
+
+    Attributes:
+        name: Workload name.
+        kernels: Distinct kernels, in order of first launch.
+        order: The launch sequence, as indices into ``kernels``.
+        parameters: What the workload was built with (batch, sequence, …).
+        source: ``FILE.py:FUNCTION`` of a traced step, to run it again; empty for any other.
+        obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
+        warnings: Sentences the reader must see beside the trace.
+    """
+
+    schema: int = SCHEMA
+    name: str
+    kernels: tuple[Kernel, ...]
+    order: tuple[int, ...]
+    parameters: dict[str, int] = msgspec.field(default_factory=dict)
+    source: str = ""
+    obstacle: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject steps whose order and counts disagree, or whose names repeat."""
+        if not self.kernels:
+            raise ValueError("a step needs at least one kernel")
+        twice = [n for n, c in Counter(k.name for k in self.kernels).items() if c > 1]
+        if twice:
+            raise ValueError(f"kernel names must be unique; repeated: {twice[0]!r}")
+        counts = Counter(self.order)
+        for index, kernel in enumerate(self.kernels):
+            if counts[index] != kernel.count:
+                raise ValueError(
+                    f"{kernel.name!r} has count {kernel.count} but is launched {counts[index]} x"
+                )
+        if len(counts) != len(self.kernels):
+            raise ValueError("the launch order names a kernel that is not listed")
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of everything that decides the step's cost."""
+        kernels = msgspec.to_builtins(self.kernels)
+        for kernel in kernels:
+            # Steps that were never traced keep the fingerprint they had before tracing existed.
+            if kernel["launch"] is None:
+                del kernel["launch"]
+        body = msgspec.json.encode((kernels, self.order))
+        return hashlib.sha256(body).hexdigest()[:16]
