@@ -22,7 +22,8 @@ from underclock.core.fit.rows import rows_of
 from underclock.core.fit.thin import fitted
 from underclock.core.planning import Goal
 from underclock.records import Profile
-from underclock.stages.measure import Campaign, Grid, measure
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
 

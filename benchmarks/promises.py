@@ -22,7 +22,8 @@ from promises_truth import Truth, truth_of
 from underclock.core.planning import Goal
 from underclock.hw.bench import BRISK
 from underclock.records import Plan, Profile
-from underclock.stages.measure import Campaign, Grid, measure
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.trace import trace
 

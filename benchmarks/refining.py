@@ -23,7 +23,8 @@ from promises_truth import Truth, truth_of
 from underclock.core.planning import Goal
 from underclock.hw.bench import BRISK
 from underclock.records import Plan, Profile
-from underclock.stages.measure import Campaign, Grid, Tally, measure
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
 from underclock.stages.refine import refine
 from underclock.stages.trace import trace

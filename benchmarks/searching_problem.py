@@ -21,7 +21,8 @@ from underclock.hw.bench import GpuBench, Protocol
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Clocks, Cost, Evidence, Kernel, Profile, Sample, Step
-from underclock.stages.measure import Campaign, Grid, as_sample, settings_of
+from underclock.stages.campaign import Campaign, Grid, settings_of
+from underclock.stages.measure import as_sample
 from underclock.stages.plan import plan
 from underclock.store import read_table
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from searching_problem import Problem, Row
 from underclock.records import Clocks, Profile
-from underclock.stages.measure import Campaign, Grid, measure
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import measure
 
 COARSE_MHZ = 210  # between core clocks in the paper's grid
 

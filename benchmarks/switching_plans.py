@@ -27,8 +27,8 @@ from underclock.hw.simulated.sensors import Latency
 from underclock.hw.simulated.switching import Switching
 from underclock.latencies import Domain, LatencyTable, Switch
 from underclock.records import Pass, Profile, Step
+from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.execute import execute
-from underclock.stages.measure import Campaign, Grid
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "switching.md"
 GPUS = ("rtx3080ti", "a100", "h200")

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from underclock.hw.bench import Protocol
     from underclock.latencies import LatencyTable
     from underclock.records import Clocks, Evidence, Plan, Profile, Step, Validation
+    from underclock.stages.campaign import Campaign
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
-    from underclock.stages.measure import Campaign, measure
+    from underclock.stages.measure import measure
     from underclock.stages.plan import plan
     from underclock.stages.predict import predict
     from underclock.stages.report import write_report
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from underclock.stages.validate import validate
 
 _HOMES = {
-    "Campaign": "stages.measure",
+    "Campaign": "stages.campaign",
     "Clocks": "records",
     "Evidence": "records",
     "Goal": "core.planning",

@@ -72,7 +72,8 @@ def command(
     """
     from underclock.records import Step
     from underclock.stages.backends import default_protocol
-    from underclock.stages.measure import PRECISION, Campaign, Grid, measure
+    from underclock.stages.campaign import PRECISION, Campaign, Grid
+    from underclock.stages.measure import measure
     from underclock.store import read_document
 
     try:

@@ -47,7 +47,7 @@ def command(
         table2_table,
         transfer_table,
     )
-    from underclock.stages.measure import Grid
+    from underclock.stages.campaign import Grid
     from underclock.stages.paper import Outputs, run_paper
 
     if svg and output is None:

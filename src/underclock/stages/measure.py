@@ -1,89 +1,20 @@
 """measure: every kernel at every clock pair, appended to a file that a later run can go on with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import UsageError
 from underclock.hw.base import Bench, Reading
 from underclock.hw.bench import Protocol
 from underclock.records import AUTO, Clocks, Kernel, Profile, Sample, Step
 from underclock.stages.adaptive import AdaptiveRun
 from underclock.stages.backends import default_protocol, open_bench
+from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.real import StepFunction
 from underclock.store import SampleFile
-from underclock.units import format_mhz
-
-
-class Grid(StrEnum):
-    """Which clock pairs to visit."""
-
-    ADAPTIVE = "adaptive"  # a few for all kernels, then whatever the plan hangs on
-    COARSE = "coarse"  # core every 210 MHz, every memory clock, auto: the paper's grid
-    FULL = "full"  # every pair the driver lists
-
-
-PRECISION = 0.003
-_COARSE_STEP_MHZ = 210
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
-    """What to visit."""
-
-    grid: Grid | None = None
-    """By default adaptive; coarse where clocks or repeats are named, or a table is replayed."""
-    core_mhz: tuple[int | None, ...] = ()
-    """Visit only these core clocks, whatever the grid; ``None`` is auto."""
-    mem_mhz: tuple[int | None, ...] = ()
-    """Visit only these memory clocks, likewise."""
-    repeats: int = 1
-    """Measurements of each kernel at each pair."""
-    in_situ: bool = True
-    """Also run the whole step at auto, to settle what auto costs; without it a plan's baseline is
-    the sum of isolated kernels, as in arXiv 2601.08539."""
-    precision: float = PRECISION
-    """An adaptive campaign ends when its promise is this sure: half the width of the 95 % interval
-    of the energy change, as a fraction of auto."""
-    budget_s: float | None = None
-    """Or when this much of the GPU's time is spent."""
-    max_samples: int | None = None
-    """Or this many samples are on file."""
-    slowdowns: tuple[float, ...] = (0.0, 0.01)
-    """The time budgets that an adaptive campaign measures for."""
-
-    def __post_init__(self) -> None:
-        """Reject campaigns that measure nothing."""
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        if not self.precision > 0:
-            raise ValueError(f"precision must be positive, got {self.precision}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"the budget must be positive, got {self.budget_s} s")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
-        limited = self.budget_s is not None or self.max_samples is not None
-        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
-            raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
-        if self.grid is Grid.ADAPTIVE and self.repeats > 1:
-            raise ValueError("an adaptive campaign decides on repeats itself")
-
-    @property
-    def may_adapt(self) -> bool:
-        """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
-        named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
-        limited = self.max_samples is not None or self.budget_s is not None
-        return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
-
-    def on(self, bench: Bench) -> Grid:
-        """Return the grid of this campaign on a bench."""
-        if self.grid is not None:
-            return self.grid
-        limited = self.max_samples is not None or self.budget_s is not None
-        return Grid.ADAPTIVE if self.may_adapt and (bench.live or limited) else Grid.COARSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,143 +111,6 @@ def record(
         finally:
             file.note(bench.notes())
         return file.profile()
-
-
-def settings_of(bench: Bench, campaign: Campaign) -> tuple[Clocks, ...]:
-    """Return the clock pairs a campaign visits: auto first, then fastest first.
-
-    Raises:
-        UsageError: It names clocks the GPU lacks.
-    """
-    offered = bench.settings()
-    cores = _core_grid(offered, campaign, bench)
-    chosen = [
-        clocks
-        for clocks in offered
-        if clocks == AUTO
-        or (
-            _wanted(clocks.core_mhz, campaign.core_mhz, cores)
-            and _wanted(clocks.mem_mhz, campaign.mem_mhz, None)
-        )
-    ]
-    for name, asked in (("core", campaign.core_mhz), ("memory", campaign.mem_mhz)):
-        known = {c.core_mhz if name == "core" else c.mem_mhz for c in offered}
-        for mhz in asked:
-            if mhz not in known:
-                near = sorted(
-                    (k for k in known if k is not None), key=lambda k: abs(k - (mhz or 0))
-                )
-                raise UsageError(
-                    f"this GPU has no {name} clock of {format_mhz(mhz)} MHz",
-                    hint=f"nearest: {', '.join(map(str, sorted(near[:3]))) or 'none'}",
-                )
-    return tuple(
-        sorted(chosen, key=lambda clocks: (not clocks.is_auto, *(-r for r in clocks.rank)))
-    )
-
-
-def _core_grid(
-    offered: Sequence[Clocks], campaign: Campaign, bench: Bench
-) -> frozenset[int | None] | None:
-    """Return the core clocks of the grid; ``None`` for all."""
-    if campaign.on(bench) is not Grid.COARSE or not bench.live:
-        return None
-    cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
-    if not cores:
-        return None
-    wanted = range(cores[0], cores[-1] + 1, _COARSE_STEP_MHZ)
-    return frozenset([None, *(min(cores, key=lambda c: abs(c - mhz)) for mhz in wanted)])
-
-
-def _wanted(
-    mhz: int | None, asked: tuple[int | None, ...], grid: frozenset[int | None] | None
-) -> bool:
-    if asked:
-        return mhz in asked
-    return grid is None or mhz in grid
-
-
-def survey(
-    bench: Bench, step: Step | None, campaign: Campaign
-) -> tuple[Profile, list[tuple[Clocks, list[Kernel]]]]:
-    """Decide what to measure, in what order, and what the file's header says of it.
-
-    Raises:
-        UsageError: No kernels, or some that the bench has no answer for.
-    """
-    name, kernels = bench.brings()
-    order: tuple[int, ...] = ()
-    fingerprint: str | None = None
-    if step is not None:
-        name, kernels, order, fingerprint = step.name, step.kernels, step.order, step.fingerprint
-    elif not kernels:
-        raise UsageError(
-            "this GPU needs a step to run", hint="make one with `underclock trace gpt3-xl`"
-        )
-    adaptive = campaign.on(bench) is Grid.ADAPTIVE
-    settings = settings_of(bench, campaign)
-    unlockable: tuple[str, ...] = ()
-    if adaptive and bench.live:
-        settings, unlockable = _that_lock(bench, settings)
-    points = [
-        (clocks, [kernel for kernel in kernels if bench.can_measure(kernel, clocks)])
-        for clocks in settings
-    ]
-    known = {kernel.name for _, some in points for kernel in some}
-    lacking = [kernel.name for kernel in kernels if kernel.name not in known]
-    if lacking:
-        raise UsageError(
-            f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
-            hint="a table only knows its own kernels: leave the step away",
-        )
-    header = Profile(
-        evidence=bench.evidence,
-        gpu=bench.info(),
-        workload=name,
-        kernels=kernels,
-        fingerprint=fingerprint,
-        settings=settings,
-        repeats=campaign.repeats,
-        expected_samples=None
-        if adaptive
-        else campaign.repeats * sum(len(some) for _, some in points),
-        lacking=_lacking(kernels, points) if adaptive else {},
-        order=order,
-        source=step.source if step is not None else "",
-        warnings=(
-            *(step.warnings if step is not None else ()),
-            *bench.notes(),
-            *unlockable,
-        ),
-    )
-    return header, points
-
-
-def _that_lock(
-    bench: Bench, settings: tuple[Clocks, ...]
-) -> tuple[tuple[Clocks, ...], tuple[str, ...]]:
-    """Leave memory clocks to the driver where it takes no memory locks; nobody can list that."""
-    first = next((clocks for clocks in settings if clocks.mem_mhz is not None), None)
-    if first is None:
-        return settings, ()
-    try:
-        with bench.hold(first):
-            return settings, ()
-    except NotSupportedError:
-        left = tuple(clocks for clocks in settings if clocks.mem_mhz is None)
-        return left, ("this GPU takes no memory locks: only core clocks are measured and planned",)
-
-
-def _lacking(
-    kernels: Sequence[Kernel], points: Sequence[tuple[Clocks, list[Kernel]]]
-) -> dict[str, tuple[Clocks, ...]]:
-    """Return the clock pairs without an answer, by kernel; of most there are none."""
-    names = {clocks: {kernel.name for kernel in some} for clocks, some in points}
-    found = {
-        kernel.name: tuple(clocks for clocks, some in names.items() if kernel.name not in some)
-        for kernel in kernels
-    }
-    return {name: clocks for name, clocks in found.items() if clocks}
 
 
 def _adapt(

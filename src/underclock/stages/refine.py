@@ -15,7 +15,8 @@ from underclock.errors import DataError, UsageError
 from underclock.hw.bench import BRISK, Protocol
 from underclock.records import Clocks, Kernel, Plan, Profile, Step
 from underclock.stages.backends import default_protocol, open_bench, split_spec
-from underclock.stages.measure import Campaign, Grid, Tally, record, survey, take_points
+from underclock.stages.campaign import Campaign, Grid, survey
+from underclock.stages.measure import Tally, record, take_points
 from underclock.stages.real import StepFunction
 from underclock.stages.sources import as_plan, check_gpu
 from underclock.store import SampleFile

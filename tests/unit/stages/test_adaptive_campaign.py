@@ -14,7 +14,8 @@ from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Profile
-from underclock.stages.measure import Campaign, Grid, Tally, measure
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
 from underclock.stages.trace import trace

@@ -12,8 +12,9 @@ from underclock.hw.simulated.models import decode, encode
 from underclock.records import Kernel
 from underclock.stages.backends import open_bench
 from underclock.stages.calibrate import check_calibration, write_calibration
+from underclock.stages.campaign import Campaign
 from underclock.stages.doctor import examine
-from underclock.stages.measure import Campaign, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 
 _MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"

@@ -12,7 +12,8 @@ from underclock.hw.bench import Protocol
 from underclock.hw.nvml import READ_ONLY
 from underclock.records import AUTO, Clocks, Evidence, Profile, Step
 from underclock.stages.backends import open_bench
-from underclock.stages.measure import Campaign, Grid, Tally, measure, settings_of
+from underclock.stages.campaign import Campaign, Grid, settings_of
+from underclock.stages.measure import Tally, measure
 from underclock.store import SampleFile, write_document
 from underclock.workloads import workload
 

@@ -28,7 +28,8 @@ from underclock.records import (
 )
 from underclock.report.paper import CHART_KEYS, FIGURE_NUMBERS, paper_drawings, paper_page
 from underclock.report.paper_charts import charts
-from underclock.stages.measure import Campaign, Grid, measure
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import measure
 from underclock.stages.paper import Outputs, run_paper, run_study
 from underclock.stages.paper.choices import agreement, beside_table1, clock_changes, lever, noun
 from underclock.stages.paper.elsewhere import before_optimizer

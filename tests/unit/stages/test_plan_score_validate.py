@@ -24,7 +24,8 @@ from underclock.records import (
     Validation,
     Verdict,
 )
-from underclock.stages.measure import Campaign, measure
+from underclock.stages.campaign import Campaign
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.report import write_report
 from underclock.stages.score import score

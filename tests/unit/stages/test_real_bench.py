@@ -11,7 +11,8 @@ from underclock.hw.bench import QUICK, Protocol
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
 from underclock.records import AUTO, Kernel, Launch, Step
 from underclock.stages.backends import default_protocol, open_bench
-from underclock.stages.measure import Campaign, measure
+from underclock.stages.campaign import Campaign
+from underclock.stages.measure import measure
 from underclock.stages.real import check_step, gpu_index, held_launcher, may_lock, neighbour_notes
 from underclock.stages.trace import is_source, trace
 from underclock.store import read_profile

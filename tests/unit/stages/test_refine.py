@@ -14,7 +14,8 @@ from underclock.hw.bench import BRISK
 from underclock.hw.nvml import READ_ONLY
 from underclock.records import AUTO, Clocks, Plan, Profile, Step
 from underclock.stages.backends import open_bench, simulated_unit
-from underclock.stages.measure import Campaign, Tally, measure
+from underclock.stages.campaign import Campaign
+from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
 from underclock.stages.refine import around, refine
 from underclock.store import SampleFile

@@ -7,7 +7,8 @@ from pathlib import Path
 from underclock.errors import UsageError
 from underclock.report.paper import CHART_KEYS, paper_drawings, paper_page
 from underclock.report.paper_svg import require
-from underclock.stages.measure import Grid, Tally
+from underclock.stages.campaign import Grid
+from underclock.stages.measure import Tally
 from underclock.stages.paper.study import PAPERS_GPU, run_study, simulated
 from underclock.store import check_output, write_document, write_text
 from underclock.study import Study

@@ -26,8 +26,9 @@ from underclock.records import (
     Validation,
 )
 from underclock.stages.backends import open_bench, split_spec
+from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.doctor import GpuFinding, examine
-from underclock.stages.measure import Campaign, Grid, Tally, measure
+from underclock.stages.measure import Tally, measure
 from underclock.stages.paper import published
 from underclock.stages.paper.choices import agreement, beside_table1, clock_changes
 from underclock.stages.paper.comparison import Setup, figures
