@@ -55,10 +55,10 @@ and finding a lucky row counts as finding. On the simulator a plan that uses its
 budget to the last microsecond, made on noisy samples, is often over it by a little: the cells say
 in which share of runs by anything at all, and by more than 0.1 %.
 
-At 0 % on the simulator ours may promise nothing: the fastest choice there is hardly runs faster than
-auto, by less than a campaign is sure of, so the plan stays at auto and keeps the budget. The others
-take the noise for the truth, and the cells say how often their plans are over the budget. On the
-Titan X the plan on the whole table saves 0.3 % at 0 %, no more than single rows scatter.
+At 0 % on the simulator ours may promise nothing: the fastest choice there is hardly runs faster
+than auto, by less than a campaign is sure of, so the plan stays at auto and keeps the budget. The
+others take the noise for the truth, and the cells say how often their plans are over the budget.
+On the Titan X the plan on the whole table saves 0.3 % at 0 %, no more than single rows scatter.
 """
 
 
