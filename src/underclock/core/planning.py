@@ -31,6 +31,8 @@ from underclock.records import (
     Status,
 )
 
+# Of expected costs a proof to the last joule proves nothing: past so many labels, a gap is stated.
+_LABELS, _FEW_LABELS = 200_000, 20_000
 _FRONTIER_POINTS = 200
 _ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
 _TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
@@ -126,9 +128,9 @@ def compare_arms(
 
 
 def choose_kernels(table: CostTable, goal: Goal, judge: Callable[[Ints], Outlook]) -> Ints | None:
-    """Return the setting of each kernel under a budget they keep together; as `compare_arms`."""
+    """Return the setting of each kernel under a budget they keep together; nearly the best."""
     groups = grouped(table, Granularity.KERNEL)
-    return _sure(table, groups, goal, Aggregate.GLOBAL, judge)[1]
+    return _sure(table, groups, goal, Aggregate.GLOBAL, judge, Exact(max_labels=_FEW_LABELS))[1]
 
 
 def with_intervals(arm: Arm, seen: Outlook) -> Arm:
@@ -184,6 +186,7 @@ def _sure(
     goal: Goal,
     aggregate: Aggregate,
     judge: Callable[[Ints], Outlook] | None,
+    exact: Exact = Exact(max_labels=_LABELS),  # noqa: B008 - frozen
 ) -> tuple[Solution, Ints | None]:
     """Solve; where there is somebody to judge, keep the time budget with confidence."""
     if judge is None or goal.objective is not Objective.WASTE:
@@ -193,7 +196,8 @@ def _sure(
     found: dict[bytes, Solution] = {}
 
     def choose(aim: float) -> Ints | None:
-        solution = _solve(table, groups, dataclasses.replace(goal, max_slowdown=aim), aggregate)
+        aimed = dataclasses.replace(goal, max_slowdown=aim)
+        solution = _solve(table, groups, aimed, aggregate, exact)
         if solution.status is Status.INFEASIBLE:
             return None
         setting = groups.spread(solution.choice)
@@ -211,14 +215,20 @@ def _sure(
     return solution_of(problem, auto), groups.spread(tuple(auto.tolist()))
 
 
-def _solve(table: CostTable, groups: Grouped, goal: Goal, aggregate: Aggregate) -> Solution:
+def _solve(
+    table: CostTable,
+    groups: Grouped,
+    goal: Goal,
+    aggregate: Aggregate,
+    exact: Exact = Exact(),  # noqa: B008 - frozen
+) -> Solution:
     problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j)
     if aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
         return _solve_alone(problem, table.baseline, goal)
     if goal.objective in _TIME_POWER:
         return least_product(problem, power=_TIME_POWER[goal.objective])
     budget_s = math.fsum(groups.time_s[:, table.baseline]) * (1.0 + goal.max_slowdown)
-    return Exact().solve(Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s))
+    return exact.solve(Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s))
 
 
 def _solve_alone(problem: Problem, baseline: int, goal: Goal) -> Solution:
