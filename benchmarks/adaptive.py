@@ -57,11 +57,11 @@ those expected to lie nearest to the best of their kernel, at the price of time 
 sets. A search does not know as much. Where even that stays under 97 %, the rest is mostly luck of
 single rows: the least of many noisy rows is low by noise that no other row tells of.
 
-Wanted was 97 % of the full saving with 15 % of the rows: **missed** where *reached* says less. In the
-small tables that leaves a kernel two to four rows beside its baseline, fewer than the constants the
-model has of it; in the others luck is what is missing. At 0 % a plan needs rows that happen to be
-faster than the baseline, to lend their time to others: on the Titan X all there is to find is 0.3 %,
-no more than single rows scatter.
+Wanted was 97 % of the full saving with 15 % of the rows: **missed** where *reached* says less. In
+the small tables that leaves a kernel two to four rows beside its baseline, fewer than the constants
+the model has of it; in the others luck is what is missing. At 0 % a plan needs rows that happen to
+be faster than the baseline, to lend their time to others: on the Titan X all there is to find is
+0.3 %, no more than single rows scatter.
 
 """
 
