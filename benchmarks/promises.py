@@ -169,11 +169,9 @@ differences in points.
 Wanted of adaptive: the mean promise within 0.1 points of the truth, intervals that hold in at least
 93 %, the budget broken in at most 5 %.
 
-At 1 % the budget is broken more often than wanted, if by less than 0.02 points each time. The step
-at auto is known from few runs (4 at first, some 7 at the end), whose scatter is estimated from
-them, while the margin is that of a normal distribution whose scatter is known; and after kernels
-one by one the step runs slower by about 0.01 % than when it repeats for long, for which no cause
-was found.
+The step at auto is known from few runs (4 at first, some 9 at the end). Its time counts as no surer
+than 0.027 %, what windows of one kernel differ by on an H200, and its scatter is trusted as little
+as so few runs allow; both widen the margin that a plan keeps of its budget.
 At 0 % nothing can be promised on this GPU, nor does the truth allow anything: plans stay at auto.
 """
 
