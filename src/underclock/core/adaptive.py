@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from underclock.core.fit.belief import Belief, kernel_variance, shared_variance
+from underclock.core.fit.belief import Belief, kernel_variance
 from underclock.core.fit.model import Points, Shared, predict, slopes
 from underclock.core.fit.rows import PER_KERNEL, Bools, Floats, Ints
 from underclock.physics.constants import GpuConstants
@@ -83,25 +83,21 @@ def worth(
         planned: Setting of each kernel in the plan as it is now; -1 is auto. Shape (K,).
         measurable: Which entries can be measured. Shape (K, C).
     """
-    time_s = np.exp(belief.log_s) * counts[:, None]
-    energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
-    cost = np.where(np.isfinite(energy_j), energy_j + price * time_s, math.inf)
+    time_s, energy_j = belief.costs(counts)
+    cost = energy_j + price * time_s
     kernels = np.arange(len(cost))
     best = np.argmin(np.where(measurable, cost, math.inf), axis=1)
     lead = cost[kernels, best]
     from_auto = auto[1] + price * auto[0]
     # d cost = (E + price·T) d log T + E d log P, and the auto costs are as good as known.
-    pull = np.stack([energy_j + price * time_s, energy_j])
-    by_kernel = np.einsum("ckn,cknp->knp", pull, belief.by_kernel)
-    by_shared = np.einsum("ckn,ckns->kns", pull, belief.by_shared)
-    own = (pull**2 * belief.misfit).sum(axis=0)
-    noise = (pull**2 * belief.noise[:, :, None] ** 2).sum(axis=0)
-    alone = _variance(belief, pull)
-    apart_k = by_kernel - by_kernel[kernels, best][:, None]
-    apart_s = by_shared - by_shared[kernels, best][:, None]
-    apart = own + own[kernels, best][:, None]
-    apart += kernel_variance(apart_k, belief.kernel_cov) + shared_variance(
-        apart_s, belief.shared_cov
+    own, by_shared, by_kernel = belief.moves(cost, energy_j)
+    noise2 = belief.noise[:, :, None] ** 2
+    noise = cost**2 * noise2[0] + energy_j**2 * noise2[1]
+    alone = belief.joined(own, by_shared, by_kernel)
+    apart = belief.joined(
+        own + own[kernels, best][:, None],
+        by_shared - by_shared[kernels, best][:, None],
+        by_kernel - by_kernel[kernels, best][:, None],
     )
     apart[kernels, best] = 0.0
     learned = np.sqrt(apart * apart / np.maximum(apart + noise, 1e-300))
@@ -151,10 +147,9 @@ def hope(
     Returns:
         In J per step. Shape (K, C).
     """
-    time_s = np.exp(belief.log_s) * counts[:, None]
-    energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
+    time_s, energy_j = belief.costs(counts)
     cost = energy_j + price * time_s
-    variance = _variance(belief, np.stack([cost, energy_j]))
+    variance = belief.variance(cost, energy_j)
     known = variance <= 0.0
     best = np.where(known & measurable, cost, math.inf).min(axis=1, initial=math.inf)
     best = np.minimum(best, auto[1] + price * auto[0])
@@ -184,8 +179,7 @@ def hope_alone(
     Returns:
         In J per step. Shape (K, C).
     """
-    time_s = np.exp(belief.log_s) * counts[:, None]
-    energy_j = np.exp(belief.log_s + belief.log_w) * counts[:, None]
+    time_s, energy_j = belief.costs(counts)
     variance = belief.variance(1.0, 1.0)
     known = variance <= 0.0
     limit_s = (auto[0] * (1.0 + budget))[:, None]
@@ -195,18 +189,6 @@ def hope_alone(
     keeps = ndtr(np.log(limit_s / time_s) / spread)
     value = keeps * _gain(energy_j - best[:, None], energy_j * np.sqrt(variance))
     found: Floats = np.where(measurable & ~known, value, 0.0)
-    return found
-
-
-def _variance(belief: Belief, pull: Floats) -> Floats:
-    """Return the variance of what moves with time and power by pull (2, K, C). Shape (K, C)."""
-    by_kernel = np.einsum("ckn,cknp->knp", pull, belief.by_kernel)
-    by_shared = np.einsum("ckn,ckns->kns", pull, belief.by_shared)
-    found: Floats = (
-        (pull**2 * belief.misfit).sum(axis=0)
-        + kernel_variance(by_kernel, belief.kernel_cov)
-        + shared_variance(by_shared, belief.shared_cov)
-    )
     return found
 
 

@@ -50,17 +50,42 @@ class Belief:
     kernel_cov: Floats
     noise: Floats
 
-    def variance(self, time: float, power: float) -> Floats:
-        """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
-        by_shared = time * self.by_shared[0] + power * self.by_shared[1]
-        by_kernel = time * self.by_kernel[0] + power * self.by_kernel[1]
+    def costs(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Return expected time in s and energy in J of all launches. Shapes (K, C).
+
+        Args:
+            counts: Launches of each kernel. Shape (K,).
+        """
+        time_s: Floats = np.exp(self.log_s) * counts[:, None]
+        energy_j: Floats = np.exp(self.log_s + self.log_w) * counts[:, None]
+        return time_s, energy_j
+
+    def moves(self, time: Floats | float, power: Floats | float) -> tuple[Floats, Floats, Floats]:
+        """Return how time·log s + power·log W of every entry moves; factors (K, C), or scalars.
+
+        Returns:
+            The variance that is its own, (K, C), and its derivatives by the shared parameters,
+            (K, C, S), and by the kernel's, (K, C, P).
+        """
+        t, p = np.asarray(time)[..., None], np.asarray(power)[..., None]
+        return (
+            np.square(time) * self.misfit[0] + np.square(power) * self.misfit[1],
+            t * self.by_shared[0] + p * self.by_shared[1],
+            t * self.by_kernel[0] + p * self.by_kernel[1],
+        )
+
+    def joined(self, own: Floats, by_shared: Floats, by_kernel: Floats) -> Floats:
+        """Return the variance of what moves so, as from `moves`. Shape (K, C)."""
         found: Floats = (
-            shared_variance(by_shared, self.shared_cov)
+            np.einsum("kcs,st,kct->kc", by_shared, self.shared_cov, by_shared, optimize=True)
             + kernel_variance(by_kernel, self.kernel_cov)
-            + time**2 * self.misfit[0]
-            + power**2 * self.misfit[1]
+            + own
         )
         return found
+
+    def variance(self, time: Floats | float, power: Floats | float) -> Floats:
+        """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
+        return self.joined(*self.moves(time, power))
 
     def total(self, kernels: Ints, columns: Ints, weights: Floats) -> "Moved":
         """Return how a weighed sum of entries moves.
@@ -78,12 +103,6 @@ class Belief:
             + (weights**2 * self.misfit[:, kernels, columns]).sum()
         )
         return Moved(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)
-
-
-def shared_variance(by: Floats, cov: Floats) -> Floats:
-    """Return the variance of what moves by (K, C, S) with parameters of (S, S). Shape (K, C)."""
-    found: Floats = np.einsum("kcs,st,kct->kc", by, cov, by, optimize=True)
-    return found
 
 
 def kernel_variance(by: Floats, cov: Floats) -> Floats:
@@ -208,9 +227,9 @@ def _apart(solution: Solution, at: Points, log: Floats) -> tuple[Floats, Floats]
     Returns:
         There, shape (M, 2, N, C), and at the rows, (M, 2, R).
     """
-    how = solution.family, solution.shared
-    measured = Points.of(solution.rows)
-    fitted, _ = predict(*how, solution.kernels, solution.serial, measured)
+    rows, how = solution.rows, (solution.family, solution.shared)
+    measured = Points.of(rows)
+    fitted = np.stack([rows.log_s, rows.log_w]) - solution.left
     there = np.empty((len(solution.others), *log.shape))
     here = np.empty((len(solution.others), *fitted.shape))
     for m, kernels in enumerate(solution.others):

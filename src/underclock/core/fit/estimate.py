@@ -97,8 +97,7 @@ def estimate(profile: Profile, *, baseline: Clocks | None = None) -> Estimate:
     can = measurable & (np.isfinite(log_s) | predicted[:, None])
     at = measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
-    time_s = np.where(can, np.exp(belief.log_s) * counts[:, None], math.inf)
-    energy_j = np.where(can, np.exp(belief.log_s + belief.log_w) * counts[:, None], math.inf)
+    time_s, energy_j = (np.where(can, costs, math.inf) for costs in belief.costs(counts))
     table = dataclasses.replace(
         measured,
         settings=(*settings, auto),
