@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from searching_problem import Problem, table_problem
-from underclock.core.adaptive import prices
-from underclock.core.fit.belief import believe
-from underclock.core.fit.estimate import start_of, temperature_of
-from underclock.core.fit.model import Shared
-from underclock.core.fit.rows import rows_of
-from underclock.core.fit.thin import fitted
-from underclock.core.planning import Goal
-from underclock.records import Profile
+from underclock.core.model.estimate import start_of, temperature_of
+from underclock.core.model.parameters import Shared
+from underclock.core.model.posterior import posterior_of
+from underclock.core.model.rows import rows_of
+from underclock.core.model.subsample import fitted
+from underclock.core.planning.strategies import Goal
+from underclock.core.sampling.acquisition import prices
+from underclock.records import SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
@@ -68,14 +68,14 @@ be faster than the baseline, to lend their time to others: on the Titan X all th
 
 def informed(problem: Problem, samples: int, budget: float) -> float:
     """Return the share of the full saving that rows chosen by a fit to all of them reach."""
-    profile, costs = problem.rows, problem.costs
+    sample_set, costs = problem.rows, problem.costs
     settings = [clocks for clocks in costs.settings if clocks != problem.baseline]
-    rows = rows_of(profile)
+    rows = rows_of(sample_set)
     solution = fitted(rows, Shared(start_of(rows, settings)))
-    belief = believe(solution, settings, temperature_c=temperature_of(profile))
-    counts = np.array([[float(kernel.count)] for kernel in profile.kernels])
-    time_s = np.exp(belief.log_s) * counts
-    energy_j = np.exp(belief.log_s + belief.log_w) * counts
+    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
+    counts = np.array([[float(kernel.count)] for kernel in sample_set.kernels])
+    time_s = np.exp(posterior.log_s) * counts
+    energy_j = np.exp(posterior.log_s + posterior.log_w) * counts
     here = np.isfinite(costs.time_s[:, [costs.settings.index(clocks) for clocks in settings]])
     auto_s, auto_j = costs.time_s[:, costs.baseline], costs.energy_j[:, costs.baseline]
     price = prices(
@@ -86,7 +86,7 @@ def informed(problem: Problem, samples: int, budget: float) -> float:
     )[0]
     cost = np.where(here, energy_j + price * time_s, FAR)
     behind = (cost - cost.min(axis=1, keepdims=True)) / auto_j[:, None]
-    order = np.argsort(behind, axis=None)[: samples - len(profile.kernels)]
+    order = np.argsort(behind, axis=None)[: samples - len(sample_set.kernels)]
     rows_taken = [
         (int(k), settings[c]) for k, c in zip(*np.unravel_index(order, cost.shape), strict=True)
     ]
@@ -101,7 +101,7 @@ def table(rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def campaign(path: Path, samples: int, budget: float) -> Profile:
+def campaign(path: Path, samples: int, budget: float) -> SampleSet:
     """Take some rows of a table for a time budget."""
     with tempfile.TemporaryDirectory() as folder:
         return measure(

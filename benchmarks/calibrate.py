@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.one_clock import kernel_from_auto
-from underclock.core.throughput import Board, Change, fit_throughput, misfit
-from underclock.hw.simulated.catalogue import gpu_model
-from underclock.hw.simulated.models import Calibration, GpuModel, OwnKernel, encode
-from underclock.hw.simulated.specs import SPECS
+from underclock.core.calibration.throughput import Board, Change, fit_throughput, misfit
+from underclock.core.prediction.time_shares import kernel_from_auto
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import Calibration, GpuModel, OwnKernel, encode
+from underclock.gpus.specs import SPECS
 from underclock.records import Clocks, Kernel, Pass
-from underclock.stages.backends import open_bench
+from underclock.stages.backends import open_measurer
 from underclock.stages.calibrate import calibrate_gpu, check_calibration
 from underclock.workloads import workload
 
@@ -155,10 +155,10 @@ def _h200(spec: GpuModel, table: Path, today: str) -> GpuModel:
 def _simulated_layer(rows: list[dict[str, str]]) -> str:
     """Run the H200's layer on the simulated H200, and say how it compares."""
     off = []
-    with open_bench("sim:h200") as bench:
+    with open_measurer("sim:h200") as measurer:
         kernels = [item.kernel for item in gpu_model("h200").own]
         for kernel, row in zip(kernels, rows, strict=True):
-            reading = bench.measure([kernel])
+            reading = measurer.measure([kernel])
             clock = reading.observed.core_mhz if reading.observed else None
             off.append(
                 (
@@ -167,8 +167,8 @@ def _simulated_layer(rows: list[dict[str, str]]) -> str:
                     (clock or 0) / float(row["sm_clock_mean_mhz"]) - 1.0,
                 )
             )
-        bench.warm(kernels)
-        step = bench.measure(kernels)
+        measurer.warm(kernels)
+        step = measurer.measure(kernels)
     worst, mean = np.abs(off).max(axis=0), np.abs(off).mean(axis=0)
     alone_s = sum(float(row["time_us"]) for row in rows) / 1e6
     alone_j = sum(float(row["energy_mj"]) for row in rows) / 1e3

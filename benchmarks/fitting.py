@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/fitting.py [--quick]
 
 Each case draws a GPU, its kernels and noisy samples of them, fits them (`core.fit.thin.fitted`)
-and predicts every kernel at every setting (`core.fit.belief.believe`). Another seed each repeat.
+and predicts every kernel at every setting (`core.fit.posterior.posterior_of`). Another seed each repeat.
 The table goes to docs/evidence/fitting.md; a quick run, of the small case, is printed.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.fit.belief import believe
-from underclock.core.fit.model import Points, Shared, predict
-from underclock.core.fit.rows import PER_KERNEL, Rows
-from underclock.core.fit.start import unknown_gpu
-from underclock.core.fit.thin import MOST_KERNELS, MOST_ROWS, fitted
+from underclock.core.model.parameters import Points, Shared, predict
+from underclock.core.model.posterior import posterior_of
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.start import unknown_gpu
+from underclock.core.model.subsample import MOST_KERNELS, MOST_ROWS, fitted
 from underclock.records import Clocks
 
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "fitting.md"
@@ -113,16 +113,16 @@ def run(kernels: int, settings: int, seed: int) -> Run:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     solution = fitted(rows, _FAMILY)
     fitted_s = time.perf_counter()
-    belief = believe(solution, clocks, temperature_c=_WARM_C)
+    posterior = posterior_of(solution, clocks, temperature_c=_WARM_C)
     ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEBIBYTES
-    off = np.abs(belief.log_s + belief.log_w - truth.sum(axis=0).reshape(kernels, -1))
+    off = np.abs(posterior.log_s + posterior.log_w - truth.sum(axis=0).reshape(kernels, -1))
     return Run(
         fit_s=fitted_s - began_s,
         believe_s=ended_s - fitted_s,
         cpu_s=ended_cpu_s - began_cpu_s,
         off=float(np.median(off)),
-        inside=float((off <= 1.96 * np.sqrt(belief.variance(1.0, 1.0))).mean()),
+        inside=float((off <= 1.96 * np.sqrt(posterior.variance(1.0, 1.0))).mean()),
         peak_mib=peak_mib,
     )
 

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import torch as library
 
-from underclock.core.breakdown import breakdown
-from underclock.hw.bench import QUICK, GpuBench, Protocol
+from underclock.core.costs.breakdown import breakdown
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launcher import CudaLauncher, _timed
+from underclock.hw.measurer import QUICK, GpuMeasurer, Protocol
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
-from underclock.records import POWER_CAP_REASON, Evidence, Kernel, Profile
+from underclock.records import POWER_CAP_REASON, Evidence, Kernel, SampleSet
 from underclock.stages.measure import measure
 from underclock.stages.torch_step import held_step, load_step
 from underclock.stages.trace import trace
@@ -116,7 +116,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _off_cap(profile: Profile) -> dict[str, float]:
+def _off_cap(profile: SampleSet) -> dict[str, float]:
     """Return what is known of the closure of kernels away from the cap."""
     samples = {sample.kernel: sample for sample in profile.samples}
     parts = {False: 0.0, True: 0.0}
@@ -155,12 +155,12 @@ def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
 def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
     """Measure some kernels ten times, with windows aligned to counter ticks and without."""
     clock = SystemClock()
-    bench = GpuBench(
+    measurer = GpuMeasurer(
         gpu, launcher, clock, evidence=Evidence.MEASURED, protocol=REPEATED, may_lock=False
     )
     rows = []
     for kernel in chosen(launcher.traced.step.kernels):
-        readings = [bench.measure([kernel]) for _ in range(WINDOWS)]
+        readings = [measurer.measure([kernel]) for _ in range(WINDOWS)]
         powers = []
         with launcher.loop([kernel]) as loop:
             clock.sleep_s(0.5)

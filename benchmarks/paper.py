@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from underclock.report.paper import FIGURE_NUMBERS
-from underclock.report.paper_tables import agreement_text, number_text
-from underclock.stages.paper import run_study
-from underclock.study import Study
+from underclock.paper import run_study
+from underclock.paper.page import FIGURE_NUMBERS
+from underclock.paper.records import Study
+from underclock.paper.tables import agreement_text, number_text
 from underclock.units import format_mhz
 
 _ROOT = Path(__file__).resolve().parent.parent

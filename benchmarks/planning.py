@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.solvers import Exact, Problem, Solution, Solver
-from underclock.core.solvers.milp import Milp
+from rivals.milp import Milp
+from underclock.core.knapsack import Exact, Problem, Solution, Solver
 from underclock.records import Status
 
 SEEDS = 7

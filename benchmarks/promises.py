@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from promises_truth import Truth, truth_of
-from underclock.core.planning import Goal
-from underclock.hw.bench import BRISK
-from underclock.records import Plan, Profile
+from underclock.core.planning.strategies import Goal
+from underclock.hw.measurer import BRISK
+from underclock.records import Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
@@ -55,7 +55,7 @@ def campaign(seed: int) -> dict[str, Any]:
 
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            profile = measure(
+            sample_set = measure(
                 step,
                 gpu=f"sim:{GPU}",
                 to=Path(folder) / "s.db",
@@ -65,17 +65,17 @@ def campaign(seed: int) -> dict[str, Any]:
                 progress=told,
             )
         found[way] = {
-            "samples": len(profile.samples) + len(profile.in_situ),
+            "samples": len(sample_set.samples) + len(sample_set.in_situ),
             "gpu_s": spent[0],
             "host_s": time.perf_counter() - begun,
-            "plans": [judged(profile, budget, raw=not adaptive) for budget in BUDGETS],
+            "plans": [judged(sample_set, budget, raw=not adaptive) for budget in BUDGETS],
         }
     return found
 
 
-def judged(profile: Profile, budget: float, *, raw: bool) -> dict[str, Any]:
+def judged(sample_set: SampleSet, budget: float, *, raw: bool) -> dict[str, Any]:
     """Plan, and say what was promised and what is true."""
-    made: Plan = plan(profile, Goal(max_slowdown=budget), raw=raw)
+    made: Plan = plan(sample_set, Goal(max_slowdown=budget), raw=raw)
     arm = made.arm(made.chosen)
     time_change, energy_change = truth().changes(made)
     return {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.costs import near_cap
-from underclock.core.solvers import Exact, Problem
+from underclock.core.costs.table import near_cap
+from underclock.core.knapsack import Exact, Problem
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.locks import snap
 from underclock.hw.simulated.rig import Rig, simulated_rig

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from promises_truth import Truth, truth_of
-from underclock.core.planning import Goal
-from underclock.hw.bench import BRISK
-from underclock.records import Plan, Profile
+from underclock.core.planning.strategies import Goal
+from underclock.hw.measurer import BRISK
+from underclock.records import Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
@@ -75,14 +75,14 @@ def _outcome(way: str, truth: Truth, made: Plan, samples: int, gpu_s: float) -> 
     )
 
 
-def _size(profile: Profile) -> int:
-    return len(profile.samples) + len(profile.in_situ)
+def _size(sample_set: SampleSet) -> int:
+    return len(sample_set.samples) + len(sample_set.in_situ)
 
 
 def _campaign(unit: int, folder: Path) -> tuple[Plan, int, float]:
     """Measure and plan on one unit, knowing nothing of another."""
     tallies: list[Tally] = []
-    profile = measure(
+    sample_set = measure(
         trace(_WORKLOAD),
         gpu=f"sim:{_MODEL}#{unit}",
         to=folder / f"anew{unit}.db",
@@ -91,19 +91,19 @@ def _campaign(unit: int, folder: Path) -> tuple[Plan, int, float]:
         seed=unit,
         progress=tallies.append,
     )
-    return plan(profile, Goal(max_slowdown=_BUDGET)), _size(profile), tallies[-1].gpu_s
+    return plan(sample_set, Goal(max_slowdown=_BUDGET)), _size(sample_set), tallies[-1].gpu_s
 
 
 def _refined(given: Plan, unit: int, folder: Path) -> tuple[Plan, int, float]:
     tallies: list[Tally] = []
-    profile = refine(
+    sample_set = refine(
         given,
         gpu=f"sim:{_MODEL}#{unit}",
         to=folder / f"refined{unit}.db",
         seed=unit,
         progress=tallies.append,
     )
-    return plan(profile, Goal(max_slowdown=_BUDGET)), _size(profile), tallies[-1].gpu_s
+    return plan(sample_set, Goal(max_slowdown=_BUDGET)), _size(sample_set), tallies[-1].gpu_s
 
 
 def _on_unit(given: Plan, folder: Path, unit: int) -> list[Outcome]:

@@ -20,7 +20,7 @@ from searching_page import page
 from searching_problem import Problem, Row, simulated_problem, table_problem
 from searching_results import Cell, Found, Outcome, finalists
 from searching_searchers import SEARCHERS, Searcher
-from underclock.records import Profile
+from underclock.records import SampleSet
 from underclock.stages.trace import trace
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -68,9 +68,9 @@ def outcomes_of(problem: Problem, searcher: Searcher, size: int, seed: int) -> l
     ]
 
 
-def outcome(problem: Problem, taken: Sequence[Row] | Profile, budget: float) -> Outcome:
+def outcome(problem: Problem, taken: Sequence[Row] | SampleSet, budget: float) -> Outcome:
     """Plan on what a search took, and execute the plan."""
-    if isinstance(taken, Profile):
+    if isinstance(taken, SampleSet):
         profile, rows = taken, problem.rows_of(taken)
     else:
         profile, rows = problem.take(taken), list(dict.fromkeys(taken))

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.core.costs import CostTable, cost_table
-from underclock.core.planning import Goal, compare_arms, cost_of
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.planning.strategies import Goal, compare_arms, cost_of
 from underclock.errors import InfeasibleError
 from underclock.hw.base import Loop
-from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import Clocks, Cost, Evidence, Kernel, Profile, Sample, Step
+from underclock.records import Clocks, Cost, Evidence, Kernel, Sample, SampleSet, Step
 from underclock.stages.campaign import Campaign, Grid, settings_of
 from underclock.stages.measure import as_sample
 from underclock.stages.plan import plan
@@ -48,8 +48,8 @@ class Problem:
     name: str
     gpu: str
     step: Step | None
-    rows: Profile
-    truth: Profile
+    rows: SampleSet
+    truth: SampleSet
     row_s: tuple[float, ...]
     warm_s: float
 
@@ -91,12 +91,12 @@ class Problem:
                 found[k].append(clocks)
         return tuple(tuple(sorted(some, key=lambda clocks: clocks.rank)) for some in found)
 
-    def take(self, rows: Sequence[Row]) -> Profile:
+    def take(self, rows: Sequence[Row]) -> SampleSet:
         """Return a profile of some rows."""
         samples = tuple(self.samples[row] for row in dict.fromkeys(rows))
         return msgspec.structs.replace(self.rows, samples=samples, expected_samples=len(samples))
 
-    def rows_of(self, profile: Profile) -> list[Row]:
+    def rows_of(self, profile: SampleSet) -> list[Row]:
         """Return what a profile has taken, in its order."""
         index = {kernel.name: k for k, kernel in enumerate(self.kernels)}
         return [(index[sample.kernel], sample.asked) for sample in profile.samples]
@@ -107,7 +107,7 @@ class Problem:
         changes = 1 + sum(a[1] != b[1] for a, b in itertools.pairwise(rows))
         return self.warm_s + sum(each_s[row] for row in rows) + PAPER.settle_s * changes
 
-    def executed(self, profile: Profile, max_slowdown: float, *, raw: bool | None) -> Cost:
+    def executed(self, profile: SampleSet, max_slowdown: float, *, raw: bool | None) -> Cost:
         """Plan on a profile, and return what the plan costs in truth.
 
         Args:
@@ -233,32 +233,32 @@ def simulated_problem(model: str, step: Step, *, every: int = 1, seed: int = 0) 
 
 def _sweep(
     model: str, step: Step, *, every: int, seed: int, silent: bool
-) -> tuple[Profile, tuple[float, ...], float]:
+) -> tuple[SampleSet, tuple[float, ...], float]:
     """Return all samples, the virtual time each took, and that of warming."""
     samples, row_s = [], []
     with simulated_rig(model, seed=seed) as rig:
-        bench = GpuBench(
+        measurer = GpuMeasurer(
             rig.gpu,
             _Silent(rig) if silent else rig.launcher,
             rig.clock,
             evidence=Evidence.SIMULATED,
             protocol=PAPER,
         )
-        settings = settings_of(bench, Campaign(grid=Grid.FULL))
+        settings = settings_of(measurer, Campaign(grid=Grid.FULL))
         cores = sorted({clocks.core_mhz for clocks in settings if clocks.core_mhz is not None})
         wanted = {None, *cores[::every]}
         settings = tuple(clocks for clocks in settings if clocks.core_mhz in wanted)
-        bench.warm([step.kernels[index] for index in step.order])
-        warm_s = bench.now_s()
+        measurer.warm([step.kernels[index] for index in step.order])
+        warm_s = measurer.now_s()
         for clocks in settings:
-            with bench.hold(clocks):
+            with measurer.hold(clocks):
                 for kernel in step.kernels:
-                    before_s = bench.now_s()
-                    samples.append(as_sample(kernel.name, clocks, 0, bench.measure([kernel])))
-                    row_s.append(bench.now_s() - before_s)
-        profile = Profile(
+                    before_s = measurer.now_s()
+                    samples.append(as_sample(kernel.name, clocks, 0, measurer.measure([kernel])))
+                    row_s.append(measurer.now_s() - before_s)
+        profile = SampleSet(
             evidence=Evidence.SIMULATED,
-            gpu=bench.info(),
+            gpu=measurer.info(),
             workload=step.name,
             kernels=step.kernels,
             samples=tuple(samples),

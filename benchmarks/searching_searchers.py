@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from searching_problem import Problem, Row
-from underclock.records import Clocks, Profile
+from underclock.records import Clocks, SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 
 COARSE_MHZ = 210  # between core clocks in the paper's grid
 
-Take = Callable[[Problem, int, int, float], Sequence[Row] | Profile]
+Take = Callable[[Problem, int, int, float], Sequence[Row] | SampleSet]
 """Of a problem, a number of samples, a seed and the plan's time budget."""
 
 
@@ -98,7 +98,7 @@ def shares(problem: Problem, samples: int) -> list[int]:
     return [min(len(problem.offered[k]), each + (1 if k in largest else 0)) for k in range(many)]
 
 
-def adaptive(problem: Problem, samples: int, seed: int, max_slowdown: float) -> Profile:
+def adaptive(problem: Problem, samples: int, seed: int, max_slowdown: float) -> SampleSet:
     """Measure adaptively, for this time budget; the plan is made on the fit."""
     with tempfile.TemporaryDirectory() as folder:
         return measure(

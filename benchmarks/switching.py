@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.schedule import CyclicExact, Schedule, Scheduler, SequenceProblem, cost_of
-from underclock.core.schedule.highs import Milp
-from underclock.core.schedule.rivals import FixedClock, Genetic, LeastProduct, Local
+from rivals.baselines import FixedClock, Genetic, LeastProduct, Local
+from rivals.cyclic_milp import Milp
+from underclock.core.switching import CyclicExact, Schedule, Scheduler, SequenceProblem, cost_of
 from underclock.records import Status
 
 HIGHS_GAP = 1e-9

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from rivals.baselines import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
 from underclock import measure, trace
-from underclock.core.achievable import Rules, achieved, sequence_problem
-from underclock.core.costs import CostTable, cost_table
-from underclock.core.planning import Goal, compare_arms
-from underclock.core.schedule import Schedule, SequenceProblem, violations
-from underclock.core.schedule.rivals import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
-from underclock.hw.bench import Protocol
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.planning.achievable import Rules, achieved, sequence_problem
+from underclock.core.planning.strategies import Goal, compare_arms
+from underclock.core.switching import Schedule, SequenceProblem, violations
+from underclock.hw.measurer import Protocol
 from underclock.hw.simulated.sensors import Latency
 from underclock.hw.simulated.switching import Switching
-from underclock.latencies import Domain, LatencyTable, Switch
-from underclock.records import Pass, Profile, Step
+from underclock.records import Pass, SampleSet, Step
+from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.execute import execute
 
@@ -128,7 +128,7 @@ def hidden(latency_s: float) -> Switching:
     )
 
 
-def profile_of(gpu: str, step: Step, folder: Path) -> Profile:
+def profile_of(gpu: str, step: Step, folder: Path) -> SampleSet:
     """Measure the step on the paper's grid; where memory cannot be locked, at its auto clock."""
     campaign = Campaign(grid=Grid.COARSE) if gpu == "rtx3080ti" else Campaign(mem_mhz=(None,))
     return measure(
@@ -136,14 +136,14 @@ def profile_of(gpu: str, step: Step, folder: Path) -> Profile:
     )
 
 
-def cells(table: CostTable, profile: Profile) -> Iterator[Cell]:
+def cells(table: CostTable, sample_set: SampleSet) -> Iterator[Cell]:
     """Plan every budget at every latency."""
     for budget in BUDGETS:
         arms = compare_arms(table, Goal(max_slowdown=budget))
         starts = list(arms.settings.values())
         for latency_s in LATENCIES_S:
             rules = Rules(latencies=latencies(latency_s), max_slowdown=budget)
-            problem = sequence_problem(table, profile.order, rules)
+            problem = sequence_problem(table, sample_set.order, rules)
             begun = time.perf_counter()
             arm, found = achieved(table, problem, starts)
             follows = not violations(problem, arms.settings["pass"][problem.order])
@@ -283,16 +283,16 @@ def main() -> None:
     parts = []
     with tempfile.TemporaryDirectory() as folder:
         for gpu in GPUS:
-            profile = profile_of(gpu, step, Path(folder))
-            table = cost_table(profile)
-            found = list(cells(table, profile))
+            sample_set = profile_of(gpu, step, Path(folder))
+            table = cost_table(sample_set)
+            found = list(cells(table, sample_set))
             print(gpu, "planned", f"{time.perf_counter() - begun:.0f} s", flush=True)
             chosen = [cell for cell in found if cell.budget == 0.01]  # noqa: PLR2004
             rows = [(cell, run(gpu, step, table, cell)) for cell in chosen]
             print(gpu, "executed", f"{time.perf_counter() - begun:.0f} s", flush=True)
             six = next(cell for cell in chosen if cell.latency_s == 6e-3)  # noqa: PLR2004
             parts += [
-                f"## sim:{gpu} ({profile.gpu.name}, {len(table.settings)} clock pairs)\n",
+                f"## sim:{gpu} ({sample_set.gpu.name}, {len(table.settings)} clock pairs)\n",
                 arms_table(table, found),
                 f"### Planned against executed at 1 %, {STEPS} steps\n",
                 runs_table(rows),

@@ -15,11 +15,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from underclock.core.planning import Goal
+    from underclock.core.planning.strategies import Goal
     from underclock.errors import UnderclockError
-    from underclock.hw.bench import Protocol
-    from underclock.latencies import LatencyTable
-    from underclock.records import Clocks, Evidence, Plan, Profile, Step, Validation
+    from underclock.hw.measurer import Protocol
+    from underclock.records import Clocks, Evidence, Plan, SampleSet, Step, Validation
+    from underclock.records.latencies import LatencyTable
     from underclock.stages.campaign import Campaign
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
@@ -35,11 +35,11 @@ _HOMES = {
     "Campaign": "stages.campaign",
     "Clocks": "records",
     "Evidence": "records",
-    "Goal": "core.planning",
-    "LatencyTable": "latencies",
+    "Goal": "core.planning.strategies",
+    "LatencyTable": "records.latencies",
     "Plan": "records",
-    "Profile": "records",
-    "Protocol": "hw.bench",
+    "SampleSet": "records",
+    "Protocol": "hw.measurer",
     "Step": "records",
     "UnderclockError": "errors",
     "Validation": "records",
@@ -61,8 +61,8 @@ __all__ = [
     "Goal",
     "LatencyTable",
     "Plan",
-    "Profile",
     "Protocol",
+    "SampleSet",
     "Step",
     "UnderclockError",
     "Validation",

@@ -18,22 +18,22 @@ import statistics
 from collections.abc import Callable
 
 from underclock.errors import UnderclockError
-from underclock.hw.base import Bench, Clock, Gpu, Launcher
+from underclock.hw.base import Clock, Gpu, Launcher, Measurer
 from underclock.hw.lease import check_applied, clock_lease
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import Machine, simulated_driver
 from underclock.hw.ticker import Ticker
-from underclock.latencies import Domain
 from underclock.records import AUTO, Clocks, Kernel
+from underclock.records.latencies import Domain
 
 __all__ = [
-    "BenchContract",
     "Fault",
     "FaultKind",
     "FaultScript",
     "GpuContract",
     "LauncherContract",
     "Machine",
+    "MeasurerContract",
     "ReadOnlyGpuContract",
     "TickerContract",
     "simulated_driver",
@@ -199,32 +199,32 @@ class TickerContract:
         assert 0.9 < tick_s[0] / tick_s[1] < 1.1  # noqa: PLR2004
 
 
-class BenchContract:
-    """What every bench shows; fixtures ``bench`` and ``kernel``, which it can measure at auto."""
+class MeasurerContract:
+    """What every measurer shows; fixtures ``measurer`` and ``kernel``, which it can measure at auto."""
 
-    def test_it_can_measure_at_auto(self, bench: Bench, kernel: Kernel) -> None:
+    def test_it_can_measure_at_auto(self, measurer: Measurer, kernel: Kernel) -> None:
         """Auto is among its settings and gives positive numbers."""
-        assert AUTO in bench.settings()
-        assert bench.can_measure(kernel, AUTO)
-        with bench.hold(AUTO):
-            reading = bench.measure([kernel])
+        assert AUTO in measurer.settings()
+        assert measurer.can_measure(kernel, AUTO)
+        with measurer.hold(AUTO):
+            reading = measurer.measure([kernel])
         assert reading.time_s > 0
         assert reading.energy_j > 0
 
-    def test_it_refuses_clocks_it_does_not_list(self, bench: Bench, kernel: Kernel) -> None:
+    def test_it_refuses_clocks_it_does_not_list(self, measurer: Measurer, kernel: Kernel) -> None:
         """Nothing is measured at clocks nobody has."""
         impossible = Clocks(core_mhz=1, mem_mhz=1)
-        assert not bench.can_measure(kernel, impossible)
+        assert not measurer.can_measure(kernel, impossible)
         try:
-            with bench.hold(impossible):
-                bench.measure([kernel])
+            with measurer.hold(impossible):
+                measurer.measure([kernel])
         except UnderclockError:
             return
-        raise AssertionError("measured at clocks the bench does not list")
+        raise AssertionError("measured at clocks the measurer does not list")
 
-    def test_its_settings_are_distinct(self, bench: Bench) -> None:
+    def test_its_settings_are_distinct(self, measurer: Measurer) -> None:
         """Every pair is offered once."""
-        settings = bench.settings()
+        settings = measurer.settings()
         assert len(settings) == len(set(settings))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Profile, Sample, Utilisation
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet, Utilisation
 from underclock.store import SampleFile
 
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
@@ -27,7 +27,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def samples() -> str:
     """Return a samples file with counters, as a real GPU gives them."""
-    header = Profile(
+    header = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
         workload="train",

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.records import POWER_CAP_REASON, Clocks, Evidence, GpuInfo, Kernel, Profile, Sample
+from underclock.records import (
+    POWER_CAP_REASON,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Sample,
+    SampleSet,
+)
 from underclock.store import SampleFile
 
 _CORES = (900, 1200, 1500, 1800)
@@ -40,7 +48,7 @@ def _file(
         strange: A kernel that follows no physics.
         again: A repeat of one sample takes this many times as long.
     """
-    header = Profile(
+    header = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name=gpu, driver=driver, power_limit_w=300.0),
         workload="train",
@@ -135,7 +143,7 @@ def _two_drivers() -> str:
 
 def _too_few() -> str:
     # One kernel, one clock: two rows.
-    header = Profile(
+    header = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
         workload="train",
@@ -147,7 +155,7 @@ def _too_few() -> str:
 
 
 def _none() -> str:
-    header = Profile(
+    header = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
         workload="train",

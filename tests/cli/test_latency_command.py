@@ -7,7 +7,7 @@ import pytest
 
 from underclock.cli import main
 from underclock.hw.nvml import READ_ONLY
-from underclock.latencies import LatencyTable
+from underclock.records.latencies import LatencyTable
 from underclock.store import read_document
 
 _SHORT = ["--targets", "2", "--repeats", "2"]

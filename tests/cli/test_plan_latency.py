@@ -7,8 +7,8 @@ import pytest
 
 from underclock import Campaign, LatencyTable, measure, trace
 from underclock.cli import main
-from underclock.latencies import Domain
 from underclock.records import GpuInfo
+from underclock.records.latencies import Domain
 from underclock.store import write_document
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from underclock import Campaign, Goal, measure, plan, trace
 from underclock.cli import main
-from underclock.hw.bench import BRISK
+from underclock.hw.measurer import BRISK
 from underclock.records import Granularity, Plan
 from underclock.store import SampleFile, read_document, write_document
 

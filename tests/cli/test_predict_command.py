@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Profile, Sample, Utilisation
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet, Utilisation
 from underclock.store import SampleFile
 
 _COPY = Utilisation(sm=1.0, tensor=0.0, fp32=0.2, dram=0.9)
@@ -31,7 +31,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def auto_samples() -> str:
     """Return a step measured at auto clocks only, on a GPU that counts."""
-    header = Profile(
+    header = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="H200", power_limit_w=700.0),
         workload="train",

@@ -15,18 +15,18 @@ from underclock.errors import (
     NotSupportedError,
     UsageError,
 )
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import GpuModel
 from underclock.hw.lease import clock_lease
 from underclock.hw.nvml import READ_ONLY
-from underclock.hw.simulated.catalogue import gpu_model
 from underclock.hw.simulated.conductor import Executed
 from underclock.hw.simulated.conductor import execute as conduct
-from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.sensors import Latency
 from underclock.hw.simulated.switching import Switching
-from underclock.latencies import Domain, LatencyTable, Switch
-from underclock.observations import Execution
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
+from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.observed import Execution
 from underclock.stages.execute import OFF_S, execute
 from underclock.testing import Fault, FaultKind, FaultScript
 

@@ -2,16 +2,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from underclock.hw.base import Bench, Clock, Gpu, Launcher
-from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.base import Clock, Gpu, Launcher, Measurer
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import NvmlGpu, nvml_session
-from underclock.hw.replay import ReplayBench
+from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import Rig
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Profile, Sample
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
 from underclock.testing import (
-    BenchContract,
     GpuContract,
     LauncherContract,
+    MeasurerContract,
     ReadOnlyGpuContract,
     simulated_driver,
 )
@@ -75,10 +75,10 @@ class TestVirtualLauncher(LauncherContract):
         return elementwise
 
 
-class TestGpuBench(BenchContract):
+class TestGpuMeasurer(MeasurerContract):
     @pytest.fixture
-    def bench(self, rig: Rig) -> Bench:
-        return GpuBench(
+    def measurer(self, rig: Rig) -> Measurer:
+        return GpuMeasurer(
             rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
         )
 
@@ -87,19 +87,19 @@ class TestGpuBench(BenchContract):
         return gemm
 
 
-class TestReplayBench(BenchContract):
+class TestReplayMeasurer(MeasurerContract):
     @pytest.fixture
     def kernel(self) -> Kernel:
         return Kernel(name="copy")
 
     @pytest.fixture
-    def bench(self, kernel: Kernel) -> Bench:
+    def measurer(self, kernel: Kernel) -> Measurer:
         rows = (
             Sample(kernel=kernel.name, time_s=1e-3, energy_j=0.1),
             Sample(kernel=kernel.name, asked=Clocks(core_mhz=900), time_s=2e-3, energy_j=0.1),
         )
-        return ReplayBench(
-            Profile(
+        return ReplayMeasurer(
+            SampleSet(
                 evidence=Evidence.REPLAYED,
                 gpu=GpuInfo(name="some GPU"),
                 workload="table",

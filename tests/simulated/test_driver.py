@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from underclock.errors import DeviceError, NotPermittedError, NotSupportedError, UsageError
+from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw.lease import check_applied, clock_lease
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
-from underclock.hw.simulated.catalogue import gpu_model, model_names
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver, installed
 from underclock.hw.simulated.rig import Rig, simulated_rig

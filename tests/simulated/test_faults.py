@@ -1,4 +1,4 @@
-"""What goes wrong on demand, and what a user of lease and bench sees of it."""
+"""What goes wrong on demand, and what a user of lease and measurer sees of it."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from underclock.errors import DeviceError, MeasurementError, NotPermittedError
 from underclock.hw.base import Reading
-from underclock.hw.bench import GpuBench, Protocol
 from underclock.hw.lease import clock_lease
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -27,8 +27,8 @@ def _script(
     return FaultScript([Fault(at_s=at_s, kind=kind, for_s=for_s, gpu=gpu)])
 
 
-def _bench(rig: Rig) -> GpuBench:
-    return GpuBench(
+def _bench(rig: Rig) -> GpuMeasurer:
+    return GpuMeasurer(
         rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
     )
 
@@ -82,9 +82,9 @@ def test_a_lock_that_fails_half_way_is_undone(elementwise: Kernel) -> None:
 @pytest.mark.parametrize("at_s", [0.5, 20.0, 28.0])
 def test_a_gpu_lost_while_measuring_is_a_device_error(at_s: float, elementwise: Kernel) -> None:
     with simulated_rig("rtx3080ti", faults=_script(FaultKind.GPU_LOST, at_s=at_s)) as rig:
-        bench = _bench(rig)
-        with pytest.raises(DeviceError) as caught, bench.hold(_PAIR):
-            bench.measure([elementwise])
+        measurer = _bench(rig)
+        with pytest.raises(DeviceError) as caught, measurer.hold(_PAIR):
+            measurer.measure([elementwise])
 
         assert "GPU is lost" in str(caught.value)
         assert "reboot" in caught.value.hint
@@ -146,11 +146,11 @@ def test_a_gpu_may_be_lost_in_the_middle_of_a_call(call: Callable[[NvmlGpu], Non
 def test_a_counter_that_goes_back_spoils_the_window_and_not_the_next(elementwise: Kernel) -> None:
     faults = _script(FaultKind.COUNTER_RESTARTS, at_s=28.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
-        bench = _bench(rig)
-        with bench.hold(_PAIR):
+        measurer = _bench(rig)
+        with measurer.hold(_PAIR):
             with pytest.raises(MeasurementError, match="went back") as caught:
-                bench.measure([elementwise])
-            again = bench.measure([elementwise])
+                measurer.measure([elementwise])
+            again = measurer.measure([elementwise])
             with rig.launcher.loop([elementwise]):
                 power_w = rig.device.power_w
 
@@ -162,12 +162,12 @@ def test_a_counter_that_goes_back_spoils_the_window_and_not_the_next(elementwise
 def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
     """Return one reading and the true power at its end."""
     with simulated_rig("rtx3080ti", faults=faults) as rig:
-        bench = _bench(rig)
-        with bench.hold(Clocks(core_mhz=1050)):
+        measurer = _bench(rig)
+        with measurer.hold(Clocks(core_mhz=1050)):
             rig.clock.sleep_s(10.0)
             with rig.launcher.loop([_COPY]):
                 rig.clock.sleep_s(10.0)
-            reading = bench.measure([_COPY])
+            reading = measurer.measure([_COPY])
             with rig.launcher.loop([_COPY]):
                 return reading, rig.device.power_w
 
@@ -194,13 +194,13 @@ def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
     kind: FaultKind, reason: int, left: float, elementwise: Kernel
 ) -> None:
     with simulated_rig("rtx3080ti", faults=_script(kind, at_s=100.0, for_s=60.0)) as rig:
-        bench = _bench(rig)
+        measurer = _bench(rig)
         highest_mhz = rig.gpu.supported_core_mhz()[-1]
         readings = []
         for at_s in (50.0, 110.0, 200.0):
             rig.clock.sleep_s(at_s - rig.clock.now_s())
-            with bench.hold(AUTO):
-                readings.append(bench.measure([elementwise]))
+            with measurer.hold(AUTO):
+                readings.append(measurer.measure([elementwise]))
 
     reasons = [reading.event_reasons or 0 for reading in readings]
     cores_mhz = [(reading.observed or AUTO).core_mhz or 0 for reading in readings]
@@ -212,9 +212,9 @@ def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
 def test_a_lease_holds_through_a_slowdown_and_is_undone(elementwise: Kernel) -> None:
     faults = _script(FaultKind.HARD_SLOWDOWN, at_s=5.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
-        bench = _bench(rig)
-        with bench.hold(Clocks(core_mhz=1500)):
-            reading = bench.measure([elementwise])
+        measurer = _bench(rig)
+        with measurer.hold(Clocks(core_mhz=1500)):
+            reading = measurer.measure([elementwise])
         # Slower than asked is physics and no error: the reading says what it ran at, and why.
         assert reading.observed is not None
         assert (reading.observed.core_mhz or 0) < 1500

@@ -5,12 +5,12 @@ import dataclasses
 import pynvml
 import pytest
 
-from underclock.core.one_clock import BUSIEST_DRAM
+from underclock.core.prediction.time_shares import BUSIEST_DRAM
+from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw import gpm
-from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import nvml_session
 from underclock.hw.simulated import counters
-from underclock.hw.simulated.catalogue import gpu_model, model_names
 from underclock.hw.simulated.rig import Rig, simulated_driver, simulated_rig
 from underclock.records import Clocks, Evidence, Kernel, Utilisation
 
@@ -93,10 +93,10 @@ def test_counting_changes_no_measurement(gemm: Kernel) -> None:
     for counts in (True, False):
         model = dataclasses.replace(gpu_model("h200"), counters=counts)
         with simulated_rig(model) as rig:
-            bench = GpuBench(
+            measurer = GpuMeasurer(
                 rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=_BRIEF
             )
-            readings.append(bench.measure([gemm]))
+            readings.append(measurer.measure([gemm]))
 
     assert readings[0].utilisation is not None
     assert dataclasses.replace(readings[0], utilisation=None) == readings[1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from underclock.core.change import Level
+from underclock.core.statistics.change_point import Level
 from underclock.errors import (
     DeviceError,
     MeasurementError,
@@ -18,19 +18,19 @@ from underclock.errors import (
     NotPermittedError,
     NotSupportedError,
 )
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import GpuModel
 from underclock.hw.nvml import READ_ONLY, NvmlGpu
-from underclock.hw.simulated.catalogue import gpu_model
 from underclock.hw.simulated.launcher import VirtualClock
-from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.switching import Bounds, Switching
 from underclock.hw.simulated.ticker import TickNoise, VirtualTicker
 from underclock.hw.simulated.work import Neighbour
 from underclock.hw.switchable import SwitchableNvmlGpu
 from underclock.hw.ticker import Floats
-from underclock.latencies import Domain, LatencyTable
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
+from underclock.records.latencies import Domain, LatencyTable
 from underclock.stages.latency import choose_pairs, groups_of, measure_latency, sample_switches
 from underclock.stages.switches import Stand, Watch
 from underclock.testing import Fault, FaultKind, FaultScript, TickerContract

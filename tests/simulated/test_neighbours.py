@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from underclock.errors import DeviceError
-from underclock.hw.bench import GpuBench, Protocol
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.rig import Rig
 from underclock.records import Evidence, Kernel
@@ -22,7 +22,7 @@ def test_a_gpu_without_counters_says_nothing_rather_than_idle(rig: Rig, gemm: Ke
 
 
 def test_a_measurement_goes_on_without_counters(rig: Rig, gemm: Kernel) -> None:
-    bench = GpuBench(
+    measurer = GpuMeasurer(
         rig.gpu,
         rig.launcher,
         rig.clock,
@@ -31,8 +31,8 @@ def test_a_measurement_goes_on_without_counters(rig: Rig, gemm: Kernel) -> None:
         notes=("take care",),
     )
 
-    assert bench.measure([gemm]).utilisation is None
-    assert bench.notes() == ("take care",)
+    assert measurer.measure([gemm]).utilisation is None
+    assert measurer.notes() == ("take care",)
 
 
 def test_every_gpu_of_a_machine_has_a_name_of_its_own() -> None:

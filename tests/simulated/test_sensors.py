@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.hw.simulated.catalogue import gpu_model
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import GpuModel
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.sensors import AMPERE, GA100, HOPPER, VOLTA, Latency, Sensors
 from underclock.hw.simulated.spread import GAIN_WITHIN

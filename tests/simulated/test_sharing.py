@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.hw.simulated.catalogue import gpu_model
+from underclock.gpus.catalogue import gpu_model
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.spread import Unit
 from underclock.hw.simulated.work import Neighbour

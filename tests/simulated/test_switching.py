@@ -10,16 +10,16 @@ import pynvml
 import pytest
 
 from underclock.errors import NotAppliedError
-from underclock.hw.bench import GpuBench, Protocol
+from underclock.gpus.catalogue import gpu_model
 from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import NvmlGpu, nvml_session
-from underclock.hw.simulated.catalogue import gpu_model
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.hw.simulated.switching import Switching
-from underclock.latencies import Domain
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
+from underclock.records.latencies import Domain
 from underclock.testing import simulated_driver
 
 _MODEL = dataclasses.replace(gpu_model("rtx3080ti"), p2_mem_mhz=None)
@@ -159,14 +159,14 @@ def test_a_lock_may_be_accepted_and_not_followed(elementwise: Kernel) -> None:
 def test_a_bench_does_not_measure_at_clocks_it_did_not_get(elementwise: Kernel) -> None:
     model = dataclasses.replace(_MODEL, ignored_locks=(Domain.CORE,))
     with simulated_rig(model) as rig:
-        bench = GpuBench(
+        measurer = GpuMeasurer(
             rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
         )
         with (
             pytest.raises(NotAppliedError, match="core asked 1050"),
-            bench.hold(Clocks(core_mhz=1050)),
+            measurer.hold(Clocks(core_mhz=1050)),
         ):
-            bench.measure([elementwise])
+            measurer.measure([elementwise])
         assert rig.device.core_lock is None
 
 

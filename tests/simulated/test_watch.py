@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.timeline import beat_of, launch_at
+from underclock.core.tracing.timeline import beat_of, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
 from underclock.hw.sampler import Entry, Sampler

@@ -15,11 +15,11 @@ def command(samples: Path, *, as_json: bool) -> None:
 
     Example: underclock breakdown samples.db
     """
-    from underclock.core.breakdown import breakdown
+    from underclock.core.costs.breakdown import breakdown
     from underclock.report import breakdown_tables
-    from underclock.store import read_profile
+    from underclock.store import read_samples
 
-    found = breakdown(read_profile(samples))
+    found = breakdown(read_samples(samples))
     warn(found.warnings)
     if as_json:
         print_record(found)

@@ -95,7 +95,7 @@ def command(
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     with progress_bar("measuring") as show:
-        profile = measure(
+        sample_set = measure(
             read_document(step, Step) if step else None,
             gpu=gpu,
             to=output,
@@ -104,21 +104,21 @@ def command(
             seed=seed,
             progress=show,
         )
-    warn(profile.warnings)
+    warn(sample_set.warnings)
     summary = {
-        "samples": len(profile.samples),
-        "expected": profile.expected_samples,
-        "kernels": len(profile.kernels),
-        "settings": len(profile.settings),
-        "gpu": profile.gpu.name,
-        "evidence": profile.evidence,
+        "samples": len(sample_set.samples),
+        "expected": sample_set.expected_samples,
+        "kernels": len(sample_set.kernels),
+        "settings": len(sample_set.settings),
+        "gpu": sample_set.gpu.name,
+        "evidence": sample_set.evidence,
         "file": str(output),
     }
     if as_json:
         click.echo(msgspec.json.encode(summary).decode())
         return
     click.echo(
-        f"{profile.workload} on {profile.gpu.name}, {profile.evidence}: {len(profile.samples)} "
-        f"samples of {len(profile.kernels)} kernels at {len(profile.settings)} clock pairs in "
+        f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}: {len(sample_set.samples)} "
+        f"samples of {len(sample_set.kernels)} kernels at {len(sample_set.settings)} clock pairs in "
         f"{output}"
     )

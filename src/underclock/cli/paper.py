@@ -39,7 +39,8 @@ def command(
 
     Example: underclock paper -o underclock-paper
     """
-    from underclock.report.paper_tables import (
+    from underclock.paper import Outputs, run_paper
+    from underclock.paper.tables import (
         agreement_text,
         figures_table,
         relaxed_table,
@@ -48,7 +49,6 @@ def command(
         transfer_table,
     )
     from underclock.stages.campaign import Grid
-    from underclock.stages.paper import Outputs, run_paper
 
     if svg and output is None:
         raise UsageError("--svg needs a folder to write to", hint="name one with -o")

@@ -21,11 +21,11 @@ from underclock.cli.common import (
     warn,
 )
 from underclock.errors import UsageError
-from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan, Profile
+from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan, SampleSet
 from underclock.units import format_percent
 
 if TYPE_CHECKING:
-    from underclock.core.planning import Goal
+    from underclock.core.planning.strategies import Goal
 
 
 @click.command(name="plan")
@@ -115,8 +115,8 @@ def command(
             switching = replace(switching, max_switches=max_switches, min_dwell_s=min_dwell or 0.0)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-    profile = _refined(given, refine, samples) if given is not None and refine else samples
-    made = plan(profile, goal, baseline=baseline, switching=switching, raw=raw or None)
+    sample_set = _refined(given, refine, samples) if given is not None and refine else samples
+    made = plan(sample_set, goal, baseline=baseline, switching=switching, raw=raw or None)
     if output:
         write_document(output, made, force=force)
     warn(made.warnings)
@@ -124,8 +124,8 @@ def command(
         print_record(made)
     else:
         print_table(arms_table(made), *latency_tables(made))
-        if given is not None and isinstance(profile, Profile):
-            click.echo(_compared(made, given, profile))
+        if given is not None and isinstance(sample_set, SampleSet):
+            click.echo(_compared(made, given, sample_set))
 
 
 def _goal(
@@ -140,7 +140,7 @@ def _goal(
     Raises:
         UsageError: A time budget where time is free, or one that no step can have.
     """
-    from underclock.core.planning import Goal
+    from underclock.core.planning.strategies import Goal
 
     if given is not None:
         objective = objective if _asked("objective") else given.objective
@@ -168,7 +168,7 @@ def _asked(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def _refined(given: Plan, gpu: str, samples: Path) -> Profile:
+def _refined(given: Plan, gpu: str, samples: Path) -> SampleSet:
     """Measure around a plan's clocks, showing how far it is."""
     from underclock.stages.refine import refine
 
@@ -176,11 +176,11 @@ def _refined(given: Plan, gpu: str, samples: Path) -> Profile:
         return refine(given, gpu=gpu, to=samples, progress=show)
 
 
-def _compared(made: Plan, given: Plan, profile: Profile) -> str:
+def _compared(made: Plan, given: Plan, sample_set: SampleSet) -> str:
     """Say what refining changed, and what it took."""
     new, old = made.promise, given.promise
     return (
-        f"refined with {len(profile.samples) + len(profile.in_situ)} samples: "
+        f"refined with {len(sample_set.samples) + len(sample_set.in_situ)} samples: "
         f"energy {format_percent(new.energy_change)}, time {format_percent(new.time_change)}; "
         f"the plan given promised {format_percent(old.energy_change)}, "
         f"{format_percent(old.time_change)}"

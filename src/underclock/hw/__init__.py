@@ -1,10 +1,10 @@
 """The only package that talks to devices, real or simulated.
 
-* `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Bench
+* `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Measurer
 * `nvml`: one NVIDIA GPU; every setter passes one gate that read-only mode closes
 * `lease`: clocks held for a block and given back whatever happens
 * `ticker`, `switchable`: watching clocks change, and giving them back one by one
-* `bench`: measuring windows on a GPU; `replay`: the same answers from a table
+* `measurer`: measuring windows on a GPU; `replay`: the same answers from a table
 * `simulated/`: a virtual GPU behind the same NVML calls
 * `clock`: real time
 """

@@ -1,7 +1,7 @@
 """What the rest of the program may ask of hardware.
 
 Three seams. `Gpu` reads and locks clocks. `Launcher` runs kernels. `Clock` tells and passes time,
-so that simulated time costs none. `Bench` stands on them: it holds clocks and measures kernels,
+so that simulated time costs none. `Measurer` stands on them: it holds clocks and measures kernels,
 and is all that the measuring stage sees; a table can be one without any GPU behind it.
 """
 
@@ -142,12 +142,12 @@ class Reading:
     utilisation: Utilisation | None = None
 
 
-class Bench(Protocol):
+class Measurer(Protocol):
     """Holds clocks and measures kernels."""
 
     evidence: Evidence
     live: bool
-    """Whether kernels really run: a live bench can be warmed and can run a whole step."""
+    """Whether kernels really run: a live measurer can be warmed and can run a whole step."""
 
     def info(self) -> GpuInfo:
         """Return which GPU answers."""
@@ -170,14 +170,14 @@ class Bench(Protocol):
         ...
 
     def now_s(self) -> float:
-        """Return this bench's own time, which is virtual on a simulated GPU."""
+        """Return this measurer's own time, which is virtual on a simulated GPU."""
         ...
 
     def warm(self, kernels: Sequence[Kernel]) -> float:
         """Bring the GPU to the temperature it has when these kernels run; return it in °C.
 
         Raises:
-            MeasurementError: The bench is not live.
+            MeasurementError: The measurer is not live.
         """
         ...
 

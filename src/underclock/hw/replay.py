@@ -1,4 +1,4 @@
-"""A bench that answers from a table somebody measured; there is no GPU behind it."""
+"""A measurer that answers from a table somebody measured; there is no GPU behind it."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Reading
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Profile, Sample
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
 
 
-class ReplayBench:
-    """Answers with the rows of a profile; repeats cycle through the rows there are."""
+class ReplayMeasurer:
+    """Answers with the rows of a sample_set; repeats cycle through the rows there are."""
 
     evidence = Evidence.REPLAYED
     live = False
 
-    def __init__(self, table: Profile) -> None:
+    def __init__(self, table: SampleSet) -> None:
         self.table = table
         self._rows: dict[tuple[str, Clocks], list[Sample]] = defaultdict(list)
         for sample in table.samples:

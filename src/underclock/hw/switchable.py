@@ -9,7 +9,7 @@ import pynvml
 
 from underclock.hw.base import Gpu
 from underclock.hw.nvml import NvmlGpu
-from underclock.latencies import Domain
+from underclock.records.latencies import Domain
 
 _RESETS = {
     Domain.CORE: pynvml.nvmlDeviceResetGpuLockedClocks,

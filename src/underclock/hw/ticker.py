@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from underclock.latencies import Domain
+from underclock.records.latencies import Domain
 
 Floats = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 * `common`: what a number rests on (`Evidence`), what can be set (`Clocks`)
 * `work`: what runs (`Kernel`, `Step`)
-* `measured`: what was measured (`Sample`, `Profile`)
+* `measured`: what was measured (`Sample`, `SampleSet`)
 * `planned`: what was decided (`Arm`, `Plan`), and what it costs elsewhere (`Score`)
 * `validated`: what became of it (`Validation`)
 
@@ -10,7 +10,7 @@ Every record that is a file of its own carries a ``schema`` number; a reader ref
 """
 
 from underclock.records.common import AUTO, SCHEMA, Clocks, Evidence, Record
-from underclock.records.measured import POWER_CAP_REASON, GpuInfo, Profile, Sample, Utilisation
+from underclock.records.measured import POWER_CAP_REASON, GpuInfo, Sample, SampleSet, Utilisation
 from underclock.records.planned import (
     Aggregate,
     Arm,
@@ -53,10 +53,10 @@ __all__ = [
     "OtherArm",
     "Pass",
     "Plan",
-    "Profile",
     "Proposal",
     "Record",
     "Sample",
+    "SampleSet",
     "Score",
     "Segment",
     "Spread",

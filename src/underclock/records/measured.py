@@ -88,11 +88,11 @@ class Sample(Record, frozen=True, kw_only=True):
 POWER_CAP_REASON = 0x4  # NVML: nvmlClocksEventReasonSwPowerCap
 
 
-class Profile(Record, frozen=True, kw_only=True):
+class SampleSet(Record, frozen=True, kw_only=True):
     """Everything measured of one step on one GPU.
 
     Attributes:
-        evidence: How the samples were obtained; one kind per profile.
+        evidence: How the samples were obtained; one kind per sample_set.
         gpu: The GPU they belong to.
         workload: Name of the step, or of the table.
         kernels: The kernels, with counts.

@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from underclock.fits import GpuFit, KernelFit
+from underclock.records.fitted import GpuFit, KernelFit
 from underclock.report.tables import bare_table
 from underclock.report.wording import DASH
 

@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from underclock.observations import Foreseen, Interval, Prediction
+from underclock.records.observed import Foreseen, Interval, Prediction
 from underclock.report.tables import bare_table
 from underclock.report.wording import ARM_TITLES, change_text
 from underclock.units import format_percent

@@ -8,9 +8,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from underclock.latencies import LatencyTable
-from underclock.observations import Breakdown, ClockLog
 from underclock.records import Arm, Plan, Score, Validation
+from underclock.records.latencies import LatencyTable
+from underclock.records.observed import Breakdown, ClockLog
 from underclock.report.wording import (
     arm_title,
     change_text,

@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from underclock.core.adaptive import anchors, hope, hope_alone, prices, worth
-from underclock.core.fit.estimate import Estimate, estimate
-from underclock.core.fit.rows import CannotFitError, Floats, ceiling_mhz
-from underclock.core.fit.start import unknown_gpu
-from underclock.core.planning import Goal, choose_kernels
-from underclock.core.promise import TWO_SIDED
-from underclock.hw.base import Bench, Reading
+from underclock.core.model.estimate import Estimate, estimate
+from underclock.core.model.rows import CannotFitError, Floats, ceiling_mhz
+from underclock.core.model.start import unknown_gpu
+from underclock.core.planning.promise import TWO_SIDED
+from underclock.core.planning.strategies import Goal, choose_kernels
+from underclock.core.sampling.acquisition import anchors, hope, hope_alone, prices, worth
+from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.store import SampleFile
 
@@ -69,7 +69,7 @@ class AdaptiveRun:
 
     def __init__(  # noqa: PLR0913 - what it joins
         self,
-        bench: Bench,
+        measurer: Measurer,
         file: SampleFile,
         limits: Limits,
         baseline: Clocks,
@@ -79,7 +79,7 @@ class AdaptiveRun:
         seed: int,
         in_situ: bool,
     ) -> None:
-        self._bench = bench
+        self._bench = measurer
         self._file = file
         self._limits = limits
         self._baseline = baseline
@@ -89,8 +89,8 @@ class AdaptiveRun:
         header = file.header
         self._kernels = header.kernels
         self._launches = [header.kernels[i] for i in header.order] if in_situ else []
-        self._started_s = bench.now_s()
-        before = file.profile()
+        self._started_s = measurer.now_s()
+        before = file.sample_set()
         self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
         self._steps = len(before.in_situ)
         self._unsure = 0.0  # of the promise, as it was after the last fit
@@ -104,9 +104,9 @@ class AdaptiveRun:
         self._take(_Wanted(kernel, self._baseline) for kernel in self._kernels)
         self._take(self._shared())
         while not self._spent():
-            profile = self._file.profile()
+            sample_set = self._file.sample_set()
             try:
-                found = estimate(profile, baseline=self._baseline)
+                found = estimate(sample_set, baseline=self._baseline)
             except CannotFitError:
                 if not self._take(self._more(), refit=True):
                     break
@@ -173,7 +173,7 @@ class AdaptiveRun:
 
     def _shared(self) -> list[_Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
-        top_mhz = ceiling_mhz(self._file.profile().samples)
+        top_mhz = ceiling_mhz(self._file.sample_set().samples)
         locked = [
             clocks
             for clocks in self._file.header.settings
@@ -219,12 +219,12 @@ class AdaptiveRun:
 
     def _next(self, found: Estimate) -> tuple[list[_Wanted], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
-        table, belief = found.table, found.belief
+        table, posterior = found.table, found.posterior
         plans = [
-            choose_kernels(table, Goal(max_slowdown=slowdown), found.outlook)
+            choose_kernels(table, Goal(max_slowdown=slowdown), found.predicted_change)
             for slowdown in self._limits.slowdowns
         ]
-        seen = [found.outlook(plan).energy_spread for plan in plans if plan is not None]
+        seen = [found.predicted_change(plan).energy_spread for plan in plans if plan is not None]
         sharp = TWO_SIDED * max(seen) <= self._limits.precision if seen else False
         # A table answers at once: its samples are limited by number, not by what is enough.
         sharp = sharp and not found.exact
@@ -233,7 +233,7 @@ class AdaptiveRun:
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
         finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
         costs = prices(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
-        total = np.zeros_like(belief.log_s)
+        total = np.zeros_like(posterior.log_s)
         for budget, price, plan in zip(self._limits.slowdowns, costs.tolist(), plans, strict=True):
             if found.exact:
                 total += _hoped(found, price, budget)
@@ -241,15 +241,15 @@ class AdaptiveRun:
             planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
             planned[planned == table.baseline] = -1
             # A free core clock tells the fit nothing, however often it is asked.
-            locked = np.array([clocks.core_mhz is not None for clocks in belief.settings])
+            locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
             can = found.measurable & locked
-            total += worth(belief, found.counts, auto, price, planned, can).total
-        total /= np.vectorize(self._bench.takes_s)(np.exp(belief.log_s))
+            total += worth(posterior, found.counts, auto, price, planned, can).total
+        total /= np.vectorize(self._bench.takes_s)(np.exp(posterior.log_s))
         best = total.argmax(axis=1)
         value = total.max(axis=1)
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
         order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
-        wanted = [_Wanted(self._kernels[k], belief.settings[best[k]]) for k in order]
+        wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
         return [*wanted, *self._reference(found)], sharp
 
     def _reference(self, found: Estimate) -> list[_Wanted]:
@@ -269,7 +269,7 @@ class AdaptiveRun:
 def _hoped(found: Estimate, price: float, budget: float) -> Floats:
     """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
     auto = found.baseline.time_s, found.baseline.energy_j
-    about = found.belief, found.counts, auto
+    about = found.posterior, found.counts, auto
     if price > _DEAR * auto[1].sum() / auto[0].sum():
         return hope_alone(*about, budget, found.measurable)
     return hope(*about, price, found.measurable)

@@ -1,17 +1,17 @@
-"""From what a user writes after ``--gpu`` to a bench that measures."""
+"""From what a user writes after ``--gpu`` to a measurer that measures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.hw.base import Bench
-from underclock.hw.bench import BRISK, QUICK, GpuBench, Protocol
-from underclock.hw.replay import ReplayBench
-from underclock.hw.simulated.models import GpuModel
+from underclock.gpus.models import GpuModel
+from underclock.hw.base import Measurer
+from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer, Protocol
+from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, Kernel, Step
-from underclock.stages.real import StepFunction, real_bench
+from underclock.stages.real import StepFunction, real_measurer
 from underclock.store import read_table
 from underclock.units import nearest
 
@@ -19,14 +19,14 @@ _KINDS = {"sim": "sim:rtx3080ti", "replay": "replay:TABLE.csv", "nvml": "nvml:0"
 
 
 @contextmanager
-def open_bench(
+def open_measurer(
     spec: str,
     *,
     protocol: Protocol | None = None,
     seed: int = 0,
     step: Step | None = None,
     run: StepFunction | None = None,
-) -> Iterator[Bench]:
+) -> Iterator[Measurer]:
     """Open what a ``--gpu`` option names.
 
     Args:
@@ -45,15 +45,15 @@ def open_bench(
     kind, rest = split_spec(spec)
     protocol = protocol or default_protocol(spec)
     if kind == "replay":
-        yield ReplayBench(read_table(Path(rest)))
+        yield ReplayMeasurer(read_table(Path(rest)))
         return
     if kind == "nvml":
-        with real_bench(rest, protocol=protocol, step=step, run=run) as bench:
-            yield bench
+        with real_measurer(rest, protocol=protocol, step=step, run=run) as measurer:
+            yield measurer
         return
     name, unit = simulated_unit(rest)
     with simulated_rig(name, seed=seed, unit=unit) as rig:
-        yield GpuBench(
+        yield GpuMeasurer(
             rig.gpu,
             rig.launcher,
             rig.clock,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.calibration import (
+from underclock.core.calibration.gpu import (
     Calibrated,
     Errors,
     calibrate,
@@ -14,18 +14,18 @@ from underclock.core.calibration import (
     held_out,
     pooled,
 )
-from underclock.core.sweeps import Habits, Sweep, sweep_of
+from underclock.core.calibration.sweep import Habits, Sweep, sweep_of
 from underclock.errors import UsageError
-from underclock.hw.simulated.catalogue import gpu_model
-from underclock.hw.simulated.models import (
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import (
     Accuracy,
     Calibration,
     GpuModel,
     OwnKernel,
     encode,
 )
-from underclock.records import Evidence, Profile, Record
-from underclock.stages.sources import as_profile
+from underclock.records import Evidence, Record, SampleSet
+from underclock.stages.sources import as_samples
 from underclock.store import check_output, write_text
 
 _POINTS = 4
@@ -62,7 +62,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 def calibrate_gpu(
-    table: Profile | str | Path, *, base: GpuModel | None = None, date: str, note: str = ""
+    table: SampleSet | str | Path, *, base: GpuModel | None = None, date: str, note: str = ""
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep.
 
@@ -75,9 +75,9 @@ def calibrate_gpu(
     Raises:
         DataError: The table cannot be read, or says too little.
     """
-    profile = as_profile(table)
-    base = base or base_of(profile)
-    sweep = _sweep(profile, base)
+    sample_set = as_samples(table)
+    base = base or base_of(sample_set)
+    sweep = _sweep(sample_set, base)
     found = calibrate(sweep, base.constants)
     fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
     out = held_out(sweep, base.constants, _POINTS) if len(sweep.kernels) > 1 else None
@@ -87,11 +87,11 @@ def calibrate_gpu(
         cap_margin_w=max(0.0, base.limit_w[0] - found.limit_w),
         own=tuple(
             OwnKernel(kernel=kernel, constants=found.kernels[kernel.name])
-            for kernel in profile.kernels
+            for kernel in sample_set.kernels
         ),
         calibration=Calibration(
-            source=profile.workload,
-            rows=len(profile.samples),
+            source=sample_set.workload,
+            rows=len(sample_set.samples),
             date=date,
             fit=_accuracy(fit),
             held_out=_accuracy(out) if out else None,
@@ -101,7 +101,7 @@ def calibrate_gpu(
 
 
 def write_calibration(
-    table: Profile | str | Path, *, to: str | Path, date: str, force: bool = False
+    table: SampleSet | str | Path, *, to: str | Path, date: str, force: bool = False
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep and write it for ``sim:FILE.json``.
 
@@ -118,7 +118,7 @@ def write_calibration(
     return model
 
 
-def check_calibration(table: Profile | str | Path, *, gpu: str, points: int = _POINTS) -> Check:
+def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = _POINTS) -> Check:
     """Predict a sweep with a model whose shared constants stay as they are.
 
     Each kernel's own constants are fitted to a few of its rows, chosen for what they tell; all its
@@ -138,8 +138,8 @@ def check_calibration(table: Profile | str | Path, *, gpu: str, points: int = _P
         raise UsageError(f"{gpu!r} is not a simulated GPU", hint="write sim:rtx3080ti")
     if points < 2:  # noqa: PLR2004 - a line needs two
         raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
-    model, profile = gpu_model(name), as_profile(table)
-    sweep = _sweep(profile, model)
+    model, sample_set = gpu_model(name), as_samples(table)
+    sweep = _sweep(sample_set, model)
     results = check(_calibrated(model), sweep, points)
     if not results:
         raise UsageError(
@@ -147,7 +147,7 @@ def check_calibration(table: Profile | str | Path, *, gpu: str, points: int = _P
         )
     total = pooled([errors for _, errors in results])
     return Check(
-        evidence=profile.evidence,
+        evidence=sample_set.evidence,
         gpu=gpu,
         points=points,
         time_mape=total.time,
@@ -160,21 +160,21 @@ def check_calibration(table: Profile | str | Path, *, gpu: str, points: int = _P
     )
 
 
-def base_of(profile: Profile) -> GpuModel:
+def base_of(sample_set: SampleSet) -> GpuModel:
     """Make a bare model of the clocks that a table shows.
 
     Raises:
         DataError: The table has no core clocks.
     """
-    asked = [sample.asked for sample in profile.samples]
+    asked = [sample.asked for sample in sample_set.samples]
     cores = tuple(sorted({c.core_mhz for c in asked if c.core_mhz is not None}))
     mems = tuple(sorted({c.mem_mhz for c in asked if c.mem_mhz is not None}))
-    most_w = max((s.energy_j / s.time_s for s in profile.samples), default=1.0)
+    most_w = max((s.energy_j / s.time_s for s in sample_set.samples), default=1.0)
     like = gpu_model("rtx3080ti")
     points = mems or (_DUMMY_MEM_MHZ,)
     shares = np.array(points) / points[-1]
     return GpuModel(
-        name=profile.gpu.name,
+        name=sample_set.gpu.name,
         driver=like.driver,
         core_mhz=cores or like.core_mhz,
         mem_mhz=points,
@@ -198,8 +198,8 @@ def base_of(profile: Profile) -> GpuModel:
     )
 
 
-def _sweep(profile: Profile, model: GpuModel) -> Sweep:
-    return sweep_of(profile, auto_mem_mhz=float(model.mem_mhz[-1]), limit_w=model.limit_w[0])
+def _sweep(sample_set: SampleSet, model: GpuModel) -> Sweep:
+    return sweep_of(sample_set, auto_mem_mhz=float(model.mem_mhz[-1]), limit_w=model.limit_w[0])
 
 
 def _calibrated(model: GpuModel) -> Calibrated:

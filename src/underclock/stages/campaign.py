@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.hw.base import Bench
-from underclock.records import AUTO, Clocks, Kernel, Profile, Step
+from underclock.hw.base import Measurer
+from underclock.records import AUTO, Clocks, Kernel, SampleSet, Step
 from underclock.units import format_mhz
 
 
@@ -70,22 +70,22 @@ class Campaign:
         limited = self.max_samples is not None or self.budget_s is not None
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
-    def on(self, bench: Bench) -> Grid:
-        """Return the grid of this campaign on a bench."""
+    def on(self, measurer: Measurer) -> Grid:
+        """Return the grid of this campaign on a measurer."""
         if self.grid is not None:
             return self.grid
         limited = self.max_samples is not None or self.budget_s is not None
-        return Grid.ADAPTIVE if self.may_adapt and (bench.live or limited) else Grid.COARSE
+        return Grid.ADAPTIVE if self.may_adapt and (measurer.live or limited) else Grid.COARSE
 
 
-def settings_of(bench: Bench, campaign: Campaign) -> tuple[Clocks, ...]:
+def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
     """Return the clock pairs a campaign visits: auto first, then fastest first.
 
     Raises:
         UsageError: It names clocks the GPU lacks.
     """
-    offered = bench.settings()
-    cores = _core_grid(offered, campaign, bench)
+    offered = measurer.settings()
+    cores = _core_grid(offered, campaign, measurer)
     chosen = [
         clocks
         for clocks in offered
@@ -112,10 +112,10 @@ def settings_of(bench: Bench, campaign: Campaign) -> tuple[Clocks, ...]:
 
 
 def _core_grid(
-    offered: Sequence[Clocks], campaign: Campaign, bench: Bench
+    offered: Sequence[Clocks], campaign: Campaign, measurer: Measurer
 ) -> frozenset[int | None] | None:
     """Return the core clocks of the grid; ``None`` for all."""
-    if campaign.on(bench) is not Grid.COARSE or not bench.live:
+    if campaign.on(measurer) is not Grid.COARSE or not measurer.live:
         return None
     cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
     if not cores:
@@ -133,14 +133,14 @@ def _wanted(
 
 
 def survey(
-    bench: Bench, step: Step | None, campaign: Campaign
-) -> tuple[Profile, list[tuple[Clocks, list[Kernel]]]]:
+    measurer: Measurer, step: Step | None, campaign: Campaign
+) -> tuple[SampleSet, list[tuple[Clocks, list[Kernel]]]]:
     """Decide what to measure, in what order, and what the file's header says of it.
 
     Raises:
-        UsageError: No kernels, or some that the bench has no answer for.
+        UsageError: No kernels, or some that the measurer has no answer for.
     """
-    name, kernels = bench.brings()
+    name, kernels = measurer.brings()
     order: tuple[int, ...] = ()
     fingerprint: str | None = None
     if step is not None:
@@ -149,13 +149,13 @@ def survey(
         raise UsageError(
             "this GPU needs a step to run", hint="make one with `underclock trace gpt3-xl`"
         )
-    adaptive = campaign.on(bench) is Grid.ADAPTIVE
-    settings = settings_of(bench, campaign)
+    adaptive = campaign.on(measurer) is Grid.ADAPTIVE
+    settings = settings_of(measurer, campaign)
     unlockable: tuple[str, ...] = ()
-    if adaptive and bench.live:
-        settings, unlockable = _that_lock(bench, settings)
+    if adaptive and measurer.live:
+        settings, unlockable = _that_lock(measurer, settings)
     points = [
-        (clocks, [kernel for kernel in kernels if bench.can_measure(kernel, clocks)])
+        (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
         for clocks in settings
     ]
     known = {kernel.name for _, some in points for kernel in some}
@@ -165,9 +165,9 @@ def survey(
             f"this GPU cannot answer for {lacking[0]!r} ({len(lacking)} of {len(kernels)} kernels)",
             hint="a table only knows its own kernels: leave the step away",
         )
-    header = Profile(
-        evidence=bench.evidence,
-        gpu=bench.info(),
+    header = SampleSet(
+        evidence=measurer.evidence,
+        gpu=measurer.info(),
         workload=name,
         kernels=kernels,
         fingerprint=fingerprint,
@@ -181,7 +181,7 @@ def survey(
         source=step.source if step is not None else "",
         warnings=(
             *(step.warnings if step is not None else ()),
-            *bench.notes(),
+            *measurer.notes(),
             *unlockable,
         ),
     )
@@ -189,14 +189,14 @@ def survey(
 
 
 def _that_lock(
-    bench: Bench, settings: tuple[Clocks, ...]
+    measurer: Measurer, settings: tuple[Clocks, ...]
 ) -> tuple[tuple[Clocks, ...], tuple[str, ...]]:
     """Leave memory clocks to the driver where it takes no memory locks; nobody can list that."""
     first = next((clocks for clocks in settings if clocks.mem_mhz is not None), None)
     if first is None:
         return settings, ()
     try:
-        with bench.hold(first):
+        with measurer.hold(first):
             return settings, ()
     except NotSupportedError:
         left = tuple(clocks for clocks in settings if clocks.mem_mhz is None)

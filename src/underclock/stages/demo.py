@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from underclock.core.planning import Goal
+from underclock.core.planning.strategies import Goal
 from underclock.errors import UsageError
 from underclock.records import Plan, Validation
 from underclock.stages.measure import Tally, measure
@@ -61,8 +61,8 @@ def run_demo(
     samples.unlink(missing_ok=True)
     step = trace("gpt3-xl")
     write_document(step_file, step, force=force)
-    profile = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
-    made = plan(profile, goal)
+    sample_set = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
+    made = plan(sample_set, goal)
     write_document(plan_file, made, force=force)
     validated = validate(made, gpu=_GPU, seed=seed, progress=progress)
     write_document(validation_file, validated, force=force)

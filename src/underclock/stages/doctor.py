@@ -6,8 +6,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from underclock.errors import DeviceError, UsageError
+from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, is_read_only, nvml_session
-from underclock.hw.simulated.catalogue import gpu_model, model_names
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.stages.backends import split_spec

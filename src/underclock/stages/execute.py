@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Sequence
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.hw.simulated.catalogue import gpu_model
+from underclock.gpus.catalogue import gpu_model
 from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.hw.simulated.switching import Switching
-from underclock.latencies import LatencyTable
-from underclock.observations import Execution
 from underclock.records import Clocks, Evidence, Step
+from underclock.records.latencies import LatencyTable
+from underclock.records.observed import Execution
 from underclock.stages.backends import split_spec
 
 OFF_S = 1e-3

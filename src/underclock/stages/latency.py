@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.change import Level, summarise, tell_apart
+from underclock.core.statistics.change_point import Level, summarise, tell_apart
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Gpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.hw.simulated.ticker import VirtualTicker
 from underclock.hw.switchable import SwitchableNvmlGpu
-from underclock.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.records import Evidence
+from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.stages.backends import split_spec
 from underclock.stages.measure import Tally
 from underclock.stages.switches import Stand, Switched, Watch

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from underclock.errors import UsageError
-from underclock.hw.base import Bench, Reading
-from underclock.hw.bench import Protocol
-from underclock.records import AUTO, Clocks, Kernel, Profile, Sample, Step
+from underclock.hw.base import Measurer, Reading
+from underclock.hw.measurer import Protocol
+from underclock.records import AUTO, Clocks, Kernel, Sample, SampleSet, Step
 from underclock.stages.adaptive import AdaptiveRun
-from underclock.stages.backends import default_protocol, open_bench
+from underclock.stages.backends import default_protocol, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.real import StepFunction
 from underclock.store import SampleFile
@@ -24,7 +24,7 @@ class Tally:
     Attributes:
         done: Samples on file.
         total: Samples it set out to take.
-        gpu_s: The bench's own time since this run began; virtual on a simulated GPU.
+        gpu_s: The measurer's own time since this run began; virtual on a simulated GPU.
         doing: What is being done, for a person.
     """
 
@@ -44,7 +44,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | None = None,
-) -> Profile:
+) -> SampleSet:
     """Measure a step's kernels, going on where an earlier run into the same file stopped.
 
     Args:
@@ -71,26 +71,26 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     path = Path(to)
     campaign = campaign or Campaign()
     protocol = protocol or default_protocol(gpu, adaptive=campaign.may_adapt)
-    with open_bench(gpu, protocol=protocol, seed=seed, step=step, run=run) as bench:
-        header, points = survey(bench, step, campaign)
+    with open_measurer(gpu, protocol=protocol, seed=seed, step=step, run=run) as measurer:
+        header, points = survey(measurer, step, campaign)
         told = progress or (lambda _tally: None)
 
         def take(file: SampleFile) -> None:
-            if campaign.on(bench) is Grid.ADAPTIVE:
-                _adapt(bench, file, points, campaign, told, seed)
+            if campaign.on(measurer) is Grid.ADAPTIVE:
+                _adapt(measurer, file, points, campaign, told, seed)
             else:
-                take_points(bench, file, points, campaign, told)
+                take_points(measurer, file, points, campaign, told)
 
-        return record(bench, path, header, take)
+        return record(measurer, path, header, take)
 
 
 def record(
-    bench: Bench, path: Path, header: Profile, take: Callable[[SampleFile], None]
-) -> Profile:
-    """Take samples into a file, made or continued, with what the bench has to say of them.
+    measurer: Measurer, path: Path, header: SampleSet, take: Callable[[SampleFile], None]
+) -> SampleSet:
+    """Take samples into a file, made or continued, with what the measurer has to say of them.
 
     Args:
-        bench: Where they are taken.
+        measurer: Where they are taken.
         path: Of the file.
         header: What it must say.
         take: Appends the samples.
@@ -109,12 +109,12 @@ def record(
         try:
             take(file)
         finally:
-            file.note(bench.notes())
-        return file.profile()
+            file.note(measurer.notes())
+        return file.sample_set()
 
 
 def _adapt(
-    bench: Bench,
+    measurer: Measurer,
     file: SampleFile,
     points: list[tuple[Clocks, list[Kernel]]],
     campaign: Campaign,
@@ -123,13 +123,13 @@ def _adapt(
 ) -> None:
     """Take samples for as long as they are worth it."""
     header = file.header
-    before = file.profile()
+    before = file.sample_set()
     done = len(before.samples) + len(before.in_situ)
-    started_s = bench.now_s()
+    started_s = measurer.now_s()
 
     def tell(doing: str) -> None:
         total = max(done, campaign.max_samples or 0)
-        progress(Tally(done=done, total=total, gpu_s=bench.now_s() - started_s, doing=doing))
+        progress(Tally(done=done, total=total, gpu_s=measurer.now_s() - started_s, doing=doing))
 
     def append(name: str, asked: Clocks, repeat: int, reading: Reading, whole: bool) -> None:  # noqa: FBT001
         nonlocal done
@@ -143,19 +143,19 @@ def _adapt(
             hint="add rows with empty core_mhz and mem_mhz to the table",
         )
     AdaptiveRun(
-        bench,
+        measurer,
         file,
         campaign,
         everywhere[0],  # auto first, then fastest first
         append,
         tell,
         seed=seed,
-        in_situ=bench.live and campaign.in_situ,
+        in_situ=measurer.live and campaign.in_situ,
     ).run()
     tell("done")
 
 
-def _check_same(path: Path, found: Profile, wanted: Profile) -> None:
+def _check_same(path: Path, found: SampleSet, wanted: SampleSet) -> None:
     """Refuse to mix two campaigns in one file."""
     for field, noun in (
         ("evidence", "evidence"),
@@ -175,7 +175,7 @@ def _check_same(path: Path, found: Profile, wanted: Profile) -> None:
 
 
 def take_points(
-    bench: Bench,
+    measurer: Measurer,
     file: SampleFile,
     points: list[tuple[Clocks, list[Kernel]]],
     campaign: Campaign,
@@ -184,30 +184,32 @@ def take_points(
     """Take every sample not yet on file: the whole step, then kernels, clocks by clocks.
 
     Args:
-        bench: Where.
+        measurer: Where.
         file: Where they go; its header says how many there will be.
         points: Clocks and the kernels to measure at them, in order.
         campaign: How often, and whether the whole step too.
         progress: Told of every sample.
     """
-    before = file.profile()
+    before = file.sample_set()
     done = {(sample.kernel, sample.asked, sample.repeat) for sample in before.samples}
     total = file.header.expected_samples or 0
-    started_s = bench.now_s()
+    started_s = measurer.now_s()
 
     def tell(doing: str) -> None:
-        progress(Tally(done=len(done), total=total, gpu_s=bench.now_s() - started_s, doing=doing))
+        progress(
+            Tally(done=len(done), total=total, gpu_s=measurer.now_s() - started_s, doing=doing)
+        )
 
     header = file.header
     launches = [header.kernels[index] for index in header.order]
-    whole = bench.live and campaign.in_situ and bool(launches)
+    whole = measurer.live and campaign.in_situ and bool(launches)
     missing_steps = range(len(before.in_situ), campaign.repeats if whole else 0)
-    if bench.live and (missing_steps or len(done) < total):
+    if measurer.live and (missing_steps or len(done) < total):
         tell("warming the GPU to a steady temperature")
-        bench.warm(launches or list(header.kernels))
+        measurer.warm(launches or list(header.kernels))
     for repeat in missing_steps:
         tell("the whole step at auto clocks")
-        reading = bench.measure(launches)
+        reading = measurer.measure(launches)
         file.append(as_sample(header.workload, AUTO, repeat, reading), in_situ=True)
     for clocks, kernels in points:
         todo = [
@@ -218,10 +220,10 @@ def take_points(
         ]
         if not todo:
             continue
-        with bench.hold(clocks):
+        with measurer.hold(clocks):
             for kernel, repeat in todo:
                 tell(f"{kernel.name} at {clocks}")
-                reading = bench.measure([kernel], repeat)
+                reading = measurer.measure([kernel], repeat)
                 file.append(as_sample(kernel.name, clocks, repeat, reading))
                 done.add((kernel.name, clocks, repeat))
     tell("done")

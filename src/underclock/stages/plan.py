@@ -5,7 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from underclock.core.achievable import (
+from underclock.core.costs.groups import Ints
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.model.estimate import estimate
+from underclock.core.model.rows import CannotFitError
+from underclock.core.planning.achievable import (
     Rules,
     achieved,
     as_record,
@@ -13,15 +17,10 @@ from underclock.core.achievable import (
     latency_curve,
     sequence_problem,
 )
-from underclock.core.costs import CostTable, cost_table
-from underclock.core.fit.estimate import estimate
-from underclock.core.fit.rows import CannotFitError
-from underclock.core.groups import Ints
-from underclock.core.longer import proposals
-from underclock.core.planning import Arms, Goal, choices, compare_arms
-from underclock.core.promise import ONE_SIDED, Outlook
+from underclock.core.planning.promise import ONE_SIDED, PredictedChange
+from underclock.core.planning.proposals import proposals
+from underclock.core.planning.strategies import Arms, Goal, choices, compare_arms
 from underclock.errors import InfeasibleError, UsageError
-from underclock.latencies import LatencyTable
 from underclock.records import (
     Arm,
     Clocks,
@@ -30,10 +29,11 @@ from underclock.records import (
     LatencyPoint,
     Objective,
     Plan,
-    Profile,
     Proposal,
+    SampleSet,
 )
-from underclock.stages.sources import as_profile
+from underclock.records.latencies import LatencyTable
+from underclock.stages.sources import as_samples
 from underclock.store import read_document
 from underclock.units import format_percent, parse_duration
 
@@ -111,7 +111,7 @@ def latencies_of(text: str, samples: Path) -> Switching | None:
 
 
 def plan(
-    samples: Profile | str | Path,
+    samples: SampleSet | str | Path,
     goal: Goal | None = None,
     *,
     baseline: Clocks | None = None,
@@ -121,7 +121,7 @@ def plan(
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
 
     Args:
-        samples: A profile, a samples file or a CSV table.
+        samples: A sample_set, a samples file or a CSV table.
         goal: What to minimise; by default energy, without being any slower.
         baseline: The clocks to call auto; by default auto itself, or in a table without it the
             fastest clocks that every kernel has.
@@ -137,8 +137,8 @@ def plan(
         InfeasibleError: No choice meets the time budget.
     """
     goal = goal or Goal()
-    profile = as_profile(samples)
-    table, judge = _costs(profile, baseline, raw=raw)
+    sample_set = as_samples(samples)
+    table, judge = _costs(sample_set, baseline, raw=raw)
     compared = compare_arms(table, goal, judge)
     if goal.chosen not in compared.settings:
         raise InfeasibleError(
@@ -157,12 +157,12 @@ def plan(
         setting = compared.settings[goal.chosen]
         unsure = ONE_SIDED * judge(setting).time_spread if judge is not None else 0.0
         sure = dataclasses.replace(goal, max_slowdown=goal.max_slowdown - unsure)
-        real = _reality(profile, table, sure, switching, compared)
+        real = _reality(sample_set, table, sure, switching, compared)
     return Plan(
-        evidence=profile.evidence,
-        gpu=profile.gpu,
-        workload=profile.workload,
-        fingerprint=profile.fingerprint,
+        evidence=sample_set.evidence,
+        gpu=sample_set.gpu,
+        workload=sample_set.workload,
+        fingerprint=sample_set.fingerprint,
         objective=goal.objective,
         max_slowdown=goal.max_slowdown if waste else None,
         granularity=goal.granularity,
@@ -174,9 +174,9 @@ def plan(
         fixed=_fixed(table, compared.settings),
         frontier=compared.frontier,
         closure=table.closure,
-        runs=profile.kernels,
-        order=profile.order,
-        source=profile.source,
+        runs=sample_set.kernels,
+        order=sample_set.order,
+        source=sample_set.source,
         schedule=real.schedule,
         latency_curve=real.curve,
         proposals=real.proposals,
@@ -185,45 +185,45 @@ def plan(
 
 
 def _costs(
-    profile: Profile, baseline: Clocks | None, *, raw: bool | None
-) -> tuple[CostTable, Callable[[Ints], Outlook] | None]:
+    sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None
+) -> tuple[CostTable, Callable[[Ints], PredictedChange] | None]:
     """Return costs, and who says how sure a choice is; nobody where costs are taken as certain."""
     asked = raw
     if raw is None:
-        raw = _is_whole_table(profile)
+        raw = _is_whole_table(sample_set)
     if raw:
-        return cost_table(profile, baseline=baseline), None
+        return cost_table(sample_set, baseline=baseline), None
     try:
-        found = estimate(profile, baseline=baseline)
+        found = estimate(sample_set, baseline=baseline)
     except CannotFitError as exc:
         if asked is False:
             raise
-        table = cost_table(profile, baseline=baseline)
+        table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
         return dataclasses.replace(table, warnings=(*table.warnings, words)), None
-    return found.table, found.outlook
+    return found.table, found.predicted_change
 
 
-def _is_whole_table(profile: Profile) -> bool:
+def _is_whole_table(sample_set: SampleSet) -> bool:
     """Whether every row of a replayed table is there: then there is nothing to estimate."""
-    if profile.evidence is not Evidence.REPLAYED:
+    if sample_set.evidence is not Evidence.REPLAYED:
         return False
-    if profile.expected_samples is not None:
-        return len(profile.samples) >= profile.expected_samples
-    lacking = sum(len(clocks) for clocks in profile.lacking.values())
-    pairs = len({(sample.kernel, sample.asked) for sample in profile.samples})
-    return pairs + lacking >= len(profile.settings) * len(profile.kernels)
+    if sample_set.expected_samples is not None:
+        return len(sample_set.samples) >= sample_set.expected_samples
+    lacking = sum(len(clocks) for clocks in sample_set.lacking.values())
+    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
+    return pairs + lacking >= len(sample_set.settings) * len(sample_set.kernels)
 
 
 def _reality(
-    profile: Profile, table: CostTable, goal: Goal, switching: Switching, compared: Arms
+    sample_set: SampleSet, table: CostTable, goal: Goal, switching: Switching, compared: Arms
 ) -> Reality:
     """Plan again under the GPU's own latency."""
     latencies = switching.latencies
-    warnings = (*latencies.check_gpu(profile.gpu), *latencies.warnings)
+    warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
     rules = switching.rules(goal.max_slowdown)
     starts = list(compared.settings.values())
-    problem = sequence_problem(table, profile.order, rules)
+    problem = sequence_problem(table, sample_set.order, rules)
     arm, found = achieved(table, problem, starts)
     schedule = None
     if arm.cost is None:
@@ -238,8 +238,8 @@ def _reality(
     return Reality(
         arms=(arm,),
         schedule=schedule,
-        curve=latency_curve(table, profile.order, rules, starts),
-        proposals=proposals(table, profile.order, rules),
+        curve=latency_curve(table, sample_set.order, rules, starts),
+        proposals=proposals(table, sample_set.order, rules),
         warnings=warnings,
     )
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.foresight import at_baseline, blind, foresee, runs_of, tables_of
-from underclock.core.known import FITTED, PUBLISHED, Known, Member, members_of
+from underclock.core.prediction.prior import FITTED, PUBLISHED, Known, Member, members_of
+from underclock.core.prediction.savings import at_baseline, blind, foresee, runs_of, tables_of
 from underclock.errors import UsageError
-from underclock.hw.simulated.catalogue import gpu_model, model_names
-from underclock.hw.simulated.models import GpuModel
-from underclock.observations import Prediction
-from underclock.records import AUTO, Clocks, Profile
-from underclock.stages.sources import as_profile
+from underclock.gpus.catalogue import gpu_model, model_names
+from underclock.gpus.models import GpuModel
+from underclock.records import AUTO, Clocks, SampleSet
+from underclock.records.observed import Prediction
+from underclock.stages.sources import as_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
@@ -21,7 +21,7 @@ _BRANDS = ("nvidia", "geforce")
 
 
 def predict(
-    samples: Profile | str | Path,
+    samples: SampleSet | str | Path,
     *,
     max_slowdown: float = 0.0,
     like: str | None = None,
@@ -32,7 +32,7 @@ def predict(
     """Predict what a plan would save, from samples at auto clocks only.
 
     Args:
-        samples: A profile, a samples file or a CSV table; samples at other clocks are not used.
+        samples: A sample_set, a samples file or a CSV table; samples at other clocks are not used.
         max_slowdown: Time budget as a fraction above auto, not negative.
         like: ``sim:NAME`` or a file that ``underclock calibrate`` wrote: whose constants and
             kernels stand for what was not measured. By default the model of the same name.
@@ -51,25 +51,25 @@ def predict(
         )
     if draws < 1:
         raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
-    profile = as_profile(samples)
+    sample_set = as_samples(samples)
     baseline = baseline or AUTO
-    used = at_baseline(profile, baseline)
-    name, model = _model(profile.gpu.name, like)
+    used = at_baseline(sample_set, baseline)
+    name, model = _model(sample_set.gpu.name, like)
     runs = runs_of(
         used,
         baseline,
         mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
-        limit_w=profile.gpu.power_limit_w or model.limit_w[0],
+        limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
     )
     tables = tables_of(
         used, baseline, known_of(model), runs, settings_of(model), draws=draws, seed=seed
     )
     counted = sum(run.utilisation is not None for run in runs)
-    unused = len(profile.samples) - len(used.samples)
+    unused = len(sample_set.samples) - len(used.samples)
     return Prediction(
-        evidence=profile.evidence,
-        gpu=profile.gpu,
-        workload=profile.workload,
+        evidence=sample_set.evidence,
+        gpu=sample_set.gpu,
+        workload=sample_set.workload,
         like=name,
         calibration=str(model.calibration),
         max_slowdown=max_slowdown,
@@ -80,8 +80,8 @@ def predict(
         arms=foresee(tables, max_slowdown, _CONFIDENCE),
         blind=blind(tables, max_slowdown, _CONFIDENCE),
         warnings=(
-            *profile.warnings,
-            *_warnings(profile.gpu.name, model, unused, counted, len(runs)),
+            *sample_set.warnings,
+            *_warnings(sample_set.gpu.name, model, unused, counted, len(runs)),
         ),
     )
 

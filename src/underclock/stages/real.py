@@ -1,4 +1,4 @@
-"""A real GPU and a captured step, as a bench."""
+"""A real GPU and a captured step, as a measurer."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Launcher
-from underclock.hw.bench import GpuBench, Protocol
 from underclock.hw.clock import SystemClock
+from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import NvmlGpu, is_read_only, nvml_session
 from underclock.records import Evidence, Step
 
@@ -17,13 +17,13 @@ _NOT_LOCKED = "clocks may not be set here, so only auto clocks are measured"
 
 
 @contextmanager
-def real_bench(
+def real_measurer(
     index: str,
     *,
     protocol: Protocol,
     step: Step | None,
     run: StepFunction | None = None,
-) -> Iterator[GpuBench]:
+) -> Iterator[GpuMeasurer]:
     """Capture a step on a real GPU and hold it ready to be measured.
 
     Args:
@@ -44,7 +44,7 @@ def real_bench(
         if not may_lock():
             notes = (*notes, _NOT_LOCKED)
         with held_launcher(gpu, step, run) as launcher:
-            yield GpuBench(
+            yield GpuMeasurer(
                 gpu,
                 launcher,
                 SystemClock(),

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.bench import BRISK, Protocol
-from underclock.records import Clocks, Kernel, Plan, Profile, Step
-from underclock.stages.backends import default_protocol, open_bench, split_spec
+from underclock.hw.measurer import BRISK, Protocol
+from underclock.records import Clocks, Kernel, Plan, SampleSet, Step
+from underclock.stages.backends import default_protocol, open_measurer, split_spec
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.measure import Tally, record, take_points
 from underclock.stages.real import StepFunction
@@ -38,7 +38,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | None = None,
-) -> Profile:
+) -> SampleSet:
     """Measure on this GPU what a plan from another one of its model hangs on.
 
     The whole step at auto, every kernel at auto, at the clocks the plan chose for it and at their
@@ -70,9 +70,9 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     if protocol is None:
         protocol = BRISK if split_spec(gpu)[0] == "sim" else default_protocol(gpu)
     campaign = Campaign(grid=Grid.ADAPTIVE)
-    with open_bench(gpu, protocol=protocol, seed=seed, step=step, run=run) as bench:
-        check_gpu(plan, bench.info())
-        header, offered = survey(bench, step, campaign)
+    with open_measurer(gpu, protocol=protocol, seed=seed, step=step, run=run) as measurer:
+        check_gpu(plan, measurer.info())
+        header, offered = survey(measurer, step, campaign)
         if header.kernels != plan.runs:
             raise DataError(
                 "the plan is for other kernels than this GPU answers for",
@@ -96,9 +96,9 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
                     f"{path} holds samples of another GPU; they do not mix",
                     hint="name another file with -o, or remove this one",
                 )
-            take_points(bench, file, points, campaign, progress or (lambda _tally: None))
+            take_points(measurer, file, points, campaign, progress or (lambda _tally: None))
 
-        return record(bench, path, header, take)
+        return record(measurer, path, header, take)
 
 
 def around(clocks: Clocks, offered: Collection[Clocks], reach: int) -> tuple[Clocks, ...]:

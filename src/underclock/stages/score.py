@@ -2,35 +2,35 @@
 
 from pathlib import Path
 
-from underclock.core.costs import CostTable, cost_table
-from underclock.core.planning import cost_of
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.planning.strategies import cost_of
 from underclock.errors import DataError
-from underclock.records import Arm, Cost, Plan, Profile, Score, Status
-from underclock.stages.sources import as_plan, as_profile, check_gpu
+from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status
+from underclock.stages.sources import as_plan, as_samples, check_gpu
 
 _HINT = "score on the full table that the plan's samples came from"
 
 
-def score(plan: Plan | str | Path, table: Profile | str | Path) -> Score:
+def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     """Cost a plan's clocks on a table it may not have seen whole.
 
     Args:
         plan: A plan, or its file.
-        table: A profile, a samples file or a CSV table with a row for every choice of the plan.
+        table: A sample_set, a samples file or a CSV table with a row for every choice of the plan.
 
     Raises:
         DataError: Another GPU's table, or no row for a kernel at its chosen clocks.
     """
-    plan, profile = as_plan(plan), as_profile(table)
-    check_gpu(plan, profile.gpu)
-    costs = cost_table(profile, baseline=plan.baseline)
+    plan, sample_set = as_plan(plan), as_samples(table)
+    check_gpu(plan, sample_set.gpu)
+    costs = cost_table(sample_set, baseline=plan.baseline)
     cost = _cost(plan, costs)
     auto = Cost(
         time_s=costs.auto_time_s, energy_j=costs.auto_energy_j, time_change=0.0, energy_change=0.0
     )
     return Score(
-        evidence=profile.evidence,
-        gpu=profile.gpu,
+        evidence=sample_set.evidence,
+        gpu=sample_set.gpu,
         plan=plan.chosen,
         time_s=cost.time_s,
         energy_j=cost.energy_j,

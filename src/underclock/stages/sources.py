@@ -3,17 +3,17 @@
 from pathlib import Path
 
 from underclock.errors import DataError
-from underclock.records import GpuInfo, Plan, Profile
-from underclock.store import read_document, read_profile
+from underclock.records import GpuInfo, Plan, SampleSet
+from underclock.store import read_document, read_samples
 
 
-def as_profile(source: Profile | str | Path) -> Profile:
+def as_samples(source: SampleSet | str | Path) -> SampleSet:
     """Return samples, reading them if a file is named.
 
     Raises:
         DataError: The file cannot be read.
     """
-    return source if isinstance(source, Profile) else read_profile(Path(source))
+    return source if isinstance(source, SampleSet) else read_samples(Path(source))
 
 
 def as_plan(source: Plan | str | Path) -> Plan:

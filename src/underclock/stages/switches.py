@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.change import Level, Seen, find_change, level, tell_apart
+from underclock.core.statistics.change_point import Level, Seen, find_change, level, tell_apart
 from underclock.errors import MeasurementError
 from underclock.hw.base import Clock
 from underclock.hw.lease import check_applied, clock_lease
 from underclock.hw.switchable import SwitchableGpu
 from underclock.hw.ticker import Ticker
-from underclock.latencies import Domain, switch_text
 from underclock.records import Clocks
+from underclock.records.latencies import Domain, switch_text
 from underclock.units import format_duration, format_mhz
 
 _SETTLE_S = 1.0  # longer than any known change of a clock

@@ -29,7 +29,7 @@ from underclock.hw.cuda.torch_step import (
     recorded,
     warm_up,
 )
-from underclock.launches import Traced
+from underclock.records.launches import Traced
 from underclock.units import nearest
 
 

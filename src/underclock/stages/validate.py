@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.costs import Floats, near_cap, settling_factors
-from underclock.core.pairs import count_within, pair_changes, spread
-from underclock.core.verdict import TOLERANCE, Estimate, estimate, judge
+from underclock.core.costs.table import Floats, near_cap, settling_factors
+from underclock.core.statistics.pairs import count_within, pair_changes, spread
+from underclock.core.statistics.verdict import TOLERANCE, Estimate, estimate, judge
 from underclock.errors import DataError, UsageError
-from underclock.hw.base import Bench, Reading
-from underclock.hw.bench import Protocol
-from underclock.hw.replay import ReplayBench
+from underclock.hw.base import Measurer, Reading
+from underclock.hw.measurer import Protocol
+from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
     POWER_CAP_REASON,
@@ -28,7 +28,7 @@ from underclock.records import (
     Plan,
     Validation,
 )
-from underclock.stages.backends import open_bench
+from underclock.stages.backends import open_measurer
 from underclock.stages.measure import Tally
 from underclock.stages.sources import as_plan, check_gpu
 
@@ -72,12 +72,12 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
         )
     plan = as_plan(plan)
-    with open_bench(gpu, protocol=protocol, seed=seed + _SEED_OFFSET) as bench:
-        _check(plan, bench)
-        arms = _arms(plan, bench, only_plan=only_plan)
-        totals = _runs(plan, bench, arms, repeats, progress or (lambda _tally: None))
-        rows = {name: _rows(plan, bench, clocks) for name, clocks in arms.items()}
-        evidence, info = bench.evidence, bench.info()
+    with open_measurer(gpu, protocol=protocol, seed=seed + _SEED_OFFSET) as measurer:
+        _check(plan, measurer)
+        arms = _arms(plan, measurer, only_plan=only_plan)
+        totals = _runs(plan, measurer, arms, repeats, progress or (lambda _tally: None))
+        rows = {name: _rows(plan, measurer, clocks) for name, clocks in arms.items()}
+        evidence, info = measurer.evidence, measurer.info()
     auto, planned = totals["auto"], totals["plan"]
     time = pair_changes(auto[:, 0], planned[:, 0])
     energy = pair_changes(auto[:, 1], planned[:, 1])
@@ -148,18 +148,18 @@ def _other(name: str, clocks: Clocks, auto: Floats, runs: Floats, distinct: int)
     )
 
 
-def _check(plan: Plan, bench: Bench) -> None:
-    check_gpu(plan, bench.info())
-    if plan.evidence is not bench.evidence:
+def _check(plan: Plan, measurer: Measurer) -> None:
+    check_gpu(plan, measurer.info())
+    if plan.evidence is not measurer.evidence:
         raise DataError(
-            f"the plan rests on {plan.evidence} samples, this GPU is {bench.evidence}",
+            f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",
             hint="validate on what was measured, or measure and plan on this GPU",
         )
     if {kernel.name for kernel in plan.runs} != plan.kernels.keys():
         raise DataError("the plan does not say what the step runs", hint="plan again")
 
 
-def _arms(plan: Plan, bench: Bench, *, only_plan: bool) -> dict[str, list[Clocks]]:
+def _arms(plan: Plan, measurer: Measurer, *, only_plan: bool) -> dict[str, list[Clocks]]:
     """Return the clocks of every kernel in every arm worth running.
 
     The best fixed clock is left away where it is auto or the plan itself, or has no rows.
@@ -170,17 +170,19 @@ def _arms(plan: Plan, bench: Bench, *, only_plan: bool) -> dict[str, list[Clocks
     }
     if plan.fixed is not None and not only_plan:
         fixed = [plan.fixed] * len(plan.runs)
-        known = all(bench.can_measure(kernel, plan.fixed) for kernel in plan.runs)
+        known = all(measurer.can_measure(kernel, plan.fixed) for kernel in plan.runs)
         if known and fixed not in arms.values():
             arms["best_fixed"] = fixed
     return arms
 
 
-def _rows(plan: Plan, bench: Bench, arm: Sequence[Clocks]) -> int:
+def _rows(plan: Plan, measurer: Measurer, arm: Sequence[Clocks]) -> int:
     """Return how many runs of an arm can differ: a table gives the rows it has, over and over."""
-    if not isinstance(bench, ReplayBench):
+    if not isinstance(measurer, ReplayMeasurer):
         return sys.maxsize
-    return min(bench.repeats(kernel, clocks) for kernel, clocks in zip(plan.runs, arm, strict=True))
+    return min(
+        measurer.repeats(kernel, clocks) for kernel, clocks in zip(plan.runs, arm, strict=True)
+    )
 
 
 def _warnings(distinct: int, repeats: int) -> tuple[str, ...]:
@@ -195,7 +197,7 @@ def _warnings(distinct: int, repeats: int) -> tuple[str, ...]:
 
 def _runs(
     plan: Plan,
-    bench: Bench,
+    measurer: Measurer,
     arms: Mapping[str, Sequence[Clocks]],
     repeats: int,
     progress: Callable[[Tally], None],
@@ -203,17 +205,17 @@ def _runs(
     """Return time in s and energy in J of every run of every arm. Shapes (N, 2)."""
     counts = np.array([kernel.count for kernel in plan.runs], dtype=np.float64)
     launches = [plan.runs[index] for index in plan.order]
-    whole = bool(bench.live and launches and plan.closure is not None and plan.baseline.is_auto)
+    whole = bool(measurer.live and launches and plan.closure is not None and plan.baseline.is_auto)
     names = list(arms)
     doing = " and ".join(("auto", "the plan", *(_TITLES[name] for name in names[2:])))
-    started_s = bench.now_s()
+    started_s = measurer.now_s()
 
     def tell(done: int, doing: str) -> None:
-        progress(Tally(done=done, total=repeats, gpu_s=bench.now_s() - started_s, doing=doing))
+        progress(Tally(done=done, total=repeats, gpu_s=measurer.now_s() - started_s, doing=doing))
 
-    if bench.live:
+    if measurer.live:
         tell(0, "warming the GPU to a steady temperature")
-        bench.warm(launches or plan.runs)
+        measurer.warm(launches or plan.runs)
     totals: dict[str, list[Floats]] = {name: [] for name in names}
     for repeat in range(repeats):
         tell(repeat, f"run {repeat + 1} of {doing}")
@@ -221,10 +223,10 @@ def _runs(
         costs: dict[str, Floats] = {}
         factors = np.ones((len(counts), 2))
         for name in names[first:] + names[:first]:
-            readings = measured(bench, plan.runs, arms[name], repeat)
+            readings = measured(measurer, plan.runs, arms[name], repeat)
             costs[name] = _costs(readings) * counts[:, None]
             if name == "auto" and whole:
-                step = bench.measure(launches, repeat)
+                step = measurer.measure(launches, repeat)
                 factors = _factors(readings, costs[name], step)
         for name, cost in costs.items():
             at_auto = np.array([clocks == AUTO for clocks in arms[name]])
@@ -247,15 +249,15 @@ def _factors(auto: Sequence[Reading], costs: Floats, step: Reading) -> Floats:
 
 
 def measured(
-    bench: Bench, kernels: Sequence[Kernel], clocks: Sequence[Clocks], repeat: int
+    measurer: Measurer, kernels: Sequence[Kernel], clocks: Sequence[Clocks], repeat: int
 ) -> list[Reading]:
     """Measure every kernel at its clocks, one change of clocks per distinct pair."""
     found: dict[int, Reading] = {}
     for setting in dict.fromkeys(clocks):
-        with bench.hold(setting):
+        with measurer.hold(setting):
             for k, kernel in enumerate(kernels):
                 if clocks[k] == setting:
-                    found[k] = bench.measure([kernel], repeat)
+                    found[k] = measurer.measure([kernel], repeat)
     return [found[k] for k in range(len(kernels))]
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.timeline import beat_of, launch_at
+from underclock.core.tracing.timeline import beat_of, launch_at
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Gpu, Launcher
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.sampler import Entry, Sampler
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.observations import ClockLog, KernelClock
 from underclock.records import Evidence, GpuInfo, Step
+from underclock.records.observed import ClockLog, KernelClock
 from underclock.stages.backends import split_spec
 from underclock.stages.real import gpu_index, held_launcher
 from underclock.store import check_output, write_text

@@ -9,7 +9,7 @@
 from pathlib import Path
 
 from underclock.errors import DataError
-from underclock.records import Profile
+from underclock.records import SampleSet
 from underclock.store.documents import read_document, write_document
 from underclock.store.files import check_output, write_text
 from underclock.store.samples import SampleFile
@@ -19,7 +19,7 @@ __all__ = [
     "SampleFile",
     "check_output",
     "read_document",
-    "read_profile",
+    "read_samples",
     "read_table",
     "write_document",
     "write_text",
@@ -28,7 +28,7 @@ __all__ = [
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
-def read_profile(path: Path) -> Profile:
+def read_samples(path: Path) -> SampleSet:
     """Read samples from a samples file or a table, told apart by content.
 
     Raises:

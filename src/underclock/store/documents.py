@@ -6,8 +6,8 @@ from typing import TypeVar
 import msgspec
 
 from underclock.errors import DataError
-from underclock.latencies import LatencyTable
 from underclock.records import SCHEMA, Plan, Record, Step, Validation
+from underclock.records.latencies import LatencyTable
 from underclock.store.files import write_text
 
 _R = TypeVar("_R", bound=Record)

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from underclock.errors import DataError, MeasurementError, UsageError
-from underclock.records import SCHEMA, Clocks, Profile, Sample
+from underclock.records import SCHEMA, Clocks, Sample, SampleSet
 from underclock.store.files import check_output
 
 _APPLICATION_ID = 0x756E6463  # "undc", in the file's header
@@ -82,16 +82,16 @@ class SampleFile:
 
     Attributes:
         path: Where it is.
-        header: What all its samples share; a `Profile` without samples.
+        header: What all its samples share; a `SampleSet` without samples.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, header: Profile) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, header: SampleSet) -> None:
         self.path = path
         self.header = header
         self._connection = connection
 
     @classmethod
-    def create(cls, path: Path, header: Profile) -> Self:
+    def create(cls, path: Path, header: SampleSet) -> Self:
         """Start a file.
 
         Raises:
@@ -144,17 +144,17 @@ class SampleFile:
         return cls(path, connection, header)
 
     @classmethod
-    def read(cls, path: Path) -> Profile:
+    def read(cls, path: Path) -> SampleSet:
         """Read everything in a file.
 
         Raises:
             DataError: As `open`.
         """
         with cls.open(path, writable=False) as file:
-            return file.profile()
+            return file.sample_set()
 
     @staticmethod
-    def _read_header(path: Path, connection: sqlite3.Connection) -> Profile:
+    def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
         if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise DataError(
                 f"{path} is a database, but not a samples file",
@@ -168,7 +168,7 @@ class SampleFile:
             )
         (body,) = connection.execute("SELECT body FROM header").fetchone() or (None,)
         try:
-            return msgspec.json.decode(body or "", type=Profile)
+            return msgspec.json.decode(body or "", type=SampleSet)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise DataError(
                 f"{path} has a damaged header: {exc}",
@@ -216,7 +216,7 @@ class SampleFile:
                 return ()
             return tuple(row[0] for row in rows)
 
-    def profile(self) -> Profile:
+    def sample_set(self) -> SampleSet:
         """Return the header with every sample so far, in the order taken.
 
         Raises:

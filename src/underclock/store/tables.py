@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from underclock.errors import DataError
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Pass, Profile, Sample
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Pass, Sample, SampleSet
 from underclock.units import nearest
 
 _REQUIRED = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s", "energy_j", "power_w")
@@ -56,7 +56,7 @@ class _Row:
         return self.whole(column) if self.cells[column].strip() else None
 
 
-def read_table(path: Path) -> Profile:
+def read_table(path: Path) -> SampleSet:
     """Read a measured sweep of one GPU.
 
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, energy_j, power_w; optionally ``count``
@@ -81,7 +81,7 @@ def read_table(path: Path) -> Profile:
         if kernels.setdefault(kernel.name, kernel) != kernel:
             raise DataError(f"{row.where}: count or pass of {kernel.name!r} differs from above")
         samples.append(sample)
-    return Profile(
+    return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name=gpus[0]),
         # A name need not be text on disk, but it must be in the files made from this one.

@@ -1,17 +1,14 @@
 """The searches compared in benchmarks/searching.py, on a small table made here."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import searching_tuner as tuner
 from searching_problem import Problem, table_problem
 from searching_results import Cell, Found, Outcome
 from searching_searchers import SEARCHERS, Searcher, by_chance, coarse, even, shares
-from underclock.records import AUTO, Clocks, Profile
+from underclock.records import AUTO, Clocks, SampleSet
 
 CORES = range(300, 1501, 150)
 MEMS = (405, 810)
@@ -37,7 +34,7 @@ def test_every_searcher_takes_the_baseline_once_and_only_rows_there_are(
     problem: Problem, searcher: Searcher
 ) -> None:
     taken = searcher.take(problem, 12, 0, 0.0)
-    rows = problem.rows_of(taken) if isinstance(taken, Profile) else list(taken)
+    rows = problem.rows_of(taken) if isinstance(taken, SampleSet) else list(taken)
 
     assert set(problem.baseline_rows) <= set(rows) <= set(problem.samples)
     assert len(set(rows)) == len(rows)

@@ -8,17 +8,17 @@ import pytest
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Loop, Progress
-from underclock.hw.bench import GpuBench, Protocol
 from underclock.hw.clock import SystemClock
-from underclock.hw.replay import ReplayBench
+from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
     Clocks,
     Evidence,
     GpuInfo,
     Kernel,
-    Profile,
     Sample,
+    SampleSet,
     Utilisation,
 )
 
@@ -100,9 +100,9 @@ class FakeGpu:
         pass
 
 
-def _bench(slope_w: float) -> GpuBench:
+def _bench(slope_w: float) -> GpuMeasurer:
     clock = FakeClock()
-    return GpuBench(
+    return GpuMeasurer(
         FakeGpu(clock, slope_w),
         FakeLauncher(clock),
         clock,
@@ -137,12 +137,12 @@ def test_real_time_passes_and_never_goes_back() -> None:
     assert clock.now_s() - before_s >= 1e-3
 
 
-def _replay() -> ReplayBench:
+def _replay() -> ReplayMeasurer:
     rows = tuple(
         Sample(kernel="copy", repeat=i, time_s=1.0 + i, energy_j=2.0 + i) for i in range(2)
     )
-    return ReplayBench(
-        Profile(
+    return ReplayMeasurer(
+        SampleSet(
             evidence=Evidence.REPLAYED,
             gpu=GpuInfo(name="table"),
             workload="t",
@@ -153,20 +153,20 @@ def _replay() -> ReplayBench:
 
 
 def test_repeats_of_a_replay_cycle_through_its_rows() -> None:
-    bench = _replay()
-    with bench.hold(AUTO):
-        times_s = [bench.measure([_KERNEL], repeat).time_s for repeat in range(3)]
+    measurer = _replay()
+    with measurer.hold(AUTO):
+        times_s = [measurer.measure([_KERNEL], repeat).time_s for repeat in range(3)]
 
     assert times_s == [1.0, 2.0, 1.0]
-    assert bench.repeats(_KERNEL, AUTO) == 2
-    assert bench.now_s() == 0.0
+    assert measurer.repeats(_KERNEL, AUTO) == 2
+    assert measurer.now_s() == 0.0
 
 
 def test_a_replay_cannot_run_what_was_not_measured() -> None:
-    bench = _replay()
-    with pytest.raises(MeasurementError, match="no row"), bench.hold(Clocks(core_mhz=1)):
-        bench.measure([_KERNEL])
+    measurer = _replay()
+    with pytest.raises(MeasurementError, match="no row"), measurer.hold(Clocks(core_mhz=1)):
+        measurer.measure([_KERNEL])
     with pytest.raises(MeasurementError, match="whole step"):
-        bench.measure([_KERNEL, _KERNEL])
+        measurer.measure([_KERNEL, _KERNEL])
     with pytest.raises(MeasurementError, match="warmed"):
-        bench.warm([_KERNEL])
+        measurer.warm([_KERNEL])

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from underclock.observations import Breakdown, ClockLog, KernelClock, Share
 from underclock.records import Evidence, GpuInfo
+from underclock.records.observed import Breakdown, ClockLog, KernelClock, Share
 from underclock.report import breakdown_tables, clock_log_table
 
 NAME = "[bold]ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nt[/bold]" * 2

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from underclock.core.fit.start import unknown_gpu
-from underclock.core.planning import Goal
+from underclock.core.model.start import unknown_gpu
+from underclock.core.planning.strategies import Goal
 from underclock.errors import UsageError
-from underclock.hw.bench import BRISK
+from underclock.hw.measurer import BRISK
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import AUTO, Profile
+from underclock.records import AUTO, SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
@@ -57,20 +57,20 @@ def table(tmp_path: Path) -> Path:
     return _write(tmp_path / "table.csv")
 
 
-def _adapt(table: Path, to: Path, samples: int, **campaign: object) -> Profile:
+def _adapt(table: Path, to: Path, samples: int, **campaign: object) -> SampleSet:
     wanted = Campaign(grid=Grid.ADAPTIVE, max_samples=samples, **campaign)  # type: ignore[arg-type]
     return measure(gpu=f"replay:{table}", to=to, campaign=wanted)
 
 
 def test_few_rows_of_a_table_find_most_of_its_saving(table: Path, tmp_path: Path) -> None:
-    profile = _adapt(table, tmp_path / "s.db", 70)
+    sample_set = _adapt(table, tmp_path / "s.db", 70)
 
-    assert len(profile.samples) == 70  # of 364
-    assert Counter(s.kernel for s in profile.samples if s.asked == AUTO) == dict.fromkeys(
+    assert len(sample_set.samples) == 70  # of 364
+    assert Counter(s.kernel for s in sample_set.samples if s.asked == AUTO) == dict.fromkeys(
         KERNELS, 1
     )
     full = plan(table, Goal(max_slowdown=0.01))
-    found = plan(profile, Goal(max_slowdown=0.01))
+    found = plan(sample_set, Goal(max_slowdown=0.01))
     really = score(found, table)
     assert really.energy_change < 0.9 * full.promise.energy_change < 0
     assert really.time_change < 0.012
@@ -82,8 +82,8 @@ def test_few_rows_of_a_table_find_most_of_its_saving(table: Path, tmp_path: Path
 
 
 def test_no_row_is_taken_twice_from_a_table(table: Path, tmp_path: Path) -> None:
-    profile = _adapt(table, tmp_path / "s.db", 60)
-    taken = Counter((s.kernel, s.asked) for s in profile.samples)
+    sample_set = _adapt(table, tmp_path / "s.db", 60)
+    taken = Counter((s.kernel, s.asked) for s in sample_set.samples)
     assert set(taken.values()) == {1}
 
 
@@ -99,17 +99,17 @@ def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> Non
 
 def test_a_pair_that_the_table_lacks_is_never_planned(tmp_path: Path) -> None:
     lacking = _write(tmp_path / "t.csv", leave_out=("k3", 1200, 5000))
-    profile = _adapt(lacking, tmp_path / "s.db", 50)
-    assert [len(clocks) for clocks in profile.lacking.values()] == [1]
-    assert list(profile.lacking) == ["k3"]
-    score(plan(profile), lacking)
+    sample_set = _adapt(lacking, tmp_path / "s.db", 50)
+    assert [len(clocks) for clocks in sample_set.lacking.values()] == [1]
+    assert list(sample_set.lacking) == ["k3"]
+    score(plan(sample_set), lacking)
 
 
 def test_a_handful_of_samples_is_planned_as_measured_and_says_so(
     table: Path, tmp_path: Path
 ) -> None:
-    profile = _adapt(table, tmp_path / "s.db", 8)
-    made = plan(profile)
+    sample_set = _adapt(table, tmp_path / "s.db", 8)
+    made = plan(sample_set)
     assert any("no model can be fitted" in warning for warning in made.warnings)
     assert made.arm(made.chosen).energy_interval is None
 
@@ -159,7 +159,7 @@ def test_campaigns_that_mean_nothing_are_refused(wrong: dict[str, object], sente
 def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) -> None:
     step = trace("gpt3-125m", layers=1)
     told: list[Tally] = []
-    profile = measure(
+    sample_set = measure(
         step,
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
@@ -167,38 +167,38 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
         protocol=BRISK,
         progress=told.append,
     )
-    assert len(profile.in_situ) >= 4
-    assert len(profile.samples) < 12 * len(step.kernels)
+    assert len(sample_set.in_situ) >= 4
+    assert len(sample_set.samples) < 12 * len(step.kernels)
     assert told[-2].doing == "the promise is as sharp as asked"
-    made = plan(profile, Goal(max_slowdown=0.01))
+    made = plan(sample_set, Goal(max_slowdown=0.01))
     low, high = made.arm(made.chosen).energy_interval or (0.0, 1.0)
     assert (high - low) / 2 <= 0.0041
     # One kernel is measured again and again, to see what heat does.
-    often = Counter((s.kernel, s.asked) for s in profile.samples).most_common(1)[0][1]
+    often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
 
 
 def test_a_budget_of_time_ends_a_campaign(tmp_path: Path) -> None:
-    profile = measure(
+    sample_set = measure(
         trace("gpt3-125m", layers=1),
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
         campaign=Campaign(budget_s=200.0),
         protocol=BRISK,
     )
-    assert 0 < len(profile.samples) < 100
+    assert 0 < len(sample_set.samples) < 100
 
 
 def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
     tmp_path: Path,
 ) -> None:
-    profile = measure(
+    sample_set = measure(
         trace("gpt3-125m", layers=1),
         gpu="sim:h200",
         to=tmp_path / "s.db",
         campaign=Campaign(max_samples=60),
         protocol=BRISK,
     )
-    assert {clocks.mem_mhz for clocks in profile.settings} == {None}
-    assert any("takes no memory locks" in warning for warning in profile.warnings)
-    assert {sample.asked.core_mhz for sample in profile.samples} > {None}
+    assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
+    assert any("takes no memory locks" in warning for warning in sample_set.warnings)
+    assert {sample.asked.core_mhz for sample in sample_set.samples} > {None}

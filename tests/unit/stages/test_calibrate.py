@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError, UsageError
+from underclock.gpus.catalogue import gpu_model, model_names
+from underclock.gpus.models import decode, encode
 from underclock.hw.nvml import READ_ONLY
-from underclock.hw.simulated.catalogue import gpu_model, model_names
-from underclock.hw.simulated.models import decode, encode
 from underclock.records import Kernel
-from underclock.stages.backends import open_bench
+from underclock.stages.backends import open_measurer
 from underclock.stages.calibrate import check_calibration, write_calibration
 from underclock.stages.campaign import Campaign
 from underclock.stages.doctor import examine
@@ -76,9 +76,9 @@ def test_a_model_survives_its_file(name: str) -> None:
 
 
 def test_the_simulated_h200_runs_its_measured_layer() -> None:
-    with open_bench("sim:h200") as bench:
+    with open_measurer("sim:h200") as measurer:
         kernels = [item.kernel for item in gpu_model("h200").own]
-        step = bench.measure(kernels)
+        step = measurer.measure(kernels)
 
     assert len(kernels) == 51
     # Our measured layer in situ: 35.4 ms, 24.5 J, 693 W, mean core clock 1700 MHz.
@@ -94,9 +94,9 @@ def test_each_kernel_of_the_h200_layer_is_within_a_tenth() -> None:
         pytest.skip("the measured layer is not beside this checkout")
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    with open_bench("sim:h200") as bench:
+    with open_measurer("sim:h200") as measurer:
         for own, row in zip(gpu_model("h200").own, rows, strict=True):
-            reading = bench.measure([own.kernel])
+            reading = measurer.measure([own.kernel])
             assert reading.time_s == pytest.approx(float(row["time_us"]) / 1e6, rel=0.1)
             assert reading.energy_j == pytest.approx(float(row["energy_mj"]) / 1e3, rel=0.1)
 
@@ -106,12 +106,12 @@ def test_a_users_sweep_becomes_a_gpu_that_can_be_measured_and_planned(
 ) -> None:
     model = write_calibration(table, to=tmp_path / "my.json", date="2026-01-02")
     spec = f"sim:{tmp_path / 'my.json'}"
-    profile = measure(gpu=spec, to=tmp_path / "s.db", campaign=Campaign(core_mhz=(800, 1700)))
-    made = plan(profile)
+    sample_set = measure(gpu=spec, to=tmp_path / "s.db", campaign=Campaign(core_mhz=(800, 1700)))
+    made = plan(sample_set)
 
     assert model.name == "my GPU"
     assert "2026-01-02" in str(model.calibration)
-    assert {kernel.name for kernel in profile.kernels} == {"product", "copy"}
+    assert {kernel.name for kernel in sample_set.kernels} == {"product", "copy"}
     assert made.evidence == "simulated"
     assert made.promise.energy_change <= 0
 

@@ -7,15 +7,15 @@ import pytest
 
 import underclock
 from underclock.errors import DataError
-from underclock.fits import GpuFit
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Profile, Sample
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records.fitted import GpuFit
 from underclock.store import SampleFile, write_document
 
 _CORES = (900, 1200, 1500, 1800)
 
 
-def _profile(*, names: str = "abcde", driver: str = "1") -> Profile:
-    return Profile(
+def _profile(*, names: str = "abcde", driver: str = "1") -> SampleSet:
+    return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G", driver=driver, power_limit_w=300.0),
         workload="w",
@@ -35,10 +35,10 @@ def _profile(*, names: str = "abcde", driver: str = "1") -> Profile:
     )
 
 
-def _write(profile: Profile, path: Path) -> Path:
-    header = msgspec.structs.replace(profile, samples=())
+def _write(sample_set: SampleSet, path: Path) -> Path:
+    header = msgspec.structs.replace(sample_set, samples=())
     with SampleFile.create(path, header) as file:
-        for sample in profile.samples:
+        for sample in sample_set.samples:
             file.append(sample)
     return path
 

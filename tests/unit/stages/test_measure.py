@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.bench import Protocol
+from underclock.hw.measurer import Protocol
 from underclock.hw.nvml import READ_ONLY
-from underclock.records import AUTO, Clocks, Evidence, Profile, Step
-from underclock.stages.backends import open_bench
+from underclock.records import AUTO, Clocks, Evidence, SampleSet, Step
+from underclock.stages.backends import open_measurer
 from underclock.stages.campaign import Campaign, Grid, settings_of
 from underclock.stages.measure import Tally, measure
 from underclock.store import SampleFile, write_document
@@ -37,7 +37,7 @@ def step() -> Step:
     return workload("gpt3-125m", {"layers": 1, "batch": 4})
 
 
-def _measure(step: Step, path: Path, campaign: Campaign = _SMALL, **more: object) -> Profile:
+def _measure(step: Step, path: Path, campaign: Campaign = _SMALL, **more: object) -> SampleSet:
     return measure(
         step,
         gpu="sim:rtx3080ti",
@@ -48,20 +48,20 @@ def _measure(step: Step, path: Path, campaign: Campaign = _SMALL, **more: object
     )
 
 
-def _keys(profile: Profile) -> list[tuple[str, Clocks, int]]:
-    return [(sample.kernel, sample.asked, sample.repeat) for sample in profile.samples]
+def _keys(sample_set: SampleSet) -> list[tuple[str, Clocks, int]]:
+    return [(sample.kernel, sample.asked, sample.repeat) for sample in sample_set.samples]
 
 
 def test_every_kernel_is_measured_at_every_pair_as_often_as_asked(
     step: Step, tmp_path: Path
 ) -> None:
-    profile = _measure(step, tmp_path / "samples.db")
+    sample_set = _measure(step, tmp_path / "samples.db")
 
-    assert profile.evidence is Evidence.SIMULATED
-    assert len(_keys(profile)) == len(set(_keys(profile))) == profile.expected_samples
-    assert len(profile.samples) == len(step.kernels) * len(profile.settings) * 2
-    assert len(profile.in_situ) == 2
-    assert profile.fingerprint == step.fingerprint
+    assert sample_set.evidence is Evidence.SIMULATED
+    assert len(_keys(sample_set)) == len(set(_keys(sample_set))) == sample_set.expected_samples
+    assert len(sample_set.samples) == len(step.kernels) * len(sample_set.settings) * 2
+    assert len(sample_set.in_situ) == 2
+    assert sample_set.fingerprint == step.fingerprint
 
 
 def test_an_interrupted_campaign_goes_on_where_it_stopped(step: Step, tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path)
 
     assert ended.returncode == -signal.SIGKILL
     assert len(SampleFile.read(path).samples) == 60
-    profile = _measure(step, path)
-    assert len(_keys(profile)) == len(set(_keys(profile))) == profile.expected_samples
+    sample_set = _measure(step, path)
+    assert len(_keys(sample_set)) == len(set(_keys(sample_set))) == sample_set.expected_samples
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_two_campaigns_do_not_mix_in_one_file(
 
 
 def test_the_coarse_grid_is_the_papers() -> None:
-    with open_bench("sim:rtx3080ti") as bench:
-        coarse = settings_of(bench, Campaign(grid=Grid.COARSE))
-        full = settings_of(bench, Campaign(grid=Grid.FULL))
+    with open_measurer("sim:rtx3080ti") as measurer:
+        coarse = settings_of(measurer, Campaign(grid=Grid.COARSE))
+        full = settings_of(measurer, Campaign(grid=Grid.FULL))
 
     cores = sorted({c.core_mhz for c in coarse if c.core_mhz})
     assert cores == list(range(210, 2101, 210))
@@ -148,10 +148,10 @@ def test_the_coarse_grid_is_the_papers() -> None:
 
 def test_clocks_the_gpu_lacks_are_refused_with_the_nearest() -> None:
     with (
-        open_bench("sim:rtx3080ti") as bench,
+        open_measurer("sim:rtx3080ti") as measurer,
         pytest.raises(UsageError, match="no core clock of 1000 MHz") as caught,
     ):
-        settings_of(bench, Campaign(core_mhz=(1000,)))
+        settings_of(measurer, Campaign(core_mhz=(1000,)))
 
     assert "990, 1005" in caught.value.hint
 
@@ -159,11 +159,11 @@ def test_clocks_the_gpu_lacks_are_refused_with_the_nearest() -> None:
 def test_a_table_brings_its_own_kernels(tmp_path: Path) -> None:
     table = tmp_path / "sweep.csv"
     table.write_text(_TABLE)
-    profile = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
+    sample_set = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
 
-    assert profile.evidence is Evidence.REPLAYED
-    assert [kernel.count for kernel in profile.kernels] == [3, 1]
-    assert sorted(_keys(profile), key=str) == sorted(
+    assert sample_set.evidence is Evidence.REPLAYED
+    assert [kernel.count for kernel in sample_set.kernels] == [3, 1]
+    assert sorted(_keys(sample_set), key=str) == sorted(
         [("a", AUTO, 0), ("b", AUTO, 0), ("a", Clocks(core_mhz=900), 0)], key=str
     )
 
@@ -171,11 +171,11 @@ def test_a_table_brings_its_own_kernels(tmp_path: Path) -> None:
 def test_repeats_of_a_table_are_its_own_rows(tmp_path: Path) -> None:
     table = tmp_path / "sweep.csv"
     table.write_text(_TABLE)
-    profile = measure(
+    sample_set = measure(
         gpu=f"replay:{table}", to=tmp_path / "samples.db", campaign=Campaign(repeats=2)
     )
 
-    assert [s.time_s for s in profile.samples if s.asked == Clocks(core_mhz=900)] == [1.1, 1.2]
+    assert [s.time_s for s in sample_set.samples if s.asked == Clocks(core_mhz=900)] == [1.1, 1.2]
 
 
 def test_a_table_answers_only_for_kernels_it_has(step: Step, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import underclock
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.hw.bench import Protocol
+from underclock.hw.measurer import Protocol
 from underclock.hw.nvml import READ_ONLY
-from underclock.hw.replay import ReplayBench
+from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
     Clocks,
@@ -20,7 +20,7 @@ from underclock.records import (
     Granularity,
     Objective,
     Plan,
-    Profile,
+    SampleSet,
     Validation,
     Verdict,
 )
@@ -57,7 +57,7 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(READ_ONLY, raising=False)
         return measure(
@@ -174,7 +174,7 @@ def test_a_table_that_cannot_score_a_plan_says_why(
         score(made, table)
 
 
-def test_a_plan_for_another_power_limit_is_refused(simulated: Profile) -> None:
+def test_a_plan_for_another_power_limit_is_refused(simulated: SampleSet) -> None:
     made = plan(simulated)
     other = msgspec.structs.replace(
         simulated, gpu=msgspec.structs.replace(simulated.gpu, power_limit_w=300.0)
@@ -183,7 +183,7 @@ def test_a_plan_for_another_power_limit_is_refused(simulated: Profile) -> None:
         score(made, other)
 
 
-def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: Profile) -> None:
+def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: SampleSet) -> None:
     made = plan(simulated, raw=True)
     auto = made.arm("auto")
 
@@ -194,7 +194,7 @@ def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: Pro
     assert made.promise.energy_change < -0.02
 
 
-def test_validation_compares_all_pairs_with_the_promise(simulated: Profile) -> None:
+def test_validation_compares_all_pairs_with_the_promise(simulated: SampleSet) -> None:
     made = plan(simulated)
     found = validate(made, gpu="sim:rtx3080ti", repeats=3, protocol=_QUICK)
 
@@ -207,7 +207,7 @@ def test_validation_compares_all_pairs_with_the_promise(simulated: Profile) -> N
     assert len(set(found.plan_energy_j)) == 3
 
 
-def test_the_same_seed_validates_the_same(simulated: Profile) -> None:
+def test_the_same_seed_validates_the_same(simulated: SampleSet) -> None:
     made = plan(simulated)
     first, again = (
         validate(made, gpu="sim:rtx3080ti", repeats=2, protocol=_QUICK) for _ in range(2)
@@ -338,13 +338,13 @@ def test_a_fixed_clock_that_is_auto_or_the_plan_is_left_away(table: Path) -> Non
 def test_every_repeat_begins_with_another_arm(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = _with_a_fixed_clock(table)
     held: list[Clocks] = []
-    hold = ReplayBench.hold
+    hold = ReplayMeasurer.hold
 
-    def noted(bench: ReplayBench, clocks: Clocks) -> AbstractContextManager[None]:
+    def noted(measurer: ReplayMeasurer, clocks: Clocks) -> AbstractContextManager[None]:
         held.append(clocks)
-        return hold(bench, clocks)
+        return hold(measurer, clocks)
 
-    monkeypatch.setattr(ReplayBench, "hold", noted)
+    monkeypatch.setattr(ReplayMeasurer, "hold", noted)
     validate(made, gpu=f"replay:{table}", repeats=3)
     per_repeat = [held[start : start + 4] for start in (0, 4, 8)]
 

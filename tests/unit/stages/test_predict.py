@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 import underclock
-from underclock.core.costs import cost_table
-from underclock.core.planning import compare_arms
+from underclock.core.costs.table import cost_table
+from underclock.core.planning.strategies import compare_arms
 from underclock.errors import UsageError
-from underclock.hw.bench import Protocol
-from underclock.hw.simulated.catalogue import gpu_model
-from underclock.hw.simulated.models import encode
-from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Profile, Sample, Step
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import encode
+from underclock.hw.measurer import Protocol
+from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Sample, SampleSet, Step
 from underclock.stages.predict import is_fitted, known_of, members, predict, settings_of
 from underclock.store import read_table
 from underclock.workloads import workload
@@ -28,8 +28,8 @@ def step() -> Step:
     return workload("gpt3-xl", {"layers": 1})
 
 
-def _truth(profile: Profile, budget: float) -> float:
-    arm = compare_arms(cost_table(profile), underclock.Goal(max_slowdown=budget)).arms[-1]
+def _truth(sample_set: SampleSet, budget: float) -> float:
+    arm = compare_arms(cost_table(sample_set), underclock.Goal(max_slowdown=budget)).arms[-1]
     assert arm.name == "kernel_global"
     assert arm.energy_change is not None
     return arm.energy_change
@@ -64,19 +64,19 @@ def test_the_interval_covers_what_measuring_then_gives(
 
 @pytest.mark.skipif(not _MEASURED.is_dir(), reason="the shared measurements are not here")
 def test_the_interval_covers_what_a_measured_sweep_gives() -> None:
-    profile = read_table(_MEASURED / "rtx3080ti_kernels.csv")
-    auto = tuple(sample for sample in profile.samples if sample.asked == AUTO)
+    sample_set = read_table(_MEASURED / "rtx3080ti_kernels.csv")
+    auto = tuple(sample for sample in sample_set.samples if sample.asked == AUTO)
 
-    found = predict(msgspec.structs.replace(profile, samples=auto), max_slowdown=0.01)
+    found = predict(msgspec.structs.replace(sample_set, samples=auto), max_slowdown=0.01)
 
     change = found.arm("kernel_global").energy_change
     assert found.evidence is Evidence.REPLAYED
     assert found.like == "sim:rtx3080ti"
-    assert change.low <= _truth(profile, 0.01) <= change.high
+    assert change.low <= _truth(sample_set, 0.01) <= change.high
 
 
-def _one(gpu: str) -> Profile:
-    return Profile(
+def _one(gpu: str) -> SampleSet:
+    return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name=gpu),
         workload="train",

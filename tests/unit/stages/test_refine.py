@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.planning import Goal
+from underclock.core.planning.strategies import Goal
 from underclock.errors import DataError, UsageError
-from underclock.hw.bench import BRISK
+from underclock.hw.measurer import BRISK
 from underclock.hw.nvml import READ_ONLY
-from underclock.records import AUTO, Clocks, Plan, Profile, Step
-from underclock.stages.backends import open_bench, simulated_unit
+from underclock.records import AUTO, Clocks, Plan, SampleSet, Step
+from underclock.stages.backends import open_measurer, simulated_unit
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
@@ -46,14 +46,14 @@ def step() -> Step:
 def given_plan(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Plan:
     campaign = Campaign(core_mhz=(900, 1800, None), mem_mhz=(5001, 9251, None))
     folder = tmp_path_factory.mktemp("unit0")
-    profile = measure(
+    sample_set = measure(
         step, gpu="sim:rtx3080ti", to=folder / "s.db", campaign=campaign, protocol=BRISK
     )
-    return plan(profile, Goal(max_slowdown=0.02))
+    return plan(sample_set, Goal(max_slowdown=0.02))
 
 
 @pytest.fixture(scope="module")
-def refined(given_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def refined(given_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     to = tmp_path_factory.mktemp("unit3") / "s.db"
     return refine(given_plan, gpu="sim:rtx3080ti#3", to=to)
 
@@ -65,7 +65,7 @@ def _table(folder: Path, text: str = _TABLE) -> str:
 
 
 def test_every_kernel_is_measured_at_auto_at_its_clocks_and_around_them(
-    refined: Profile, given_plan: Plan
+    refined: SampleSet, given_plan: Plan
 ) -> None:
     seen = Counter((sample.kernel, sample.asked) for sample in refined.samples)
 
@@ -80,14 +80,14 @@ def test_every_kernel_is_measured_at_auto_at_its_clocks_and_around_them(
             assert all(abs((c.core_mhz or core) - core) <= 105 for c in mine)
 
 
-def test_a_setting_is_held_once(refined: Profile) -> None:
+def test_a_setting_is_held_once(refined: SampleSet) -> None:
     order = [sample.asked for sample in refined.samples]
     turns = [b for a, b in zip([None, *order], order, strict=False) if a != b]
 
     assert len(turns) == len(set(turns))
 
 
-def test_what_was_measured_can_be_planned_on(refined: Profile, given_plan: Plan) -> None:
+def test_what_was_measured_can_be_planned_on(refined: SampleSet, given_plan: Plan) -> None:
     made = plan(refined, Goal(max_slowdown=0.02))
 
     assert made.promise.energy_change == pytest.approx(given_plan.promise.energy_change, abs=0.05)
@@ -116,7 +116,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(given_plan: Plan, tmp_path:
 
 
 def test_another_unit_or_reach_does_not_mix(
-    given_plan: Plan, refined: Profile, tmp_path: Path
+    given_plan: Plan, refined: SampleSet, tmp_path: Path
 ) -> None:
     to = tmp_path / "s.db"
     header = msgspec.structs.replace(refined, samples=(), in_situ=())
@@ -140,8 +140,8 @@ def test_a_kernel_left_at_auto_is_measured_next_to_the_best_fixed_clocks(
             given_plan, kernels={**given_plan.kernels, first: choice}, fixed=found
         )
         to = tmp_path / f"{expected}.db"
-        profile = refine(changed, gpu="sim:rtx3080ti#3", to=to)
-        cores = {s.asked.core_mhz for s in profile.samples if s.kernel == first}
+        sample_set = refine(changed, gpu="sim:rtx3080ti#3", to=to)
+        cores = {s.asked.core_mhz for s in sample_set.samples if s.kernel == first}
         assert None in cores
         assert all(abs(mhz - expected) <= 105 for mhz in cores if mhz is not None)
         assert len(cores) >= 3
@@ -150,12 +150,12 @@ def test_a_kernel_left_at_auto_is_measured_next_to_the_best_fixed_clocks(
 def test_a_table_of_another_unit_is_replayed(tmp_path: Path) -> None:
     gpu = _table(tmp_path)
     given = plan(measure(gpu=gpu, to=tmp_path / "a.db"), Goal(max_slowdown=0.1))
-    profile = refine(given, gpu=gpu, to=tmp_path / "b.db")
+    sample_set = refine(given, gpu=gpu, to=tmp_path / "b.db")
 
     assert given.kernels["a"].clocks == Clocks(core_mhz=900)
-    mine = {s.asked.core_mhz for s in profile.samples if s.kernel == "a"}
+    mine = {s.asked.core_mhz for s in sample_set.samples if s.kernel == "a"}
     assert mine == {None, 900, 800}
-    assert not profile.in_situ
+    assert not sample_set.in_situ
     other = _table(tmp_path, _TABLE.replace("G,b", "G,c"))
     with pytest.raises(DataError, match="other kernels"):
         refine(given, gpu=other, to=tmp_path / "c.db")
@@ -226,7 +226,7 @@ def test_units_of_a_simulated_model() -> None:
     assert simulated_unit("my#model.json") == ("my#model.json", 0)
     assert simulated_unit("my#model.json#2") == ("my#model.json", 2)
     for text in ("rtx3080ti#", "rtx3080ti#-1", "rtx3080ti#one", "rtx3080ti#1.5", "rtx3080ti#²"):
-        with pytest.raises(UsageError, match="unit") as refused, open_bench(f"sim:{text}"):
+        with pytest.raises(UsageError, match="unit") as refused, open_measurer(f"sim:{text}"):
             pass
         assert "sim:rtx3080ti#3" in refused.value.hint
 
@@ -235,15 +235,15 @@ def test_units_differ_in_energy_and_not_in_name(step: Step, tmp_path: Path) -> N
     campaign = Campaign(core_mhz=(1050, None), mem_mhz=(9251,), in_situ=False)
     energy = {}
     for unit in ("", "#0", "#8"):
-        profile = measure(
+        sample_set = measure(
             step,
             gpu=f"sim:rtx3080ti{unit}",
             to=tmp_path / f"s{unit}.db",
             campaign=campaign,
             protocol=BRISK,
         )
-        energy[unit] = sum(sample.energy_j for sample in profile.samples)
-        assert profile.gpu.name == "RTX 3080 Ti"
+        energy[unit] = sum(sample.energy_j for sample in sample_set.samples)
+        assert sample_set.gpu.name == "RTX 3080 Ti"
 
     assert energy[""] == energy["#0"]
     assert energy["#8"] > 1.02 * energy["#0"]  # its sensors show 4 % too much

@@ -21,13 +21,13 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Profile,
     Sample,
+    SampleSet,
     Utilisation,
 )
-from underclock.store import SampleFile, read_profile
+from underclock.store import SampleFile, read_samples
 
-HEADER = Profile(
+HEADER = SampleSet(
     evidence=Evidence.SIMULATED,
     gpu=GpuInfo(name="a GPU", driver="1.2", power_limit_w=350.0),
     workload="a step",
@@ -82,7 +82,7 @@ def run(path: Path, statement: str, *values: object) -> None:
 def assert_refused(path: Path, *words: str) -> DataError:
     """Reading is a `DataError` that names the file, says these words, and what to do."""
     with pytest.raises(DataError) as caught:
-        read_profile(path)
+        read_samples(path)
     message = str(caught.value)
     assert str(path) in message
     for word in words:
@@ -106,9 +106,9 @@ def test_samples_come_back_as_they_went_in_the_order_taken(
             file.append(each)
         for each in steps:
             file.append(each, in_situ=True)
-        assert file.profile().samples == tuple(kernels)
+        assert file.sample_set().samples == tuple(kernels)
 
-    found = read_profile(path)
+    found = read_samples(path)
 
     assert found.samples == tuple(kernels)
     assert found.in_situ == tuple(steps)
@@ -118,7 +118,7 @@ def test_the_header_comes_back_as_it_went(tmp_path: Path) -> None:
     with SampleFile.create(tmp_path / "s.db", HEADER) as file:
         assert file.header == HEADER
 
-    assert read_profile(tmp_path / "s.db") == HEADER
+    assert read_samples(tmp_path / "s.db") == HEADER
 
 
 def test_a_closed_file_is_one_file(tmp_path: Path) -> None:
@@ -131,17 +131,17 @@ def test_a_file_is_resumed_where_it_stopped(tmp_path: Path) -> None:
     path = filled(tmp_path / "s.db", 2)
 
     with SampleFile.open(path, writable=True) as file:
-        assert len(file.profile().samples) == 2
+        assert len(file.sample_set().samples) == 2
         file.append(sample(2))
 
-    assert [s.repeat for s in read_profile(path).samples] == [0, 1, 2]
+    assert [s.repeat for s in read_samples(path).samples] == [0, 1, 2]
 
 
 def test_a_reader_sees_what_a_writer_has_appended_so_far(tmp_path: Path) -> None:
     with SampleFile.create(tmp_path / "s.db", HEADER) as writer:
         for repeat in range(3):
             writer.append(sample(repeat))
-            assert len(read_profile(tmp_path / "s.db").samples) == repeat + 1
+            assert len(read_samples(tmp_path / "s.db").samples) == repeat + 1
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
         file.append(sample(9))
 
     assert path.read_bytes() == before
-    assert len(read_profile(path).samples) == 3
+    assert len(read_samples(path).samples) == 3
 
 
 @pytest.mark.parametrize("asked", [AUTO, Clocks(core_mhz=300), Clocks(core_mhz=300, mem_mhz=405)])
@@ -171,7 +171,7 @@ def test_the_same_measurement_twice_is_refused(
         file.append(sample(asked=asked), in_situ=not in_situ)
 
     assert str(path) in str(caught.value)
-    assert len(read_profile(path).samples) + len(read_profile(path).in_situ) == 4
+    assert len(read_samples(path).samples) + len(read_samples(path).in_situ) == 4
 
 
 class TestCreate:
@@ -181,7 +181,7 @@ class TestCreate:
         with pytest.raises(UsageError, match="will not overwrite"):
             SampleFile.create(path, HEADER)
 
-        assert len(read_profile(path).samples) == 3
+        assert len(read_samples(path).samples) == 3
 
     def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no folder"):
@@ -215,10 +215,10 @@ class TestNotes:
         with SampleFile.create(path, HEADER) as file:
             file.note(["a neighbour computes", "clocks fell"])
             file.note(["it is hot"])
-            noted = file.profile().warnings
+            noted = file.sample_set().warnings
 
         assert noted == ("take care", "a neighbour computes", "clocks fell", "it is hot")
-        assert read_profile(path).warnings == noted
+        assert read_samples(path).warnings == noted
 
     def test_what_is_there_already_is_not_repeated(self, tmp_path: Path) -> None:
         path = tmp_path / "s.db"
@@ -227,14 +227,14 @@ class TestNotes:
         with SampleFile.open(path, writable=True) as file:
             file.note(["clocks fell", "it is hot"])
 
-        assert read_profile(path).warnings == ("take care", "clocks fell", "it is hot")
+        assert read_samples(path).warnings == ("take care", "clocks fell", "it is hot")
 
     def test_they_change_neither_header_nor_samples(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "s.db")
         with SampleFile.open(path, writable=True) as file:
             file.note(["clocks fell"])
             assert file.header == HEADER
-        assert len(read_profile(path).samples) == 3
+        assert len(read_samples(path).samples) == 3
 
     def test_a_reader_may_add_none(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "s.db")
@@ -290,7 +290,7 @@ class TestFileOfTheFirstVersion:
     def test_it_is_read_as_it_is_and_not_changed(self, first: Path) -> None:
         before = first.read_bytes()
 
-        found = read_profile(first)
+        found = read_samples(first)
 
         assert found.samples == (
             Sample(
@@ -313,13 +313,13 @@ class TestFileOfTheFirstVersion:
     def test_it_can_be_gone_on_with(self, first: Path) -> None:
         busy = Utilisation(sm=1.0, tensor=0.9, fp32=0.0, dram=0.25)
         added = Sample(kernel="copy", time_s=1.0, energy_j=1.0, utilisation=busy)
-        old = read_profile(first)
+        old = read_samples(first)
 
         with SampleFile.open(first, writable=True) as file:
             file.append(added)
             file.note(["clocks fell"])
 
-        found = read_profile(first)
+        found = read_samples(first)
         assert found.samples == (*old.samples, added)
         assert found.in_situ == old.in_situ
         assert found.warnings == ("take care", "clocks fell")
@@ -369,13 +369,13 @@ def test_every_sample_reported_before_a_kill_is_there_afterwards(
         reported = max([reported, *(int(line) for line in child.stdout.read().splitlines())])
     assert child.returncode == -signal.SIGKILL
 
-    found = [s.repeat for s in read_profile(path).samples]
+    found = [s.repeat for s in read_samples(path).samples]
     # One more may have been written and not reported any more.
     assert found in (list(range(reported + 1)), list(range(reported + 2)))
 
     with SampleFile.open(path, writable=True) as file:
         file.append(sample(len(found)))
-    assert len(read_profile(path).samples) == len(found) + 1
+    assert len(read_samples(path).samples) == len(found) + 1
     assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
 
 
@@ -394,7 +394,7 @@ def test_a_log_left_by_a_kill_does_not_spoil_a_new_file_of_that_name(tmp_path: P
     with SampleFile.create(path, HEADER) as file:
         file.append(sample(0))
 
-    assert [s.repeat for s in read_profile(path).samples] == [0]
+    assert [s.repeat for s in read_samples(path).samples] == [0]
 
 
 def other_application(path: Path) -> None:
@@ -550,10 +550,10 @@ class TestToldApartByContent:
         assert "samples.db or a CSV table" in error.hint
 
     def test_a_samples_file_needs_no_suffix(self, tmp_path: Path) -> None:
-        assert len(read_profile(filled(tmp_path / "samples.csv")).samples) == 3
+        assert len(read_samples(filled(tmp_path / "samples.csv")).samples) == 3
 
     def test_anything_else_is_read_as_a_table(self, tmp_path: Path) -> None:
         path = tmp_path / "sweep.txt"
         path.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\ng,k,,,1,1,\n")
 
-        assert read_profile(path).evidence is Evidence.REPLAYED
+        assert read_samples(path).evidence is Evidence.REPLAYED

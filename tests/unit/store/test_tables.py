@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.errors import DataError
-from underclock.records import AUTO, Clocks, Evidence, Pass, Profile
+from underclock.records import AUTO, Clocks, Evidence, Pass, SampleSet
 from underclock.store import read_table
 
 HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"
@@ -302,7 +302,7 @@ def test_whatever_the_bytes_the_answer_is_a_profile_or_our_error(
     except DataError as error:
         assert str(path) in str(error)  # noqa: PT017 - either answer will do
     else:
-        assert isinstance(found, Profile)
+        assert isinstance(found, SampleSet)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from underclock.launches import Activity, Node, NodeKind
+from underclock.records.launches import Activity, Node, NodeKind
 
 _FEW = 0.01  # of the launches, or of the time
 _Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]

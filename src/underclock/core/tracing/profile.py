@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from underclock.errors import DataError
-from underclock.launches import MODULE_MARK, Activity, NodeKind
 from underclock.records import Pass
+from underclock.records.launches import MODULE_MARK, Activity, NodeKind
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _GPU = {

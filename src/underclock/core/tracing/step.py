@@ -9,8 +9,8 @@ import msgspec
 
 from underclock.core.tracing.kinds import flops_of, kind_of
 from underclock.errors import DataError
-from underclock.launches import Activity, Node, NodeKind, Traced, Unit
 from underclock.records import Kernel, Launch, Pass, Step
+from underclock.records.launches import Activity, Node, NodeKind, Traced, Unit
 
 _PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names
 

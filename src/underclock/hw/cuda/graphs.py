@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from underclock.errors import NotSupportedError
 from underclock.hw.cuda.driver import check, cuda, demangled
-from underclock.launches import Node, NodeKind
+from underclock.records.launches import Node, NodeKind
 
 _POINTER = 8
 _MOST_PARAMETERS = 512

@@ -15,8 +15,8 @@ from underclock.hw.cuda.graphs import Chain, GraphNode
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot, StuckError
 from underclock.hw.cuda.torch_step import Captured
-from underclock.launches import NodeKind, Traced
 from underclock.records import Kernel
+from underclock.records.launches import NodeKind, Traced
 
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
 _MOST_NODES = 20_000

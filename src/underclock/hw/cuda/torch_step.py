@@ -15,7 +15,7 @@ from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.state import finally_unless_stuck
-from underclock.launches import MODULE_MARK
+from underclock.records.launches import MODULE_MARK
 
 StepFunction = Callable[[], object]
 

@@ -12,8 +12,8 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.runtime import Line, Runtime, lines_of
 from underclock.hw.simulated.work import Activity
-from underclock.latencies import Domain, LatencyTable
 from underclock.records import AUTO, Clocks, Kernel
+from underclock.records.latencies import Domain, LatencyTable
 
 _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 

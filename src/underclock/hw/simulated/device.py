@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from underclock.gpus.models import GpuModel
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.boards import has_counters, rests, sensors_of
 from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.counters import Counters
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
-from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.powerloop import PowerLoop
 from underclock.hw.simulated.sensors import Gauges
 from underclock.hw.simulated.spread import Unit
 from underclock.hw.simulated.switching import Bounds
 from underclock.hw.simulated.work import Activity, Neighbour, turn
-from underclock.latencies import Domain
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
 from underclock.records import POWER_CAP_REASON
+from underclock.records.latencies import Domain
 
 _IDLE_REASON = 0x1
 _ROUNDING_S = 1e-12

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from underclock.gpus.models import GpuModel
 from underclock.hw.simulated.agenda import Agenda
-from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.switching import Bounds, Switching
-from underclock.latencies import Domain
+from underclock.records.latencies import Domain
 
 
 class Locks:

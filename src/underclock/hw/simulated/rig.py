@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import GpuModel
 from underclock.hw.base import Loop
 from underclock.hw.nvml import NvmlGpu, nvml_session
-from underclock.hw.simulated.catalogue import gpu_model
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver, installed
 from underclock.hw.simulated.faults import FaultScript
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
-from underclock.hw.simulated.models import GpuModel
 from underclock.hw.simulated.work import Neighbour
 from underclock.records import Kernel
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.latencies import Domain, LatencyTable, changed, mhz_of
 from underclock.records import Clocks
+from underclock.records.latencies import Domain, LatencyTable, changed, mhz_of
 
 _ROUNDING_S = 1e-12
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.hw.simulated.sensors import Latency
-from underclock.latencies import Domain
+from underclock.records.latencies import Domain
 
 Bounds = tuple[int, int]
 """Least and greatest clock of a lock in MHz."""

@@ -10,8 +10,8 @@ from underclock.hw.base import Clock
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import Activity
 from underclock.hw.ticker import Floats
-from underclock.latencies import Domain
 from underclock.physics.constants import KernelConstants
+from underclock.records.latencies import Domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

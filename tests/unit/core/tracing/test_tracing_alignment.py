@@ -9,7 +9,7 @@ from underclock.core.tracing.alignment import (
     otherwise_captured,
     paired,
 )
-from underclock.launches import Activity, Node, NodeKind
+from underclock.records.launches import Activity, Node, NodeKind
 
 
 def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> Node:

@@ -4,8 +4,8 @@ import pytest
 
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.errors import DataError
-from underclock.launches import MODULE_MARK, Activity, NodeKind
 from underclock.records import Pass
+from underclock.records.launches import MODULE_MARK, Activity, NodeKind
 
 
 def host(name: str, start: float, end: float, *, tid: int = 1, **args: Any) -> dict[str, Any]:

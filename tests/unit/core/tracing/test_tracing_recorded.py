@@ -14,8 +14,8 @@ import pytest
 from underclock.core.tracing.alignment import align, otherwise_captured, paired
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import traced_step
-from underclock.launches import Activity, Node, NodeKind
 from underclock.records import Pass
+from underclock.records.launches import Activity, Node, NodeKind
 
 FOLDER = Path(__file__).parents[3] / "data" / "traces"
 CAPTURED = ["tiny", "tiny_fused", "tiny_compiled", "tiny_recomputed"]

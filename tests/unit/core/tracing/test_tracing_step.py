@@ -11,8 +11,8 @@ from underclock.core.tracing.step import (
     units_of,
 )
 from underclock.errors import DataError
-from underclock.launches import Activity, Node, NodeKind
 from underclock.records import Kind, Pass
+from underclock.records.launches import Activity, Node, NodeKind
 
 
 def node(function: str = "k", kind: NodeKind = NodeKind.KERNEL, **fields: Any) -> Node:

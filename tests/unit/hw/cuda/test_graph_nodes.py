@@ -1,5 +1,5 @@
 from underclock.hw.cuda.graphs import GraphNode, cleared_before
-from underclock.launches import Node, NodeKind
+from underclock.records.launches import Node, NodeKind
 
 
 def kernel(*words: int) -> GraphNode:

@@ -1,0 +1,217 @@
+"""What others do about switches: simpler rules, to compare with.
+
+Rules that choose kernel by kernel do not see what a switch costs, nor the budget of the whole
+round; they are costed as they are, status ``GIVEN``, whether or not they keep the rules. The others
+answer with the best schedule they met that keeps them. None has a bound but zero.
+
+Shape letters: K kernels, n invocations, S settings, G groups, P population.
+"""
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from underclock.core.switching.incumbent import Incumbent
+from underclock.core.switching.problem import (
+    Floats,
+    Ints,
+    Schedule,
+    SequenceProblem,
+    schedule_of,
+)
+from underclock.records import Status
+
+_MOST_COMBINATIONS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """Every kernel at its cheapest setting that is no slower than a reference."""
+
+    reference: int
+    """Setting that no kernel may be slower than."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+        """Return the kernels' own choices, with their switches."""
+        limit_s = problem.time_s[:, [self.reference]]
+        quick = problem.time_s <= np.where(np.isfinite(limit_s), limit_s, math.inf)
+        choice = np.where(quick, problem.energy_j, np.inf).argmin(axis=1)
+        return _given(problem, choice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastProduct:
+    """Every kernel at its least energy times a power of time: 1 for EDP, 2 for ED²P."""
+
+    power: float = 1.0
+    """Of time."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+        """Return the kernels' own choices, with their switches."""
+        open_at = np.isfinite(problem.time_s)
+        product = np.where(open_at, problem.energy_j, 1.0) * np.where(
+            open_at, problem.time_s, 1.0
+        ) ** (self.power)
+        return _given(problem, np.where(open_at, product, np.inf).argmin(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedClock:
+    """One setting for the whole step."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+        """Return the cheapest that keeps the rules."""
+        best = Incumbent.among(problem, start)
+        best.offer_constants()
+        return best.answer(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerCap:
+    """A lower power limit alone: the GPU runs every kernel as fast as the limit lets it.
+
+    The limit is the driver's to keep, so no switch is asked for, and none is charged. A real limit
+    averages over kernels, and so costs those below it nothing; this one binds each by itself.
+    """
+
+    allowed: tuple[bool, ...]
+    """Settings a limit can bring about: those that leave the memory clock alone. Length S."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+        """Return what the best limit within the budget does, status ``GIVEN``."""
+        count = np.bincount(problem.order, minlength=len(problem.time_s))
+        time = np.where(self.allowed, problem.time_s, np.inf)
+        known = np.isfinite(time)
+        power = np.where(known, problem.energy_j, 1.0) / np.where(known, time, 1.0)
+        power = np.where(known, power, np.inf)
+        best, least = power.argmin(axis=1), math.inf
+        for limit in np.unique(power[np.isfinite(power)])[::-1].tolist():
+            fast = np.where(power <= limit, time, np.inf).argmin(axis=1)
+            choice = np.where((power <= limit).any(axis=1), fast, power.argmin(axis=1))
+            rows = np.arange(len(choice))
+            took = float(count @ problem.time_s[rows, choice])
+            drew = float(count @ problem.energy_j[rows, choice])
+            if took <= problem.latest_s and drew < least:
+                best, least = choice, drew
+        free = replace(
+            problem,
+            switch_time_s=np.zeros_like(problem.switch_time_s),
+            switch_energy_j=np.zeros_like(problem.switch_energy_j),
+        )
+        return _given(free, best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPerPass:
+    """One setting for each group of kernels, say forward, backward and update; all are tried."""
+
+    groups: tuple[int, ...]
+    """Group of each kernel, from 0. Length K."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+        """Return the cheapest that keeps the rules.
+
+        Raises:
+            ValueError: There is not one group per kernel, or there are too many to try them all.
+        """
+        kernels, settings = problem.time_s.shape
+        if len(self.groups) != kernels or min(self.groups) < 0:
+            raise ValueError(f"need a group from 0 for each of {kernels} kernels")
+        group = np.array(self.groups)
+        groups = int(group.max()) + 1
+        if settings**groups > _MOST_COMBINATIONS:
+            raise ValueError(
+                f"{settings} settings to the power {groups} are more than {_MOST_COMBINATIONS} "
+                "combinations: use fewer groups or settings"
+            )
+        best = Incumbent.among(problem, start)
+        every = np.indices((settings,) * groups).reshape(groups, -1)
+        time, energy = self._costs(problem, group, every)
+        likely = np.flatnonzero(time <= problem.latest_s * (1 + 1e-9))
+        for which in likely[np.argsort(energy[likely], kind="stable")].tolist():
+            if energy[which] >= best.energy:
+                break
+            best.offer(every[group[problem.order], which])
+        return best.answer(0.0)
+
+    def _costs(self, problem: SequenceProblem, group: Ints, every: Ints) -> tuple[Floats, Floats]:
+        """Return time and energy of every combination. Shapes (S to the power G,)."""
+        count = np.bincount(problem.order, minlength=len(group))
+        passes = group[problem.order]
+        costs = []
+        for table, change in (
+            (problem.time_s, problem.switch_time_s),
+            (problem.energy_j, problem.switch_energy_j),
+        ):
+            total = np.zeros(every.shape[1])
+            for g in range(len(every)):
+                mine = (group == g) & (count > 0)
+                total += (count[mine] @ table[mine])[every[g]]
+            met, often = np.unique([np.roll(passes, 1), passes], axis=1, return_counts=True)
+            for (a, b), times in zip(met.T.tolist(), often.tolist(), strict=True):
+                total += times * change[every[a], every[b]]
+            costs.append(total)
+        return costs[0], costs[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Genetic:
+    """A genetic search over one setting per kernel, as Wang et al. did (ASPLOS 2025)."""
+
+    seed: int = 0
+    """Of its random numbers."""
+    generations: int = 200
+    """How often the population is replaced."""
+    population: int = 64
+    """How many choices live at a time."""
+    mutation: float = 0.02
+    """Share of the kernels that get a random setting."""
+    penalty: float = 10.0
+    """Added fraction of the energy per fraction of the budget overrun."""
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+        """Return the best that was met and keeps the rules."""
+        random = np.random.default_rng(self.seed)
+        best = Incumbent.among(problem, start)
+        best.offer_constants()
+        kernels, settings = problem.time_s.shape
+        people = random.integers(0, settings, (self.population, kernels))
+        cheapest, fastest = problem.energy_j.argmin(axis=1), problem.time_s.argmin(axis=1)
+        people[:2] = cheapest, fastest
+        people = np.where(np.isfinite(problem.time_s[np.arange(kernels), people]), people, fastest)
+        for _ in range(self.generations):
+            time, energy = _costs_of(problem, people)
+            over = np.maximum(0.0, time / max(problem.latest_s, 1e-300) - 1.0)
+            fitness = energy * (1.0 + self.penalty * over)
+            for which in np.flatnonzero((over == 0) & (energy < best.energy)).tolist():
+                best.offer(people[which][problem.order])
+            people = self._next(problem, people[np.argsort(fitness, kind="stable")], random)
+        return best.answer(0.0)
+
+    def _next(self, problem: SequenceProblem, people: Ints, random: np.random.Generator) -> Ints:
+        """Keep the best tenth, and cross and mutate winners of pairs for the rest."""
+        size, kernels = people.shape
+        parents = random.integers(0, size, (2, 2, size)).min(axis=0)  # sorted: the lower is fitter
+        mixed = np.where(random.random(people.shape) < 0.5, people[parents[0]], people[parents[1]])  # noqa: PLR2004
+        changes = random.random(people.shape) < self.mutation
+        other = random.integers(0, problem.time_s.shape[1], people.shape)
+        changes &= np.isfinite(problem.time_s[np.arange(kernels), other])
+        children = np.where(changes, other, mixed)
+        kept = max(1, size // 10)
+        children[:kept] = people[:kept]
+        return children
+
+
+def _costs_of(problem: SequenceProblem, people: Ints) -> tuple[Floats, Floats]:
+    """Return time and energy of every choice per kernel. Shapes (P,)."""
+    choice = people[:, problem.order]
+    changes = np.roll(choice, 1, axis=1), choice
+    time = problem.time_s[problem.order, choice] + problem.switch_time_s[changes]
+    energy = problem.energy_j[problem.order, choice] + problem.switch_energy_j[changes]
+    return time.sum(axis=1), energy.sum(axis=1)
+
+
+def _given(problem: SequenceProblem, per_kernel: Ints) -> Schedule:
+    return schedule_of(problem, per_kernel[problem.order], status=Status.GIVEN, bound_j=0.0)

@@ -1,0 +1,26 @@
+"""Every combination tried: the judge of every other solver, on problems small enough."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
+
+
+@dataclass(frozen=True, slots=True)
+class BruteForce:
+    """Enumerates; S to the power G combinations."""
+
+    def solve(self, problem: Problem) -> Solution:
+        """Return the cheapest choice within the budget; of equals the first."""
+        quanta = Quanta.of(problem)
+        best, best_energy = None, math.inf
+        settings = [np.flatnonzero(row).tolist() for row in quanta.available]
+        for choice in itertools.product(*settings):
+            time = sum(int(quanta.time[g, s]) for g, s in enumerate(choice))
+            energy = sum(int(quanta.energy[g, s]) for g, s in enumerate(choice))
+            if time <= quanta.budget and energy < best_energy:
+                best, best_energy = choice, energy
+        return INFEASIBLE if best is None else solution_of(problem, np.array(best, dtype=np.int64))

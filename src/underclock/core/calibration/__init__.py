@@ -1,0 +1,1 @@
+"""The constants of a GPU model, fitted to a measured sweep; the simulator runs on them."""

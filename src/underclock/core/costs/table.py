@@ -1,0 +1,274 @@
+"""From samples to one cost per kernel and setting.
+
+Shape letters: K kernels, S settings.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from underclock.errors import DataError
+from underclock.records import (
+    AUTO,
+    POWER_CAP_REASON,
+    Clocks,
+    Closure,
+    Kernel,
+    Sample,
+    SampleSet,
+)
+
+_NEAR_CAP = 0.95
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """What every kernel costs per step at every setting.
+
+    Attributes:
+        kernels: Length K.
+        settings: Length S, slowest first; auto counts as fastest.
+        time_s: Time per step of all invocations of a kernel, ``inf`` where not measured.
+            Shape (K, S).
+        energy_j: Likewise. Shape (K, S).
+        baseline: Index of the setting called auto.
+        closure: Isolated sum against in situ; ``None`` where the step was not run whole.
+        warnings: Sentences the reader must see beside the numbers.
+    """
+
+    kernels: tuple[Kernel, ...]
+    settings: tuple[Clocks, ...]
+    time_s: Floats
+    energy_j: Floats
+    baseline: int
+    closure: Closure | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def auto_time_s(self) -> float:
+        """Time of one step at the baseline."""
+        return math.fsum(self.time_s[:, self.baseline])
+
+    @property
+    def auto_energy_j(self) -> float:
+        """Energy of one step at the baseline."""
+        return math.fsum(self.energy_j[:, self.baseline])
+
+    def column(self, clocks: Clocks) -> int | None:
+        """Return the index of a setting, or ``None`` when no kernel was measured there."""
+        try:
+            return self.settings.index(clocks)
+        except ValueError:
+            return None
+
+
+def cost_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostTable:
+    """Average repeats, weigh by count, settle what auto costs.
+
+    Args:
+        sample_set: Samples of at least one setting per kernel.
+        baseline: The setting to call auto; by default auto/auto, or in a table without it the
+            fastest clocks that every kernel has.
+
+    Raises:
+        DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
+    """
+    by_setting, index = _means(sample_set)
+    settings = tuple(sorted(by_setting, key=lambda clocks: clocks.rank))
+    time_s = np.full((len(sample_set.kernels), len(settings)), math.inf)
+    energy_j = time_s.copy()
+    for s, setting in enumerate(settings):
+        for k, (mean_s, mean_j) in by_setting[setting].items():
+            time_s[k, s], energy_j[k, s] = mean_s, mean_j
+    missing = [k.name for k in sample_set.kernels if not np.isfinite(time_s[index[k.name]]).any()]
+    if missing:
+        raise DataError(
+            f"no sample of {missing[0]!r}" + _and_more(missing), hint="measure it, then plan again"
+        )
+    chosen, warnings = _baseline(sample_set, settings, time_s, baseline)
+    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    table = CostTable(
+        kernels=sample_set.kernels,
+        settings=settings,
+        time_s=time_s * counts[:, None],
+        energy_j=energy_j * counts[:, None],
+        baseline=chosen,
+        warnings=(
+            *sample_set.warnings,
+            *warnings,
+            *_lonely(sample_set, time_s),
+            *_partial(sample_set),
+        ),
+    )
+    if not sample_set.in_situ or not settings[chosen].is_auto:
+        return table
+    return settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
+
+
+def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) -> CostTable:
+    """Make the auto column add up to the step as it really runs; other columns stay as measured.
+
+    Args:
+        table: Costs with an isolated auto column.
+        in_situ: Samples of the whole step at auto.
+        capped: Which kernels were at the power cap when measured alone at auto. Shape (K,).
+
+    Raises:
+        DataError: As `settling_factors`.
+    """
+    real_s = math.fsum(sample.time_s for sample in in_situ) / len(in_situ)
+    real_j = math.fsum(sample.energy_j for sample in in_situ) / len(in_situ)
+    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    for costs, real in ((time_s, real_s), (energy_j, real_j)):
+        costs[:, table.baseline] *= settling_factors(costs[:, table.baseline], real, capped)
+    return dataclasses.replace(
+        table,
+        time_s=time_s,
+        energy_j=energy_j,
+        closure=Closure(time=table.auto_time_s / real_s, energy=table.auto_energy_j / real_j),
+    )
+
+
+def settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
+    """Return by how much each kernel's isolated auto cost must change to add up to the step's.
+
+    A power cap averages over many kernels: in the step a kernel at the cap borrows power from its
+    neighbours, alone it cannot, so isolated kernels at auto do not add up to the step. The
+    difference is put on the kernels that were at the cap, in proportion; on all where none was.
+
+    Args:
+        auto: Isolated cost of all invocations of each kernel. Shape (K,).
+        total: Cost of the whole step, in the same unit.
+        capped: Which kernels were at the power cap. Shape (K,).
+
+    Raises:
+        DataError: The step costs less than its kernels away from the cap do by themselves.
+    """
+    movable = capped if capped.any() else np.ones_like(capped)
+    factor = (total - auto[~movable].sum()) / auto[movable].sum()
+    if factor <= 0:
+        raise DataError(
+            f"the whole step cost {total:g} s or J, less than its kernels did one by one",
+            hint="the samples are not of this step: measure again",
+        )
+    return np.where(movable, factor, 1.0)
+
+
+def capped_kernels(sample_set: SampleSet) -> Bools:
+    """Return which kernels were at the power cap at auto clocks, or next to it. Shape (K,)."""
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    capped = np.zeros(len(index), dtype=bool)
+    power_w = np.zeros(len(index))
+    for sample in sample_set.samples:
+        if sample.asked == AUTO:
+            k = index[sample.kernel]
+            capped[k] |= bool((sample.event_reasons or 0) & POWER_CAP_REASON)
+            power_w[k] = max(power_w[k], sample.energy_j / sample.time_s)
+    return near_cap(power_w, capped)
+
+
+def near_cap(power_w: Floats, capped: Bools) -> Bools:
+    """Return which kernels draw about as much as those the cap holds: warmer, it holds them too.
+
+    Args:
+        power_w: Of each kernel alone at auto. Shape (K,).
+        capped: Which the driver said were at the cap. Shape (K,).
+    """
+    if not capped.any():
+        return capped
+    found: Bools = capped | (power_w >= _NEAR_CAP * float(np.median(power_w[capped])))
+    return found
+
+
+def _means(
+    sample_set: SampleSet,
+) -> tuple[dict[Clocks, dict[int, tuple[float, float]]], dict[str, int]]:
+    """Return setting -> kernel index -> mean (s, J) of one invocation, and the kernel indices."""
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    raw: dict[Clocks, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    for sample in sample_set.samples:
+        if sample.kernel not in index:
+            raise DataError(f"a sample names {sample.kernel!r}, which is no kernel of the step")
+        raw[sample.asked][index[sample.kernel]].append(sample)
+    means = {
+        setting: {
+            k: (
+                math.fsum(s.time_s for s in rows) / len(rows),
+                math.fsum(s.energy_j for s in rows) / len(rows),
+            )
+            for k, rows in kernels.items()
+        }
+        for setting, kernels in raw.items()
+    }
+    return means, index
+
+
+def _baseline(
+    sample_set: SampleSet, settings: tuple[Clocks, ...], time_s: Floats, wanted: Clocks | None
+) -> tuple[int, tuple[str, ...]]:
+    """Choose the setting called auto, and say so when it is not auto."""
+    everywhere = np.isfinite(time_s).all(axis=0)
+    if wanted is None and AUTO in settings:
+        wanted = AUTO
+    if wanted is not None:
+        if wanted not in settings:
+            offered = "; ".join(str(settings[s]) for s in np.flatnonzero(everywhere))
+            raise DataError(f"no row has the baseline {wanted}", hint=f"rows have: {offered}")
+        chosen = settings.index(wanted)
+        known = np.isfinite(time_s[:, chosen]).tolist()
+        lacking = [
+            kernel.name for kernel, row in zip(sample_set.kernels, known, strict=True) if not row
+        ]
+        if lacking:
+            raise DataError(
+                f"{lacking[0]!r}{_and_more(lacking)} has no row at {wanted}, so there is nothing "
+                "to compare with",
+                hint="measure it there, or name a baseline that every kernel has",
+            )
+    else:
+        if not everywhere.any():
+            raise DataError(
+                "no row is at auto clocks, and no clock pair was measured for every kernel",
+                hint="add rows with empty core_mhz and mem_mhz",
+            )
+        chosen = int(np.flatnonzero(everywhere)[-1])
+    if settings[chosen].is_auto:
+        return chosen, ()
+    sentence = f"no auto row is used: changes are against {settings[chosen]}"
+    if wanted is None:
+        sentence += ", the fastest clocks every kernel has"
+    return chosen, (sentence,)
+
+
+def _lonely(sample_set: SampleSet, time_s: Floats) -> tuple[str, ...]:
+    """Say which kernels leave nothing to choose."""
+    names = [
+        kernel.name
+        for kernel, settings in zip(
+            sample_set.kernels, np.isfinite(time_s).sum(axis=1), strict=True
+        )
+        if settings == 1
+    ]
+    if not names:
+        return ()
+    verb = "was" if len(names) == 1 else "were"
+    return (
+        f"{names[0]!r}{_and_more(names)} {verb} measured at one clock pair only: it stays there",
+    )
+
+
+def _partial(sample_set: SampleSet) -> tuple[str, ...]:
+    found, expected = len(sample_set.samples), sample_set.expected_samples
+    if expected is None or found >= expected:
+        return ()
+    return (f"{found} of {expected} samples are taken: `underclock measure` goes on from here",)
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

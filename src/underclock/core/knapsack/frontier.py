@@ -1,0 +1,47 @@
+"""The supported time-energy frontier, and the objectives whose optimum lies on it.
+
+A supported point is the cheapest choice at some price of time; there is one for every trade of
+the hull. Energy x time^p (EDP: p = 1, ED²P: p = 2) is quasi-concave where both are positive, for
+its logarithm is a sum of concave functions; so over all choices, mixtures included, it is least at
+a corner of their convex hull, which is a supported point. Looking at each of them is exact.
+
+Shape letters: T trades.
+"""
+
+import numpy as np
+
+from underclock.core.knapsack.hull import Trades, trades
+from underclock.core.knapsack.problem import Floats, Problem, Quanta, Solution, solution_of
+
+
+def supported(problem: Problem) -> tuple[Floats, Floats]:
+    """Return time in s and energy in J of every supported point, fastest first. Shape (T + 1,)."""
+    return _points(problem, trades(Quanta.of(problem)))
+
+
+def _points(problem: Problem, steps: Trades) -> tuple[Floats, Floats]:
+    """Cost every prefix of the trades. Shapes (T + 1,)."""
+    rows = np.arange(len(steps.start))
+    time_s = problem.time_s[steps.group, steps.to] - problem.time_s[steps.group, steps.come]
+    energy_j = problem.energy_j[steps.group, steps.to] - problem.energy_j[steps.group, steps.come]
+    first = problem.time_s[rows, steps.start].sum(), problem.energy_j[rows, steps.start].sum()
+    return (
+        np.cumsum(np.append(first[0], time_s)),
+        np.cumsum(np.append(first[1], energy_j)),
+    )
+
+
+def least_product(problem: Problem, *, power: int) -> Solution:
+    """Minimise energy x time^power over all choices, ignoring the budget; exact."""
+    steps = trades(Quanta.of(problem))
+    time_s, energy_j = _points(problem, steps)
+    return solution_of(problem, steps.choice_after(int(np.argmin(energy_j * time_s**power))))
+
+
+def thinned(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats]:
+    """Keep at most so many points, evenly spread in time, both ends included."""
+    if len(time_s) <= most:
+        return time_s, energy_j
+    wanted = np.linspace(time_s[0], time_s[-1], most)[:-1]
+    kept = np.unique(np.append(np.searchsorted(time_s, wanted), len(time_s) - 1))
+    return time_s[kept], energy_j[kept]

@@ -1,0 +1,221 @@
+"""What a fit found, in quantities that mean something.
+
+Shape letters: R rows, K kernels.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from underclock.core.model.estimate import STEADY_C, start_of, temperature_of
+from underclock.core.model.most_likely import Solution
+from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, Shared, predict
+from underclock.core.model.posterior import Posterior, clocks_of, posterior_of
+from underclock.core.model.rows import UNKNOWN_MHZ, Floats, Ints, Rows, rows_of
+from underclock.core.model.subsample import fitted
+from underclock.records import Clocks, SampleSet
+from underclock.records.fitted import Constant, GpuFit, KernelFit
+
+_UNUSUAL = 3.0  # times the usual kernel's residual
+_LARGE = 0.02  # and above this the model does not describe a kernel
+# Of the shared vector: in words, its unit, and how many of that unit one of the model's is.
+_WORDS = (
+    ("exponent that joins a kernel's parts", "", 1.0),
+    ("crossbar's least clock", "MHz", 1.0),
+    ("voltage rises from", "MHz", 1.0),
+    ("rise of voltage there", "mV/MHz", 1e3),
+    ("how the rise steepens", "mV/GHz²", 1e9),
+    ("leakage at 1 V and 25 °C", "W", 1.0),
+    ("clock tree at 1 V", "W/GHz", 1.0),
+    ("rise of leakage", "%/°C", 100.0),
+    ("DRAM traffic", "mJ/Mcycle", 1e3),
+    ("crossbar cycles per DRAM cycle", "", 1.0),
+)
+
+
+def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
+    """Fit a sample_set and say what was found.
+
+    Args:
+        sample_set: Samples of one GPU.
+        at: Where to state shares of time and energies; by default at each kernel's fastest row.
+
+    Raises:
+        DataError: The samples cannot be fitted.
+    """
+    rows = rows_of(sample_set)
+    solution = fitted(rows, Shared(start_of(rows, [sample.asked for sample in sample_set.samples])))
+    left = _left(rows, solution)
+    known = np.flatnonzero(np.diff(rows.bounds))
+    settings, column = _where(rows, known, at)
+    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
+    noise, misfit = solution.errors.noise, solution.errors.misfit
+    pooled = np.sqrt(np.average(left**2, weights=rows.windows, axis=1))
+    return GpuFit(
+        evidence=sample_set.evidence,
+        gpu=sample_set.gpu,
+        workload=sample_set.workload,
+        samples=len(sample_set.samples),
+        rows=len(rows.kernel),
+        constants=_constants(solution),
+        cap_w=_finite(rows.limit_w),
+        boost_mhz=_finite(rows.ceiling_mhz),
+        time_noise=float(noise[0]),
+        power_noise=float(noise[1]),
+        time_misfit=float(misfit[0]),
+        power_misfit=float(misfit[1]),
+        time_rms=float(pooled[0]),
+        power_rms=float(pooled[1]),
+        common_share=_common_share(sample_set, posterior, known, column),
+        kernels=_kernels(
+            sample_set,
+            _Told(
+                solution=solution,
+                posterior=posterior,
+                known=known,
+                column=column,
+                rms=_rms(rows, left, known),
+                rows=np.diff(rows.bounds)[known].tolist(),
+            ),
+        ),
+        warnings=(*sample_set.warnings, *_without_rows(rows)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What is known of kernels that have rows.
+
+    Attributes:
+        known: Which they are. Shape (N,).
+        column: Where to state each. Shape (N,).
+        rms: Residuals of time and power. Shape (2, N).
+        rows: How many each has. Length N.
+    """
+
+    solution: Solution
+    posterior: Posterior
+    known: Ints
+    column: Ints
+    rms: Floats
+    rows: list[int]
+
+
+def _where(rows: Rows, known: Ints, at: Clocks | None) -> tuple[list[Clocks], Ints]:
+    """Return the settings to state kernels at, and which is each kernel's."""
+    if at is not None:
+        return [at], np.zeros(len(known), dtype=np.int64)
+    fastest = []
+    for k in known.tolist():
+        low, high = rows.bounds[k], rows.bounds[k + 1]
+        row = low + int(np.argmax(rows.core_mhz[low:high] * rows.mem_mhz[low:high]))
+        core, mem = round(float(rows.core_mhz[row])), round(float(rows.mem_mhz[row]))
+        fastest.append(Clocks(core_mhz=core, mem_mhz=mem))
+    settings = list(dict.fromkeys(fastest))
+    return settings, np.array([settings.index(clocks) for clocks in fastest], dtype=np.int64)
+
+
+def _left(rows: Rows, solution: Solution) -> Floats:
+    """Return residuals of all rows, fitted to or not. Shape (2, R)."""
+    how = solution.family, solution.shared, solution.kernels, solution.serial
+    found: Floats = np.stack([rows.log_s, rows.log_w]) - predict(*how, Points.of(rows))[0]
+    return found
+
+
+def _rms(rows: Rows, left: Floats, known: Ints) -> Floats:
+    sums = np.add.reduceat(rows.windows * left**2, rows.bounds[known], axis=1)
+    found: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
+    return found
+
+
+def _constants(solution: Solution) -> tuple[Constant, ...]:
+    gpu = solution.family.gpu(solution.shared)
+    deviations = np.sqrt(np.diag(solution.shared_cov))
+    told = np.clip(1.0 - (deviations / solution.family.spread()) ** 2, 0.0, 1.0)
+    memory = [f"{mhz:g} MHz" for mhz in gpu.mem_points_mhz if mhz > UNKNOWN_MHZ] or ["any clock"]
+    words = (
+        *_WORDS,
+        *[(f"memory at {clock}", "W", 1.0) for clock in memory],
+        *[(f"bytes per cycle at {clock}", f"of {memory[-1]}", 1.0) for clock in memory[:-1]],
+    )
+    values = np.exp(solution.shared)
+    return tuple(
+        Constant(
+            name=name,
+            unit=unit,
+            value=float(value * size),
+            error=float(value * size * deviation),
+            told=float(share),
+        )
+        for (name, unit, size), value, deviation, share in zip(
+            words, values, deviations, told, strict=True
+        )
+    )
+
+
+def _kernels(sample_set: SampleSet, told: _Told) -> tuple[KernelFit, ...]:
+    samples = Counter(sample.kernel for sample in sample_set.samples)
+    usual = np.median(told.rms, axis=1)[:, None]
+    far = (told.rms > _UNUSUAL * usual) & (told.rms > _LARGE)
+    off = np.any(far, axis=0).tolist()
+    found = {
+        kernel.name: KernelFit(
+            name=kernel.name, samples=samples[kernel.name], rows=0, described=False
+        )
+        for kernel in sample_set.kernels
+    }
+    solution, posterior = told.solution, told.posterior
+    how = solution.family, solution.shared, solution.kernels, solution.serial
+    core, mem = clocks_of(solution.rows, posterior.settings)
+    _, by = predict(
+        *how,
+        Points(
+            kernel=told.known,
+            core_mhz=core[told.column],
+            mem_mhz=mem[told.column],
+            temperature_c=np.full(len(told.known), STEADY_C),
+        ),
+    )
+    energy_j = np.exp(posterior.log_s + posterior.log_w)
+    spread = np.sqrt(posterior.variance(1.0, 1.0))
+    for i, (k, c) in enumerate(zip(told.known.tolist(), told.column.tolist(), strict=True)):
+        name = sample_set.kernels[k].name
+        found[name] = msgspec.structs.replace(
+            found[name],
+            rows=told.rows[i],
+            clocks=posterior.settings[c],
+            core_share=float(by[0, i, CORE]),
+            dram_share=float(by[0, i, DRAM]),
+            fixed_share=float(by[0, i, FIXED]),
+            energy_j=float(energy_j[k, c]),
+            energy_error_j=float(energy_j[k, c] * spread[k, c]),
+            time_rms=float(told.rms[0, i]),
+            power_rms=float(told.rms[1, i]),
+            serial=bool(solution.serial[k]),
+            described=not off[i],
+        )
+    return tuple(found.values())
+
+
+def _common_share(sample_set: SampleSet, posterior: Posterior, known: Ints, column: Ints) -> float:
+    """Return how much of the summed energy's variance an error in shared constants makes."""
+    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)[known]
+    energy_j = counts * np.exp(posterior.log_s + posterior.log_w)[known, column]
+    moved = posterior.total(known, column, np.stack([energy_j, energy_j]))
+    return float(moved.by_shared @ posterior.shared_cov @ moved.by_shared) / moved.variance
+
+
+def _without_rows(rows: Rows) -> tuple[str, ...]:
+    names = [rows.names[k] for k in np.flatnonzero(np.diff(rows.bounds) == 0).tolist()]
+    if not names:
+        return ()
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    held = "ran at clocks that held, away from the power cap: measure lower core clocks"
+    return (f"no sample of {names[0]!r}{more} {held}",)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,208 @@
+"""From a sample_set to a posterior about every kernel at every setting, and the cost table of it.
+
+Shape letters: K kernels, C settings but the baseline.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.model.most_likely import Solution
+from underclock.core.model.parameters import Shared
+from underclock.core.model.posterior import Posterior, posterior_of, with_means, with_measured
+from underclock.core.model.rows import Bools, Floats, Ints, Rows, rows_of
+from underclock.core.model.start import unknown_gpu
+from underclock.core.model.subsample import fitted
+from underclock.core.planning.promise import ONE_SIDED, Baseline, PredictedChange, predicted_change
+from underclock.physics.constants import GpuConstants
+from underclock.records import Clocks, Evidence, Sample, SampleSet
+
+STEADY_C = 55.0
+_ONE_SIDE = 0.95
+# What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
+# an H200, differ by 0.027 % (docs/evidence/h200).
+_REPEATABLE = 2.7e-4
+_FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What samples say of every setting, measured or not.
+
+    Attributes:
+        rows: What could be fitted.
+        solution: The fit.
+        posterior: Of the settings but the baseline. Length C.
+        counts: Launches of each kernel. Shape (K,).
+        baseline: What auto costs.
+        table: Expected costs; the baseline is its last setting.
+        measurable: Which settings a kernel has an answer at. Shape (K, C).
+        can: Of these, the ones that can be planned. A kernel without rows, because all of its
+            samples ran at the power cap, say, only where it was measured; so is every kernel of a
+            table, of which another row costs nothing but a look. Shape (K, C).
+        exact: Whether a measurement is the truth, as in a table that is replayed.
+    """
+
+    rows: Rows
+    solution: Solution
+    posterior: Posterior
+    counts: Floats
+    baseline: Baseline
+    table: CostTable
+    measurable: Bools
+    can: Bools
+    exact: bool
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        """Say what a choice is expected to change.
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        columns = np.where(setting == self.table.baseline, -1, setting)
+        return predicted_change(self.posterior, self.counts, self.baseline, columns)
+
+
+def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Estimate:
+    """Fit a sample_set and predict every setting it set out to visit.
+
+    Args:
+        sample_set: Samples of every kernel at the baseline, and of some at other settings.
+        baseline: The setting to call auto; as for `cost_table`.
+
+    Raises:
+        DataError: The samples cannot be costed or fitted.
+    """
+    measured = cost_table(sample_set, baseline=baseline)
+    auto = measured.settings[measured.baseline]
+    settings = _settings(sample_set, auto)
+    rows = rows_of(sample_set)
+    solution = fitted(rows, Shared(start_of(rows, settings)))
+    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
+    exact = sample_set.evidence is Evidence.REPLAYED
+    log_s, log_w, repeats = _measured(sample_set, settings)
+    unknown = np.diff(rows.bounds) == 0
+    if exact:
+        posterior = with_measured(posterior, log_s, log_w)
+    else:
+        posterior = with_means(posterior, unknown, log_s, log_w, repeats)
+    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    measurable = _measurable(sample_set, settings, rows.ceiling_mhz)
+    predicted = np.zeros_like(unknown) if exact else ~unknown
+    can = measurable & (np.isfinite(log_s) | predicted[:, None])
+    at = measured.baseline
+    auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
+    time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
+    table = dataclasses.replace(
+        measured,
+        settings=(*settings, auto),
+        time_s=np.column_stack([time_s, auto_s]),
+        energy_j=np.column_stack([energy_j, auto_j]),
+        baseline=len(settings),
+    )
+    return Estimate(
+        rows=rows,
+        solution=solution,
+        posterior=posterior,
+        counts=counts,
+        baseline=Baseline(
+            time_s=auto_s,
+            energy_j=auto_j,
+            spread=(0.0, 0.0) if exact else _auto_spread(sample_set, posterior, (auto_s, auto_j)),
+            of_kernels=np.zeros_like(posterior.noise) if exact else _of_kernels(posterior),
+        ),
+        table=table,
+        measurable=measurable,
+        can=can,
+        exact=exact,
+    )
+
+
+def _settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
+    """Return every setting but the baseline, slowest first."""
+    known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
+    return tuple(
+        sorted((s for s in known if s != auto and not s.is_auto), key=lambda clocks: clocks.rank)
+    )
+
+
+def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
+    """Return constants to begin the fit of some rows with."""
+    asked = [float(s.core_mhz) for s in settings if s.core_mhz is not None]
+    return unknown_gpu(
+        rows.mem_points_mhz.tolist(),
+        fastest_mhz=max([float(rows.core_mhz.max()), *asked]),
+        most_w=float(np.exp(rows.log_w.max())),
+    )
+
+
+def temperature_of(sample_set: SampleSet) -> float:
+    """Return the temperature the step runs at: in situ, else that of the samples."""
+    for samples in (sample_set.in_situ, sample_set.samples):
+        seen = [s.temperature_c for s in samples if s.temperature_c is not None]
+        if seen:
+            return float(np.median(seen))
+    return STEADY_C
+
+
+def _measured(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Floats, Floats, Floats]:
+    """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats."""
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    sums = np.zeros((3, len(index), len(settings)))
+    for sample in sample_set.samples:
+        c = place.get(sample.asked)
+        if c is not None:
+            sums[:, index[sample.kernel], c] += (1.0, sample.time_s, sample.energy_j)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time_s, energy_j = sums[1:] / sums[0]
+        return np.log(time_s), np.log(energy_j / time_s), sums[0]
+
+
+def _measurable(sample_set: SampleSet, settings: Sequence[Clocks], ceiling_mhz: float) -> Bools:
+    """Return which settings a kernel has an answer at: not where a lock would not hold."""
+    can = np.ones((len(sample_set.kernels), len(settings)), dtype=bool)
+    can[:, [(clocks.core_mhz or 0) > ceiling_mhz for clocks in settings]] = False
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    for k, kernel in enumerate(sample_set.kernels):
+        for clocks in sample_set.lacking.get(kernel.name, ()):
+            can[k, place[clocks]] = False
+    return can
+
+
+def _of_kernels(posterior: Posterior) -> Floats:
+    """Return the relative errors of each kernel's time and energy at auto. Shape (2, K)."""
+    time2, power2 = posterior.noise**2
+    found: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
+    return found
+
+
+def _auto_spread(
+    sample_set: SampleSet, posterior: Posterior, auto: tuple[Floats, Floats]
+) -> tuple[float, float]:
+    """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
+    time2, power2 = posterior.noise**2
+    whole: Sequence[Sample] = sample_set.in_situ
+    found = []
+    for variance, costs, values in (
+        (time2, auto[0], [s.time_s for s in whole]),
+        (time2 + power2, auto[1], [s.energy_j for s in whole]),
+    ):
+        if not whole:
+            repeats = max(1.0, len(sample_set.samples) / max(1, len(costs)) / 8)
+            found.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
+            continue
+        # One kernel's noise stands for one window's; repeats, where there are some, say more.
+        prior2, weight = float(np.median(variance)), 1.0
+        off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
+        freedom = weight + len(values) - 1
+        each2 = (weight * prior2 + off2) / freedom
+        # A scatter known from few runs: Student's t where the others have a normal distribution.
+        wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
+        found.append(wider * math.sqrt(each2 / len(values)))
+    return math.hypot(found[0], _REPEATABLE if whole else 0.0), found[1]

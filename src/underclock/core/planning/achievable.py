@@ -1,0 +1,254 @@
+"""What a GPU can follow: planning with its own switching latency, and the curve over latency.
+
+Shape letters: K kernels, S settings, n invocations, G passes.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.core.costs.groups import Ints
+from underclock.core.costs.table import CostTable, Floats
+from underclock.core.switching import CyclicExact, Schedule, SequenceProblem
+from underclock.errors import DataError
+from underclock.records import (
+    Arm,
+    Clocks,
+    ClockSchedule,
+    Cost,
+    LatencyPoint,
+    Pass,
+    Segment,
+    Status,
+)
+from underclock.records.latencies import Domain, LatencyTable, Switch, changed
+
+# A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
+# mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
+_MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
+_CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
+
+SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, piece_labels=50_000)
+"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
+_LATE_BY = 3.0  # deviations that the segment before must leave room for
+
+KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
+    (50e-6, "Blackwell, 10-100 µs (unpublished)"),
+    (1e-3, "Ascend NPU"),
+    (6e-3, "Hopper (as cited by arXiv 2601.08539)"),
+    (24.5e-3, "V100, call and settling"),
+    (0.15, "Quadro RTX 6000"),
+)
+"""Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
+
+CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a schedule must keep, besides the time budget.
+
+    Attributes:
+        latencies: How long changes take.
+        max_slowdown: Time budget as a fraction above auto.
+        max_switches: Most changes in a step; ``None`` for no limit.
+        min_dwell_s: Least time between changes, whatever the latency.
+    """
+
+    latencies: LatencyTable
+    max_slowdown: float = 0.0
+    max_switches: int | None = None
+    min_dwell_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Reject rules that mean nothing."""
+        if not -1.0 < self.max_slowdown < math.inf:
+            raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
+        if self.max_switches is not None and self.max_switches < 0:
+            raise ValueError(f"max_switches must not be negative, got {self.max_switches}")
+        if not 0.0 <= self.min_dwell_s < math.inf:
+            raise ValueError(f"min_dwell_s must not be negative, got {self.min_dwell_s}")
+
+
+def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> SequenceProblem:
+    """State what a GPU can follow as a problem.
+
+    A change is asked for ahead, so that it happens near its boundary: the segment before must last
+    as the slowest of a hundred calls, the delay, and three deviations of its jitter. What is lost
+    at the boundary is the stall, and on average the jitter's share of the time at the other
+    segment's clocks.
+
+    Args:
+        table: What every kernel costs at every setting.
+        order: The launch sequence, as indices into the table's kernels.
+        rules: What to keep.
+
+    Raises:
+        DataError: The order is unknown, or the latencies lack a clock that a setting holds.
+    """
+    if not order:
+        raise DataError(
+            "changing clocks takes time, and nobody knows in which order the step launches its "
+            "kernels",
+            hint="plan samples of a traced step, or leave --latency away",
+        )
+    counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
+    time_s, energy_j = table.time_s / counts[:, None], table.energy_j / counts[:, None]
+    lost_s, dwell_s = _switching(table.settings, rules)
+    power_w = table.auto_energy_j / table.auto_time_s
+    collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in table.kernels])
+    launches = np.array(order, dtype=np.int64)
+    during = collective[launches]
+    return SequenceProblem(
+        time_s=time_s,
+        energy_j=energy_j,
+        order=launches,
+        switch_time_s=lost_s,
+        # A stalled GPU draws less than this; how much less nobody has measured.
+        switch_energy_j=lost_s * power_w,
+        dwell_s=dwell_s,
+        # Changing clocks round a collective delays every GPU that waits in it.
+        blocked=during | np.roll(during, 1),
+        max_switches=rules.max_switches,
+        budget_s=table.auto_time_s * (1.0 + rules.max_slowdown),
+    )
+
+
+def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats]:
+    """Return time lost by each change, and how long the segment before must be. Shapes (S, S)."""
+    answers: dict[tuple[Domain, int | None, int | None], Switch] = {}
+
+    def answer(domain: Domain, start: int | None, end: int | None) -> Switch:
+        key = (domain, start, end)
+        if key not in answers:
+            answers[key] = rules.latencies.answer(domain, start, end)
+        return answers[key]
+
+    lost_s = np.zeros((len(settings), len(settings)))
+    dwell_s = lost_s.copy()
+    for (a, here), (b, there) in itertools.permutations(enumerate(settings), 2):
+        changes = [answer(domain, start, end) for domain, start, end in changed(here, there)]
+        lost_s[a, b] = sum(
+            change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * _mismatch(here, there)
+            for change in changes
+        )
+        # Calls follow each other; what they ask for happens side by side.
+        calls_s = _CALL_TAIL * sum(change.call_s for change in changes)
+        delay_s = max(c.delay_s + c.stall_s + _LATE_BY * c.jitter_s for c in changes)
+        dwell_s[a, b] = max(calls_s + delay_s, rules.min_dwell_s)
+    return lost_s, dwell_s
+
+
+def _mismatch(here: Clocks, there: Clocks) -> float:
+    """Return by what part work is slower at the lower of two core clocks; auto is taken as 0.5."""
+    if here.core_mhz == there.core_mhz:
+        return 0.0
+    if here.core_mhz is None or there.core_mhz is None:
+        return 0.5
+    low, high = sorted((here.core_mhz, there.core_mhz))
+    return 1.0 - low / high
+
+
+def achieved(
+    table: CostTable, problem: SequenceProblem, per_kernel: Sequence[Ints]
+) -> tuple[Arm, Schedule]:
+    """Find the best schedule, no worse than any given choice that keeps the rules.
+
+    Args:
+        table: What the problem was made of.
+        problem: What to keep.
+        per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
+    """
+    found = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
+    return Arm.of("achievable", _cost(table, found), found.status, found.gap), found
+
+
+def _cost(table: CostTable, found: Schedule) -> Cost | None:
+    if found.status is Status.INFEASIBLE:
+        return None
+    return Cost(
+        time_s=float(found.time_s),
+        energy_j=float(found.energy_j),
+        time_change=float(found.time_s) / table.auto_time_s - 1.0,
+        energy_change=float(found.energy_j) / table.auto_energy_j - 1.0,
+    )
+
+
+def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
+    """Return the least time change that any schedule under the rules can reach.
+
+    There is one: every kernel was measured at the clocks called auto, and staying there is allowed.
+
+    Args:
+        table: What the problem was made of.
+        problem: Whose budget no schedule meets.
+    """
+    timed = dataclasses.replace(
+        problem,
+        energy_j=problem.time_s,
+        switch_energy_j=problem.switch_time_s,
+        budget_s=math.inf,
+    )
+    found = SOLVER.solve(timed)
+    return found.time_s / table.auto_time_s - 1.0
+
+
+def as_record(table: CostTable, found: Schedule, wording: str) -> ClockSchedule:
+    """Return a feasible schedule as its segments.
+
+    Args:
+        table: Whose settings the schedule names.
+        found: The schedule.
+        wording: Which latency it keeps, in words.
+    """
+    segments: list[Segment] = []
+    for setting, run in itertools.groupby(found.choice.tolist()):
+        clocks = table.settings[setting]
+        segments.append(
+            Segment(launches=len(list(run)), core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz)
+        )
+    return ClockSchedule(segments=tuple(segments), switches=found.switches, latency=wording)
+
+
+def latency_curve(
+    table: CostTable, order: Sequence[int], rules: Rules, per_kernel: Sequence[Ints]
+) -> tuple[LatencyPoint, ...]:
+    """Plan at every latency of a curve, known hardware among them.
+
+    Every change of either clock is taken to need the latency, and nothing else.
+
+    Args:
+        table: What every kernel costs.
+        order: The launch sequence.
+        rules: All but the latencies.
+        per_kernel: Choices to start from.
+
+    Raises:
+        DataError: As `sequence_problem`.
+    """
+    marks = dict(KNOWN_HARDWARE)
+    points = []
+    before: list[Ints] = []
+    # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
+    for latency_s in sorted({*CURVE_S, *marks}, reverse=True):
+        at = dataclasses.replace(rules, latencies=LatencyTable.constant(latency_s))
+        problem = sequence_problem(table, order, at)
+        starts = [choice[problem.order] for choice in per_kernel]
+        found = SOLVER.solve(problem, [*starts, *before])
+        cost = _cost(table, found)
+        before = [] if cost is None else [found.choice]
+        points.append(
+            LatencyPoint(
+                latency_s=latency_s,
+                time_change=cost.time_change if cost else None,
+                energy_change=cost.energy_change if cost else None,
+                switches=found.switches if cost else None,
+                gap=found.gap,
+                hardware=marks.get(latency_s, ""),
+            )
+        )
+    return tuple(reversed(points))

@@ -1,0 +1,128 @@
+"""What a choice of clocks promises, and how sure that is.
+
+The clocks are chosen on expected costs and judged on the same posterior. That is no winner's curse as
+long as the posterior is honest: it already leans every measurement towards what all others say, so the
+least of many entries is not low by luck of its own noise.
+
+Shape letters: K kernels, C settings.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.rows import Floats, Ints
+
+ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
+TWO_SIDED = 1.960  # and within this many
+_ROUNDS = 8
+_SMALL = 1e-6  # of a budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What auto costs.
+
+    Attributes:
+        time_s: Of the step, all launches. Shape (K,).
+        energy_j: Likewise. Shape (K,).
+        spread: Standard deviations of the sums, as fractions of them: time, energy.
+        of_kernels: Standard deviations of each kernel's part, as fractions of it. Shape (2, K).
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    spread: tuple[float, float]
+    of_kernels: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedChange:
+    """Expected changes against auto, as fractions, and their standard deviations."""
+
+    time_change: float
+    energy_change: float
+    time_spread: float
+    energy_spread: float
+
+
+def predicted_change(
+    posterior: Posterior, counts: Floats, baseline: Baseline, columns: Ints
+) -> PredictedChange:
+    """Say what a choice is expected to change.
+
+    Args:
+        posterior: Costs of one launch.
+        counts: Launches of each kernel. Shape (K,).
+        baseline: What auto costs.
+        columns: Setting of each kernel; -1 is auto. Shape (K,).
+    """
+    locked = np.flatnonzero(columns >= 0)
+    at = columns[locked]
+    log_s, log_w = posterior.log_s[locked, at], posterior.log_w[locked, at]
+    parts = (
+        (baseline.time_s, np.exp(log_s) * counts[locked], np.array([1.0, 0.0])),
+        (baseline.energy_j, np.exp(log_s + log_w) * counts[locked], np.array([1.0, 1.0])),
+    )
+    changes, spreads = [], []
+    for (auto, costs, powers), auto_spread, own in zip(
+        parts, baseline.spread, baseline.of_kernels, strict=True
+    ):
+        total = math.fsum(auto)
+        share = math.fsum(costs) / total
+        kept = math.fsum(np.delete(auto, locked)) / total
+        # The parts add up to the whole step, so an error in one is an opposite one in the others.
+        moves = np.full(len(auto), 1.0 - kept)
+        moves[locked] = -kept
+        parted = float(((moves * own * auto / total) ** 2).sum())
+        moved = posterior.total(locked, at, powers[:, None] * costs / total)
+        changes.append(share + kept - 1.0)
+        spreads.append(math.sqrt(moved.variance + (share * auto_spread) ** 2 + parted))
+    return PredictedChange(
+        time_change=changes[0],
+        energy_change=changes[1],
+        time_spread=spreads[0],
+        energy_spread=spreads[1],
+    )
+
+
+def keeping(
+    budget: float, choose: Callable[[float], Ints | None], judge: Callable[[Ints], PredictedChange]
+) -> tuple[Ints, PredictedChange] | None:
+    """Choose so that a time budget holds with 95 % confidence.
+
+    Args:
+        budget: Fraction above auto.
+        choose: The best choice whose expected change of time is within its argument.
+        judge: What a choice is expected to change.
+
+    Returns:
+        ``None`` where nothing holds it.
+    """
+    aim, best = budget, None
+    low, high = -1.0, budget
+    for _ in range(_ROUNDS):
+        found = choose(aim)
+        if found is None:
+            low = max(low, aim)
+        else:
+            seen = judge(found)
+            over = seen.time_change + ONE_SIDED * seen.time_spread - budget
+            if over <= _SMALL:
+                if best is None or seen.energy_change < best[1].energy_change:
+                    best = found, seen
+                low = max(low, aim)
+                if over > -0.1 * max(ONE_SIDED * seen.time_spread, _SMALL):
+                    return best
+            else:
+                high = min(high, aim)
+            aim = min(high, budget - ONE_SIDED * seen.time_spread)
+            if low < aim < high:
+                continue
+        if high - low < _SMALL:
+            break
+        aim = 0.5 * (max(low, high - 0.05) + high)
+    return best

@@ -1,0 +1,103 @@
+"""Ways to make segments longer, so that switching pays on a GPU that switches slowly.
+
+None touches the maths of training, and none is applied: each is planned as if it had been done,
+and proposed with what it would save. Shape letters: K kernels, S settings, n invocations.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from underclock.core.costs.table import CostTable
+from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem
+from underclock.core.switching import SequenceProblem
+from underclock.records import Pass, Proposal, Status
+
+_BATCHES = (2, 4)
+_MICRO_BATCHES = 4
+
+
+def proposals(table: CostTable, order: Sequence[int], rules: Rules) -> tuple[Proposal, ...]:
+    """Plan every way, under the same rules.
+
+    Args:
+        table: What every kernel costs.
+        order: The launch sequence, of one micro-batch and the optimizer.
+        rules: What to keep.
+
+    Returns:
+        One of each, the greatest saving first; those that no schedule can follow are left out.
+
+    Raises:
+        DataError: As `achievable.sequence_problem`.
+    """
+    found = []
+    problem = sequence_problem(table, order, rules)
+    for name, needs, other in _ways(table, problem):
+        auto_s, auto_j = _auto(other, table.baseline)
+        budget_s = auto_s * (1.0 + rules.max_slowdown)
+        schedule = SOLVER.solve(dataclasses.replace(other, budget_s=budget_s))
+        if schedule.status is Status.INFEASIBLE:
+            continue
+        found.append(
+            Proposal(
+                name=name,
+                needs=needs,
+                time_change=float(schedule.time_s / auto_s) - 1.0,
+                energy_change=float(schedule.energy_j / auto_j) - 1.0,
+                switches=schedule.switches,
+            )
+        )
+    return tuple(sorted(found, key=lambda proposal: proposal.energy_change))
+
+
+def _ways(table: CostTable, problem: SequenceProblem) -> Iterator[tuple[str, str, SequenceProblem]]:
+    """Yield each way's name, what it needs, and the problem it leaves."""
+    passes = [kernel.pass_ for kernel in table.kernels]
+    works = np.array([pass_ in {Pass.FORWARD, Pass.BACKWARD} for pass_ in passes])
+    for times in _BATCHES:
+        # What a kernel takes is taken to grow with the batch: products and streams of a size that
+        # fills the GPU do, to a few per cent.
+        scale = np.where(works, float(times), 1.0)[:, None]
+        yield (
+            f"{times} x larger micro-batches",
+            f"memory for {times} x the activations, and as many fewer micro-batches",
+            dataclasses.replace(
+                problem, time_s=problem.time_s * scale, energy_j=problem.energy_j * scale
+            ),
+        )
+    forward = [k for k in problem.order.tolist() if passes[k] is Pass.FORWARD]
+    backward = [k for k in problem.order.tolist() if passes[k] is Pass.BACKWARD]
+    rest = [k for k in problem.order.tolist() if passes[k] not in {Pass.FORWARD, Pass.BACKWARD}]
+    if forward and backward:
+        yield (
+            f"all {_MICRO_BATCHES} micro-batches forward, then all backward",
+            f"memory for {_MICRO_BATCHES} x the activations",
+            _reordered(
+                problem, passes, [*forward * _MICRO_BATCHES, *backward * _MICRO_BATCHES, *rest]
+            ),
+        )
+    bucketed = [*forward, *backward, *rest]
+    if bucketed != problem.order.tolist():
+        yield (
+            "the optimizer's kernels in one stretch after the backward pass",
+            "gradients of all layers held until then",
+            _reordered(problem, passes, bucketed),
+        )
+
+
+def _reordered(
+    problem: SequenceProblem, passes: Sequence[Pass], order: Sequence[int]
+) -> SequenceProblem:
+    launches = np.array(order, dtype=np.int64)
+    during = np.array([pass_ is Pass.COMMUNICATION for pass_ in passes])[launches]
+    return dataclasses.replace(problem, order=launches, blocked=during | np.roll(during, 1))
+
+
+def _auto(problem: SequenceProblem, baseline: int) -> tuple[float, float]:
+    """Return what a step at auto clocks takes, in s and J."""
+    return (
+        float(problem.time_s[problem.order, baseline].sum()),
+        float(problem.energy_j[problem.order, baseline].sum()),
+    )

@@ -1,0 +1,1 @@
+"""What other clocks would save, told from samples at auto clocks alone."""

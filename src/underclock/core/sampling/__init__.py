@@ -1,0 +1,1 @@
+"""Which samples to take: the initial design, and what a further sample is worth."""

@@ -1,0 +1,1 @@
+"""Repeats compared in pairs, verdicts on promises, change points in a series."""

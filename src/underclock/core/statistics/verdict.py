@@ -1,0 +1,227 @@
+"""Whether a plan kept its promise, as far as a few repeats can tell.
+
+Shape letters: N repeats of each arm, R resamples.
+
+Auto and plan ran N times each. What is estimated is the mean change over all N² pairs of runs.
+The pairs share runs, so they are no N² independent observations: the bootstrap resamples the runs
+of each arm, not the pairs, and takes all pairs of what it drew.
+
+A bootstrap of few runs is too narrow: it knows the scatter of the runs it saw, divided by N, not
+by N - 1, and takes that scatter as known. Each arm's resampled deviations are therefore widened by
+√(N / (N - 1)), and the percentiles by Student's t over the normal quantile, with the degrees of
+freedom that Welch's approximation gives two arms of unequal scatter. How often a 95 % interval
+then holds the truth, in 4000 seeded experiments each with normal noise (plain percentiles of 3
+repeats: 73 % to 83 %, in 1500):
+
+| repeats | both arms scatter alike | one arm ten times the other |
+|---------|-------------------------|-----------------------------|
+| 2       | 97.5 %                  | 92.8 % to 93.2 %            |
+| 3       | 95.7 %                  | 92.7 % to 94.5 %            |
+| 5       | 95.9 %                  | 94.3 % to 94.7 %            |
+| 10      | 95.4 %                  | 94.7 % to 95.0 %            |
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from underclock.core.costs.table import Floats
+from underclock.core.statistics.pairs import pair_changes
+from underclock.records import MOST_REPEATS, Verdict
+
+TOLERANCE = 0.001
+RESAMPLES = 10_000
+_TAIL = 0.025  # beyond either end of a 95 % interval
+_Z = NormalDist().inv_cdf(1.0 - _TAIL)
+_POWER_Z = NormalDist().inv_cdf(0.8)
+_ROUNDING = 1e-9
+_GRID = 4001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """How one quantity changes from auto to plan, over all pairs of runs.
+
+    Attributes:
+        mean: Mean change, as a fraction.
+        interval: Low and high end of what the truth may be, at 95 %; ``None`` of a single run.
+        repeats: Runs of each arm.
+        error: Standard error of the mean; 0 of a single run.
+        freedom: Degrees of freedom of that error.
+    """
+
+    mean: float
+    interval: tuple[float, float] | None
+    repeats: int
+    error: float = 0.0
+    freedom: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict, and what it rests on.
+
+    Attributes:
+        energy: Change of energy.
+        time: Change of time.
+        verdict: Whether the promise held.
+        further_repeats: Repeats of each arm, beyond those there are, that would decide; ``None``
+            where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
+    """
+
+    energy: Estimate
+    time: Estimate
+    verdict: Verdict
+    further_repeats: int | None
+
+
+def estimate(
+    auto: Floats, plan: Floats, random: np.random.Generator, *, resamples: int = RESAMPLES
+) -> Estimate:
+    """Return the mean change over all pairs of runs, and its bootstrap interval.
+
+    Runs without any scatter give an interval without width; whoever asks must know that they were
+    measured one by one, and not copied.
+
+    Args:
+        auto: One total per run, positive. Shape (N,).
+        plan: Likewise. Shape (N,).
+        random: Where the resamples come from.
+        resamples: R.
+
+    Raises:
+        ValueError: The arms are empty, or have not equally many runs.
+    """
+    if auto.ndim != 1 or auto.shape != plan.shape or auto.size == 0:
+        raise ValueError(f"need two arms of equally many runs, got {auto.shape} and {plan.shape}")
+    repeats = auto.size
+    mean = float(np.mean(pair_changes(auto, plan)))
+    if repeats == 1:
+        return Estimate(mean=mean, interval=None, repeats=1)
+    # The mean over all pairs of plan / auto is mean(plan) x mean(1 / auto).
+    arms = plan / plan.mean(), (1.0 / auto) / (1.0 / auto).mean()
+    variances = [float(np.var(arm, ddof=1)) / repeats for arm in arms]
+    variance = math.fsum(variances)
+    if math.sqrt(variance) <= _ROUNDING:
+        return Estimate(mean=mean, interval=(mean, mean), repeats=repeats)
+    shares = [each / variance for each in variances]
+    freedom = (repeats - 1) / math.fsum(share**2 for share in shares)
+    widen = math.sqrt(repeats / (repeats - 1))
+    drawn = [
+        arm[random.integers(0, repeats, (resamples, repeats))].mean(axis=1) - 1.0 for arm in arms
+    ]
+    products = (1.0 + widen * drawn[0]) * (1.0 + widen * drawn[1])
+    ends = np.quantile(products, (_TAIL, 1.0 - _TAIL)) - 1.0
+    stretch = student_quantile(freedom) / _Z * (1.0 + mean)
+    low, high = (mean + stretch * float(end) for end in ends)
+    error = math.sqrt(variance) * (1.0 + mean)
+    return Estimate(mean=mean, interval=(low, high), repeats=repeats, error=error, freedom=freedom)
+
+
+def judge(
+    energy: Estimate,
+    time: Estimate,
+    *,
+    promise: float,
+    budget: float | None,
+    tolerance: float = TOLERANCE,
+) -> Judgement:
+    """Say whether a plan kept its promise of energy within its budget of time.
+
+    A promise without bias is the expected saving: the truth lies as often above it as below. Held
+    to the very number, a plan that is exactly right would stay undecided for ever, and more runs
+    would only find out on which side of it the promise was rounded. So a shortfall of up to
+    ``tolerance`` counts as kept, and both bounds are raised by it:
+
+    * ``kept``: the whole interval of energy is at or below promise + tolerance, and the whole
+      interval of time at or below budget + tolerance.
+    * ``not kept``: either interval is wholly above its bound.
+    * ``inconclusive``: anything else.
+
+    A plan beyond a bound is called kept in about 2.5 % of validations at most; one within both is
+    called not kept in about 2.5 % for energy and 2.5 % for time at most. That is for one validation
+    with its repeats settled beforehand: repeating until the verdict pleases errs more often.
+
+    Args:
+        energy: Change of energy.
+        time: Change of time.
+        promise: Promised change of energy; a saving is negative.
+        budget: Greatest change of time allowed; ``None`` where time was free.
+        tolerance: How far beyond either bound still counts as kept, as a fraction of auto.
+
+    Raises:
+        ValueError: The tolerance is negative or not finite.
+    """
+    if not (tolerance >= 0.0 and math.isfinite(tolerance)):
+        raise ValueError(f"a tolerance must be finite and not negative, got {tolerance}")
+    bounded = [(energy, promise + tolerance)]
+    if budget is not None:
+        bounded.append((time, budget + tolerance))
+    sides = [_side(each, bound) for each, bound in bounded]
+    further = None
+    if Verdict.NOT_KEPT in sides:
+        verdict = Verdict.NOT_KEPT
+    elif all(side is Verdict.KEPT for side in sides):
+        verdict = Verdict.KEPT
+    else:
+        verdict = Verdict.INCONCLUSIVE
+        further = _further_repeats(
+            [pair for pair, side in zip(bounded, sides, strict=True) if side is verdict]
+        )
+    return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
+
+
+def student_quantile(freedom: float) -> float:
+    """Return Student's t that is exceeded by 2.5 %, for one or more degrees of freedom.
+
+    With t = √f tan θ, f being the degrees of freedom, the density is cos θ to the power of f - 1,
+    which a grid integrates well for any f, whole or not.
+    """
+    angle = np.linspace(0.0, math.pi / 2.0, _GRID)
+    density = np.cos(angle) ** (freedom - 1.0)
+    inside = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    found = np.interp(1.0 - 2.0 * _TAIL, inside / inside[-1], angle)
+    return math.sqrt(freedom) * math.tan(float(found))
+
+
+def _side(found: Estimate, bound: float) -> Verdict:
+    """Say on which side of its bound an interval lies."""
+    if found.interval is None:
+        return Verdict.INCONCLUSIVE
+    low, high = found.interval
+    if high <= bound + _ROUNDING:
+        return Verdict.KEPT
+    return Verdict.NOT_KEPT if low > bound + _ROUNDING else Verdict.INCONCLUSIVE
+
+
+def _further_repeats(undecided: Sequence[tuple[Estimate, float]]) -> int | None:
+    """Return how many more repeats would probably decide.
+
+    To break one bound is enough for ``not kept``; for ``kept`` every bound must be seen to hold.
+    """
+    broken = [_needed(*pair) for pair in undecided if pair[0].mean > pair[1]]
+    if broken:
+        return min((count for count in broken if count is not None), default=None)
+    held = [_needed(*pair) for pair in undecided]
+    known = [count for count in held if count is not None]
+    return max(known) if len(known) == len(held) else None
+
+
+def _needed(found: Estimate, bound: float) -> int | None:
+    """Return the further repeats that decide four times in five, if mean and scatter stay."""
+    if found.interval is None:
+        return None
+    distance = abs(found.mean - bound)
+
+    def decides(repeats: int) -> bool:
+        freedom = found.freedom * (repeats - 1) / (found.repeats - 1)
+        error = found.error * math.sqrt(found.repeats / repeats)
+        return (student_quantile(freedom) + _POWER_Z) * error <= distance
+
+    candidates = range(found.repeats + 1, MOST_REPEATS + 1)
+    further = 1 + bisect_left(candidates, True, key=decides)
+    return further if further <= len(candidates) else None

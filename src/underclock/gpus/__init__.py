@@ -1,0 +1,1 @@
+"""What is known of GPU models, as data with its sources."""

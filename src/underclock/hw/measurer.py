@@ -1,0 +1,276 @@
+"""Measuring on a GPU that answers NVML, real or simulated.
+
+Energy is read from a counter that climbs in steps of about 100 ms, so a window begins and ends at
+a step: a window of 1 s that is not aligned can be wrong by a tenth. Power over the window times
+the duration of a launch is the energy of a launch; launches need not fit the window.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from underclock.errors import MeasurementError
+from underclock.hw.base import Clock, Gpu, Launcher, Loop, Progress, Reading
+from underclock.hw.lease import check_applied, clock_lease
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel
+
+_LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
+_WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How long to wait and to measure; the defaults are arXiv 2601.08539's."""
+
+    warm_s: float = 100.0
+    """Least time at full load before the first measurement."""
+    steady_c: float = 1.0
+    """Warm until the temperature moves less than this in `steady_s`."""
+    steady_s: float = 20.0
+    longest_warm_s: float = 600.0
+    """Warm no longer than this."""
+    settle_s: float = 1.0
+    """After a change of clocks."""
+    kernel_warm_s: float = 25.0
+    """Each kernel runs this long before its window."""
+    window_s: float = 5.0
+    """Least length of the measuring window."""
+    launches: int = 20
+    """Least launches in a window: parts of a launch at its ends blur its power."""
+
+    def __post_init__(self) -> None:
+        """Reject windows in which nothing can be measured."""
+        if not self.window_s > 0 or self.launches < 1:
+            raise ValueError("a window needs a positive length and at least one launch")
+        if min(self.warm_s, self.settle_s, self.kernel_warm_s) < 0:
+            raise ValueError("waiting times must not be negative")
+
+
+QUICK = Protocol(
+    warm_s=10.0, steady_s=5.0, steady_c=2.0, longest_warm_s=90.0, kernel_warm_s=0.3, window_s=1.0
+)
+"""For a real GPU, whose time is somebody's: 80 kernels at one clock pair take under 3 minutes."""
+
+BRISK = Protocol(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window_s=1.0)
+"""For samples that a model joins: it knows what heat does, so kernels need not reach theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    """One step of the energy counter."""
+
+    at_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Staircase:
+    """Where the counter's steps lie.
+
+    Attributes:
+        last_s: Time of a step.
+        step_s: Time between steps.
+    """
+
+    last_s: float
+    step_s: float
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how long to sleep to wake a little before the next step, if there is time."""
+        ahead_s = self.step_s - (now_s - self.last_s) % self.step_s
+        return max(0.0, ahead_s - _WAKE_BEFORE_S)
+
+
+class GpuMeasurer:
+    """A measurer on a GPU, a launcher and a clock."""
+
+    live = True
+
+    def __init__(  # noqa: PLR0913 - three seams, and what is known of them
+        self,
+        gpu: Gpu,
+        launcher: Launcher,
+        clock: Clock,
+        *,
+        evidence: Evidence,
+        protocol: Protocol,
+        own: tuple[str, tuple[Kernel, ...]] = ("", ()),
+        may_lock: bool = True,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.evidence = evidence
+        self._gpu = gpu
+        self._launcher = launcher
+        self._clock = clock
+        self._protocol = protocol
+        self._own = own
+        self._notes = notes
+        self._offered = dict.fromkeys(_pairs(gpu) if may_lock else [AUTO])
+        self._held = AUTO
+        self._counter: _Staircase | None = None  # learned from the counter at the first window
+
+    def info(self) -> GpuInfo:
+        """Return which GPU answers."""
+        return self._gpu.info()
+
+    def settings(self) -> tuple[Clocks, ...]:
+        """Return every clock pair that can be held, auto included."""
+        return tuple(self._offered)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was known at the start, and what was seen while kernels ran."""
+        return (*self._notes, *self._launcher.notes())
+
+    def brings(self) -> tuple[str, tuple[Kernel, ...]]:
+        """Return the kernels a simulated GPU was calibrated on; a real one has none."""
+        return self._own
+
+    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
+        """Whether the GPU lists these clocks; any kernel can be launched."""
+        del kernel
+        return clocks in self._offered
+
+    def now_s(self) -> float:
+        """Return the clock's time."""
+        return self._clock.now_s()
+
+    def warm(self, kernels: Sequence[Kernel]) -> float:
+        """Run kernels until the temperature is steady; return it in °C."""
+        protocol = self._protocol
+        with self._launcher.loop(kernels):
+            started_s = self._clock.now_s()
+            before_c = self._gpu.temperature_c()
+            while True:
+                self._clock.sleep_s(protocol.steady_s)
+                now_c = self._gpu.temperature_c()
+                spent_s = self._clock.now_s() - started_s
+                steady = abs(now_c - before_c) < protocol.steady_c
+                if (steady and spent_s >= protocol.warm_s) or spent_s >= protocol.longest_warm_s:
+                    return now_c
+                before_c = now_c
+
+    def takes_s(self, launch_s: float) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long."""
+        protocol = self._protocol
+        return protocol.kernel_warm_s + max(protocol.window_s, protocol.launches * launch_s)
+
+    @contextmanager
+    def hold(self, clocks: Clocks) -> Iterator[None]:
+        """Hold clocks from entry to exit; auto clocks touch nothing."""
+        with clock_lease(self._gpu, clocks):
+            self._held = clocks
+            self._clock.sleep_s(self._protocol.settle_s)
+            try:
+                yield
+            finally:
+                self._held = AUTO
+
+    def measure(self, kernels: Sequence[Kernel], repeat: int = 0) -> Reading:
+        """Measure a sequence at the clocks now held, over a window aligned to counter ticks."""
+        del repeat  # a GPU answers anew each time
+        with self._launcher.loop(kernels) as loop:
+            self._clock.sleep_s(self._protocol.kernel_warm_s)
+            start = self._next_tick()
+            end_utilisation = self._gpu.utilisation()
+            before = loop.progress()
+            after = self._wait(loop, before, start.at_s)
+            end = self._next_tick()
+            utilisation = end_utilisation()
+            _check_climbed(start.energy_j, end.energy_j)
+            observed = check_applied(self._gpu, self._held)
+            reasons = self._gpu.event_reasons()
+            temperature_c = self._gpu.temperature_c()
+        window_s = end.at_s - start.at_s
+        time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+        return Reading(
+            time_s=time_s,
+            energy_j=(end.energy_j - start.energy_j) / window_s * time_s,
+            observed=observed,
+            window_s=window_s,
+            ticks=round(window_s / self._counter.step_s) if self._counter else None,
+            temperature_c=temperature_c,
+            event_reasons=reasons,
+            utilisation=utilisation,
+        )
+
+    def _wait(self, loop: Loop, before: Progress, started_s: float) -> Progress:
+        """Let the window pass until it is long enough and holds enough launches."""
+        protocol = self._protocol
+        tick_s = self._counter.step_s if self._counter else 0.0
+        while True:
+            spent_s = self._clock.now_s() - started_s
+            now = loop.progress()
+            launches = now.launches - before.launches
+            if spent_s >= protocol.window_s - tick_s and launches >= protocol.launches:
+                return now
+            # Sleep to where both should hold, judging by the launches since the loop began.
+            per_launch_s = now.elapsed_s / now.launches if now.launches else protocol.window_s
+            left_s = max(
+                protocol.window_s - tick_s - spent_s,
+                (protocol.launches - launches) * per_launch_s,
+            )
+            self._clock.sleep_s(max(left_s, 1e-3))
+
+    def _next_tick(self) -> _Tick:
+        """Return when the counter next steps, and to what.
+
+        Once the staircase is known, sleep to shortly before its next step instead of asking all
+        the way: each question blocks, and keeps the host from its work.
+        """
+        if self._counter is None:
+            ticks = [self._ask() for _ in range(4)]
+            steps_s = sorted(b.at_s - a.at_s for a, b in itertools.pairwise(ticks))
+            self._counter = _Staircase(ticks[-1].at_s, steps_s[1])
+        self._clock.sleep_s(self._counter.wait_s(self._clock.now_s()))
+        tick = self._ask()
+        self._counter = _Staircase(tick.at_s, self._counter.step_s)
+        return tick
+
+    def _ask(self) -> _Tick:
+        """Ask the counter over and over until it steps.
+
+        Raises:
+            MeasurementError: It stands still, or went backwards.
+        """
+        before_j = self._gpu.energy_j()
+        deadline_s = self._clock.now_s() + _LONGEST_TICK_S
+        while self._clock.now_s() < deadline_s:
+            called_s = self._clock.now_s()
+            energy_j = self._gpu.energy_j()
+            _check_climbed(before_j, energy_j)
+            if energy_j > before_j:
+                # The call blocks, so the step lies between its start and its end.
+                return _Tick((called_s + self._clock.now_s()) / 2, energy_j)
+        raise MeasurementError(
+            f"the energy counter did not move in {_LONGEST_TICK_S:g} s",
+            hint="this GPU may have no energy counter (Volta and newer do)",
+        )
+
+
+def _check_climbed(before_j: float, after_j: float) -> None:
+    """Compare two readings of the energy counter.
+
+    Raises:
+        MeasurementError: It went backwards.
+    """
+    if after_j < before_j:
+        raise MeasurementError(
+            f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",
+            hint="the driver was reloaded or the GPU reset: measure again",
+        )
+
+
+def _pairs(gpu: Gpu) -> list[Clocks]:
+    """Return every clock pair that holds on a GPU, slowest memory first, auto last."""
+    every_core = gpu.supported_core_mhz()
+    pairs = []
+    mems = gpu.supported_mem_mhz()
+    # Where there is one memory clock, holding it is what auto does, and often refused.
+    for mem in mems if len(mems) > 1 else ():
+        cores = gpu.supported_core_mhz(mem)
+        pairs += [Clocks(core_mhz=core, mem_mhz=mem) for core in cores]
+        # A memory clock that bounds the core does not hold when the core is left to boost.
+        if cores and cores[-1] == every_core[-1]:
+            pairs.append(Clocks(mem_mhz=mem))
+    return [*pairs, *(Clocks(core_mhz=core) for core in every_core), AUTO]

@@ -1,0 +1,95 @@
+"""Measuring on the simulated GPU, scored against its hidden truth."""
+
+import pytest
+
+from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.simulated.rig import Rig
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import AUTO, Clocks, Evidence, Kernel, Step
+
+
+def _bench(rig: Rig, protocol: Protocol | None = None) -> GpuMeasurer:
+    return GpuMeasurer(
+        rig.gpu,
+        rig.launcher,
+        rig.clock,
+        evidence=Evidence.SIMULATED,
+        protocol=protocol or Protocol(),
+    )
+
+
+@pytest.mark.parametrize("clocks", [Clocks(core_mhz=1050), Clocks(core_mhz=1260, mem_mhz=5001)])
+def test_a_locked_kernel_measures_what_physics_says(
+    rig: Rig, elementwise: Kernel, clocks: Clocks
+) -> None:
+    measurer = _bench(rig)
+    with measurer.hold(clocks):
+        reading = measurer.measure([elementwise])
+        with rig.launcher.loop([elementwise]):
+            auto_mem_mhz = rig.device.mem_mhz
+
+    model = rig.device.model
+    constants = model.kernel(elementwise)
+    core, mem = float(clocks.core_mhz or 0), float(clocks.mem_mhz or auto_mem_mhz)
+    true_s = duration_s(model.constants, constants, core, mem)
+    true_w = busy_w(model.constants, constants, core, mem, rig.device.temperature_c)
+    assert reading.time_s == pytest.approx(true_s, rel=2e-3)
+    assert reading.energy_j / reading.time_s == pytest.approx(true_w, rel=0.015)
+    assert reading.observed == Clocks(core_mhz=clocks.core_mhz, mem_mhz=int(mem))
+
+
+def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:
+    reading = _bench(rig, Protocol(window_s=1.0)).measure([gemm])
+
+    assert reading.window_s is not None
+    assert reading.window_s >= 1.0 - 0.01
+    assert reading.window_s == pytest.approx((reading.ticks or 0) * 0.1, abs=0.01)
+
+
+def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
+    launches = [step.kernels[i] for i in step.order]
+    reading = _bench(rig, Protocol(window_s=1.0, launches=10)).measure(launches)
+
+    assert reading.window_s is not None
+    assert reading.window_s >= 9 * reading.time_s
+
+
+def test_warming_ends_at_a_steady_temperature(rig: Rig, gemm: Kernel) -> None:
+    temperature_c = _bench(rig).warm([gemm])
+
+    assert rig.clock.now_s() >= 100.0
+    assert temperature_c == pytest.approx(rig.device.temperature_c, abs=1.0)
+
+
+def test_warming_stops_at_its_limit(rig: Rig, gemm: Kernel) -> None:
+    _bench(rig, Protocol(warm_s=0.0, steady_c=1e-9, longest_warm_s=60.0)).warm([gemm])
+
+    assert rig.clock.now_s() == pytest.approx(60.0, abs=1.0)
+
+
+def test_only_pairs_that_hold_together_are_offered(rig: Rig) -> None:
+    settings = set(_bench(rig).settings())
+
+    assert AUTO in settings
+    assert Clocks(core_mhz=420, mem_mhz=405) in settings
+    assert Clocks(core_mhz=435, mem_mhz=405) not in settings
+    assert Clocks(mem_mhz=405) not in settings
+
+
+def test_nothing_stays_locked_after_measuring(rig: Rig, gemm: Kernel) -> None:
+    measurer = _bench(rig)
+    with measurer.hold(Clocks(core_mhz=1050, mem_mhz=5001)):
+        measurer.measure([gemm])
+
+    assert rig.device.core_lock is None
+    assert rig.device.mem_lock is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window_s": 0.0}, {"launches": 0}, {"kernel_warm_s": -1.0}, {"settle_s": -1.0}],
+)
+def test_a_protocol_that_measures_nothing_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"window|waiting"):
+        Protocol(**options)  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""Calibration against sweeps made from known constants, and its own parts."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.core.calibration.gpu import (
+    Calibrated,
+    Errors,
+    calibrate,
+    check,
+    design,
+    errors_of,
+    held_out,
+    pooled,
+)
+from underclock.core.calibration.sweep import Habits, Sweep, sweep_of
+from underclock.core.calibration.throughput import Board, Change, fit_throughput, misfit, shortfall
+from underclock.core.prediction.time_shares import kernel_from_auto
+from underclock.errors import DataError
+from underclock.gpus.specs import SPECS
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Kind, Sample, SampleSet
+
+_SPEC = SPECS["rtx3080ti"]
+_TRUE = dataclasses.replace(
+    _SPEC.constants,
+    exponent=4.0,
+    knee_mhz=1350.0,
+    leak_w_per_v3=30.0,
+    clock_w_per_ghz_v2=11.0,
+    mem_points_w=(13.0, 16.0, 42.0, 70.0, 73.0),
+    mem_points_efficiency=(0.9, 0.8, 0.95, 1.0, 1.0),
+)
+_PER_MCYCLE_J = 0.006
+_KERNELS = {
+    f"k{i}": KernelConstants(
+        core_mcycles=core,
+        dram_mcycles=dram,
+        fixed_s=2e-5,
+        work_j_per_v2=core * 0.1,
+        dram_j=_PER_MCYCLE_J * dram,
+        serial=serial,
+    )
+    for i, (core, dram, serial) in enumerate(
+        [
+            (3.0, 1.0, False),
+            (0.2, 4.0, False),
+            (1.0, 5.0, False),
+            (0.8, 2.0, True),
+            (2.0, 9.0, False),
+        ]
+    )
+}
+
+
+def _profile(kernels: dict[str, KernelConstants] = _KERNELS, *, auto: bool = False) -> SampleSet:
+    """Make a sweep without noise from known constants."""
+    samples = []
+    for name, kernel in kernels.items():
+        for mem in (810, 5001, 9501):
+            for core in (210, 630, 1050, 1470, 1890):
+                warm_c = 60.0
+                for _ in range(20):
+                    watts = float(busy_w(_TRUE, kernel, float(core), float(mem), warm_c))
+                    warm_c = _TRUE.ambient_c + _TRUE.c_per_w * watts
+                time_s = float(duration_s(_TRUE, kernel, float(core), float(mem)))
+                clocks = Clocks(core_mhz=core, mem_mhz=mem)
+                samples.append(
+                    Sample(kernel=name, asked=clocks, time_s=time_s, energy_j=watts * time_s)
+                )
+        if auto:
+            time_s = float(duration_s(_TRUE, kernel, 1900.0, 9501.0))
+            samples.append(Sample(kernel=name, asked=AUTO, time_s=time_s, energy_j=300 * time_s))
+    return SampleSet(
+        evidence=Evidence.REPLAYED,
+        gpu=GpuInfo(name="made"),
+        workload="made",
+        kernels=tuple(Kernel(name=name) for name in kernels),
+        samples=tuple(samples),
+    )
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    return sweep_of(_profile(), auto_mem_mhz=9501.0, limit_w=1000.0)
+
+
+@pytest.fixture(scope="module")
+def found(sweep: Sweep) -> Calibrated:
+    return calibrate(sweep, _SPEC.constants)
+
+
+def test_a_sweep_without_noise_is_explained(found: Calibrated, sweep: Sweep) -> None:
+    fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
+
+    assert fit.time < 0.01
+    assert fit.power < 0.01
+    assert found.limit_w == 1000.0
+
+
+def test_kernels_that_overlap_nothing_are_recognised(found: Calibrated) -> None:
+    assert found.kernels["k3"].serial
+    assert not found.kernels["k2"].serial
+
+
+def test_a_few_rows_predict_the_rest(found: Calibrated, sweep: Sweep) -> None:
+    results = check(found, sweep, 4)
+    total = pooled([errors for _, errors in results])
+
+    assert [name for name, _ in results] == list(_KERNELS)
+    assert total.rows == len(sweep.kernel) - 4 * len(_KERNELS)
+    assert total.time < 0.03
+    assert total.power < 0.03
+
+
+def test_kernels_left_out_are_predicted_too(sweep: Sweep) -> None:
+    errors = held_out(sweep, _SPEC.constants, 4)
+
+    assert errors.rows == len(sweep.kernel) - 4 * len(_KERNELS)
+    assert errors.time < 0.06
+    assert errors.power < 0.06
+
+
+def test_all_rows_as_points_leave_nothing_to_predict(found: Calibrated, sweep: Sweep) -> None:
+    assert check(found, sweep, 15) == []
+
+
+def test_the_chosen_rows_are_distinct_and_apart(found: Calibrated, sweep: Sweep) -> None:
+    rows = np.flatnonzero(sweep.kernel == 2)
+    picked = design(found, sweep.only(rows), 4)
+    clocks = sweep.core_mhz[rows[picked]]
+
+    assert len(set(picked.tolist())) == 4
+    assert len(set(clocks.tolist())) == 4
+
+
+def test_rows_at_the_cap_are_predicted_with_it() -> None:
+    hungry = {"hungry": dataclasses.replace(_KERNELS["k0"], work_j_per_v2=2.0)}
+    sample_set = _profile(_KERNELS | hungry, auto=True)
+    sweep = sweep_of(sample_set, auto_mem_mhz=9501.0, limit_w=300.0)
+    found = calibrate(sweep, _SPEC.constants)
+    capped = np.flatnonzero(sweep.power_w >= 300.0)
+
+    assert len(capped)
+    assert found.limit_w >= 0.93 * 300.0
+    assert errors_of(found, sweep, capped).rows == len(capped)
+
+
+@pytest.mark.parametrize(
+    ("keep", "sentence"),
+    [
+        (lambda c: c.core_mhz == 210 and c.mem_mhz == 810, "fewer than two rows"),
+        (lambda c: c.core_mhz in {210, 630}, "fewer than four core clocks"),
+    ],
+)
+def test_a_sweep_that_says_too_little_is_refused(
+    keep: Callable[[Clocks], bool], sentence: str
+) -> None:
+    whole = _profile()
+    few = tuple(s for s in whole.samples if keep(s.asked))
+    with pytest.raises(DataError, match=sentence):
+        sweep_of(msgspec.structs.replace(whole, samples=few), auto_mem_mhz=9501.0)
+
+
+def test_pooling_weighs_by_rows() -> None:
+    total = pooled([Errors(time=0.1, power=0.2, rows=1), Errors(time=0.0, power=0.0, rows=3)])
+
+    assert (total.time, total.power, total.rows) == pytest.approx((0.025, 0.05, 4))
+
+
+def test_habits_say_how_odd_a_kernel_is() -> None:
+    habits = Habits.of(_TRUE, list(_KERNELS.values()))
+    odd = dataclasses.replace(_KERNELS["k1"], fixed_s=1.0)
+
+    assert abs(habits.surprise(_KERNELS["k1"])) < abs(habits.surprise(odd))
+
+
+def test_one_run_at_auto_is_reproduced() -> None:
+    kernel = kernel_from_auto(
+        _TRUE,
+        time_s=1e-3,
+        power_w=320.0,
+        core_mhz=1800.0,
+        dram_share=0.6,
+        temperature_c=70.0,
+        dram_w=60.0,
+    )
+
+    assert float(duration_s(_TRUE, kernel, 1800.0, 9501.0)) == pytest.approx(1e-3, rel=1e-3)
+    drawn = float(busy_w(_TRUE, kernel, 1800.0, 9501.0, 70.0))
+    assert drawn == pytest.approx(320.0, rel=1e-3)
+
+
+def test_published_changes_are_fitted_by_rates_and_energies() -> None:
+    throughput = _SPEC.throughput
+    assert throughput is not None
+    board = Board(
+        constants=_SPEC.constants,
+        core_mhz=np.array(_SPEC.core_mhz, dtype=np.float64),
+        limit_w=345.0,
+    )
+    kernels = (
+        Kernel(name="product", kind=Kind.GEMM, flops=1e12, bytes_moved=7e8),
+        Kernel(name="copy", kind=Kind.MEMORY, flops=1e9, bytes_moved=1e9),
+    )
+    target = dataclasses.replace(throughput, dram_byte_j=1.4 * throughput.dram_byte_j)
+    asked = [Clocks(mem_mhz=5001), Clocks(core_mhz=1050)]
+    bare = [
+        Change(kernel=k, clocks=c, time_change=0.0, energy_change=0.0)
+        for k, c in zip(kernels, asked, strict=True)
+    ]
+    truth = np.exp(misfit(board, target, bare)) - 1.0
+    changes = [
+        dataclasses.replace(change, time_change=float(t), energy_change=float(e))
+        for change, (t, e) in zip(bare, truth, strict=True)
+    ]
+    before = np.abs(misfit(board, throughput, changes)).sum()
+    fitted, boost_mhz = fit_throughput(board, throughput, changes)
+
+    assert np.abs(misfit(board, fitted, changes)).sum() <= before
+    assert boost_mhz == pytest.approx(_SPEC.constants.boost_mhz, rel=0.11)
+    assert shortfall(board, fitted, changes).shape == (1,)
+    assert math.isfinite(fitted.tensor_flop)

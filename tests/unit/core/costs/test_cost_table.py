@@ -1,0 +1,324 @@
+"""From samples to costs: means, counts, what auto is, and what the step really took."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.costs.table import capped_kernels, cost_table, settle_auto
+from underclock.errors import DataError
+from underclock.records import (
+    AUTO,
+    POWER_CAP_REASON,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Sample,
+    SampleSet,
+)
+
+LOW, MIDDLE, HIGH = (Clocks(core_mhz=mhz, mem_mhz=5001) for mhz in (600, 1200, 1800))
+quantities = st.floats(1e-6, 1e3)
+
+
+def sample(
+    kernel: str,
+    asked: Clocks = AUTO,
+    time_s: float = 1.0,
+    energy_j: float = 100.0,
+    event_reasons: int | None = None,
+) -> Sample:
+    return Sample(
+        kernel=kernel, asked=asked, time_s=time_s, energy_j=energy_j, event_reasons=event_reasons
+    )
+
+
+def sample_set(
+    *samples: Sample,
+    counts: tuple[int, ...] = (1, 1),
+    in_situ: tuple[Sample, ...] = (),
+    expected: int | None = None,
+    warnings: tuple[str, ...] = (),
+) -> SampleSet:
+    """Return samples of kernels named ``a``, ``b``, … with these counts."""
+    return SampleSet(
+        evidence=Evidence.SIMULATED,
+        gpu=GpuInfo(name="a GPU"),
+        workload="a step",
+        kernels=tuple(Kernel(name=chr(97 + k), count=count) for k, count in enumerate(counts)),
+        samples=samples,
+        in_situ=in_situ,
+        expected_samples=expected,
+        warnings=warnings,
+    )
+
+
+def step(time_s: float, energy_j: float) -> Sample:
+    return sample("step", time_s=time_s, energy_j=energy_j)
+
+
+@given(st.lists(st.tuples(quantities, quantities), min_size=1, max_size=8), st.integers(1, 96))
+def test_a_cost_is_the_mean_of_its_repeats_times_the_count(
+    repeats: list[tuple[float, float]], count: int
+) -> None:
+    table = cost_table(sample_set(*(sample("a", AUTO, *each) for each in repeats), counts=(count,)))
+
+    times_s, energies_j = zip(*repeats, strict=True)
+    assert table.auto_time_s == pytest.approx(count * statistics.mean(times_s))
+    assert table.auto_energy_j == pytest.approx(count * statistics.mean(energies_j))
+
+
+@given(
+    st.permutations(
+        [sample(k, s, 1.0 + i + j) for i, k in enumerate("ab") for j, s in enumerate((LOW, HIGH))]
+    )
+)
+def test_the_order_of_the_samples_does_not_matter(samples: list[Sample]) -> None:
+    table = cost_table(sample_set(*samples))
+
+    assert table.settings == (LOW, HIGH)
+    assert table.time_s.tolist() == [[1.0, 2.0], [2.0, 3.0]]
+
+
+def test_settings_are_sorted_by_memory_then_core_and_auto_is_fastest() -> None:
+    slow_memory = Clocks(core_mhz=2000, mem_mhz=810)
+    only_core = Clocks(core_mhz=300)
+    settings = (AUTO, HIGH, only_core, LOW, slow_memory)
+
+    table = cost_table(sample_set(*(sample("a", s) for s in settings), counts=(1,)))
+
+    assert table.settings == (slow_memory, LOW, HIGH, only_core, AUTO)
+    assert [table.column(setting) for setting in table.settings] == [0, 1, 2, 3, 4]
+    assert table.column(MIDDLE) is None
+
+
+def test_a_setting_a_kernel_lacks_costs_infinity_there_and_nowhere_else() -> None:
+    table = cost_table(sample_set(sample("a"), sample("b"), sample("a", LOW)))
+
+    assert np.isfinite(table.time_s).tolist() == [[True, True], [False, True]]
+    assert (np.isfinite(table.energy_j) == np.isfinite(table.time_s)).all()
+
+
+def test_a_kernel_without_samples_is_an_error_that_names_it() -> None:
+    with pytest.raises(DataError, match="no sample of 'b' and 1 more"):
+        cost_table(sample_set(sample("a"), counts=(1, 1, 1)))
+
+
+def test_a_sample_of_an_unknown_kernel_is_an_error_that_names_it() -> None:
+    with pytest.raises(DataError, match="'z', which is no kernel"):
+        cost_table(sample_set(sample("a"), sample("z"), counts=(1,)))
+
+
+class TestBaseline:
+    def test_it_is_auto_where_there_is_an_auto_row(self) -> None:
+        table = cost_table(sample_set(*(sample(k, s) for k in "ab" for s in (AUTO, HIGH))))
+
+        assert table.settings[table.baseline] == AUTO
+        assert table.warnings == ()
+
+    def test_without_auto_it_is_the_fastest_clocks_every_kernel_has(self) -> None:
+        common = [sample(k, s) for k in "ab" for s in (LOW, MIDDLE)]
+
+        table = cost_table(sample_set(*common, sample("a", HIGH)))
+
+        assert table.settings[table.baseline] == MIDDLE
+        (warning,) = table.warnings
+        assert "no auto row is used" in warning
+        assert str(MIDDLE) in warning
+        assert "the fastest clocks every kernel has" in warning
+
+    def test_it_can_be_named_and_the_page_then_says_so(self) -> None:
+        rows = [sample(k, s) for k in "ab" for s in (LOW, HIGH, AUTO)]
+
+        table = cost_table(sample_set(*rows), baseline=LOW)
+
+        assert table.settings[table.baseline] == LOW
+        assert [str(LOW) in warning for warning in table.warnings] == [True]
+
+    def test_auto_by_name_needs_no_warning(self) -> None:
+        rows = [sample(k, s) for k in "ab" for s in (LOW, AUTO)]
+
+        assert cost_table(sample_set(*rows), baseline=AUTO).warnings == ()
+
+    def test_an_unknown_one_is_an_error_that_offers_those_that_are_whole(self) -> None:
+        rows = [sample("a", LOW), sample("b", LOW), sample("a", HIGH)]
+
+        with pytest.raises(DataError, match="no row has the baseline") as caught:
+            cost_table(sample_set(*rows), baseline=MIDDLE)
+
+        assert str(LOW) in caught.value.hint
+        assert str(HIGH) not in caught.value.hint
+
+    @pytest.mark.parametrize("named", [None, AUTO])
+    def test_a_kernel_that_lacks_it_is_an_error_that_names_it(self, named: Clocks | None) -> None:
+        rows = [sample("a"), sample("a", LOW), sample("b", LOW), sample("c", LOW)]
+
+        with pytest.raises(DataError, match=r"'b' and 1 more has no row at core auto") as caught:
+            cost_table(sample_set(*rows, counts=(1, 1, 1)), baseline=named)
+
+        assert caught.value.hint
+
+    def test_no_clocks_in_common_is_an_error(self) -> None:
+        with pytest.raises(DataError, match="no clock pair was measured for every kernel"):
+            cost_table(sample_set(sample("a", LOW), sample("b", HIGH)))
+
+
+class TestWarnings:
+    def test_a_kernel_with_one_setting_has_nothing_to_choose(self) -> None:
+        (warning,) = cost_table(sample_set(sample("a"), sample("a", LOW), sample("b"))).warnings
+
+        assert warning == "'b' was measured at one clock pair only: it stays there"
+
+    def test_several_are_counted(self) -> None:
+        (warning,) = cost_table(sample_set(sample("a"), sample("b"), counts=(1, 1))).warnings
+
+        assert warning.startswith("'a' and 1 more were measured at one clock pair only")
+
+    def test_an_unfinished_measurement_says_how_far_it_is(self) -> None:
+        rows = [sample("a"), sample("a", LOW)]
+
+        (warning,) = cost_table(sample_set(*rows, counts=(1,), expected=5)).warnings
+
+        assert "2 of 5 samples" in warning
+        assert "underclock measure" in warning
+
+    @pytest.mark.parametrize("expected", [None, 1, 2])
+    def test_a_finished_one_says_nothing(self, expected: int | None) -> None:
+        rows = [sample("a"), sample("a", LOW)]
+
+        assert cost_table(sample_set(*rows, counts=(1,), expected=expected)).warnings == ()
+
+    def test_those_of_the_profile_come_first(self) -> None:
+        rows = [sample("a", LOW), sample("a", HIGH)]
+
+        warnings = cost_table(sample_set(*rows, counts=(1,), warnings=("careful",))).warnings
+
+        assert warnings[0] == "careful"
+        assert len(warnings) == 2
+
+
+@st.composite
+def measured_steps(draw: st.DrawFn) -> SampleSet:
+    """Draw isolated samples at auto and one other setting, some at the cap, and the step."""
+    counts = draw(st.lists(st.integers(1, 24), min_size=1, max_size=6))
+    reasons = st.sampled_from([None, 0, POWER_CAP_REASON, POWER_CAP_REASON | 0x80])
+    rows = []
+    for k in range(len(counts)):
+        rows.append(sample(chr(97 + k), AUTO, draw(quantities), draw(quantities), draw(reasons)))
+        rows.append(sample(chr(97 + k), LOW, draw(quantities), draw(quantities), POWER_CAP_REASON))
+    # A step that took longer than all its kernels is always possible, whichever were at the cap.
+    total_s = sum(c * row.time_s for c, row in zip(counts, rows[::2], strict=True))
+    total_j = sum(c * row.energy_j for c, row in zip(counts, rows[::2], strict=True))
+    factor = draw(st.floats(1.0, 1.5))
+    return sample_set(
+        *rows,
+        counts=tuple(counts),
+        in_situ=(
+            step(total_s * factor * 0.99, total_j * factor * 0.98),
+            step(total_s * factor * 1.03, total_j * factor * 1.04),
+        ),
+    )
+
+
+class TestInSitu:
+    @given(measured_steps())
+    def test_auto_adds_up_to_the_step_as_it_ran(self, measured: SampleSet) -> None:
+        table = cost_table(measured)
+
+        mean_s = statistics.mean(s.time_s for s in measured.in_situ)
+        mean_j = statistics.mean(s.energy_j for s in measured.in_situ)
+        assert table.auto_time_s == pytest.approx(mean_s)
+        assert table.auto_energy_j == pytest.approx(mean_j)
+
+    @given(measured_steps())
+    def test_closure_is_what_the_kernels_came_to_alone(self, measured: SampleSet) -> None:
+        table, alone = cost_table(measured), cost_table(without_step(measured))
+
+        assert table.closure is not None
+        assert alone.closure is None
+        assert table.closure.time * table.auto_time_s == pytest.approx(alone.auto_time_s)
+        assert table.closure.energy * table.auto_energy_j == pytest.approx(alone.auto_energy_j)
+
+    @given(measured_steps())
+    def test_only_kernels_at_the_cap_move_and_all_by_one_factor(self, measured: SampleSet) -> None:
+        table, alone = cost_table(measured), cost_table(without_step(measured))
+        capped = capped_kernels(measured)
+        movable = capped if capped.any() else ~capped
+
+        for settled, isolated in (
+            (table.time_s, alone.time_s),
+            (table.energy_j, alone.energy_j),
+        ):
+            factor = settled[:, table.baseline] / isolated[:, alone.baseline]
+            assert factor[movable] == pytest.approx(factor[movable][0])
+            assert (factor[~movable] == 1.0).all()
+
+    @given(measured_steps())
+    def test_other_settings_stay_as_measured(self, measured: SampleSet) -> None:
+        table, alone = cost_table(measured), cost_table(without_step(measured))
+        low = table.settings.index(LOW)
+
+        assert (table.time_s[:, low] == alone.time_s[:, low]).all()
+        assert (table.energy_j[:, low] == alone.energy_j[:, low]).all()
+
+    @given(measured_steps())
+    def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was_or_draws_as_much(
+        self, measured: SampleSet
+    ) -> None:
+        at_auto = [s for s in measured.samples if s.asked == AUTO]
+        told = {s.kernel for s in at_auto if (s.event_reasons or 0) & POWER_CAP_REASON}
+        most_w = {k.name: 0.0 for k in measured.kernels}
+        for s in at_auto:
+            most_w[s.kernel] = max(most_w[s.kernel], s.energy_j / s.time_s)
+        held_w = [most_w[name] for name in told]
+
+        for kernel, capped in zip(measured.kernels, capped_kernels(measured), strict=True):
+            close = told and most_w[kernel.name] >= 0.95 * statistics.median(held_w)
+            assert capped == (kernel.name in told or bool(close))
+
+    @given(measured_steps())
+    def test_a_baseline_that_is_not_auto_stays_as_measured(self, measured: SampleSet) -> None:
+        table = cost_table(measured, baseline=LOW)
+        alone = cost_table(without_step(measured), baseline=LOW)
+
+        assert table.closure is None
+        assert (table.time_s == alone.time_s).all()
+
+    @pytest.mark.parametrize(("time_s", "energy_j"), [(3.0, 900.0), (9.0, 300.0)])
+    def test_a_step_cheaper_than_its_kernels_away_from_the_cap_is_an_error(
+        self, time_s: float, energy_j: float
+    ) -> None:
+        rows = [
+            sample("a", AUTO, 4.0, 400.0),
+            sample("b", AUTO, 4.0, 440.0, event_reasons=POWER_CAP_REASON),
+        ]
+
+        with pytest.raises(DataError, match="less than its kernels did one by one") as caught:
+            cost_table(sample_set(*rows, in_situ=(step(time_s, energy_j),)))
+
+        assert "measure again" in caught.value.hint
+
+    def test_where_none_was_at_the_cap_all_move(self) -> None:
+        alone = cost_table(sample_set(sample("a", AUTO, 1.0), sample("b", AUTO, 3.0)))
+
+        table = settle_auto(alone, (step(8.0, 100.0),), np.array([False, False]))
+
+        assert table.time_s[:, table.baseline].tolist() == [2.0, 6.0]
+
+
+def without_step(measured: SampleSet) -> SampleSet:
+    return sample_set(*measured.samples, counts=tuple(k.count for k in measured.kernels))
+
+
+def test_auto_costs_are_sums_over_the_kernels() -> None:
+    random = np.random.default_rng(0)
+    rows = [sample(k, AUTO, *random.random(2)) for k in "abc"]
+
+    table = cost_table(sample_set(*rows, counts=(3, 1, 2)))
+
+    times_s = [count * row.time_s for count, row in zip((3, 1, 2), rows, strict=True)]
+    assert table.auto_time_s == pytest.approx(math.fsum(times_s))

@@ -1,0 +1,114 @@
+"""The supported frontier and the objectives that lie on it."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.knapsack import Problem
+from underclock.core.knapsack.frontier import least_product, supported, thinned
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Draw costs that are positive, as EDP needs them."""
+    groups, count = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    cells = st.integers(1, draw(st.sampled_from([4, 1000]))).map(lambda cell: cell * 1e-3)
+    row = st.lists(cells, min_size=count, max_size=count)
+    rows = st.lists(row, min_size=groups, max_size=groups)
+    return Problem(time_s=np.array(draw(rows)), energy_j=np.array(draw(rows)))
+
+
+@given(problems())
+@settings(deadline=None)
+def test_along_the_frontier_time_rises_and_energy_falls(problem: Problem) -> None:
+    time_s, energy_j = supported(problem)
+
+    assert (np.diff(time_s) > 0).all()
+    assert (np.diff(energy_j) < 0).all()
+
+
+@given(problems())
+@settings(deadline=None)
+def test_the_frontier_reaches_from_the_fastest_to_the_cheapest(problem: Problem) -> None:
+    time_s, energy_j = supported(problem)
+
+    assert time_s[0] == pytest.approx(problem.time_s.min(axis=1).sum())
+    assert energy_j[-1] == pytest.approx(problem.energy_j.min(axis=1).sum())
+
+
+@given(problems())
+@settings(deadline=None)
+def test_no_choice_is_below_the_frontier(problem: Problem) -> None:
+    time_s, energy_j = supported(problem)
+    rows = np.arange(len(problem.time_s))
+
+    for choice in itertools.product(range(problem.time_s.shape[1]), repeat=len(rows)):
+        least_j = np.interp(problem.time_s[rows, choice].sum(), time_s, energy_j)
+        assert problem.energy_j[rows, choice].sum() >= least_j * (1 - 1e-12)
+
+
+@given(problems(), st.sampled_from([1, 2]))
+@settings(deadline=None)
+def test_the_least_product_is_that_of_all_choices(problem: Problem, power: int) -> None:
+    rows = np.arange(len(problem.time_s))
+    least = min(
+        problem.energy_j[rows, choice].sum() * problem.time_s[rows, choice].sum() ** power
+        for choice in itertools.product(range(problem.time_s.shape[1]), repeat=len(rows))
+    )
+
+    found = least_product(problem, power=power)
+
+    assert found.energy_j * found.time_s**power == pytest.approx(least, rel=1e-12)
+    assert found.gap == 0.0
+
+
+@given(problems())
+@settings(deadline=None)
+def test_the_dearer_time_is_the_less_of_it_is_taken(problem: Problem) -> None:
+    edp, ed2p = least_product(problem, power=1), least_product(problem, power=2)
+
+    assert ed2p.time_s <= edp.time_s * (1 + 1e-12)
+
+
+# Ties, because two trades may round to one time.
+@given(
+    st.lists(st.floats(1.0, 2.0) | st.sampled_from([1.0, 2.0]), min_size=1, max_size=200),
+    st.integers(2, 50),
+)
+def test_a_thinned_frontier_keeps_both_ends_and_invents_nothing(
+    times: list[float], most: int
+) -> None:
+    time_s, energy_j = np.sort(np.array(times)), np.linspace(2.0, 1.0, len(times))
+
+    few_s, few_j = thinned(time_s, energy_j, most)
+
+    assert len(few_s) == len(few_j) <= most
+    assert (few_s[0], few_j[0]) == (time_s[0], energy_j[0])
+    assert (few_s[-1], few_j[-1]) == (time_s[-1], energy_j[-1])
+    assert (np.diff(few_j) < 0).all()
+    points = set(zip(time_s.tolist(), energy_j.tolist(), strict=True))
+    assert set(zip(few_s.tolist(), few_j.tolist(), strict=True)) <= points
+
+
+@given(st.integers(2, 200))
+def test_a_frontier_that_is_short_enough_is_kept_whole(count: int) -> None:
+    time_s, energy_j = np.arange(1.0, count + 1.0), np.arange(count, 0.0, -1.0)
+
+    few_s, few_j = thinned(time_s, energy_j, count)
+
+    assert few_s.tolist() == time_s.tolist()
+    assert few_j.tolist() == energy_j.tolist()
+
+
+def test_a_frontier_is_thinned_evenly_in_time() -> None:
+    time_s = np.linspace(1.0, 2.0, 10_001)
+
+    few_s, _ = thinned(time_s, np.linspace(2.0, 1.0, 10_001), 101)
+
+    assert len(few_s) == 101
+    assert np.diff(few_s).max() == pytest.approx(0.01, rel=0.02)
+    assert math.isclose(float(np.diff(few_s).min()), 0.01, rel_tol=0.02)

@@ -1,0 +1,119 @@
+"""What a problem refuses, and that whole numbers stand for real ones faithfully."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.knapsack import Exact, Problem, Solution
+from underclock.core.knapsack.problem import Floats, Quanta
+from underclock.records import Status
+
+inf, nan = math.inf, math.nan
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Floats:
+    groups, count = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    size = 10.0 ** draw(st.integers(-270, 12))
+    cells = (st.just(0.0) | st.floats(1e-9, 1.0)).map(lambda share: share * size)
+    row = st.lists(cells, min_size=count, max_size=count)
+    return np.array(draw(st.lists(row, min_size=groups, max_size=groups)))
+
+
+@pytest.mark.parametrize(
+    ("time_s", "energy_j", "why"),
+    [
+        ([[1.0, 2.0]], [[1.0]], "need two"),
+        ([1.0, 2.0], [1.0, 2.0], "need two"),
+        ([[[1.0]]], [[[1.0]]], "need two"),
+        ([[1.0, inf]], [[1.0, 2.0]], "both a time and an energy"),
+        ([[1.0, 2.0]], [[1.0, inf]], "both a time and an energy"),
+        ([[1.0, nan]], [[1.0, 2.0]], "both a time and an energy"),
+        ([[1.0], [inf]], [[1.0], [inf]], "every group needs a setting"),
+        (np.ones((0, 3)), np.ones((0, 3)), "every group needs a setting"),
+        (np.ones((3, 0)), np.ones((3, 0)), "every group needs a setting"),
+        ([[-1.0]], [[1.0]], "negative"),
+        ([[1.0]], [[-1.0]], "negative"),
+        ([[1.0, -inf]], [[1.0, -inf]], "negative"),
+    ],
+)
+def test_a_table_that_is_no_problem_is_refused(time_s: object, energy_j: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Problem(time_s=np.array(time_s), energy_j=np.array(energy_j))
+
+
+@pytest.mark.parametrize("budget_s", [nan, -inf])
+def test_a_budget_that_is_no_number_is_refused(budget_s: float) -> None:
+    with pytest.raises(ValueError, match="budget_s"):
+        Problem(time_s=np.ones((1, 1)), energy_j=np.ones((1, 1)), budget_s=budget_s)
+
+
+@pytest.mark.parametrize("budget_s", [-1.0, -1e300, 0.5])
+def test_a_budget_that_is_too_small_is_a_status_not_an_error(budget_s: float) -> None:
+    problem = Problem(time_s=np.ones((1, 1)), energy_j=np.ones((1, 1)), budget_s=budget_s)
+
+    assert Exact().solve(problem).status is Status.INFEASIBLE
+
+
+@given(tables())
+def test_quanta_are_within_half_of_one_and_their_sums_are_exact(energy_j: Floats) -> None:
+    quanta = Quanta.of(Problem(time_s=np.ones_like(energy_j), energy_j=energy_j))
+
+    assert quanta.energy.min() >= 0
+    assert int(quanta.energy.max(axis=1).sum()) <= 2**50 + len(energy_j)
+    error_j = np.abs(quanta.energy / quanta.per_joule - energy_j)
+    assert error_j.max() * len(energy_j) <= quanta.rounding_j + 1e-15 * energy_j.max()
+
+
+@given(tables(), st.data())
+def test_a_budget_that_a_choice_takes_exactly_admits_it(
+    time_s: Floats, data: st.DataObject
+) -> None:
+    groups, count = time_s.shape
+    choice = data.draw(st.lists(st.integers(0, count - 1), min_size=groups, max_size=groups))
+    rows = np.arange(groups)
+
+    quanta = Quanta.of(
+        Problem(
+            time_s=time_s,
+            energy_j=np.ones_like(time_s),
+            budget_s=math.fsum(time_s[rows, choice]),
+        )
+    )
+
+    assert int(quanta.time[rows, choice].sum()) <= quanta.budget
+
+
+@given(tables().filter(lambda time_s: bool(time_s.max() > 0)))
+def test_a_budget_short_by_a_billionth_is_short(time_s: Floats) -> None:
+    most_s = math.fsum(time_s.max(axis=1))
+
+    quanta = Quanta.of(
+        Problem(time_s=time_s, energy_j=np.ones_like(time_s), budget_s=most_s * (1 - 1e-9))
+    )
+
+    assert quanta.budget < int(quanta.time.max(axis=1).sum())
+
+
+@given(st.integers(1, 1000), st.lists(st.integers(1, 1000), min_size=2, max_size=6))
+def test_a_table_on_a_coarse_grid_has_no_common_divisor_left(step: int, row: list[int]) -> None:
+    time_s = np.array([row], dtype=np.float64) * step
+
+    quanta = Quanta.of(Problem(time_s=time_s, energy_j=time_s))
+
+    assert math.gcd(*quanta.time[0].tolist()) == 1
+    assert quanta.energy[0] / quanta.per_joule == pytest.approx(time_s[0])
+
+
+def test_the_gap_is_what_the_energy_may_be_above_the_optimum() -> None:
+    def gap(energy_j: float, bound_j: float) -> float | None:
+        return Solution(
+            status=Status.BOUNDED, choice=(0,), time_s=1.0, energy_j=energy_j, bound_j=bound_j
+        ).gap
+
+    assert gap(100.0, 99.0) == pytest.approx(0.01)
+    assert gap(100.0, 100.0) == 0.0
+    assert gap(0.0, 0.0) == 0.0

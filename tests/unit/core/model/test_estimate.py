@@ -1,0 +1,327 @@
+"""From a sample_set to costs of every setting, and to a description of the GPU."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.core.costs.table import near_cap
+from underclock.core.model.diagnostics import fit_of
+from underclock.core.model.estimate import Estimate, estimate, temperature_of
+from underclock.core.model.pooling import joined
+from underclock.core.model.rows import CannotFitError
+from underclock.errors import DataError
+from underclock.gpus.catalogue import gpu_model
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import (
+    AUTO,
+    POWER_CAP_REASON,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Launch,
+    Sample,
+    SampleSet,
+)
+
+_GPU = gpu_model("rtx3080ti").constants
+_CORES = (600, 900, 1200, 1500, 1800)
+_MEMS = (5001, 9251)
+_SETTINGS = tuple(Clocks(core_mhz=core, mem_mhz=mem) for mem in _MEMS for core in _CORES)
+_TOP = Clocks(core_mhz=1900, mem_mhz=9251)  # what auto runs at
+_KERNELS = {
+    f"k{i}": KernelConstants(
+        core_mcycles=(0.2 + 0.2 * i) * 2.0,
+        dram_mcycles=(1.8 - 0.2 * i) * 9.0,
+        fixed_s=2e-5,
+        work_j_per_v2=0.05 + 0.02 * i,
+        dram_j=0.05,
+    )
+    for i in range(8)
+}
+
+
+def _sample(name: str, asked: Clocks, seed: int, **more: object) -> Sample:
+    """Measure a kernel with noise."""
+    random = np.random.default_rng([seed, sorted(_KERNELS).index(name)])
+    at = _TOP if asked.is_auto else asked
+    core, mem = float(at.core_mhz or 0), float(at.mem_mhz or 0)
+    time_s = duration_s(_GPU, _KERNELS[name], core, mem) * random.normal(1.0, 0.003)
+    power_w = busy_w(_GPU, _KERNELS[name], core, mem, 55.0) * random.normal(1.0, 0.008)
+    sample = Sample(
+        kernel=name,
+        asked=asked,
+        time_s=time_s,
+        energy_j=time_s * power_w,
+        observed=at,
+        event_reasons=0,
+        temperature_c=55.0,
+    )
+    return msgspec.structs.replace(sample, **more)
+
+
+def _profile(
+    settings: Sequence[Clocks] = _SETTINGS, *, gone: dict[str, object] | None = None, **more: object
+) -> SampleSet:
+    """Return a campaign; ``gone`` is what the driver says of the first kernel's samples."""
+    samples = []
+    for name in _KERNELS:
+        for i, asked in enumerate([*settings, AUTO]):
+            about = (gone or {}) if name == "k0" and not asked.is_auto else {}
+            samples.append(_sample(name, asked, i, **about))
+    fields: dict[str, object] = {
+        "evidence": Evidence.MEASURED,
+        "samples": tuple(samples),
+        "gpu": GpuInfo(name="G", driver="1", power_limit_w=350.0),
+        **more,
+    }
+    return SampleSet(
+        workload="w",
+        kernels=tuple(Kernel(name=name, count=2) for name in _KERNELS),
+        settings=_SETTINGS,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def half() -> Estimate:
+    return estimate(_profile(_SETTINGS[::2]))
+
+
+def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: Estimate) -> None:
+    off, spread = [], np.sqrt(half.posterior.variance(1.0, 1.0))
+    for k, name in enumerate(_KERNELS):
+        for c, asked in enumerate(half.posterior.settings):
+            core, mem = float(asked.core_mhz or 0), float(asked.mem_mhz or 0)
+            time_s = duration_s(_GPU, _KERNELS[name], core, mem)
+            energy_j = time_s * busy_w(_GPU, _KERNELS[name], core, mem, 55.0)
+            off.append(math.log(half.table.energy_j[k, c] / (2 * energy_j)))
+            assert abs(off[-1]) < 4 * spread[k, c]
+            assert half.table.time_s[k, c] == pytest.approx(2 * time_s, rel=0.06)
+    assert np.median(np.abs(off)) < 0.01
+    assert half.can.all()
+    assert half.table.settings == (*half.posterior.settings, AUTO)
+
+
+def test_staying_at_auto_changes_nothing(half: Estimate) -> None:
+    seen = half.predicted_change(np.full(len(_KERNELS), half.table.baseline))
+
+    assert seen.time_change == pytest.approx(0.0)
+    assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
+
+
+def test_a_choice_changes_what_the_table_says(half: Estimate) -> None:
+    setting = np.arange(len(_KERNELS)) + 2
+    setting[0] = half.table.baseline
+    seen = half.predicted_change(setting)
+    chosen = half.table.energy_j[np.arange(len(_KERNELS)), setting].sum()
+
+    assert seen.energy_change == pytest.approx(chosen / half.table.auto_energy_j - 1.0)
+    assert 0.0 < seen.energy_spread < 0.05
+
+
+def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measured() -> None:
+    sample_set = _profile(_SETTINGS[5:], gone={"event_reasons": POWER_CAP_REASON})
+    found = estimate(sample_set)
+    raw = {s.asked: s.time_s for s in sample_set.samples if s.kernel == "k0"}
+
+    assert found.measurable.all()
+    assert found.can[0].tolist() == [clocks in raw for clocks in found.posterior.settings]
+    assert found.can[1:].all()
+    for c, clocks in enumerate(found.posterior.settings):
+        expected = 2 * raw[clocks] if clocks in raw else math.inf
+        assert found.table.time_s[0, c] == pytest.approx(expected)
+    assert found.predicted_change(np.full(len(_KERNELS), 9)).energy_spread > 0.0
+
+
+def test_a_replayed_table_answers_exactly_where_it_was_asked() -> None:
+    sample_set = _profile(_SETTINGS[::2], evidence=Evidence.REPLAYED)
+    found = estimate(sample_set)
+    taken = {(s.kernel, s.asked): s.energy_j for s in sample_set.samples}
+    variance = found.posterior.variance(1.0, 1.0)
+
+    assert found.exact
+    assert found.baseline.spread == (0.0, 0.0)
+    for k, name in enumerate(_KERNELS):
+        for c, clocks in enumerate(found.posterior.settings):
+            if (name, clocks) in taken:
+                assert variance[k, c] == 0.0
+                assert found.table.energy_j[k, c] == pytest.approx(2 * taken[name, clocks])
+            else:
+                assert variance[k, c] > 0.0
+            assert found.can[k, c] == ((name, clocks) in taken)  # another row is a look away
+
+
+def test_settings_without_an_answer_are_not_planned() -> None:
+    above = Clocks(core_mhz=2000, mem_mhz=9251)
+    sample_set = _profile(lacking={"k1": (_SETTINGS[3],)})
+    asked = (*sample_set.settings, above)
+    found = estimate(msgspec.structs.replace(sample_set, settings=asked))
+    lacking = ~found.can
+
+    assert lacking[1, found.posterior.settings.index(_SETTINGS[3])]
+    assert lacking[:, found.posterior.settings.index(above)].all()  # the GPU boosts to 1900 only
+    assert lacking.sum() == 1 + len(_KERNELS)
+
+
+def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
+    base = _profile()
+    table = estimate(base).table
+    step = Sample(
+        kernel="w", time_s=table.auto_time_s, energy_j=table.auto_energy_j, temperature_c=70.0
+    )
+    spreads = []
+    for runs in (1, 3, 9):
+        whole = tuple(msgspec.structs.replace(step, repeat=i) for i in range(runs))
+        sample_set = msgspec.structs.replace(base, in_situ=whole)
+        spreads.append(estimate(sample_set).baseline.spread)
+        assert temperature_of(sample_set) == 70.0
+    assert spreads[0] > spreads[1] > spreads[2]
+    assert spreads[2][0] > 2.7e-4  # no number of repeats makes a step's time surer than that
+
+
+def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
+    base = _profile()
+    table = estimate(base).table
+    ratios = []
+    for runs in (3, 30):
+        apart = np.where(np.arange(runs) % 2, 1.02, 0.98)
+        whole = tuple(
+            Sample(kernel="w", time_s=x, energy_j=x * table.auto_energy_j, repeat=i)
+            for i, x in enumerate(apart.tolist())
+        )
+        found = estimate(msgspec.structs.replace(base, in_situ=whole)).baseline
+        ratios.append(found.spread[1] / (np.std(apart, ddof=1) / math.sqrt(runs)))
+    assert ratios[0] > 1.1 * ratios[1]
+    assert ratios[1] == pytest.approx(1.0, abs=0.1)
+
+
+def test_without_a_temperature_read_a_usual_one_is_taken() -> None:
+    cold = [msgspec.structs.replace(s, temperature_c=None) for s in _profile().samples]
+    assert temperature_of(_profile(samples=tuple(cold))) == 55.0
+
+
+def test_kernels_next_to_the_cap_are_held_by_it_when_warm() -> None:
+    power_w = np.array([300.0, 290.0, 200.0])
+
+    assert near_cap(power_w, np.array([True, False, False])).tolist() == [True, True, False]
+    assert not near_cap(power_w, np.zeros(3, dtype=bool)).any()
+
+
+def test_a_description_names_every_constant_and_kernel() -> None:
+    sample_set = _profile()
+    found = fit_of(sample_set)
+    shared = {constant.name: constant for constant in found.constants}
+
+    assert len(shared) == len(found.constants) == 10 + 2 * len(_MEMS) - 1
+    knee = shared["voltage rises from"]
+    assert abs(knee.value - _GPU.knee_mhz) < 4 * knee.error
+    assert all(constant.error > 0 and 0 <= constant.told <= 1 for constant in found.constants)
+    assert [kernel.name for kernel in found.kernels] == list(_KERNELS)
+    assert all(kernel.described for kernel in found.kernels)
+    for kernel in found.kernels:
+        shares = (kernel.core_share or 0.0, kernel.dram_share or 0.0, kernel.fixed_share or 0.0)
+        assert sum(shares) == pytest.approx(1.0)
+        assert kernel.clocks == _SETTINGS[-1]
+    assert (found.samples, found.rows) == (88, 80)
+    assert (found.cap_w, found.boost_mhz) == (None, 1900.0)
+    assert 0.0 < found.common_share < 1.0
+
+
+def test_a_description_can_be_stated_elsewhere() -> None:
+    found = fit_of(_profile(), at=_SETTINGS[0])
+
+    assert {kernel.clocks for kernel in found.kernels} == {_SETTINGS[0]}
+
+
+def test_a_kernel_that_no_physics_describes_keeps_its_own_samples() -> None:
+    samples = [
+        msgspec.structs.replace(s, time_s=s.time_s * factor, energy_j=s.energy_j * factor)
+        for i, s in enumerate(_profile().samples)
+        for factor in (2.0 if s.kernel == "k3" and i % 2 else 1.0,)
+    ]
+    found = fit_of(_profile(samples=tuple(samples)))
+
+    assert [k.name for k in found.kernels if not k.described] == ["k3"]
+
+
+@pytest.mark.parametrize(("gone", "words"), [(1, "'k0' ran"), (2, "'k0' and 1 more ran")])
+def test_a_kernel_without_usable_rows_is_named(gone: int, words: str) -> None:
+    sample_set = _profile()
+    capped = [f"k{i}" for i in range(gone)]
+    samples = [
+        msgspec.structs.replace(s, event_reasons=POWER_CAP_REASON) if s.kernel in capped else s
+        for s in sample_set.samples
+    ]
+    found = fit_of(_profile(samples=tuple(samples)))
+
+    assert words in found.warnings[0]
+    assert found.cap_w is not None
+    for kernel in found.kernels[:gone]:
+        assert (kernel.rows, kernel.described, kernel.time_rms) == (0, False, None)
+        assert kernel.samples == 11
+
+
+def test_a_memory_clock_nobody_named_is_any_clock() -> None:
+    samples = [
+        msgspec.structs.replace(s, asked=Clocks(core_mhz=s.asked.core_mhz), observed=None)
+        for s in _profile().samples
+        if s.asked.mem_mhz != _MEMS[0]
+    ]
+    sample_set = msgspec.structs.replace(_profile(samples=tuple(samples)), settings=())
+
+    assert "memory at any clock" in [constant.name for constant in fit_of(sample_set).constants]
+
+
+def test_one_profile_is_itself_and_none_is_an_error() -> None:
+    sample_set = _profile()
+
+    assert joined([sample_set]) is sample_set
+    with pytest.raises(DataError, match="no samples"):
+        joined([])
+
+
+def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
+    one = _profile(warnings=("hot",))
+    launch = Launch(function="f", identity="other")
+    kernels = (msgspec.structs.replace(one.kernels[0], launch=launch), *one.kernels[1:])
+    two = msgspec.structs.replace(one, workload="v", kernels=kernels)
+    found = joined([one, two])
+
+    assert found.workload == "w and v"
+    assert [k.name for k in found.kernels] == [*_KERNELS, "k0 of file 2"]
+    assert len(found.samples) == 2 * len(one.samples)
+    assert sum(s.kernel == "k0 of file 2" for s in found.samples) == 11
+    assert (found.settings, found.warnings) == (_SETTINGS, ("hot",))
+    assert fit_of(found).rows == 160
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (GpuInfo(name="H", driver="1", power_limit_w=350.0), "H (driver 1, 350 W)"),
+        (GpuInfo(name="G", driver="2", power_limit_w=350.0), "G (driver 2, 350 W)"),
+        (GpuInfo(name="G", driver="1", power_limit_w=300.0), "G (driver 1, 300 W)"),
+        (GpuInfo(name="G"), "G (driver unknown, unknown limit)"),
+    ],
+)
+def test_two_gpus_drivers_or_limits_are_not_one_fit(other: GpuInfo, words: str) -> None:
+    with pytest.raises(DataError, match="samples from two GPUs or drivers") as raised:
+        joined([_profile(), _profile(gpu=other)])
+    assert words in str(raised.value)
+    assert "by themselves" in raised.value.hint
+
+
+def test_two_kinds_of_evidence_are_not_one_fit() -> None:
+    with pytest.raises(DataError, match="measured and simulated samples in one fit"):
+        joined([_profile(), _profile(evidence=Evidence.SIMULATED)])
+
+
+def test_samples_at_auto_only_cannot_be_fitted() -> None:
+    with pytest.raises(CannotFitError, match="unknown clocks"):
+        fit_of(_profile([]))

@@ -1,0 +1,260 @@
+"""What a GPU can follow: more latency never saves more, rules are kept, longer segments pay."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.costs.table import CostTable
+from underclock.core.planning.achievable import (
+    KNOWN_HARDWARE,
+    Rules,
+    achieved,
+    as_record,
+    fastest_change,
+    latency_curve,
+    sequence_problem,
+)
+from underclock.core.planning.proposals import proposals
+from underclock.core.planning.strategies import Goal, compare_arms
+from underclock.core.switching import violations
+from underclock.errors import DataError
+from underclock.records import AUTO, Clocks, Kernel, Pass, Status
+from underclock.records.latencies import Domain, LatencyTable, Switch
+
+PASSES = (Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)
+LAYERS = 4
+
+
+def table(*, seed: int = 0, passes: tuple[Pass, ...] = PASSES) -> CostTable:
+    """Two kernels of each pass; some bound by the core, some not, milliseconds each."""
+    random = np.random.default_rng(seed)
+    cores = [900, 1200, 1500]
+    kernels, time_s, energy_j = [], [], []
+    for pass_, bound in itertools.product(passes, (0.0, 0.9)):
+        count = LAYERS if pass_ is not Pass.OPTIMIZER else 1
+        kernels.append(Kernel(name=f"{pass_} {bound}", pass_=pass_, count=count))
+        base_s = random.uniform(1e-3, 3e-3)
+        part = np.array([core / 1500 for core in cores] + [1.0])
+        row_s = base_s * (bound / part + 1 - bound) * count
+        time_s.append(row_s)
+        energy_j.append(row_s * (100 + 200 * part**3))
+    return CostTable(
+        kernels=tuple(kernels),
+        settings=(*(Clocks(core_mhz=core) for core in cores), AUTO),
+        time_s=np.array(time_s),
+        energy_j=np.array(energy_j),
+        baseline=3,
+    )
+
+
+def order_of(costs: CostTable) -> tuple[int, ...]:
+    """Launch each pass layer by layer."""
+    launches: list[int] = []
+    for pass_ in dict.fromkeys(kernel.pass_ for kernel in costs.kernels):
+        mine = [k for k, kernel in enumerate(costs.kernels) if kernel.pass_ is pass_]
+        launches += mine * costs.kernels[mine[0]].count
+    return tuple(launches)
+
+
+def rules(latency_s: float = 1e-4, **fields: object) -> Rules:
+    return Rules(latencies=LatencyTable.constant(latency_s), **fields)  # type: ignore[arg-type]
+
+
+def plan(costs: CostTable, kept: Rules) -> tuple[float, float, int]:
+    problem = sequence_problem(costs, order_of(costs), kept)
+    arm, found = achieved(costs, problem, [np.full(len(costs.kernels), costs.baseline)])
+    assert arm.cost is not None
+    assert not violations(problem, found.choice)
+    return arm.cost.time_change, arm.cost.energy_change, found.switches
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.01, 0.05]))
+def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
+    costs = table(seed=seed)
+    curve = latency_curve(costs, order_of(costs), rules(max_slowdown=budget), [])
+    energies = [point.energy_change for point in curve]
+    assert [point.latency_s for point in curve] == sorted(point.latency_s for point in curve)
+    for shorter, longer in itertools.pairwise(energies):
+        assert shorter is not None
+        assert longer is not None
+        assert shorter <= longer + 2e-4  # the gap at which solving stops
+    assert all(p.time_change is not None and p.time_change <= budget + 1e-9 for p in curve)
+    assert {point.hardware for point in curve} - {""} == {name for _, name in KNOWN_HARDWARE}
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000))
+def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed: int) -> None:
+    costs = table(seed=seed)
+    arms = compare_arms(costs, Goal(max_slowdown=0.02))
+    problem = sequence_problem(costs, order_of(costs), rules(5e-3, max_slowdown=0.02))
+    arm, _ = achieved(costs, problem, list(arms.settings.values()))
+    assert arm.energy_change is not None
+    for name, setting in arms.settings.items():
+        if not violations(problem, setting[problem.order]):
+            simple = next(a for a in arms.arms if a.name == name)
+            assert arm.energy_change <= (simple.energy_change or 0.0) + 1e-12
+
+
+def test_free_switching_saves_at_least_what_one_setting_per_kernel_does() -> None:
+    costs = table()
+    ideal = compare_arms(costs, Goal(max_slowdown=0.02)).arms[-1].energy_change
+    _, energy, _ = plan(costs, Rules(latencies=LatencyTable.free(), max_slowdown=0.02))
+    assert ideal is not None
+    assert energy <= ideal + 2e-4
+
+
+def test_a_latency_longer_than_the_step_leaves_one_setting() -> None:
+    assert plan(table(), rules(10.0, max_slowdown=0.02))[2] == 0
+
+
+def test_limits_on_switching_are_kept() -> None:
+    free = plan(table(), rules(max_slowdown=0.02))[2]
+    assert free > 4
+    assert plan(table(), rules(max_slowdown=0.02, max_switches=4))[2] <= 4
+    assert plan(table(), rules(max_slowdown=0.02, min_dwell_s=10.0))[2] == 0
+
+
+def switch(domain: Domain, **fields: float) -> Switch:
+    values = {"call_s": 0.0, "delay_s": 0.0, "jitter_s": 0.0, "stall_s": 0.0} | fields
+    low, high = values["delay_s"] * 0.9, values["delay_s"] * 1.1
+    return Switch(
+        domain=domain,
+        from_mhz=None,
+        to_mhz=None,
+        delay_p05_s=low,
+        delay_p95_s=high,
+        call_s=values["call_s"],
+        delay_s=values["delay_s"],
+        jitter_s=values["jitter_s"],
+        stall_s=values["stall_s"],
+        repeats=3,
+    )
+
+
+def two_domains(**memory: float) -> tuple[CostTable, LatencyTable]:
+    costs = CostTable(
+        kernels=(Kernel(name="a"), Kernel(name="b")),
+        settings=(Clocks(core_mhz=600, mem_mhz=800), Clocks(core_mhz=1200), AUTO),
+        time_s=np.ones((2, 3)),
+        energy_j=np.ones((2, 3)),
+        baseline=2,
+    )
+    core = switch(Domain.CORE, call_s=1e-3, delay_s=4e-3, jitter_s=1e-4)
+    switches = (core, switch(Domain.MEMORY, **memory))
+    return costs, LatencyTable(evidence=None, gpu=None, switches=switches)
+
+
+def test_calls_follow_each_other_and_delays_run_side_by_side() -> None:
+    costs, latencies = two_domains(call_s=2e-3, delay_s=1e-2, stall_s=5e-3)
+    problem = sequence_problem(costs, (0, 1), Rules(latencies=latencies))
+    assert problem.dwell_s[0, 1] == pytest.approx(3 * 3e-3 + 1.5e-2)
+    assert problem.dwell_s[1, 2] == pytest.approx(3 * 1e-3 + 4e-3 + 3e-4)
+    # Stall, and half of the mean jitter while the core runs at half its clock.
+    jitter_s = 0.5 * math.sqrt(2 / math.pi) * 1e-4
+    assert problem.switch_time_s[0, 1] == pytest.approx(5e-3 + 0.5 * jitter_s)
+    assert problem.switch_time_s[1, 2] == pytest.approx(0.5 * jitter_s)
+    # A step at auto draws 1 W here, and so does the wait.
+    assert problem.switch_energy_j == pytest.approx(problem.switch_time_s)
+    assert not problem.dwell_s.diagonal().any()
+
+
+def test_a_change_of_memory_alone_is_not_at_the_wrong_core_clock() -> None:
+    costs, latencies = two_domains(jitter_s=1.0)
+    costs = CostTable(
+        kernels=costs.kernels,
+        settings=(Clocks(core_mhz=600, mem_mhz=800), Clocks(core_mhz=600), AUTO),
+        time_s=costs.time_s,
+        energy_j=costs.energy_j,
+        baseline=2,
+    )
+    problem = sequence_problem(costs, (0, 1), Rules(latencies=latencies))
+    assert problem.switch_time_s[0, 1] == 0.0
+
+
+def test_no_clock_changes_round_a_collective() -> None:
+    passes = (Pass.FORWARD, Pass.COMMUNICATION, Pass.BACKWARD)
+    costs = table(passes=passes)
+    order = order_of(costs)
+    problem = sequence_problem(costs, order, rules())
+    first = next(i for i, k in enumerate(order) if costs.kernels[k].pass_ is Pass.COMMUNICATION)
+    last = max(i for i, k in enumerate(order) if costs.kernels[k].pass_ is Pass.COMMUNICATION)
+    assert np.flatnonzero(problem.blocked).tolist() == list(range(first, last + 2))
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(DataError, match="in which order"):
+        sequence_problem(table(), (), rules())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_slowdown": -1.0},
+        {"max_slowdown": math.inf},
+        {"max_switches": -1},
+        {"min_dwell_s": -1.0},
+        {"min_dwell_s": math.nan},
+    ],
+)
+def test_rules_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        rules(**fields)
+
+
+def test_a_budget_nobody_meets_says_what_the_fastest_takes() -> None:
+    costs = table()
+    problem = sequence_problem(costs, order_of(costs), rules(max_slowdown=-0.5))
+    arm, found = achieved(costs, problem, [])
+    assert arm.cost is None
+    assert found.status is Status.INFEASIBLE
+    assert fastest_change(costs, problem) == pytest.approx(0.0, abs=1e-9)
+    curve = latency_curve(costs, order_of(costs), rules(max_slowdown=-0.5), [])
+    assert {(p.energy_change, p.switches) for p in curve} == {(None, None)}
+    assert proposals(costs, order_of(costs), rules(max_slowdown=-0.5)) == ()
+
+
+def test_a_schedule_is_told_as_its_segments() -> None:
+    costs = table()
+    order = order_of(costs)
+    problem = sequence_problem(costs, order, rules(max_slowdown=0.02))
+    _, found = achieved(costs, problem, [])
+    told = as_record(costs, found, "1ms, assumed")
+    assert sum(segment.launches for segment in told.segments) == len(order)
+    clocks = [s.clocks for s in told.segments for _ in range(s.launches)]
+    assert clocks == [costs.settings[s] for s in found.choice.tolist()]
+    assert told.switches == found.switches
+    assert told.latency == "1ms, assumed"
+
+
+def test_longer_segments_save_more_where_switching_is_slow() -> None:
+    costs = table()
+    order = order_of(costs)
+    kept = rules(4e-3, max_slowdown=0.02)
+    now = plan(costs, kept)[1]
+    found = proposals(costs, order, kept)
+    assert [p.energy_change for p in found] == sorted(p.energy_change for p in found)
+    larger = next(p for p in found if p.name.startswith("4 x larger"))
+    assert larger.energy_change < now - 1e-3
+    assert larger.time_change <= 0.02 + 1e-9
+    # The passes and the optimizer each lie in one stretch already.
+    assert not any("optimizer" in p.name for p in found)
+
+
+def test_a_scattered_optimizer_is_proposed_to_be_gathered() -> None:
+    costs = table()
+    order = list(order_of(costs))
+    scattered = (*order[-2:-1], *order[:-2], order[-1])
+    names = [p.name for p in proposals(costs, scattered, rules(max_slowdown=0.02))]
+    assert any("optimizer's kernels in one stretch" in name for name in names)
+
+
+def test_a_step_of_one_pass_has_no_passes_to_group() -> None:
+    costs = table(passes=(Pass.FORWARD,))
+    names = [p.name for p in proposals(costs, order_of(costs), rules(max_slowdown=0.02))]
+    assert not any("backward" in name for name in names)

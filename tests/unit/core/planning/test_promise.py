@@ -1,0 +1,244 @@
+"""What a choice promises: its spread, and that a budget is kept with confidence."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.costs.table import CostTable
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.rows import PER_KERNEL, Floats, Ints
+from underclock.core.planning.promise import (
+    ONE_SIDED,
+    TWO_SIDED,
+    Baseline,
+    PredictedChange,
+    keeping,
+    predicted_change,
+)
+from underclock.core.planning.strategies import Goal, choose_kernels, compare_arms
+from underclock.records import AUTO, Aggregate, Clocks, Kernel, Objective, Status
+
+_K, _C, _S = 4, 5, 3
+
+
+def _belief(seed: int, size: float = 0.02) -> Posterior:
+    random = np.random.default_rng(seed)
+    spread = random.normal(0.0, 1.0, (_K, PER_KERNEL, PER_KERNEL))
+    common = random.normal(0.0, 1.0, (_S, _S))
+    clock = np.linspace(0.5, 1.0, _C)
+    return Posterior(
+        settings=tuple(Clocks(core_mhz=round(1000 * share)) for share in clock.tolist()),
+        log_s=random.uniform(-2, 0, (_K, 1)) - random.uniform(0, 1, (_K, 1)) * np.log(clock),
+        log_w=5.0 + random.uniform(0.5, 2.5, (_K, 1)) * np.log(clock),
+        by_shared=size * random.normal(0.0, 1.0, (2, _K, _C, _S)),
+        by_kernel=size * random.normal(0.0, 1.0, (2, _K, _C, PER_KERNEL)),
+        misfit=(size * random.uniform(0.0, 1.0, (2, _K, _C))) ** 2,
+        shared_cov=common @ common.T / _S,
+        kernel_cov=spread @ spread.swapaxes(1, 2) / PER_KERNEL,
+        noise=np.full((2, _K), 0.01),
+    )
+
+
+def _counts() -> Floats:
+    return np.array([1.0, 2.0, 3.0, 1.0])
+
+
+def _baseline(
+    posterior: Posterior, spread: tuple[float, float] = (0.0, 0.0), of_kernels: float = 0.0
+) -> Baseline:
+    time_s = np.exp(posterior.log_s[:, -1]) * _counts()
+    return Baseline(
+        time_s=time_s,
+        energy_j=time_s * np.exp(posterior.log_w[:, -1]) * 1.05,
+        spread=spread,
+        of_kernels=np.full((2, _K), of_kernels),
+    )
+
+
+def _table(posterior: Posterior, baseline: Baseline) -> CostTable:
+    time_s = np.exp(posterior.log_s) * _counts()[:, None]
+    return CostTable(
+        kernels=tuple(Kernel(name=f"k{k}", count=int(_counts()[k])) for k in range(_K)),
+        settings=(*posterior.settings, AUTO),
+        time_s=np.column_stack([time_s, baseline.time_s]),
+        energy_j=np.column_stack([time_s * np.exp(posterior.log_w), baseline.energy_j]),
+        baseline=_C,
+    )
+
+
+def _judge(posterior: Posterior, baseline: Baseline) -> Callable[[Ints], PredictedChange]:
+    return lambda setting: predicted_change(
+        posterior, _counts(), baseline, np.where(setting == _C, -1, setting)
+    )
+
+
+def test_staying_at_auto_is_certain() -> None:
+    posterior = _belief(0)
+    seen = predicted_change(posterior, _counts(), _baseline(posterior), np.full(_K, -1))
+
+    assert (seen.time_change, seen.energy_change) == pytest.approx((0.0, 0.0))
+    assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 1000), st.lists(st.integers(-1, _C - 1), min_size=_K, max_size=_K))
+def test_spreads_are_those_of_draws(seed: int, picked: list[int]) -> None:
+    posterior, columns = _belief(seed), np.array(picked)
+    baseline = _baseline(posterior)
+    seen = predicted_change(posterior, _counts(), baseline, columns)
+    random = np.random.default_rng(seed)
+    draws = 4000
+    shared = random.multivariate_normal(np.zeros(_S), posterior.shared_cov, draws)
+    time_s, energy_j = np.zeros(draws), np.zeros(draws)
+    for k, c in enumerate(picked):
+        if c < 0:
+            time_s += baseline.time_s[k]
+            energy_j += baseline.energy_j[k]
+            continue
+        own = random.multivariate_normal(np.zeros(PER_KERNEL), posterior.kernel_cov[k], draws)
+        log = np.stack([posterior.log_s[k, c], posterior.log_w[k, c]])[:, None] + (
+            posterior.by_shared[:, k, c] @ shared.T
+            + posterior.by_kernel[:, k, c] @ own.T
+            + random.normal(0.0, 1.0, (2, draws)) * np.sqrt(posterior.misfit[:, k, c])[:, None]
+        )
+        time_s += _counts()[k] * np.exp(log[0])
+        energy_j += _counts()[k] * np.exp(log.sum(axis=0))
+
+    assert seen.time_spread == pytest.approx(float(time_s.std()) / baseline.time_s.sum(), rel=0.12)
+    expected = float(energy_j.std()) / baseline.energy_j.sum()
+    assert seen.energy_spread == pytest.approx(expected, rel=0.12)
+
+
+def test_an_unsure_baseline_makes_a_promise_unsure() -> None:
+    posterior, columns = _belief(3), np.zeros(_K, dtype=np.int64)
+    sure = predicted_change(posterior, _counts(), _baseline(posterior), columns)
+    unsure = predicted_change(posterior, _counts(), _baseline(posterior, (0.02, 0.03)), columns)
+
+    share = 1.0 + sure.time_change
+    assert unsure.time_spread == pytest.approx(math.hypot(sure.time_spread, 0.02 * share))
+    assert unsure.energy_spread > sure.energy_spread
+    assert unsure.time_change == sure.time_change
+
+
+def test_what_kernels_left_at_auto_take_of_the_step_is_unsure() -> None:
+    posterior, columns = _belief(3), np.array([2, -1, 0, -1])
+    baseline = _baseline(posterior, of_kernels=0.05)
+    sure = predicted_change(posterior, _counts(), _baseline(posterior), columns)
+    unsure = predicted_change(posterior, _counts(), baseline, columns)
+    random = np.random.default_rng(0)
+    parts = baseline.energy_j * random.normal(1.0, 0.05, (20_000, _K))
+    kept = parts[:, columns < 0].sum(axis=1) / parts.sum(axis=1)
+
+    expected = math.hypot(sure.energy_spread, float(kept.std()))
+    assert unsure.energy_spread == pytest.approx(expected, rel=0.02)
+    assert unsure.energy_change == sure.energy_change
+
+
+@given(
+    st.floats(-0.05, 0.2),
+    st.lists(
+        st.tuples(st.floats(-0.2, 0.3), st.floats(-0.5, 0.5), st.floats(0.0, 0.1)), max_size=8
+    ),
+)
+def test_nothing_above_the_budget_is_ever_kept(
+    budget: float, menu: list[tuple[float, float, float]]
+) -> None:
+    def choose(aim: float) -> Ints | None:
+        within = [i for i, (time, _, _) in enumerate(menu) if time <= aim]
+        return np.array([min(within, key=lambda i: menu[i][1])]) if within else None
+
+    def judge(setting: Ints) -> PredictedChange:
+        time, energy, spread = menu[int(setting[0])]
+        return PredictedChange(
+            time_change=time, energy_change=energy, time_spread=spread, energy_spread=0.0
+        )
+
+    found = keeping(budget, choose, judge)
+    if found is not None:
+        assert found[1] == judge(found[0])
+        assert found[1].time_change + ONE_SIDED * found[1].time_spread <= budget + 1e-5
+    elif menu:
+        best = min(menu, key=lambda each: each[1])
+        assert best[0] + ONE_SIDED * best[2] > budget - 1e-6 or best[0] > budget
+
+
+@given(st.floats(0.0, 0.2), st.floats(0.0, 0.05))
+def test_where_every_time_can_be_had_almost_all_of_the_budget_is_used(
+    budget: float, spread: float
+) -> None:
+    found = keeping(
+        budget,
+        lambda aim: np.array([round(1e9 * aim)]),
+        lambda setting: PredictedChange(
+            time_change=float(setting[0]) / 1e9,
+            energy_change=-float(setting[0]),
+            time_spread=spread,
+            energy_spread=0.0,
+        ),
+    )
+
+    assert found is not None
+    assert found[1].time_change == pytest.approx(
+        budget - ONE_SIDED * spread, abs=0.2 * spread + 1e-5
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_arm_keeps_the_budget_with_confidence(seed: int) -> None:
+    posterior = _belief(seed, 0.005)
+    baseline = _baseline(posterior)
+    table, judge = _table(posterior, baseline), _judge(posterior, baseline)
+    for budget in (0.0, 0.05):
+        arms = compare_arms(table, Goal(max_slowdown=budget), judge)
+        certain = compare_arms(table, Goal(max_slowdown=budget))
+        for arm in arms.arms[1:]:
+            seen = judge(arms.settings[arm.name])
+            assert seen.time_change + ONE_SIDED * seen.time_spread <= budget + 1e-5
+            assert arm.time_interval is not None
+            assert arm.energy_interval is not None
+            half = TWO_SIDED * seen.energy_spread
+            assert arm.energy_interval == pytest.approx(
+                (seen.energy_change - half, seen.energy_change + half)
+            )
+        best, taken = arms.arms[-1].energy_j, certain.arms[-1].energy_j
+        assert best is not None
+        assert taken is not None
+        assert best >= taken - 1e-9
+        kernels = choose_kernels(table, Goal(max_slowdown=budget), judge)
+        assert kernels is not None
+        assert kernels.tolist() == arms.settings["kernel_global"].tolist()
+
+
+def test_where_nothing_is_sure_enough_auto_stays() -> None:
+    posterior = _belief(1, 0.5)
+    baseline = _baseline(posterior)
+    arms = compare_arms(_table(posterior, baseline), Goal(), _judge(posterior, baseline))
+
+    assert all((at == _C).all() for at in arms.settings.values())
+    assert arms.arms[-1].energy_change == 0.0
+
+
+def test_a_budget_below_auto_may_have_no_answer() -> None:
+    posterior = _belief(1)
+    baseline = _baseline(posterior)
+    table, judge = _table(posterior, baseline), _judge(posterior, baseline)
+
+    assert choose_kernels(table, Goal(max_slowdown=-0.9), judge) is None
+    arms = compare_arms(table, Goal(max_slowdown=-0.9), judge)
+    assert [arm.status for arm in arms.arms[1:]] == [Status.INFEASIBLE] * (len(arms.arms) - 1)
+    assert all(arm.time_interval is None for arm in arms.arms[1:])
+
+
+@pytest.mark.parametrize(
+    "goal", [Goal(objective=Objective.EDP), Goal(aggregate=Aggregate.LOCAL, max_slowdown=0.1)]
+)
+def test_other_goals_are_judged_too(goal: Goal) -> None:
+    posterior = _belief(2)
+    baseline = _baseline(posterior)
+    arms = compare_arms(_table(posterior, baseline), goal, _judge(posterior, baseline))
+
+    assert all(arm.energy_interval is not None for arm in arms.arms[1:])

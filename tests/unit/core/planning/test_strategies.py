@@ -1,0 +1,321 @@
+"""The arms of a plan: more freedom never costs more, budgets are kept, figures add up."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.costs.table import CostTable
+from underclock.core.planning.strategies import Arms, Goal, choices, compare_arms, cost_of
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Arm,
+    Clocks,
+    Granularity,
+    Kernel,
+    Objective,
+    Pass,
+    Status,
+)
+
+FREEDOM = ("auto", "best_fixed", "pass", "kernel_global")
+budgets = st.sampled_from([0.0, 0.01, 0.1, 0.5, 3.0])
+objectives = st.sampled_from(Objective)
+aggregates = st.sampled_from(Aggregate)
+granularities = st.sampled_from(Granularity)
+
+
+@st.composite
+def cost_tables(draw: st.DrawFn, *, most_kernels: int = 6) -> CostTable:
+    """Draw costs on a grid, with settings some kernels lack; the last setting is auto."""
+    kernels, count = draw(st.integers(1, most_kernels)), draw(st.integers(1, 5))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    most = draw(st.sampled_from([4, 1000]))
+    missing = random.random((kernels, count)) < draw(st.sampled_from([0.0, 0.3]))
+    missing[:, -1] = False
+    shape = (kernels, count)
+    return CostTable(
+        kernels=tuple(
+            Kernel(name=f"k{k}", pass_=draw(st.sampled_from(Pass))) for k in range(kernels)
+        ),
+        settings=(*(Clocks(core_mhz=100 * (s + 1)) for s in range(count - 1)), AUTO),
+        time_s=np.where(missing, math.inf, random.integers(1, most + 1, shape) * 1e-3),
+        energy_j=np.where(missing, math.inf, random.integers(1, most + 1, shape) * 0.1),
+        baseline=count - 1,
+    )
+
+
+def energy(arm: Arm) -> float:
+    return math.inf if arm.energy_j is None else arm.energy_j
+
+
+def by_name(found: Arms) -> dict[str, Arm]:
+    return {arm.name: arm for arm in found.arms}
+
+
+def product(objective: Objective, time_s: float, energy_j: float) -> float:
+    """Return what an objective without a budget minimises."""
+    power = {Objective.ENERGY: 0, Objective.EDP: 1, Objective.ED2P: 2}[objective]
+    return energy_j * time_s**power
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets)
+def test_more_freedom_never_costs_more_energy(table: CostTable, budget: float) -> None:
+    arms = by_name(compare_arms(table, Goal(max_slowdown=budget)))
+
+    for freer, stricter in itertools.pairwise(reversed(FREEDOM)):
+        assert energy(arms[freer]) <= energy(arms[stricter]) * (1 + 1e-12)
+    assert energy(arms["kernel_global"]) <= energy(arms["kernel_local"]) * (1 + 1e-9)
+    assert energy(arms["kernel_local"]) <= energy(arms["auto"]) * (1 + 1e-12)
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets, st.floats(0.0, 1.0), aggregates)
+def test_a_looser_budget_never_costs_more_energy(
+    table: CostTable, budget: float, extra: float, aggregate: Aggregate
+) -> None:
+    tight = compare_arms(table, Goal(max_slowdown=budget, aggregate=aggregate))
+    loose = compare_arms(table, Goal(max_slowdown=budget + extra, aggregate=aggregate))
+
+    for before, after in zip(tight.arms, loose.arms, strict=True):
+        assert energy(after) <= energy(before) * (1 + 1e-12)
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets | st.just(-0.3), aggregates)
+def test_every_feasible_arm_keeps_the_budget(
+    table: CostTable, budget: float, aggregate: Aggregate
+) -> None:
+    found = compare_arms(table, Goal(max_slowdown=budget, aggregate=aggregate))
+
+    for arm in found.arms[1:]:
+        assert arm.time_change is None or arm.time_change <= budget + 1e-9
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets)
+def test_local_arms_keep_the_budget_kernel_by_kernel_or_pass_by_pass(
+    table: CostTable, budget: float
+) -> None:
+    found = compare_arms(table, Goal(max_slowdown=budget, aggregate=Aggregate.LOCAL))
+
+    kernels = np.arange(len(table.kernels))
+    auto_s = table.time_s[:, table.baseline]
+    plan_s = table.time_s[kernels, found.settings["kernel_local"]]
+    assert (plan_s <= auto_s * (1 + budget) * (1 + 1e-9)).all()
+    plan_s = table.time_s[kernels, found.settings["pass"]]
+    for pass_ in Pass:
+        belongs = np.array([kernel.pass_ is pass_ for kernel in table.kernels])
+        assert plan_s[belongs].sum() <= auto_s[belongs].sum() * (1 + budget) * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets, objectives, aggregates)
+def test_an_arms_figures_are_those_of_its_settings(
+    table: CostTable, budget: float, objective: Objective, aggregate: Aggregate
+) -> None:
+    goal = Goal(max_slowdown=budget, objective=objective, aggregate=aggregate)
+    found = compare_arms(table, goal)
+
+    kernels = np.arange(len(table.kernels))
+    for arm in found.arms:
+        chosen = found.settings[arm.name]
+        assert arm.time_s == pytest.approx(table.time_s[kernels, chosen].sum())
+        assert arm.energy_j == pytest.approx(table.energy_j[kernels, chosen].sum())
+        assert arm.time_s is not None
+        assert arm.time_change == pytest.approx(arm.time_s / table.auto_time_s - 1.0)
+        assert arm.energy_j is not None
+        assert arm.energy_change == pytest.approx(arm.energy_j / table.auto_energy_j - 1.0)
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets, objectives)
+def test_kernels_that_share_clocks_get_the_same(
+    table: CostTable, budget: float, objective: Objective
+) -> None:
+    found = compare_arms(table, Goal(max_slowdown=budget, objective=objective))
+
+    assert len(set(found.settings["best_fixed"].tolist())) == 1
+    for one, mine in zip(table.kernels, found.settings["pass"], strict=True):
+        for other, theirs in zip(table.kernels, found.settings["pass"], strict=True):
+            assert one.pass_ is not other.pass_ or mine == theirs
+
+
+@settings(deadline=None)
+@given(cost_tables(most_kernels=4), st.sampled_from([Objective.EDP, Objective.ED2P]))
+def test_edp_and_ed2p_are_least_over_all_choices(table: CostTable, objective: Objective) -> None:
+    arm = by_name(compare_arms(table, Goal(objective=objective)))["kernel_global"]
+
+    kernels = np.arange(len(table.kernels))
+    least = min(
+        product(
+            objective,
+            float(table.time_s[kernels, choice].sum()),
+            float(table.energy_j[kernels, choice].sum()),
+        )
+        for choice in itertools.product(range(len(table.settings)), repeat=len(kernels))
+    )
+    assert arm.time_s is not None
+    assert arm.energy_j is not None
+    assert product(objective, arm.time_s, arm.energy_j) == pytest.approx(least)
+
+
+@settings(deadline=None)
+@given(cost_tables(), st.sampled_from([Objective.EDP, Objective.ED2P, Objective.ENERGY]))
+def test_alone_every_kernel_takes_its_own_best(table: CostTable, objective: Objective) -> None:
+    found = compare_arms(table, Goal(objective=objective, aggregate=Aggregate.LOCAL))
+
+    for k, s in enumerate(found.settings["kernel_local"]):
+        values = [
+            product(objective, time_s, energy_j) if math.isfinite(time_s) else math.inf
+            for time_s, energy_j in zip(table.time_s[k], table.energy_j[k], strict=True)
+        ]
+        assert values[s] == pytest.approx(min(values))
+        equals = [t for t, v in zip(table.time_s[k], values, strict=True) if v == values[s]]
+        assert table.time_s[k, s] == min(equals)
+
+
+@settings(deadline=None)
+@given(cost_tables(), aggregates)
+def test_least_energy_is_the_sum_of_the_least(table: CostTable, aggregate: Aggregate) -> None:
+    found = compare_arms(table, Goal(objective=Objective.ENERGY, aggregate=aggregate))
+
+    least_j = table.energy_j.min(axis=1).sum()
+    assert by_name(found)["kernel_global"].energy_j == pytest.approx(least_j)
+
+
+@settings(deadline=None)
+@given(cost_tables(), aggregates, granularities)
+def test_a_budget_just_above_the_fastest_is_met_and_just_below_is_not(
+    table: CostTable, aggregate: Aggregate, granularity: Granularity
+) -> None:
+    def chosen(max_slowdown: float) -> Arm:
+        goal = Goal(max_slowdown=max_slowdown, aggregate=aggregate, granularity=granularity)
+        return by_name(compare_arms(table, goal))[goal.chosen]
+
+    goal = Goal(aggregate=aggregate, granularity=granularity)
+    fastest = compare_arms(table, goal).fastest_change
+
+    assert fastest <= 1e-12
+    assert chosen(fastest + 1e-6).status is Status.OPTIMAL
+    below = chosen(fastest - 1e-6)
+    assert below.status is Status.INFEASIBLE
+    assert (below.time_s, below.energy_j, below.time_change, below.energy_change, below.gap) == (
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def test_an_infeasible_arm_has_no_settings() -> None:
+    table = CostTable(
+        kernels=(Kernel(name="k"),),
+        settings=(AUTO,),
+        time_s=np.array([[1.0]]),
+        energy_j=np.array([[1.0]]),
+        baseline=0,
+    )
+
+    found = compare_arms(table, Goal(max_slowdown=-0.5))
+
+    assert set(found.settings) == {"auto"}
+    assert [arm.status for arm in found.arms] == [Status.BASELINE, *[Status.INFEASIBLE] * 4]
+
+
+@settings(deadline=None)
+@given(cost_tables(), granularities)
+def test_the_frontier_is_that_of_the_chosen_granularity(
+    table: CostTable, granularity: Granularity
+) -> None:
+    goal = Goal(granularity=granularity, max_slowdown=1e6)
+    found = compare_arms(table, goal)
+    arms = by_name(found)
+
+    times_s = [point.time_s for point in found.frontier]
+    assert times_s == sorted(times_s)
+    assert found.frontier[0].time_change == pytest.approx(found.fastest_change, abs=1e-12)
+    assert found.frontier[-1].energy_change == pytest.approx(
+        arms[goal.chosen].energy_change, abs=1e-12
+    )
+
+
+def test_a_long_frontier_is_thinned() -> None:
+    random = np.random.default_rng(1)
+    table = CostTable(
+        kernels=tuple(Kernel(name=f"k{k}") for k in range(300)),
+        settings=tuple(Clocks(core_mhz=100 * (s + 1)) for s in range(8)),
+        time_s=random.random((300, 8)) + 0.1,
+        energy_j=random.random((300, 8)) + 0.1,
+        baseline=7,
+    )
+
+    found = compare_arms(table, Goal())
+
+    assert 150 < len(found.frontier) <= 200
+
+
+@pytest.mark.parametrize("max_slowdown", [-1.0, -2.0, math.inf, math.nan])
+def test_a_budget_no_step_can_have_is_refused(max_slowdown: float) -> None:
+    with pytest.raises(ValueError, match="max_slowdown"):
+        Goal(max_slowdown=max_slowdown)
+
+
+@given(granularities, aggregates)
+def test_the_chosen_arm_is_one_of_those_compared(
+    granularity: Granularity, aggregate: Aggregate
+) -> None:
+    table = CostTable(
+        kernels=(Kernel(name="k"),),
+        settings=(AUTO,),
+        time_s=np.array([[1.0]]),
+        energy_j=np.array([[1.0]]),
+        baseline=0,
+    )
+    goal = Goal(granularity=granularity, aggregate=aggregate)
+
+    assert goal.chosen in by_name(compare_arms(table, goal))
+
+
+@settings(deadline=None)
+@given(cost_tables(), budgets)
+def test_choices_and_their_cost_add_up_to_the_arm(table: CostTable, budget: float) -> None:
+    found = compare_arms(table, Goal(max_slowdown=budget))
+    arm = by_name(found)["kernel_global"]
+
+    chosen = choices(table, found.settings["kernel_global"])
+    again = cost_of(table, {name: choice.clocks for name, choice in chosen.items()})
+
+    assert again == arm.cost
+    for k, kernel in enumerate(table.kernels):
+        choice = chosen[kernel.name]
+        column = table.settings.index(choice.clocks)
+        auto_s, auto_j = table.time_s[k, table.baseline], table.energy_j[k, table.baseline]
+        assert auto_s * (1 + choice.time_change) == pytest.approx(table.time_s[k, column])
+        assert auto_j * (1 + choice.energy_change) == pytest.approx(table.energy_j[k, column])
+
+
+def test_clocks_at_which_a_kernel_was_not_measured_cannot_be_costed() -> None:
+    low = Clocks(core_mhz=300)
+    table = CostTable(
+        kernels=(Kernel(name="a"), Kernel(name="b")),
+        settings=(low, AUTO),
+        time_s=np.array([[1.0, 1.0], [math.inf, 1.0]]),
+        energy_j=np.array([[1.0, 1.0], [math.inf, 1.0]]),
+        baseline=1,
+    )
+
+    for wanted in (
+        {"a": low, "b": low},  # b has no row there
+        {"a": low, "b": Clocks(core_mhz=1)},  # nobody has
+        {"a": low},  # nothing is said of b
+    ):
+        with pytest.raises(KeyError) as caught:
+            cost_of(table, wanted)
+        assert caught.value.args == ("b",)

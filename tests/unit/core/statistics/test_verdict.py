@@ -1,0 +1,305 @@
+"""Whether a promise held: the interval, the verdict, and how often each is wrong."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.costs.table import Floats
+from underclock.core.statistics.pairs import pair_changes
+from underclock.core.statistics.verdict import (
+    Estimate,
+    Judgement,
+    estimate,
+    judge,
+    student_quantile,
+)
+from underclock.records import MOST_REPEATS, Verdict
+
+_NOISE = 0.005
+arms = st.integers(2, 8).flatmap(
+    lambda count: st.tuples(
+        *(st.lists(st.floats(50.0, 100.0), min_size=count, max_size=count) for _ in range(2))
+    )
+)
+ends = st.tuples(st.floats(-0.5, 0.5), st.floats(-0.5, 0.5)).map(sorted)
+
+
+def _random(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _runs(mean: float, repeats: int, random: np.random.Generator, noise: float = _NOISE) -> Floats:
+    return mean * (1.0 + noise * random.standard_normal(repeats))
+
+
+def _between(low: float, high: float, *, repeats: int = 5) -> Estimate:
+    return Estimate(
+        mean=(low + high) / 2.0,
+        interval=(low, high),
+        repeats=repeats,
+        error=(high - low) / 2.0 / student_quantile(2.0 * repeats - 2.0),
+        freedom=2.0 * repeats - 2.0,
+    )
+
+
+def _verdict(
+    energy: Estimate, time: Estimate, *, budget: float | None = 0.0, tolerance: float = 0.001
+) -> Judgement:
+    return judge(energy, time, promise=-0.11, budget=budget, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (100, 1.9840), (2000, 1.9612)],
+)
+def test_students_t_is_that_of_the_tables(freedom: float, expected: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(expected, abs=1e-4)
+
+
+@given(arms)
+def test_the_interval_holds_the_mean_of_all_pairs(runs: tuple[list[float], list[float]]) -> None:
+    auto, plan = map(np.array, runs)
+    found = estimate(auto, plan, _random())
+
+    assert found.mean == pytest.approx(float(np.mean(pair_changes(auto, plan))))
+    assert found.interval is not None
+    assert found.interval[0] <= found.mean <= found.interval[1]
+
+
+@given(arms, st.floats(0.1, 10.0))
+def test_the_unit_does_not_matter(runs: tuple[list[float], list[float]], unit: float) -> None:
+    auto, plan = map(np.array, runs)
+    found = estimate(auto, plan, _random())
+    scaled = estimate(auto * unit, plan * unit, _random())
+
+    assert scaled.mean == pytest.approx(found.mean)
+    assert scaled.interval == pytest.approx(found.interval)
+
+
+@given(arms)
+def test_the_same_seed_gives_the_same_interval(runs: tuple[list[float], list[float]]) -> None:
+    auto, plan = map(np.array, runs)
+
+    assert estimate(auto, plan, _random()) == estimate(auto, plan, _random())
+
+
+@given(arms, st.floats(1.5, 3.0))
+def test_more_scatter_makes_the_interval_wider(
+    runs: tuple[list[float], list[float]], factor: float
+) -> None:
+    auto, plan = map(np.array, runs)
+    narrow = estimate(auto, plan, _random())
+    wild = plan.mean() + factor * (plan - plan.mean())
+    wide = estimate(auto, np.maximum(wild, 1.0), _random())
+
+    assert wide.error >= narrow.error * (1.0 - 1e-9)
+
+
+def test_a_single_run_has_no_interval_and_decides_nothing() -> None:
+    found = estimate(np.array([100.0]), np.array([50.0]), _random())
+    judged = _verdict(found, found)
+
+    assert (found.mean, found.interval) == (-0.5, None)
+    assert (judged.verdict, judged.further_repeats) == (Verdict.INCONCLUSIVE, None)
+
+
+def test_runs_without_scatter_give_an_interval_without_width() -> None:
+    found = estimate(np.full(3, 100.0), np.full(3, 88.0), _random())
+
+    assert found.interval == pytest.approx((-0.12, -0.12))
+    assert _verdict(found, _between(-0.1, -0.05)).verdict is Verdict.KEPT
+
+
+@pytest.mark.parametrize(("auto", "plan"), [([], []), ([1.0], [1.0, 2.0]), ([[1.0]], [[1.0]])])
+def test_arms_that_do_not_match_are_refused(auto: list[float], plan: list[float]) -> None:
+    with pytest.raises(ValueError, match="equally many runs"):
+        estimate(np.array(auto), np.array(plan), _random())
+
+
+@pytest.mark.parametrize("tolerance", [-0.001, math.nan, math.inf])
+def test_a_tolerance_that_means_nothing_is_refused(tolerance: float) -> None:
+    found = _between(-0.12, -0.11)
+    with pytest.raises(ValueError, match="finite and not negative"):
+        _verdict(found, found, tolerance=tolerance)
+
+
+_LESS, _ACROSS, _MORE = (-0.15, -0.13), (-0.12, -0.10), (-0.08, -0.06)
+_FAST, _AROUND, _SLOW = (-0.02, 0.0), (-0.01, 0.01), (0.01, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("energy", "time", "budget", "verdict"),
+    [
+        (_LESS, _FAST, 0.0, Verdict.KEPT),
+        (_LESS, _SLOW, None, Verdict.KEPT),
+        (_LESS, _SLOW, 0.05, Verdict.KEPT),
+        (_LESS, _SLOW, 0.0, Verdict.NOT_KEPT),
+        (_MORE, _FAST, 0.0, Verdict.NOT_KEPT),
+        (_MORE, _AROUND, 0.0, Verdict.NOT_KEPT),
+        (_ACROSS, _FAST, 0.0, Verdict.INCONCLUSIVE),
+        (_LESS, _AROUND, 0.0, Verdict.INCONCLUSIVE),
+        (_ACROSS, _AROUND, 0.0, Verdict.INCONCLUSIVE),
+        (_ACROSS, _AROUND, None, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_promise_is_kept_where_both_intervals_lie_within_their_bounds(
+    energy: tuple[float, float],
+    time: tuple[float, float],
+    budget: float | None,
+    verdict: Verdict,
+) -> None:
+    judged = _verdict(_between(*energy), _between(*time), budget=budget)
+
+    assert judged.verdict is verdict
+    assert judged.further_repeats is None or verdict is Verdict.INCONCLUSIVE
+
+
+@given(ends, ends, st.floats(0.0, 0.1), st.floats(0.0, 0.1))
+def test_a_wider_tolerance_never_turns_against_the_plan(
+    energy: list[float], time: list[float], tolerance: float, more: float
+) -> None:
+    order = [Verdict.NOT_KEPT, Verdict.INCONCLUSIVE, Verdict.KEPT]
+    strict, lenient = (
+        _verdict(_between(*energy), _between(*time), tolerance=allowed).verdict
+        for allowed in (tolerance, tolerance + more)
+    )
+
+    assert order.index(lenient) >= order.index(strict)
+
+
+@given(st.floats(0.001, 0.05), st.floats(1.1, 4.0))
+def test_the_nearer_the_bound_the_more_repeats_it_takes(distance: float, ratio: float) -> None:
+    def needed(mean: float) -> float:
+        judged = _verdict(_between(mean - 0.06, mean + 0.06), _between(*_FAST))
+        assert judged.verdict is Verdict.INCONCLUSIVE
+        return math.inf if judged.further_repeats is None else judged.further_repeats
+
+    bound = -0.109
+    for side in (-1.0, 1.0):
+        assert needed(bound + side * distance / ratio) >= needed(bound + side * distance) >= 1
+
+
+def test_what_no_reasonable_number_of_repeats_decides_is_not_given_one() -> None:
+    energy = _between(-0.119, -0.099)  # around the bound itself
+    both = _verdict(energy, _between(-0.01, 0.005))
+
+    assert both.verdict is Verdict.INCONCLUSIVE
+    assert both.further_repeats is None
+
+
+def test_kept_needs_every_bound_and_not_kept_only_one() -> None:
+    near, far = _between(-0.1125, -0.1065), _between(-0.116, -0.106)
+    slow, fast = _between(-0.001, 0.004), _between(-0.004, 0.0012)
+    (energy_near, energy_far, time_slow, time_fast) = (
+        _verdict(near, _between(*_FAST)).further_repeats,
+        _verdict(far, _between(*_FAST)).further_repeats,
+        _verdict(_between(*_LESS), slow).further_repeats,
+        _verdict(_between(*_LESS), fast).further_repeats,
+    )
+    assert energy_near is not None
+    assert energy_far is not None
+    assert time_fast is not None
+
+    assert _verdict(near, fast).further_repeats == max(energy_near, time_fast)
+    assert _verdict(far, slow).further_repeats == time_slow
+
+
+def _estimate(auto: Floats, plan: Floats, random: np.random.Generator) -> Estimate:
+    """Estimate with few resamples, which makes hundreds of experiments affordable."""
+    return estimate(auto, plan, random, resamples=1000)
+
+
+@pytest.mark.parametrize("repeats", [3, 5, 10])
+@pytest.mark.parametrize("noises", [(0.005, 0.005), (0.001, 0.01)])
+def test_nineteen_intervals_of_twenty_hold_the_truth(
+    repeats: int, noises: tuple[float, float]
+) -> None:
+    random, trials = _random(repeats), 500
+    held = 0
+    for _ in range(trials):
+        auto, plan = (
+            _runs(mean, repeats, random, noise)
+            for mean, noise in zip((100.0, 89.0), noises, strict=True)
+        )
+        interval = _estimate(auto, plan, random).interval
+        assert interval is not None
+        held += interval[0] <= -0.11 <= interval[1]
+
+    assert 0.9 <= held / trials <= 0.985
+
+
+def _verdicts(energy_change: float, time_change: float, repeats: int) -> Counter[Verdict]:
+    """Judge 400 validations of a plan that promises 11 % at no time."""
+    random = _random(repeats)
+    found: Counter[Verdict] = Counter()
+    for _ in range(400):
+        auto, energy = (_runs(m, repeats, random) for m in (100.0, 100.0 + 100.0 * energy_change))
+        base, time = (_runs(m, repeats, random, 0.002) for m in (1.0, 1.0 + time_change))
+        found[_verdict(_estimate(auto, energy, random), _estimate(base, time, random)).verdict] += 1
+    return found
+
+
+@pytest.mark.parametrize("repeats", [3, 10])
+@pytest.mark.parametrize(("energy", "time"), [(-0.10, -0.01), (-0.13, 0.01), (-0.10, 0.01)])
+def test_a_plan_that_breaks_its_promise_by_a_point_is_not_called_kept(
+    energy: float, time: float, repeats: int
+) -> None:
+    found = _verdicts(energy, time, repeats)
+
+    assert found[Verdict.KEPT] <= 0.05 * found.total()
+    if repeats == 10:
+        assert found[Verdict.NOT_KEPT] >= 0.9 * found.total()
+
+
+@pytest.mark.parametrize("repeats", [3, 10])
+def test_a_plan_that_beats_its_promise_by_a_point_is_not_called_broken(repeats: int) -> None:
+    found = _verdicts(-0.12, -0.01, repeats)
+
+    assert found[Verdict.NOT_KEPT] <= 0.05 * found.total()
+    if repeats == 10:
+        assert found[Verdict.KEPT] >= 0.9 * found.total()
+
+
+def test_at_the_bound_itself_a_plan_is_rarely_called_kept() -> None:
+    assert _verdicts(-0.109, -0.01, 5)[Verdict.KEPT] <= 0.05 * 400
+
+
+def test_a_plan_that_keeps_its_promise_exactly_is_rarely_called_broken() -> None:
+    assert _verdicts(-0.11, -0.01, 5)[Verdict.NOT_KEPT] <= 0.05 * 400
+
+
+def test_a_plan_that_keeps_its_promise_exactly_is_called_kept_with_enough_runs() -> None:
+    random = _random()
+    auto, plan = _runs(100.0, 600, random), _runs(89.0, 600, random)
+    time = _runs(1.0, 600, random, 0.002), _runs(1.0, 600, random, 0.002)
+    judged = _verdict(_estimate(auto, plan, random), _estimate(*time, random))
+
+    assert judged.verdict is Verdict.KEPT
+
+
+def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
+    random, count, truth = _random(), 5, -0.113
+    scatter = _NOISE * math.sqrt(2.0 / count) * (1.0 + truth)
+    first = Estimate(
+        mean=truth, interval=(truth - 0.01, truth + 0.01), repeats=count, error=scatter, freedom=8.0
+    )
+    further = _verdict(first, _between(*_FAST)).further_repeats
+    assert further is not None
+    assert further < MOST_REPEATS
+    repeats = count + further
+    decided = sum(
+        _verdict(
+            _estimate(
+                _runs(100.0, repeats, random), _runs(100.0 * (1.0 + truth), repeats, random), random
+            ),
+            _between(*_FAST),
+        ).verdict
+        is Verdict.KEPT
+        for _ in range(400)
+    )
+
+    assert 0.7 <= decided / 400 <= 0.9

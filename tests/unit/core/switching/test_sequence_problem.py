@@ -1,0 +1,160 @@
+"""The rules of a sequence with switches, and what a schedule costs."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.switching import Schedule, SequenceProblem, cost_of, violations
+from underclock.core.switching.problem import infeasible
+from underclock.records import Status
+
+OFF = 1.0 - np.eye(2)
+
+
+def two_kernels(**changes: Any) -> SequenceProblem:
+    """Return four invocations of two kernels at two settings, with some fields changed."""
+    fields: dict[str, Any] = {
+        "time_s": np.array([[1.0, 2.0], [3.0, 5.0]]),
+        "energy_j": np.array([[4.0, 1.0], [9.0, 7.0]]),
+        "order": np.array([0, 1, 0, 1]),
+        "switch_time_s": np.array([[0.0, 0.25], [0.5, 0.0]]),
+        "switch_energy_j": np.array([[0.0, 0.125], [2.0, 0.0]]),
+    }
+    return SequenceProblem(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"time_s": np.ones((2, 3))}, "two \\(K, S\\) tables"),
+        ({"time_s": np.ones(2), "energy_j": np.ones(2)}, "two \\(K, S\\) tables"),
+        ({"time_s": np.array([[1.0, np.inf], [1.0, 1.0]])}, "both a time and an energy"),
+        ({"time_s": np.full((2, 2), np.nan), "energy_j": np.full((2, 2), np.nan)}, "both a time"),
+        ({"time_s": np.zeros((0, 2)), "energy_j": np.zeros((0, 2))}, "both a time"),
+        ({"time_s": np.array([[-1.0, 2.0], [3.0, 5.0]])}, "must not be negative"),
+        ({"energy_j": np.array([[1.0, -2.0], [3.0, 5.0]])}, "must not be negative"),
+        ({"order": np.zeros(0, dtype=np.int64)}, "at least one invocation"),
+        ({"order": np.array([0.0, 1.0])}, "as integers"),
+        ({"order": np.array([[0, 1]])}, "at least one invocation"),
+        ({"order": np.array([0, 2])}, "kernels 0 to 2, the tables hold 2"),
+        ({"order": np.array([-1, 0])}, "kernels -1 to 0"),
+        ({"switch_time_s": np.zeros((3, 3))}, "switch_time_s needs shape"),
+        ({"switch_time_s": np.full((2, 2), np.inf)}, "switch_time_s must be finite"),
+        ({"switch_energy_j": -OFF}, "switch_energy_j must be finite and not negative"),
+        ({"dwell_s": np.ones((2, 2))}, "dwell_s must be zero from a setting to itself"),
+        ({"blocked": np.zeros(3, dtype=np.bool_)}, "blocked needs 4 booleans"),
+        ({"blocked": np.zeros(4)}, "blocked needs 4 booleans"),
+        ({"max_switches": -1}, "max_switches must not be negative"),
+        ({"budget_s": math.nan}, "budget_s must be a number"),
+        ({"budget_s": -math.inf}, "budget_s must be a number"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        two_kernels(**changes)
+
+
+def test_what_is_left_out_allows_everything() -> None:
+    problem = two_kernels()
+
+    assert not problem.dwell_s.any()
+    assert not problem.blocked.any()
+    assert problem.latest_s == math.inf
+
+
+def test_a_round_costs_its_kernels_and_its_switches_the_wrap_included() -> None:
+    cost = cost_of(two_kernels(), np.array([0, 0, 1, 1]))
+
+    assert cost.time_s == 1.0 + 3.0 + 0.25 + 2.0 + 5.0 + 0.5
+    assert cost.energy_j == 4.0 + 9.0 + 0.125 + 1.0 + 7.0 + 2.0
+    assert cost.switches == 2
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1), min_size=4, max_size=4), st.integers(0, 3))
+def test_turning_the_ring_changes_no_cost_and_no_rule(choice: list[int], by: int) -> None:
+    problem = two_kernels(
+        dwell_s=np.array([[0.0, 3.5], [6.0, 0.0]]),
+        blocked=np.array([True, False, True, False]),
+        budget_s=12.0,
+        max_switches=2,
+    )
+    turned = two_kernels(
+        order=np.roll(problem.order, by),
+        dwell_s=problem.dwell_s,
+        blocked=np.roll(problem.blocked, by),
+        budget_s=12.0,
+        max_switches=2,
+    )
+    there, here = np.roll(choice, by), np.array(choice)
+
+    assert cost_of(turned, there) == cost_of(problem, here)
+    assert violations(turned, there) == violations(problem, here)
+
+
+@pytest.mark.parametrize(
+    ("changes", "choice", "sentence"),
+    [
+        ({}, [0, 0, 0], "4 invocations need as many settings"),
+        ({}, [0, 0, 0, 2], "settings run from 0 to 1"),
+        ({}, [0, 0, 0, -1], "settings run from 0 to 1"),
+        ({"budget_s": 7.999}, [0, 0, 0, 0], "the budget is 7.999 s"),
+        ({"max_switches": 1}, [0, 0, 1, 1], "2 switches, the most allowed is 1"),
+        ({"blocked": np.array([True, False, True, False])}, [0, 0, 1, 1], "2 blocked boundaries"),
+        ({"blocked": np.array([True, False, False, False])}, [0, 0, 0, 1], "1 blocked boundaries"),
+        ({"dwell_s": np.array([[0.0, 4.01], [0.0, 0.0]])}, [0, 0, 1, 1], "1 segments are shorter"),
+        ({"dwell_s": np.array([[0.0, 4.01], [7.01, 0.0]])}, [1, 0, 0, 1], "2 segments are shorter"),
+    ],
+)
+def test_a_broken_rule_is_named(changes: dict[str, Any], choice: list[int], sentence: str) -> None:
+    found = violations(two_kernels(**changes), np.array(choice))
+
+    assert len(found) == 1
+    assert sentence in found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "choice"),
+    [
+        ({"budget_s": 8.0}, [0, 0, 0, 0]),
+        ({"max_switches": 0}, [1, 1, 1, 1]),
+        ({"max_switches": 2}, [0, 0, 1, 1]),
+        ({"blocked": np.array([False, True, False, True])}, [0, 0, 1, 1]),
+        # Exactly as long as the dwell, across the wrap too; and nothing dwells without a switch.
+        ({"dwell_s": np.array([[0.0, 4.0], [7.0, 0.0]])}, [1, 0, 0, 1]),
+        ({"dwell_s": OFF * 1000.0}, [0, 0, 0, 0]),
+    ],
+)
+def test_a_kept_rule_is_not(changes: dict[str, Any], choice: list[int]) -> None:
+    assert violations(two_kernels(**changes), np.array(choice)) == []
+
+
+def test_a_setting_a_kernel_has_not_got_is_a_violation() -> None:
+    missing = np.array([[0.0, np.inf], [0.0, 0.0]])
+    problem = two_kernels(time_s=two_kernels().time_s + missing, energy_j=1.0 + missing)
+
+    assert violations(problem, np.array([1, 1, 0, 0])) == [
+        "an invocation runs at a setting that its kernel has not got"
+    ]
+    assert violations(problem, np.array([0, 1, 0, 1])) == []
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "bound_j", "gap"), [(4.0, 3.0, 0.25), (4.0, 4.0, 0.0), (0.0, 0.0, 0.0)]
+)
+def test_the_gap_is_a_fraction_of_the_energy(energy_j: float, bound_j: float, gap: float) -> None:
+    schedule = Schedule(
+        status=Status.BOUNDED,
+        choice=np.zeros(1, dtype=np.int64),
+        time_s=1.0,
+        energy_j=energy_j,
+        bound_j=bound_j,
+        switches=0,
+    )
+
+    assert schedule.gap == gap
+    assert infeasible().gap is None

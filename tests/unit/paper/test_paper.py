@@ -1,0 +1,469 @@
+"""The paper's study: complete, beside the paper's numbers, and honest about its own."""
+
+import csv
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.planning.strategies import Goal
+from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.measurer import Protocol
+from underclock.hw.nvml import READ_ONLY
+from underclock.paper import Outputs, run_paper, run_study
+from underclock.paper.charts import charts
+from underclock.paper.choices import agreement, beside_table1, clock_changes, lever, noun
+from underclock.paper.elsewhere import before_optimizer
+from underclock.paper.page import CHART_KEYS, FIGURE_NUMBERS, paper_drawings, paper_page
+from underclock.paper.published import TABLE1, TABLE2
+from underclock.paper.records import Figure, Lever, Study, Table1Row
+from underclock.paper.study import search_again
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Clocks,
+    Evidence,
+    Granularity,
+    Objective,
+    Pass,
+    SampleSet,
+)
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.measure import measure
+from underclock.stages.plan import plan
+from underclock.stages.trace import trace
+from underclock.stages.validate import validate
+from underclock.workloads import workload
+
+_TABLE1_CSV = Path(__file__).parents[4] / "shared/data/spaan2026_table1_rtx3080ti.csv"
+_QUICK = Protocol(kernel_warm_s=1.0, window_s=1.0)
+# Ours may have no such kernel; the study has no such quantity.
+_MAY_BE_MISSING = (
+    "sacrificed GEMMs:",
+    "memory-lowered GEMMs:",
+    "core-lowered others:",
+    "RTX A4000",
+)
+_NEVER_OURS = "least time a switch took"
+
+mhz = st.none() | st.sampled_from([210, 420, 810, 1260, 1680, 5001, 9251, 9501])
+clock_pairs = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
+
+
+@pytest.fixture(autouse=True)
+def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(READ_ONLY, raising=False)
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(READ_ONLY, raising=False)
+        return run_study()
+
+
+@pytest.fixture(scope="module")
+def isolated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
+    """Measure a small step without ever running it whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(READ_ONLY, raising=False)
+        return measure(
+            before_optimizer(workload("gpt3-125m", {"layers": 1, "batch": 4})),
+            gpu="sim:rtx3080ti",
+            to=tmp_path_factory.mktemp("isolated") / "samples.db",
+            campaign=Campaign(
+                core_mhz=(1260, None), mem_mhz=(5001, None), repeats=2, in_situ=False
+            ),
+            protocol=_QUICK,
+        )
+
+
+def test_table_2_is_every_way_of_choosing(study: Study) -> None:
+    ways = [(cell.granularity, cell.objective, cell.aggregate) for cell in study.table2]
+
+    assert ways == list(TABLE2)
+    assert set(ways) == {
+        (granularity, objective, aggregate)
+        for granularity in (Granularity.PASS, Granularity.KERNEL)
+        for objective in (Objective.EDP, Objective.WASTE)
+        for aggregate in Aggregate
+    }
+    for cell in study.table2:
+        paper = TABLE2[cell.granularity, cell.objective, cell.aggregate]
+        assert (cell.paper_time_pct, cell.paper_energy_pct) == (paper.time_pct, paper.energy_pct)
+        assert cell.energy_pct <= 0.0
+        if cell.objective is Objective.WASTE:
+            assert cell.time_pct <= 1e-9
+
+
+def test_more_freedom_never_costs_energy(study: Study) -> None:
+    energy = {
+        (cell.granularity, cell.aggregate): cell.energy_pct
+        for cell in study.table2
+        if cell.objective is Objective.WASTE
+    }
+
+    for aggregate in Aggregate:
+        assert energy[Granularity.KERNEL, aggregate] <= energy[Granularity.PASS, aggregate]
+    for granularity in (Granularity.PASS, Granularity.KERNEL):
+        assert energy[granularity, Aggregate.GLOBAL] <= energy[granularity, Aggregate.LOCAL]
+
+
+def test_every_quoted_number_stands_beside_ours(study: Study) -> None:
+    named = [(figure.group, figure.name) for figure in study.figures]
+    lacking = [figure.name for figure in study.figures if figure.ours is None]
+
+    assert len(named) == len(set(named))
+    assert Counter(figure.group for figure in study.figures)["Table 2"] == 2 * len(TABLE2)
+    assert _NEVER_OURS in lacking
+    assert all(name.startswith(_MAY_BE_MISSING) for name in lacking if name != _NEVER_OURS)
+    for figure in study.figures:
+        if figure.ours is not None:
+            assert figure.difference == figure.ours - figure.paper
+
+
+@pytest.mark.parametrize(
+    ("name", "paper"),
+    [
+        ("kernels before the optimizer", 46),
+        ("core clocks of the driver", 127),
+        ("exhaustive search", 3),
+        ("kernel-level, waste, global: energy", -15.64),
+        ("pass-level, edp, local: time", 10.21),
+        ("mean of all pairs: time", 0.6),
+        ("mean of all pairs: energy", -14.6),
+        ("pairs that reach that energy", 0),
+        ("batch 8: time", 0.5),
+        ("batch 8: energy", -14.2),
+        ("smaller batches: greatest time", 3.0),
+        ("smaller batches: least energy", -15.3),
+        ("tensor parallel 4: time", 2.1),
+        ("tensor parallel 8: energy", -17.3),
+        ("tensor parallel 16: time", 6.5),
+        ("RTX A4000, searched again: energy", -9.56),
+        ("clock changes per layer", 34),
+        ("sacrificed GEMMs", 3),
+    ],
+)
+def test_the_papers_side_is_what_it_says(study: Study, name: str, paper: float) -> None:
+    assert _figure(study, name).paper == paper
+
+
+def _figure(study: Study, name: str) -> Figure:
+    (found,) = [figure for figure in study.figures if figure.name == name]
+    return found
+
+
+def test_the_study_says_where_it_comes_from(study: Study) -> None:
+    assert study.evidence is Evidence.SIMULATED
+    assert study.calibration
+    assert "2601.08539" in study.source
+    assert study.warnings == ()
+
+
+def test_the_study_holds_what_the_readme_names(study: Study) -> None:
+    body = msgspec.to_builtins(study)
+
+    assert body.keys() >= {
+        "table1",
+        "table2",
+        "agreement",
+        "validation",
+        "batch_transfer",
+        "tensor_parallel_transfer",
+        "relaxed",
+        "a4000",
+        "evidence",
+        "gpu",
+        "calibration",
+    }
+    assert body["table2"][0].keys() == {
+        "granularity",
+        "objective",
+        "aggregate",
+        "time_pct",
+        "energy_pct",
+        "paper_time_pct",
+        "paper_energy_pct",
+    }
+    assert msgspec.convert(body, Study) == study
+
+
+def test_the_step_is_the_papers(study: Study) -> None:
+    step = before_optimizer(trace("gpt3-xl"))
+
+    assert [row.name for row in study.table1] == [kernel.name for kernel in step.kernels]
+    assert [noun(kernel) for kernel in step.kernels] == [row.kernel for row in TABLE1]
+    assert not any(kernel.pass_ is Pass.OPTIMIZER for kernel in step.kernels)
+    for row, kernel in zip(study.table1, step.kernels, strict=True):
+        assert row.section.startswith({"Lf": "layer_f", "Lb": "layer_b"}.get(kernel.section, ""))
+        assert row.lever is lever(
+            Clocks(core_mhz=row.core_mhz, mem_mhz=row.mem_mhz),
+            Clocks(core_mhz=row.auto_core_mhz, mem_mhz=row.auto_mem_mhz),
+        )
+
+
+def test_the_validation_is_of_all_pairs(study: Study) -> None:
+    found = study.validation
+    saving = [pair.energy_pct for pair in found.pairs]
+
+    assert len(found.pairs) == 100
+    assert found.energy_pct == pytest.approx(sum(saving) / 100)
+    assert found.pairs_reaching_discovered == sum(
+        saved <= found.discovered_energy_pct + 1e-6 for saved in saving
+    )
+
+
+def test_the_discovered_clocks_are_carried_to_every_size(study: Study) -> None:
+    assert [row.batch for row in study.batch_transfer] == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert [row.tensor_parallel for row in study.tensor_parallel_transfer] == [2, 4, 8, 16]
+    assert all(row.unplanned == () for row in study.batch_transfer)
+    for row in study.tensor_parallel_transfer:
+        assert all(name.startswith("reduce_add_sum") for name in row.unplanned)
+    again = study.batch_transfer[-1]
+    assert again.energy_pct == pytest.approx(study.validation.energy_pct, abs=1.0)
+
+
+def test_a_longer_budget_never_costs_energy(study: Study) -> None:
+    budgets = [point.max_slowdown_pct for point in study.relaxed]
+    for field in ("pass_global", "kernel_local", "kernel_global"):
+        energies = [getattr(point, field).energy_pct for point in study.relaxed]
+        assert energies == sorted(energies, reverse=True)
+    assert (budgets[0], budgets[-1]) == (0.0, 10.0)
+    strict = study.relaxed[0].kernel_global
+    assert strict is not None
+    assert strict.energy_pct == study.table2[-1].energy_pct
+
+
+def test_the_published_table_is_the_shared_one() -> None:
+    if not _TABLE1_CSV.exists():
+        pytest.skip("the paper's table is not beside this checkout")
+    with _TABLE1_CSV.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    assert len(rows) == len(TABLE1)
+    for row, ours in zip(rows, TABLE1, strict=True):
+        assert (ours.section, ours.kernel) == (row["section"], row["kernel"])
+        assert ours.invocations == int(row["invocations_per_iteration"])
+        for found, field in ((ours.clocks.core_mhz, "core_mhz"), (ours.clocks.mem_mhz, "mem_mhz")):
+            assert ("auto" if found is None else str(found)) == row[field]
+        assert ours.change.time_pct == float(row["time_change_pct"])
+        assert ours.change.energy_pct == float(row["energy_change_pct"])
+
+
+@given(clock_pairs, clock_pairs)
+def test_only_what_is_below_auto_is_lowered(chosen: Clocks, auto: Clocks) -> None:
+    core = chosen.core_mhz is not None and chosen.core_mhz < (auto.core_mhz or 0)
+    mem = chosen.mem_mhz is not None and chosen.mem_mhz < (auto.mem_mhz or 0)
+    found = lever(chosen, auto)
+
+    assert (found in {Lever.CORE, Lever.BOTH}) == core
+    assert (found in {Lever.MEMORY, Lever.BOTH}) == mem
+
+
+@given(clock_pairs)
+def test_auto_and_auto_s_own_clocks_lower_nothing(auto: Clocks) -> None:
+    assert lever(AUTO, auto) is Lever.NEITHER
+    assert lever(auto, auto) is Lever.NEITHER
+
+
+@pytest.mark.parametrize(
+    ("mem_mhz", "auto_mem_mhz", "expected"),
+    [
+        (9501, 9501, Lever.NEITHER),
+        (9501, 9251, Lever.NEITHER),
+        (9251, 9501, Lever.MEMORY),
+        (9251, 9251, Lever.NEITHER),
+        (5001, 9251, Lever.MEMORY),
+    ],
+)
+def test_a_fast_memory_clock_counts_only_below_autos(
+    mem_mhz: int, auto_mem_mhz: int, expected: Lever
+) -> None:
+    auto = Clocks(core_mhz=1700, mem_mhz=auto_mem_mhz)
+
+    assert lever(Clocks(mem_mhz=mem_mhz), auto) is expected
+
+
+def _rows(study: Study, pairs: list[tuple[Lever, Lever]]) -> list[Table1Row]:
+    return [
+        msgspec.structs.replace(study.table1[0], paper_lever=paper, lever=ours)
+        for paper, ours in pairs
+    ]
+
+
+@given(st.data())
+def test_agreement_counts_every_kernel_once(study: Study, data: st.DataObject) -> None:
+    levers = st.sampled_from(list(Lever))
+    pairs = data.draw(st.lists(st.tuples(levers, levers), min_size=1))
+    found = agreement(_rows(study, pairs))
+    swapped = agreement(_rows(study, [(ours, paper) for paper, ours in pairs]))
+
+    assert found.kernels == len(pairs) == sum(count.kernels for count in found.counts)
+    assert found.same == sum(paper is ours for paper, ours in pairs) <= found.overlapping
+    assert found.share == found.same / len(pairs)
+    assert (swapped.same, swapped.overlapping) == (found.same, found.overlapping)
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "same", "overlapping"),
+    [
+        (Lever.CORE, Lever.CORE, 1, 1),
+        (Lever.NEITHER, Lever.NEITHER, 1, 1),
+        (Lever.CORE, Lever.BOTH, 0, 1),
+        (Lever.CORE, Lever.MEMORY, 0, 0),
+        (Lever.BOTH, Lever.NEITHER, 0, 0),
+    ],
+)
+def test_sharing_one_clock_is_not_agreeing(
+    study: Study, paper: Lever, ours: Lever, same: int, overlapping: int
+) -> None:
+    found = agreement(_rows(study, [(paper, ours)]))
+
+    assert (found.same, found.overlapping) == (same, overlapping)
+
+
+@given(st.lists(clock_pairs), st.integers(0, 20))
+def test_where_a_loop_begins_does_not_change_its_clock_changes(
+    loop: list[Clocks], shift: int
+) -> None:
+    turn = shift % len(loop) if loop else 0
+
+    assert clock_changes([loop[turn:] + loop[:turn]]) == clock_changes([loop])
+    assert clock_changes([loop, loop]) == 2 * clock_changes([loop])
+    assert clock_changes([[AUTO] * len(loop)]) == 0
+
+
+def test_table_1_changes_clocks_34_times_a_layer(study: Study) -> None:
+    loops = [
+        [row.clocks for row in TABLE1 if row.section == section]
+        for section in ("layer_forward", "layer_backward")
+    ]
+
+    assert clock_changes(loops) == 34
+    assert 0 <= study.clock_changes_per_layer <= 37
+
+
+def test_a_step_of_other_kernels_is_not_put_beside_table_1(isolated: SampleSet) -> None:
+    made = plan(isolated)
+    with pytest.raises(ValueError, match="Table 1 has 46 kernels, the step has 48"):
+        beside_table1(made, {})
+    other = msgspec.structs.replace(made, runs=made.runs[:46])
+    with pytest.raises(ValueError, match="where the step has"):
+        beside_table1(other, {})
+
+
+def test_without_the_step_in_situ_the_baseline_is_the_isolated_sum(isolated: SampleSet) -> None:
+    made = plan(isolated, Goal(max_slowdown=0.1))
+    counts = {kernel.name: kernel.count for kernel in isolated.kernels}
+    auto = [sample for sample in isolated.samples if sample.asked == AUTO]
+
+    assert isolated.in_situ == ()
+    assert made.closure is None
+    assert made.arm("auto").time_s == pytest.approx(
+        sum(counts[sample.kernel] * sample.time_s for sample in auto) / 2
+    )
+
+
+def test_a_plan_on_isolated_kernels_is_validated_on_those(isolated: SampleSet) -> None:
+    made = plan(isolated)
+    found = validate(made, gpu="sim:rtx3080ti", repeats=2, protocol=_QUICK)
+    auto = made.arm("auto")
+
+    assert found.auto_time_s[0] == pytest.approx(auto.time_s, rel=0.01)
+    assert found.auto_energy_j[0] == pytest.approx(auto.energy_j, rel=0.02)
+
+
+def test_a_gpu_the_simulator_lacks_is_said_to_be_missing() -> None:
+    found = search_again(
+        before_optimizer(trace("gpt3-xl")), "sim:nowhere", Grid.COARSE, 0, lambda _tally: None
+    )
+
+    assert found.energy_pct is None
+    assert found.paper_energy_pct == -9.56
+    assert "no simulated GPU is called 'nowhere'" in found.missing
+
+
+@pytest.mark.parametrize("gpu", ["replay:table.csv", "nvml:0", "sim:nowhere", "gpu"])
+def test_only_a_simulated_gpu_can_be_studied(gpu: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        run_paper(gpu=gpu, outputs=Outputs(folder=tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+
+
+class _Links(HTMLParser):
+    """Collects what a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.places: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del tag
+        self.found += [v or "" for k, v in attrs if k in {"src", "href"}]
+        self.places += [v or "" for k, v in attrs if k == "id"]
+
+
+def test_the_page_is_whole_and_offline(study: Study) -> None:
+    page = paper_page(study)
+    links = _Links()
+    links.feed(page)
+
+    assert links.found == []
+    assert {f"figure-{key}" for key in CHART_KEYS} <= set(links.places)
+    assert "simulated" in page
+    for figure in study.figures:
+        assert figure.name.replace("'", "&#39;") in page
+    assert paper_page(study) == page
+
+
+def test_every_drawing_says_what_is_the_papers(study: Study) -> None:
+    drawn = charts(study)
+
+    assert tuple(chart.key for chart in drawn) == CHART_KEYS
+    assert set(FIGURE_NUMBERS.values()) < set(CHART_KEYS)
+    for chart in drawn:
+        for series in chart.series:
+            assert series.hollow == series.name.endswith(", paper"), (chart.key, series.name)
+            assert len(series.notes) in {0, len(series.points)}
+        assert any(series.hollow for series in chart.series)
+
+
+def test_drawings_are_svg_and_the_same_each_time(study: Study) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = paper_drawings(study)
+
+    assert tuple(drawn) == CHART_KEYS
+    assert paper_drawings(study) == drawn
+    for text in drawn.values():
+        assert ET.fromstring(text).tag.endswith("svg")  # noqa: S314 - our own
+        assert "simulated" in text
+
+
+def test_without_matplotlib_drawings_are_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(NotSupportedError, match="need matplotlib") as caught:
+        run_paper(outputs=Outputs(folder=tmp_path / "out", svg=True))
+
+    assert "underclock[figures]" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_without_a_drawn_figure_still_has_a_page(study: Study) -> None:
+    missing = search_again(
+        before_optimizer(trace("gpt3-xl")), "sim:nowhere", Grid.COARSE, 0, lambda _tally: None
+    )
+    bare = msgspec.structs.replace(study, a4000=missing, warnings=("look twice",))
+    page = paper_page(bare)
+
+    assert "cannot simulate an RTX A4000" in page
+    assert "look twice" in page

@@ -1,0 +1,219 @@
+"""A real GPU as a measurer: what is refused before PyTorch is asked, and what a reader is told."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.hw.measurer import QUICK, Protocol
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.records import AUTO, Kernel, Launch, Step
+from underclock.stages.backends import default_protocol, open_measurer
+from underclock.stages.campaign import Campaign
+from underclock.stages.measure import measure
+from underclock.stages.real import check_step, gpu_index, held_launcher, may_lock, neighbour_notes
+from underclock.stages.trace import is_source, trace
+from underclock.store import read_samples
+from underclock.testing import simulated_driver
+from underclock.workloads import workload
+
+OURS = os.getpid()
+THEIRS, OTHERS = OURS + 1, OURS + 2
+
+
+def kernel(name: str, count: int = 1, grid: int = 1) -> Kernel:
+    launch = Launch(function=f"void {name}()", grid=(grid, 1, 1), identity=f"{name}-{grid}")
+    return Kernel(name=name, count=count, launch=launch)
+
+
+def step(*kernels: Kernel, order: tuple[int, ...] = (), **more: str) -> Step:
+    plain = tuple(place for place, each in enumerate(kernels) for _ in range(each.count))
+    return Step(name="train", kernels=kernels, order=order or plain, **more)  # type: ignore[arg-type]
+
+
+TRACED = step(kernel("gemm", 2), kernel("copy"), source="train.py:step")
+
+
+class PartitionedGpu(NvmlGpu):
+    """A GPU that somebody split."""
+
+    def is_partitioned(self) -> bool:
+        return True
+
+
+class TestProtocol:
+    @pytest.mark.parametrize("spec", ["nvml:0", "nvml:", "nvml"])
+    def test_a_real_gpu_is_measured_briefly(self, spec: str) -> None:
+        assert default_protocol(spec) == QUICK
+
+    @pytest.mark.parametrize("spec", ["sim:rtx3080ti", "replay:nvml.csv"])
+    def test_anything_else_is_measured_as_in_the_paper(self, spec: str) -> None:
+        assert default_protocol(spec) == Protocol()
+
+    def test_brief_is_shorter_in_every_wait(self) -> None:
+        usual = Protocol()
+        assert QUICK.kernel_warm_s < usual.kernel_warm_s
+        assert QUICK.window_s < usual.window_s
+        assert QUICK.warm_s < QUICK.longest_warm_s < usual.longest_warm_s
+
+    def test_an_unknown_gpu_has_none(self) -> None:
+        with pytest.raises(UsageError, match="unknown GPU 'cuda:0'"):
+            default_protocol("cuda:0")
+
+
+class TestNeighbours:
+    def test_this_process_is_no_neighbour(self) -> None:
+        assert neighbour_notes({OURS: 1.0}) == ()
+        assert neighbour_notes({}) == ()
+
+    def test_each_other_process_is_named_with_its_share_where_known(self) -> None:
+        first, second = neighbour_notes({OTHERS: None, OURS: 0.5, THEIRS: 0.25})
+
+        assert first.startswith(f"process {THEIRS} also computes on this GPU and took 25% of it")
+        assert second.startswith(f"process {OTHERS} also computes on this GPU: ")
+        assert all("energy is counted with the step's" in note for note in (first, second))
+
+
+class TestIndex:
+    @pytest.mark.parametrize(("text", "index"), [("", 0), ("0", 0), ("7", 7), ("12", 12)])
+    def test_nothing_is_the_first_gpu(self, text: str, index: int) -> None:
+        assert gpu_index(text) == index
+
+    @pytest.mark.parametrize("text", ["x", "-1", "1.0", " 1", "\N{SUPERSCRIPT TWO}"])
+    def test_what_is_no_number_is_refused(self, text: str) -> None:
+        with pytest.raises(UsageError, match="cannot read") as caught:
+            gpu_index(text)
+        assert "nvml:0" in caught.value.hint
+
+
+class TestCheckStep:
+    def test_the_same_step_under_another_name_passes(self) -> None:
+        check_step(TRACED, msgspec.structs.replace(TRACED, name="other", source="x.py:y"))
+
+    @pytest.mark.parametrize(
+        ("found", "words"),
+        [
+            (step(kernel("gemm", 2)), "runs without 'copy'"),
+            (step(*TRACED.kernels, kernel("new")), "runs with a new 'new'"),
+            (step(*TRACED.kernels, kernel("new"), kernel("old")), "a new 'new' and 1 more"),
+            (step(kernel("gemm", 2, grid=9), kernel("copy")), "runs with another 'gemm'"),
+            (step(kernel("gemm"), kernel("scale")), "without 'copy', with a new 'scale', with an"),
+            (step(*TRACED.kernels, order=(0, 1, 0)), "runs its kernels in another order"),
+        ],
+    )
+    def test_another_step_is_refused_and_the_difference_named(
+        self, found: Step, words: str
+    ) -> None:
+        with pytest.raises(MeasurementError, match="no longer the step that was traced") as caught:
+            check_step(TRACED, found)
+
+        assert words in str(caught.value)
+        assert "trace it again" in caught.value.hint
+
+
+class TestRefusedBeforePyTorch:
+    @pytest.mark.parametrize("wanted", [None, workload("gpt3-125m", {"layers": 1})])
+    def test_a_step_that_was_never_traced(self, wanted: Step | None, tmp_path: Path) -> None:
+        with (
+            simulated_driver("rtx3080ti"),
+            pytest.raises(UsageError, match="a step that was traced on one") as caught,
+        ):
+            measure(wanted, gpu="nvml:0", to=tmp_path / "s.db")
+
+        assert "underclock trace" in caught.value.hint
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_gpu_that_is_not_there(self) -> None:
+        with (
+            simulated_driver("rtx3080ti"),
+            pytest.raises(UsageError, match="there is no GPU 1"),
+            open_measurer("nvml:1", step=TRACED),
+        ):
+            pass
+
+    def test_a_gpu_split_into_instances_whose_clocks_are_one(self) -> None:
+        with (
+            simulated_driver("a100"),
+            nvml_session(),
+            pytest.raises(NotSupportedError, match="MIG"),
+            held_launcher(PartitionedGpu(), TRACED),
+        ):
+            pass
+
+    def test_a_step_whose_file_is_gone(self, tmp_path: Path) -> None:
+        gone = msgspec.structs.replace(TRACED, source=f"{tmp_path}/gone.py:step")
+        with (
+            simulated_driver("rtx3080ti"),
+            pytest.raises(UsageError, match=r"gone\.py"),
+            open_measurer("nvml:0", step=gone),
+        ):
+            pass
+
+    @pytest.mark.parametrize("gpu", ["nvml:0", "sim:rtx3080ti", "replay:nowhere.csv"])
+    def test_a_step_that_cannot_be_isolated(self, gpu: str, tmp_path: Path) -> None:
+        blind = msgspec.structs.replace(TRACED, obstacle="aten::item makes the host wait")
+
+        with pytest.raises(UsageError, match="aten::item makes the host wait") as caught:
+            measure(blind, gpu=gpu, to=tmp_path / "s.db")
+
+        assert "trace it again" in caught.value.hint
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestMayLock:
+    def test_read_only_mode_forbids_it_to_anyone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(READ_ONLY, "1")
+        assert not may_lock()
+
+    @pytest.mark.parametrize("value", [None, "", "0"])
+    def test_else_root_may(self, value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(READ_ONLY, raising=False)
+        if value is not None:
+            monkeypatch.setenv(READ_ONLY, value)
+        assert may_lock() == (os.geteuid() == 0)
+
+
+class TestSource:
+    @pytest.mark.parametrize("text", ["train.py:step", "a/b.py:main", "./train.py", "/x/y.py"])
+    def test_a_file_of_python_is_a_source(self, text: str) -> None:
+        assert is_source(text)
+
+    @pytest.mark.parametrize("text", ["gpt3-xl", "gpt3-125m", "python", "numpy:step", "x.pyc"])
+    def test_a_name_is_a_workload(self, text: str) -> None:
+        assert not is_source(text)
+
+    def test_a_file_named_without_a_function_is_told_so(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.py"
+        path.touch()
+
+        with pytest.raises(UsageError, match="names no function") as caught:
+            trace(str(path))
+
+        assert "train.py:step" in caught.value.hint
+
+
+def test_what_the_bench_and_the_trace_have_to_say_lands_in_the_profile(tmp_path: Path) -> None:
+    table = tmp_path / "sweep.csv"
+    table.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n")
+    told = Step(
+        name="train",
+        kernels=(Kernel(name="a"),),
+        order=(0,),
+        source="train.py:step",
+        warnings=("one launch was not named",),
+    )
+
+    for _ in range(2):  # going on repeats nothing
+        sample_set = measure(
+            told,
+            gpu=f"replay:{table}",
+            to=tmp_path / "s.db",
+            campaign=Campaign(core_mhz=(None,), mem_mhz=(None,)),
+        )
+
+        assert sample_set.warnings.count("one launch was not named") == 1
+        assert sample_set.source == "train.py:step"
+        assert [each.asked for each in sample_set.samples] == [AUTO]
+        assert read_samples(tmp_path / "s.db") == sample_set
