@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/fitting.py [--quick]
 
-Each case draws a GPU, its kernels and noisy samples of them, fits them (`core.fit.thin.fitted`)
-and predicts every kernel at every setting (`core.fit.posterior.posterior_of`). Another seed each repeat.
-The table goes to docs/evidence/fitting.md; a quick run, of the small case, is printed.
+Each case draws a GPU, its kernels and noisy samples of them, fits them
+(`core.model.subsample.fitted`) and predicts every kernel at every setting
+(`core.model.posterior.posterior_of`). Another seed each repeat. The table goes to
+docs/evidence/fitting.md; a quick run, of the small case, is printed.
 """
 
 import math

@@ -22,9 +22,9 @@ from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.achievable import Rules, achieved, sequence_problem
 from underclock.core.planning.strategies import Goal, compare_arms
 from underclock.core.switching import Schedule, SequenceProblem, violations
+from underclock.gpus.sensors import Latency
+from underclock.gpus.switching import Switching
 from underclock.hw.measurer import Protocol
-from underclock.hw.simulated.sensors import Latency
-from underclock.hw.simulated.switching import Switching
 from underclock.records import Pass, SampleSet, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.stages.campaign import Campaign, Grid

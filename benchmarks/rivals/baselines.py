@@ -13,14 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from underclock.arrays import Floats, Ints
 from underclock.core.switching.incumbent import Incumbent
-from underclock.core.switching.problem import (
-    Floats,
-    Ints,
-    Schedule,
-    SequenceProblem,
-    schedule_of,
-)
+from underclock.core.switching.problem import Schedule, SequenceProblem, schedule_of
 from underclock.records import Status
 
 _MOST_COMBINATIONS = 2_000_000

@@ -14,8 +14,9 @@ import numpy as np
 from scipy import sparse
 
 from rivals import highs
+from underclock.arrays import Floats, Ints
 from underclock.core.switching.incumbent import Incumbent
-from underclock.core.switching.problem import Floats, Ints, Schedule, SequenceProblem, infeasible
+from underclock.core.switching.problem import Schedule, SequenceProblem, infeasible
 from underclock.errors import NotSupportedError
 
 

@@ -9,14 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rivals import highs
-from underclock.core.knapsack.problem import (
-    INFEASIBLE,
-    Ints,
-    Problem,
-    Quanta,
-    Solution,
-    solution_of,
-)
+from underclock.arrays import Ints
+from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
 from underclock.records import Status
 
 

@@ -200,7 +200,7 @@ class TickerContract:
 
 
 class MeasurerContract:
-    """What every measurer shows; fixtures ``measurer`` and ``kernel``, which it can measure at auto."""
+    """What every measurer shows; fixtures ``measurer``, and ``kernel`` that it measures at auto."""
 
     def test_it_can_measure_at_auto(self, measurer: Measurer, kernel: Kernel) -> None:
         """Auto is among its settings and gives positive numbers."""

@@ -17,13 +17,13 @@ from underclock.errors import (
 )
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
+from underclock.gpus.sensors import Latency
+from underclock.gpus.switching import Switching
 from underclock.hw.lease import clock_lease
 from underclock.hw.nvml import READ_ONLY
 from underclock.hw.simulated.conductor import Executed
 from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.hw.simulated.sensors import Latency
-from underclock.hw.simulated.switching import Switching
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.records.observed import Execution

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from underclock.arrays import Floats
 from underclock.core.statistics.change_point import Level
 from underclock.errors import (
     DeviceError,
@@ -20,14 +21,13 @@ from underclock.errors import (
 )
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
+from underclock.gpus.switching import Bounds, Switching
 from underclock.hw.nvml import READ_ONLY, NvmlGpu
 from underclock.hw.simulated.launcher import VirtualClock
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.hw.simulated.switching import Bounds, Switching
 from underclock.hw.simulated.ticker import TickNoise, VirtualTicker
 from underclock.hw.simulated.work import Neighbour
 from underclock.hw.switchable import SwitchableNvmlGpu
-from underclock.hw.ticker import Floats
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.records.latencies import Domain, LatencyTable

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
+from underclock.gpus.sensors import AMPERE, GA100, HOPPER, VOLTA, Latency, Sensors
+from underclock.gpus.switching import Switching
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
-from underclock.hw.simulated.sensors import AMPERE, GA100, HOPPER, VOLTA, Latency, Sensors
 from underclock.hw.simulated.spread import GAIN_WITHIN
-from underclock.hw.simulated.switching import Switching
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel
 from underclock.testing import simulated_driver

@@ -11,12 +11,12 @@ import pytest
 
 from underclock.errors import NotAppliedError
 from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.switching import Switching
 from underclock.hw.lease import check_applied, clock_lease
 from underclock.hw.measurer import GpuMeasurer, Protocol
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.hw.simulated.switching import Switching
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.records.latencies import Domain

@@ -118,7 +118,7 @@ def command(
         click.echo(msgspec.json.encode(summary).decode())
         return
     click.echo(
-        f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}: {len(sample_set.samples)} "
-        f"samples of {len(sample_set.kernels)} kernels at {len(sample_set.settings)} clock pairs in "
-        f"{output}"
+        f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}: "
+        f"{len(sample_set.samples)} samples of {len(sample_set.kernels)} kernels at "
+        f"{len(sample_set.settings)} clock pairs in {output}"
     )

@@ -1,9 +1,13 @@
 """Pure maths: samples in, costs and choices out. No clock, disk, device or hidden randomness.
 
-* `costs`: samples to one cost per kernel and setting
-* `groups`: which kernels share a setting, and what the shared setting then costs
-* `solvers`: one setting per group, least energy within a time budget
-* `frontier`: the time-energy frontier, and the objectives it solves exactly
-* `planning`: the arms of a plan, side by side
-* `pairs`: repeats of two arms, all pairs
+* `costs/`: samples to one cost per kernel and setting, groups that share a setting, the breakdown
+* `model/`: few noisy samples to a posterior of what every setting costs
+* `calibration/`: a whole measured sweep to the constants that a simulated GPU runs on
+* `sampling/`: the initial design, and what a further sample is worth
+* `knapsack/`: one setting per group within a time budget, with its proof; the frontier
+* `switching/`: cyclic schedules, where changing clocks takes time and energy
+* `planning/`: the goal, the strategies side by side, the chance constraint
+* `prediction/`: what other clocks would save, told from auto clocks alone
+* `statistics/`: repeats in pairs, verdicts, change points
+* `tracing/`: a profile and a graph to a step
 """

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.simulated.sensors import Sensors
-from underclock.hw.simulated.switching import Switching
+from underclock.gpus.sensors import Sensors
+from underclock.gpus.switching import Switching
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.work import Throughput
 from underclock.records import SCHEMA, Kernel, Kind

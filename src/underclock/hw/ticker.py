@@ -6,12 +6,8 @@ No driver tells when a clock changed; the work does. See `core.change` for how.
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from underclock.arrays import Floats
 from underclock.records.latencies import Domain
-
-Floats = NDArray[np.float64]
 
 
 class Ticker(Protocol):

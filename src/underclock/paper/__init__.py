@@ -6,6 +6,9 @@
 * `elsewhere`: the discovered clocks on other batches and under tensor parallelism
 * `comparison`: every quoted number with ours
 * `files`: what it leaves on disk
+* `records`: its nouns, in percent as the paper prints them
+* `tables`, `page`: what a person reads; the drawings as data (`charts`), on the page (`figures`)
+  and as SVG (`svg`)
 """
 
 from underclock.paper.files import Outputs, run_paper

@@ -33,6 +33,7 @@ def paper_page(study: Study) -> str:
     return rendered(
         "paper.html.jinja",
         {"mhz": format_mhz, "number": _number},
+        package="underclock.paper",
         study=study,
         agreement=agreement_text(study),
         evidence_sentence=wording.EVIDENCE_SENTENCES[study.evidence],

@@ -5,8 +5,8 @@ it settles into alternating between the two bins around the limit, so the mean c
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
 
@@ -14,7 +14,7 @@ from underclock.physics.power import busy_w
 def capped_core_mhz(
     gpu: GpuConstants,
     kernel: KernelConstants,
-    bins_mhz: NDArray[np.float64],
+    bins_mhz: Floats,
     mem_mhz: float,
     temperature_c: float,
     limit_w: float,

@@ -6,10 +6,9 @@ Cycles are counted in millions, so that Mcycles / MHz = s.
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from underclock.arrays import Floats
 
-Values = TypeVar("Values", float, NDArray[np.float64])
+Values = TypeVar("Values", float, Floats)
 """One number, or one for each of many clocks."""
 
 

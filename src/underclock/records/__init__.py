@@ -5,6 +5,8 @@
 * `measured`: what was measured (`Sample`, `SampleSet`)
 * `planned`: what was decided (`Arm`, `Plan`), and what it costs elsewhere (`Score`)
 * `validated`: what became of it (`Validation`)
+* `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
+* `launches`: what tracing sees before it is a step
 
 Every record that is a file of its own carries a ``schema`` number; a reader refuses a newer one.
 """

@@ -3,8 +3,6 @@
 * `tables`: what a command prints, for an 80-column terminal
 * `page`: one self-contained HTML page of a plan, and of its validation where there is one
 * `figures`: the page's figures
-* `paper`, `paper_tables`: the page and the tables of ``underclock paper``; its drawings as data
-  (`paper_charts`), on the page (`paper_figures`) and as SVG (`paper_svg`)
 * `wording`: how both name arms, statuses and missing values
 
 plotly and jinja2 load when a page is made, not before.

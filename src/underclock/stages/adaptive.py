@@ -12,10 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.rows import CannotFitError, Floats, ceiling_mhz
+from underclock.core.model.predicted_change import TWO_SIDED
+from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
-from underclock.core.planning.promise import TWO_SIDED
 from underclock.core.planning.strategies import Goal, choose_kernels
 from underclock.core.sampling.acquisition import anchors, hope, hope_alone, prices, worth
 from underclock.hw.base import Measurer, Reading

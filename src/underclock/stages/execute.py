@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.switching import Switching
 from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.hw.simulated.switching import Switching
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Execution

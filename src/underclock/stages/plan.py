@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from underclock.core.costs.groups import Ints
+from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import estimate
+from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.achievable import (
     Rules,
@@ -17,7 +18,6 @@ from underclock.core.planning.achievable import (
     latency_curve,
     sequence_problem,
 )
-from underclock.core.planning.promise import ONE_SIDED, PredictedChange
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.strategies import Arms, Goal, choices, compare_arms
 from underclock.errors import InfeasibleError, UsageError

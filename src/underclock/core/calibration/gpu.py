@@ -18,15 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.calibration.sweep import (
-    NEAR_CAP,
-    PER_KERNEL,
-    Floats,
-    Habits,
-    Ints,
-    Sweep,
-    SweepFit,
-)
+from underclock.arrays import Floats, Ints
+from underclock.core.calibration.sweep import NEAR_CAP, PER_KERNEL, Habits, Sweep, SweepFit
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.thermal import boost_mhz

@@ -10,18 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import SampleSet
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 PER_KERNEL = 4
 NEAR_CAP = 0.93  # sweeps show the cap within a few per cent: a row above this share may be at it

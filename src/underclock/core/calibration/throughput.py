@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from underclock.arrays import Floats
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
@@ -74,7 +74,7 @@ class Board:
     """
 
     constants: GpuConstants
-    core_mhz: NDArray[np.float64]
+    core_mhz: Floats
     limit_w: float
 
 
@@ -92,7 +92,7 @@ def fit_throughput(
         Rates and energies, and the boost clock in MHz.
     """
 
-    def moved(vector: NDArray[np.float64]) -> tuple[Throughput, Board]:
+    def moved(vector: Floats) -> tuple[Throughput, Board]:
         *steps, boost = vector.tolist()
         fitted = {
             name: getattr(start, name) * math.exp(step)
@@ -102,7 +102,7 @@ def fit_throughput(
         gpu = dataclasses.replace(gpu, boost_mhz=gpu.boost_mhz * math.exp(boost))
         return dataclasses.replace(start, **fitted), dataclasses.replace(board, constants=gpu)
 
-    def residuals(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    def residuals(vector: Floats) -> Floats:
         throughput, moved_board = moved(vector)
         off = misfit(moved_board, throughput, changes).ravel()
         short = shortfall(moved_board, throughput, changes)
@@ -125,7 +125,7 @@ def fit_throughput(
     return throughput, fitted_board.constants.boost_mhz
 
 
-def misfit(board: Board, throughput: Throughput, changes: Sequence[Change]) -> NDArray[np.float64]:
+def misfit(board: Board, throughput: Throughput, changes: Sequence[Change]) -> Floats:
     """Return log ratios of predicted to published time and energy. Shape (changes, 2)."""
     found = []
     for change in changes:
@@ -141,9 +141,7 @@ def misfit(board: Board, throughput: Throughput, changes: Sequence[Change]) -> N
     return np.array(found)
 
 
-def shortfall(
-    board: Board, throughput: Throughput, changes: Sequence[Change]
-) -> NDArray[np.float64]:
+def shortfall(board: Board, throughput: Throughput, changes: Sequence[Change]) -> Floats:
     """Return how far matrix products at auto stay below the cap, as log ratios of power."""
     found = []
     for change in changes:

@@ -1,1 +1,1 @@
-"""Samples to one cost per kernel and setting: the table, groups that share a setting, the breakdown."""
+"""Samples to one cost per kernel and setting, groups that share a setting, the breakdown."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from underclock.core.costs.table import Floats, cost_table
+from underclock.arrays import Floats
+from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
 from underclock.records import AUTO, POWER_CAP_REASON, Kernel, Sample, SampleSet, Utilisation
 from underclock.records.observed import Bound, Breakdown, Share

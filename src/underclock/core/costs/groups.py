@@ -9,12 +9,10 @@ Shape letters: K kernels, G groups, S settings.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from underclock.core.costs.table import CostTable, Floats
+from underclock.arrays import Floats, Ints
+from underclock.core.costs.table import CostTable
 from underclock.records import Granularity
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

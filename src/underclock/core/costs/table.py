@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from underclock.arrays import Bools, Floats
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
@@ -23,8 +23,6 @@ from underclock.records import (
 )
 
 _NEAR_CAP = 0.95
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,8 @@
 """One setting per group, least energy within a time budget.
 
-* `base`: the problem, the answer, the interface
+* `problem`: the problem, the answer, the interface
 * `exact`: the proven optimum, on `hull`
-* `brute`: every combination, to judge the others by
-* `milp`: the same problem given to HiGHS (extra ``milp``), to compare with; `highs` runs it
+* `frontier`: the time-energy frontier, and the objectives whose optimum lies on it
 """
 
 from underclock.core.knapsack.exact import Exact

@@ -30,19 +30,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.knapsack.hull import Trades, trades
-from underclock.core.knapsack.problem import (
-    INFEASIBLE,
-    Floats,
-    Ints,
-    Problem,
-    Quanta,
-    Solution,
-    solution_of,
-)
+from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
 from underclock.records import Status
-
-_Bools = NDArray[np.bool_]
 
 _GREEDY_TRADES = 5_000
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -238,10 +229,10 @@ class _Core:
         """Bound the rounding error of a price and a few sums, at each multiplier. Shape (M,)."""
         return 64 * _EPSILON * self.size
 
-    def _live(self, ceiling: int) -> _Bools:
+    def _live(self, ceiling: int) -> Bools:
         """Return the settings that a choice below a ceiling may have. Shape (G, S)."""
         error = float(self._error()[np.searchsorted(self.rates, self.rate)])
-        live: _Bools = self.reduced <= ceiling - 1 + self.rate * self.slack + error
+        live: Bools = self.reduced <= ceiling - 1 + self.rate * self.slack + error
         live[np.arange(len(self.base)), self.base] = True
         return live
 
@@ -265,7 +256,7 @@ class _Stages:
     energy: Ints
 
     @classmethod
-    def of(cls, core: _Core, live: _Bools) -> "_Stages":
+    def of(cls, core: _Core, live: Bools) -> "_Stages":
         """Lay out the moves of every group that has more than to stay."""
         group = np.flatnonzero(live.sum(axis=1) > 1)
         stay = core.base[group]
@@ -385,7 +376,7 @@ class _Labels:
         return (int(self.energy[which]), which) if which >= 0 else (0, -1)
 
 
-def _front(time: Ints, energy: Ints) -> _Bools:
+def _front(time: Ints, energy: Ints) -> Bools:
     """Return which labels, in order of time, no other dominates; of equals one. Shape (N,)."""
     keep = np.ones(len(time), dtype=bool)
     keep[1:] = energy[1:] < np.minimum.accumulate(energy)[:-1]

@@ -10,8 +10,9 @@ Shape letters: T trades.
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.core.knapsack.hull import Trades, trades
-from underclock.core.knapsack.problem import Floats, Problem, Quanta, Solution, solution_of
+from underclock.core.knapsack.problem import Problem, Quanta, Solution, solution_of
 
 
 def supported(problem: Problem) -> tuple[Floats, Floats]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.knapsack.problem import Floats, Ints, Quanta
+from underclock.arrays import Floats, Ints
+from underclock.core.knapsack.problem import Quanta
 
 
 @dataclass(frozen=True, slots=True)

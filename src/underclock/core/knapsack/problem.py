@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.records import Status
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Sums of integers below this are exact in a float64 too, with three bits to spare.
 _LARGEST_SUM = 2.0**50
@@ -124,7 +121,7 @@ class Quanta:
 
     time: Ints
     energy: Ints
-    available: NDArray[np.bool_]
+    available: Bools
     budget: int
     per_joule: float
     rounding_j: float

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from underclock.arrays import Floats, Ints
 from underclock.core.model.estimate import STEADY_C, start_of, temperature_of
 from underclock.core.model.most_likely import Solution
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, Shared, predict
 from underclock.core.model.posterior import Posterior, clocks_of, posterior_of
-from underclock.core.model.rows import UNKNOWN_MHZ, Floats, Ints, Rows, rows_of
+from underclock.core.model.rows import UNKNOWN_MHZ, Rows, rows_of
 from underclock.core.model.subsample import fitted
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import Constant, GpuFit, KernelFit

@@ -11,14 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.most_likely import Solution
 from underclock.core.model.parameters import Shared
 from underclock.core.model.posterior import Posterior, posterior_of, with_means, with_measured
-from underclock.core.model.rows import Bools, Floats, Ints, Rows, rows_of
+from underclock.core.model.predicted_change import (
+    ONE_SIDED,
+    Baseline,
+    PredictedChange,
+    predicted_change,
+)
+from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
-from underclock.core.planning.promise import ONE_SIDED, Baseline, PredictedChange, predicted_change
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, Evidence, Sample, SampleSet
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
+from underclock.arrays import Bools, Floats
 from underclock.core.model.parameters import (
     CORE,
     DRAM,
@@ -24,7 +25,7 @@ from underclock.core.model.parameters import (
     predict,
     slopes,
 )
-from underclock.core.model.rows import PER_KERNEL, Bools, Floats, Rows
+from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import Axes, Errors
 
 _ITERATIONS = 25

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.model.rows import PER_KERNEL, Bools, Floats, Ints, Rows
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants
 from underclock.physics.power import idle_w, voltage_v
 from underclock.physics.timing import dram_mhz, joined, xbar_mhz

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.most_likely import Solution
 from underclock.core.model.parameters import Points, predict, slopes
-from underclock.core.model.rows import PER_KERNEL, Bools, Floats, Ints, Rows
+from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import alike
 from underclock.records import Clocks
 
@@ -270,7 +271,7 @@ def _under_cap(
 def with_means(
     posterior: Posterior, kernels: Bools, log_s: Floats, log_w: Floats, repeats: Floats
 ) -> Posterior:
-    """Return a posterior in which some kernels cost what was measured, as sure as their repeats are.
+    """Return a posterior in which some kernels cost what was measured, as sure as their repeats.
 
     For kernels of which no row could be fitted: nothing else is known of them.
 

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from underclock.arrays import Floats, Ints
 from underclock.errors import DataError
 from underclock.records import POWER_CAP_REASON, Clocks, Kind, Sample, SampleSet
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 PER_KERNEL = 4
 
@@ -124,8 +120,8 @@ def rows_of(sample_set: SampleSet) -> Rows:
         )
     if not found:
         raise CannotFitError(
-            f"all {len(sample_set.samples)} samples ran at the power cap or at unknown clocks: they "
-            "do not tell what a clock costs",
+            f"all {len(sample_set.samples)} samples ran at the power cap or at unknown clocks: "
+            "they do not tell what a clock costs",
             hint="measure at lower core clocks, or raise the power limit",
         )
     shared = 8 + 2 * len(memory)

@@ -8,9 +8,10 @@ import dataclasses
 
 import numpy as np
 
+from underclock.arrays import Ints
 from underclock.core.model.most_likely import Fit, Solution
 from underclock.core.model.parameters import Shared
-from underclock.core.model.rows import Ints, Rows
+from underclock.core.model.rows import Rows
 
 MOST_ROWS = 64  # of a kernel
 MOST_KERNELS = 150  # that what is shared is fitted to

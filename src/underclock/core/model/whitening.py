@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.model.rows import Floats, Rows
+from underclock.arrays import Floats
+from underclock.core.model.rows import Rows
 
 REACH = 0.2  # rows whose core clocks differ by this, as a logarithm, share most of their misfit
 ACROSS = 0.5  # correlation of the misfit at two memory clocks

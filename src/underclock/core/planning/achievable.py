@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.costs.groups import Ints
-from underclock.core.costs.table import CostTable, Floats
+from underclock.arrays import Floats, Ints
+from underclock.core.costs.table import CostTable
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem
 from underclock.errors import DataError
 from underclock.records import (

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from underclock.core.costs.groups import Grouped, Ints, grouped
+from underclock.arrays import Ints
+from underclock.core.costs.groups import Grouped, grouped
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem, Solution
 from underclock.core.knapsack.frontier import least_product, supported, thinned
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
-from underclock.core.planning.promise import TWO_SIDED, PredictedChange, keeping
+from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
+from underclock.core.planning.chance_constraint import keeping
 from underclock.records import (
     Aggregate,
     Arm,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.costs.table import Bools, Floats
+from underclock.arrays import Bools, Floats
 from underclock.core.prediction.prior import Known, Run, Spread, steady_c
 from underclock.core.prediction.time_shares import (
     BUSIEST_DRAM,

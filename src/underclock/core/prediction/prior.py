@@ -6,7 +6,7 @@ Shape letters: N known kernels.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from underclock.core.costs.table import Floats
+from underclock.arrays import Floats
 from underclock.core.prediction.time_shares import Split, split_of
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants

@@ -16,14 +16,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from underclock.core.costs.groups import Ints
-from underclock.core.costs.table import (
-    CostTable,
-    Floats,
-    capped_kernels,
-    cost_table,
-    settle_auto,
-)
+from underclock.arrays import Floats, Ints
+from underclock.core.costs.table import CostTable, capped_kernels, cost_table, settle_auto
 from underclock.core.planning.strategies import Goal, compare_arms
 from underclock.core.prediction.monte_carlo import possible
 from underclock.core.prediction.prior import Known, Run

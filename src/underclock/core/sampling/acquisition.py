@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.parameters import Points, Shared, predict, slopes
 from underclock.core.model.posterior import Posterior, kernel_variance
-from underclock.core.model.rows import PER_KERNEL, Bools, Floats, Ints
+from underclock.core.model.rows import PER_KERNEL
 from underclock.physics.constants import GpuConstants
 
 _ROOT_2PI = math.sqrt(2.0 * math.pi)

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from underclock.core.costs.table import Bools, Floats
+from underclock.arrays import Bools, Floats
 from underclock.errors import MeasurementError
 
 _LEAST_TICKS = 8  # a level of fewer says little

@@ -5,7 +5,7 @@ Shape letters: N repeats.
 
 import numpy as np
 
-from underclock.core.costs.table import Floats
+from underclock.arrays import Floats
 from underclock.records import Spread
 
 

@@ -29,7 +29,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from underclock.core.costs.table import Floats
+from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
 from underclock.records import MOST_REPEATS, Verdict
 

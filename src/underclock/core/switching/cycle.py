@@ -20,7 +20,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from underclock.core.switching.problem import DWELL_SLACK, Bools, Floats, Ints, SequenceProblem
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.switching.problem import DWELL_SLACK, SequenceProblem
 
 MOST_CLASSES = 4
 
@@ -143,9 +144,7 @@ def _merged(table: Floats, order: Ints, starts: Ints) -> Floats:
     return merged
 
 
-def _classes(
-    dwell_s: Floats, pairs: tuple[NDArray[np.int64], ...], *, down: bool
-) -> tuple[Floats, Ints, bool]:
+def _classes(dwell_s: Floats, pairs: tuple[Ints, ...], *, down: bool) -> tuple[Floats, Ints, bool]:
     """Return the dwell of each class, the class of each change, and whether any was rounded."""
     # Classes come from all settings, whichever are left in: a bound must not depend on that.
     values = np.unique(dwell_s[~np.eye(len(dwell_s), dtype=np.bool_)])

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.switching.cycle import Dwell, Lap
-from underclock.core.switching.problem import DWELL_SLACK, Bools, Floats, Ints
+from underclock.core.switching.problem import DWELL_SLACK
 from underclock.core.switching.viterbi import Prices, Tail, backward, cheapest, forward
 
 _ITEM = 300  # labels that an item's overhead is worth

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.optimize import linprog
 
+from underclock.arrays import Ints
 from underclock.core.switching.cycle import Lap
-from underclock.core.switching.problem import Ints
 from underclock.core.switching.viterbi import cheapest, forward, priced
 
 _MOST_LAPS = 60

@@ -16,17 +16,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from underclock.arrays import Ints
 from underclock.core.switching.cycle import Lap, lap_of
 from underclock.core.switching.decomposition import Around, Walker, around
 from underclock.core.switching.dual import Search
 from underclock.core.switching.incumbent import PROVEN, Incumbent
 from underclock.core.switching.merge import Limits, join
-from underclock.core.switching.problem import (
-    Ints,
-    Schedule,
-    SequenceProblem,
-    infeasible,
-)
+from underclock.core.switching.problem import Schedule, SequenceProblem, infeasible
 from underclock.core.switching.viterbi import backward, cheapest, forward, priced
 from underclock.core.switching.warm_start import searched
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.arrays import Ints
 from underclock.core.switching.problem import (
-    Ints,
     Schedule,
     SequenceProblem,
     cost_of,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.arrays import Floats, Ints
 from underclock.core.knapsack import Exact, Problem
 from underclock.core.switching.decomposition import Piece
-from underclock.core.switching.problem import Floats, Ints
 
 _CELLS = 10_000_000  # of the tables of ways, by which wide ones are cut
 _MADE = 1_000_000  # labels at a time, before they are cut

@@ -13,13 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from underclock.arrays import Bools, Floats, Ints
 from underclock.records import Status
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 # Sums are floats: a budget that is the exact time of a choice must admit the choice, and a dwell
 # that is the exact length of a segment must let go of it.

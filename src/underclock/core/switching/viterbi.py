@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.arrays import Floats, Ints
 from underclock.core.switching.cycle import Lap
-from underclock.core.switching.problem import Floats, Ints
 
 _DENSE = 128  # settings up to which choosing sources costs more than it saves
 

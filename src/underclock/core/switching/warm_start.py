@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from underclock.arrays import Ints
 from underclock.core.switching.cycle import Lap, lap_of
 from underclock.core.switching.dual import Search
-from underclock.core.switching.problem import Ints, SequenceProblem
+from underclock.core.switching.problem import SequenceProblem
 from underclock.core.switching.viterbi import cheapest, forward, priced
 
 _SAMPLE, _PART, _WINDOWS = 240, 20, 6  # least invocations, or a part of all; stretches of them

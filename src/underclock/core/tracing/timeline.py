@@ -6,12 +6,9 @@ Shape letters: N log entries, L launches of a step.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from underclock.arrays import Floats, Ints
 from underclock.errors import DataError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """A GPU that exists only as physics, behind the same NVML calls as a real one.
 
-* `models`, `specs`, `catalogue`: the GPUs that can be simulated; `boards`: what no fit touches
+* `boards`: what no fit touches; the GPUs that can be simulated are in `gpus`
 * `device`: one virtual GPU: clocks, power, heat, energy, over virtual time
 * what it is made of: `work` and `costs` (what runs, and what that takes), `powerloop` (the power
-  cap), `switching` (how clocks follow locks), `sensors` (what is shown of the truth), `spread`
+  cap), `locks` (how clocks follow them), `sensors` (what is shown of the truth), `spread`
   (how units differ), `agenda` (what happens at a set time), `faults` (what goes wrong)
 * `driver`: the object that takes the place of NVML's C library; its calls are in `calls_*`, and
   `cinterface` is how they take arguments

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from underclock.hw.simulated.sensors import AMPERE, GA100, HOPPER, Sensors
+from underclock.gpus.sensors import AMPERE, GA100, HOPPER, Sensors
 
 _HOPPER = (9, 0)
 

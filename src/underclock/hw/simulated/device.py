@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from underclock.gpus.models import GpuModel
+from underclock.gpus.switching import Bounds
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.boards import has_counters, rests, sensors_of
 from underclock.hw.simulated.costs import Costs
@@ -19,7 +20,6 @@ from underclock.hw.simulated.locks import Locks, snap
 from underclock.hw.simulated.powerloop import PowerLoop
 from underclock.hw.simulated.sensors import Gauges
 from underclock.hw.simulated.spread import Unit
-from underclock.hw.simulated.switching import Bounds
 from underclock.hw.simulated.work import Activity, Neighbour, turn
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from underclock.gpus.models import GpuModel
+from underclock.gpus.switching import Bounds, Switching
 from underclock.hw.simulated.agenda import Agenda
-from underclock.hw.simulated.switching import Bounds, Switching
 from underclock.records.latencies import Domain
 
 

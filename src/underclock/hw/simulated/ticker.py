@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.errors import DeviceError
 from underclock.hw.base import Clock
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import Activity
-from underclock.hw.ticker import Floats
 from underclock.physics.constants import KernelConstants
 from underclock.records.latencies import Domain
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from underclock.arrays import Ints
 from underclock.core.knapsack import Exact, Problem, Solution
 from underclock.records import Status
 
-Ints = NDArray[np.int64]
 Family = Callable[[np.random.Generator, int, int], tuple[Ints, Ints]]
 
 

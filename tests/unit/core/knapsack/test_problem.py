@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.arrays import Floats
 from underclock.core.knapsack import Exact, Problem, Solution
-from underclock.core.knapsack.problem import Floats, Quanta
+from underclock.core.knapsack.problem import Quanta
 from underclock.records import Status
 
 inf, nan = math.inf, math.nan

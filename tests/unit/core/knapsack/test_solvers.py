@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rivals.brute import BruteForce
 from rivals.milp import Milp
+from underclock.arrays import Floats
 from underclock.core.knapsack import Exact, Problem, Solution, Solver
-from underclock.core.knapsack.problem import Floats
 from underclock.errors import NotSupportedError
 from underclock.records import Status
 

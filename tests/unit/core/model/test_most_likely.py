@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from underclock.arrays import Bools, Floats
 from underclock.core.model.most_likely import Fit, Solution
 from underclock.core.model.parameters import Points, Shared, predict, slopes
-from underclock.core.model.rows import PER_KERNEL, Bools, Floats, Rows
+from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import Axes, Errors, alike

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from underclock.arrays import Floats
 from underclock.core.model.most_likely import Fit, Solution
 from underclock.core.model.parameters import Points, Shared, predict
 from underclock.core.model.posterior import (
@@ -17,7 +18,7 @@ from underclock.core.model.posterior import (
     with_means,
     with_measured,
 )
-from underclock.core.model.rows import PER_KERNEL, Floats, Rows
+from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.records import AUTO, Clocks
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from underclock.arrays import Floats
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import PER_KERNEL, Floats
+from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.start import unknown_gpu
 from underclock.core.sampling.acquisition import Worth, anchors, hope, hope_alone, prices, worth
 from underclock.records import Clocks

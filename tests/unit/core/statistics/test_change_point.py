@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from underclock.core.costs.table import Floats
+from underclock.arrays import Floats
 from underclock.core.statistics.change_point import (
     Level,
     Seen,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.table import Floats
+from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
 from underclock.core.statistics.verdict import (
     Estimate,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rivals.cyclic_brute import BruteForce
+from underclock.arrays import Floats
 from underclock.core.switching import (
     CyclicExact,
     Schedule,
@@ -21,7 +22,6 @@ from underclock.core.switching import (
     violations,
     warm_start,
 )
-from underclock.core.switching.problem import Floats
 from underclock.records import Status
 
 INSTANCES = 500

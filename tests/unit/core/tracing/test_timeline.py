@@ -5,7 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from underclock.core.tracing.timeline import Beat, Floats, Ints, beat_of, launch_at
+from underclock.arrays import Floats, Ints
+from underclock.core.tracing.timeline import Beat, beat_of, launch_at
 from underclock.errors import DataError
 
 starts_s = st.floats(-100.0, 100.0)

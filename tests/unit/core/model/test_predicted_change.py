@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import PER_KERNEL, Floats, Ints
-from underclock.core.planning.promise import (
+from underclock.core.model.predicted_change import (
     ONE_SIDED,
     TWO_SIDED,
     Baseline,
     PredictedChange,
-    keeping,
     predicted_change,
 )
+from underclock.core.model.rows import PER_KERNEL
+from underclock.core.planning.chance_constraint import keeping
 from underclock.core.planning.strategies import Goal, choose_kernels, compare_arms
 from underclock.records import AUTO, Aggregate, Clocks, Kernel, Objective, Status
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.hw.simulated.sensors import Latency
+from underclock.gpus.sensors import Latency
 from underclock.records.latencies import Domain
 
 Bounds = tuple[int, int]

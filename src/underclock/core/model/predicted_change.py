@@ -1,25 +1,22 @@
-"""What a choice of clocks promises, and how sure that is.
+"""What a choice of clocks is expected to change, and how sure that is.
 
-The clocks are chosen on expected costs and judged on the same posterior. That is no winner's curse as
-long as the posterior is honest: it already leans every measurement towards what all others say, so the
-least of many entries is not low by luck of its own noise.
+The clocks are chosen on expected costs and judged on the same posterior. That is no winner's curse
+as long as the posterior is honest: it already shrinks every measurement towards what all others
+say, so the least of many entries is not low by luck of its own noise.
 
 Shape letters: K kernels, C settings.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.arrays import Floats, Ints
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import Floats, Ints
 
 ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
 TWO_SIDED = 1.960  # and within this many
-_ROUNDS = 8
-_SMALL = 1e-6  # of a budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,42 +84,3 @@ def predicted_change(
         time_spread=spreads[0],
         energy_spread=spreads[1],
     )
-
-
-def keeping(
-    budget: float, choose: Callable[[float], Ints | None], judge: Callable[[Ints], PredictedChange]
-) -> tuple[Ints, PredictedChange] | None:
-    """Choose so that a time budget holds with 95 % confidence.
-
-    Args:
-        budget: Fraction above auto.
-        choose: The best choice whose expected change of time is within its argument.
-        judge: What a choice is expected to change.
-
-    Returns:
-        ``None`` where nothing holds it.
-    """
-    aim, best = budget, None
-    low, high = -1.0, budget
-    for _ in range(_ROUNDS):
-        found = choose(aim)
-        if found is None:
-            low = max(low, aim)
-        else:
-            seen = judge(found)
-            over = seen.time_change + ONE_SIDED * seen.time_spread - budget
-            if over <= _SMALL:
-                if best is None or seen.energy_change < best[1].energy_change:
-                    best = found, seen
-                low = max(low, aim)
-                if over > -0.1 * max(ONE_SIDED * seen.time_spread, _SMALL):
-                    return best
-            else:
-                high = min(high, aim)
-            aim = min(high, budget - ONE_SIDED * seen.time_spread)
-            if low < aim < high:
-                continue
-        if high - low < _SMALL:
-            break
-        aim = 0.5 * (max(low, high - 0.05) + high)
-    return best
