@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from underclock.core.model.start import unknown_gpu
@@ -13,7 +14,7 @@ from underclock.hw.measurer import BRISK
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import AUTO, SampleSet
+from underclock.records import AUTO, Kind, SampleSet, Step
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
@@ -21,7 +22,7 @@ from underclock.stages.score import score
 from underclock.stages.trace import trace
 
 GPU = unknown_gpu([800.0, 5000.0, 9000.0], fastest_mhz=1800.0, most_w=300.0)
-CORES = range(600, 1801, 75)
+CORES = range(600, 1801, 150)
 MEMS = (800, 5000, 9000)
 KERNELS = {
     f"k{i}": KernelConstants(
@@ -31,7 +32,7 @@ KERNELS = {
         work_j_per_v2=0.05 + 0.02 * i,
         dram_j=0.01,
     )
-    for i in range(7)
+    for i in range(0, 7, 2)
 }
 
 
@@ -62,10 +63,20 @@ def _adapt(table: Path, to: Path, samples: int, **campaign: object) -> SampleSet
     return measure(gpu=f"replay:{table}", to=to, campaign=wanted)
 
 
-def test_few_rows_of_a_table_find_most_of_its_saving(table: Path, tmp_path: Path) -> None:
-    sample_set = _adapt(table, tmp_path / "s.db", 70)
+@pytest.fixture(scope="module")
+def few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SampleSet, SampleSet]:
+    """A table, some of its rows, and some more after the campaign was cut off."""
+    folder = tmp_path_factory.mktemp("few")
+    table = _write(folder / "table.csv")
+    first = _adapt(table, folder / "s.db", 22)
+    return table, first, _adapt(table, folder / "s.db", 30)
 
-    assert len(sample_set.samples) == 70  # of 364
+
+def test_few_rows_of_a_table_find_most_of_its_saving(
+    few_rows: tuple[Path, SampleSet, SampleSet],
+) -> None:
+    table, _, sample_set = few_rows
+    assert len(sample_set.samples) == 30  # of 112
     assert Counter(s.kernel for s in sample_set.samples if s.asked == AUTO) == dict.fromkeys(
         KERNELS, 1
     )
@@ -81,27 +92,26 @@ def test_few_rows_of_a_table_find_most_of_its_saving(table: Path, tmp_path: Path
     assert arm.time_interval[1] <= 0.0125
 
 
-def test_no_row_is_taken_twice_from_a_table(table: Path, tmp_path: Path) -> None:
-    sample_set = _adapt(table, tmp_path / "s.db", 60)
+def test_no_row_is_taken_twice_from_a_table(few_rows: tuple[Path, SampleSet, SampleSet]) -> None:
+    _, _, sample_set = few_rows
     taken = Counter((s.kernel, s.asked) for s in sample_set.samples)
     assert set(taken.values()) == {1}
 
 
-def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    first = _adapt(table, path, 30)
-    assert len(first.samples) == 30
-    second = _adapt(table, path, 45)
-    assert second.samples[:30] == first.samples
-    assert len(second.samples) == 45
-    assert _adapt(table, path, 45) == second
+def test_a_campaign_that_was_cut_off_goes_on(
+    few_rows: tuple[Path, SampleSet, SampleSet],
+) -> None:
+    table, first, second = few_rows
+    assert len(first.samples) == 22
+    assert second.samples[:22] == first.samples
+    assert _adapt(table, table.with_name("s.db"), 30) == second
 
 
 def test_a_pair_that_the_table_lacks_is_never_planned(tmp_path: Path) -> None:
-    lacking = _write(tmp_path / "t.csv", leave_out=("k3", 1200, 5000))
-    sample_set = _adapt(lacking, tmp_path / "s.db", 50)
+    lacking = _write(tmp_path / "t.csv", leave_out=("k2", 1200, 5000))
+    sample_set = _adapt(lacking, tmp_path / "s.db", 20)
     assert [len(clocks) for clocks in sample_set.lacking.values()] == [1]
-    assert list(sample_set.lacking) == ["k3"]
+    assert list(sample_set.lacking) == ["k2"]
     score(plan(sample_set), lacking)
 
 
@@ -118,14 +128,14 @@ def test_a_table_is_replayed_whole_unless_limited(table: Path, tmp_path: Path) -
     whole = measure(gpu=f"replay:{table}", to=tmp_path / "w.db")
     assert len(whole.samples) == len(KERNELS) * (len(CORES) * len(MEMS) + 1)
     limited = measure(
-        gpu=f"replay:{table}", to=tmp_path / "l.db", campaign=Campaign(max_samples=30)
+        gpu=f"replay:{table}", to=tmp_path / "l.db", campaign=Campaign(max_samples=16)
     )
-    assert len(limited.samples) == 30
+    assert len(limited.samples) == 16
 
 
 def test_grids_do_not_mix_in_one_file(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    _adapt(table, path, 20)
+    _adapt(table, path, 5)
     with pytest.raises(UsageError, match=r"another .*grid"):
         measure(gpu=f"replay:{table}", to=path)
 
@@ -156,14 +166,25 @@ def test_campaigns_that_mean_nothing_are_refused(wrong: dict[str, object], sente
         Campaign(**wrong)  # type: ignore[arg-type]
 
 
+def _few_kernels() -> Step:
+    """Return a step of some products and some kernels that memory bounds."""
+    whole = trace("gpt3-125m", layers=1)
+    kernels = tuple(
+        msgspec.structs.replace(kernel, count=1)
+        for kind in (Kind.GEMM, Kind.MEMORY)
+        for kernel in [k for k in whole.kernels if k.kind is kind][:4]
+    )
+    return Step(name="few", kernels=kernels, order=tuple(range(len(kernels))))
+
+
 def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) -> None:
-    step = trace("gpt3-125m", layers=1)
+    step = _few_kernels()
     told: list[Tally] = []
     sample_set = measure(
         step,
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
-        campaign=Campaign(precision=0.004, slowdowns=(0.01,)),
+        campaign=Campaign(precision=0.008, slowdowns=(0.01,)),
         protocol=BRISK,
         progress=told.append,
     )
@@ -172,7 +193,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     assert told[-2].doing == "the promise is as sharp as asked"
     made = plan(sample_set, Goal(max_slowdown=0.01))
     low, high = made.arm(made.chosen).energy_interval or (0.0, 1.0)
-    assert (high - low) / 2 <= 0.0041
+    assert (high - low) / 2 <= 0.0081
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
@@ -193,10 +214,10 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
     tmp_path: Path,
 ) -> None:
     sample_set = measure(
-        trace("gpt3-125m", layers=1),
+        _few_kernels(),
         gpu="sim:h200",
         to=tmp_path / "s.db",
-        campaign=Campaign(max_samples=60),
+        campaign=Campaign(max_samples=10),
         protocol=BRISK,
     )
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
