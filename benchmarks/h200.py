@@ -20,9 +20,9 @@ from underclock.core.costs.breakdown import breakdown
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launcher import CudaLauncher, _timed
-from underclock.hw.measurer import QUICK, GpuMeasurer, Protocol
+from underclock.hw.measurer import QUICK, GpuMeasurer
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
-from underclock.records import POWER_CAP_REASON, Evidence, Kernel, SampleSet
+from underclock.records import POWER_CAP_REASON, Evidence, Kernel, MeasurementSettings, SampleSet
 from underclock.stages.measure import measure
 from underclock.stages.torch_step import held_step, load_step
 from underclock.stages.trace import trace
@@ -32,7 +32,7 @@ from underclock.store import write_document
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
 WINDOWS = 10
-REPEATED = Protocol(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
+REPEATED = MeasurementSettings(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
 
 
 def speed_ms(step: Callable[[], object], times: int = 10) -> float:
@@ -84,7 +84,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     after_ms = speed_ms(function)
     before = state_digest()
     begun = time.perf_counter()
-    profile = measure(step, gpu="nvml:0", to=folder / f"{name}.db", protocol=QUICK, run=function)
+    profile = measure(step, gpu="nvml:0", to=folder / f"{name}.db", measuring=QUICK, run=function)
     measured_s = time.perf_counter() - begun
     kept = state_digest() == before
     samples = {sample.kernel: sample for sample in profile.samples}
@@ -156,7 +156,7 @@ def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
     """Measure some kernels ten times, with windows aligned to counter ticks and without."""
     clock = SystemClock()
     measurer = GpuMeasurer(
-        gpu, launcher, clock, evidence=Evidence.MEASURED, protocol=REPEATED, may_lock=False
+        gpu, launcher, clock, evidence=Evidence.MEASURED, measuring=REPEATED, may_lock=False
     )
     rows = []
     for kernel in chosen(launcher.traced.step.kernels):

@@ -60,7 +60,7 @@ def campaign(seed: int) -> dict[str, Any]:
                 gpu=f"sim:{GPU}",
                 to=Path(folder) / "s.db",
                 campaign=wanted,
-                protocol=BRISK,
+                measuring=BRISK,
                 seed=seed,
                 progress=told,
             )

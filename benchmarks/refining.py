@@ -87,7 +87,7 @@ def _campaign(unit: int, folder: Path) -> tuple[Plan, int, float]:
         gpu=f"sim:{_MODEL}#{unit}",
         to=folder / f"anew{unit}.db",
         campaign=Campaign(grid=Grid.ADAPTIVE, slowdowns=(_BUDGET,)),
-        protocol=BRISK,
+        measuring=BRISK,
         seed=unit,
         progress=tallies.append,
     )

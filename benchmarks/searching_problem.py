@@ -17,17 +17,26 @@ from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.strategies import Goal, compare_arms, cost_of
 from underclock.errors import InfeasibleError
 from underclock.hw.base import Loop
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import Clocks, Cost, Evidence, Kernel, Sample, SampleSet, Step
+from underclock.records import (
+    Clocks,
+    Cost,
+    Evidence,
+    Kernel,
+    MeasurementSettings,
+    Sample,
+    SampleSet,
+    Step,
+)
 from underclock.stages.campaign import Campaign, Grid, settings_of
-from underclock.stages.measure import as_sample
 from underclock.stages.plan import plan
+from underclock.stages.recording import as_sample
 from underclock.store import read_table
 
 Row = tuple[int, Clocks]  # a kernel, by index, and clocks
-PAPER = Protocol()
+PAPER = MeasurementSettings()
 ROUNDING = 1e-9  # of a time change; a plan may use its budget whole
 
 
@@ -242,7 +251,7 @@ def _sweep(
             _Silent(rig) if silent else rig.launcher,
             rig.clock,
             evidence=Evidence.SIMULATED,
-            protocol=PAPER,
+            measuring=PAPER,
         )
         settings = settings_of(measurer, Campaign(grid=Grid.FULL))
         cores = sorted({clocks.core_mhz for clocks in settings if clocks.core_mhz is not None})

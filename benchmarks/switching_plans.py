@@ -24,8 +24,7 @@ from underclock.core.planning.strategies import Goal, compare_arms
 from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import Switching
-from underclock.hw.measurer import Protocol
-from underclock.records import Pass, SampleSet, Step
+from underclock.records import MeasurementSettings, Pass, SampleSet, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.execute import execute
@@ -132,7 +131,11 @@ def profile_of(gpu: str, step: Step, folder: Path) -> SampleSet:
     """Measure the step on the paper's grid; where memory cannot be locked, at its auto clock."""
     campaign = Campaign(grid=Grid.COARSE) if gpu == "rtx3080ti" else Campaign(mem_mhz=(None,))
     return measure(
-        step, gpu=f"sim:{gpu}", to=folder / f"{gpu}.db", campaign=campaign, protocol=Protocol()
+        step,
+        gpu=f"sim:{gpu}",
+        to=folder / f"{gpu}.db",
+        campaign=campaign,
+        measuring=MeasurementSettings(),
     )
 
 

@@ -15,10 +15,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from underclock.core.planning.strategies import Goal
     from underclock.errors import UnderclockError
-    from underclock.hw.measurer import Protocol
-    from underclock.records import Clocks, Evidence, Plan, SampleSet, Step, Validation
+    from underclock.records import (
+        Clocks,
+        Evidence,
+        MeasurementSettings,
+        Plan,
+        SampleSet,
+        Step,
+        Validation,
+    )
     from underclock.records.latencies import LatencyTable
     from underclock.stages.campaign import Campaign
     from underclock.stages.fit import fit
@@ -39,7 +47,7 @@ _HOMES = {
     "LatencyTable": "records.latencies",
     "Plan": "records",
     "SampleSet": "records",
-    "Protocol": "hw.measurer",
+    "MeasurementSettings": "records",
     "Step": "records",
     "UnderclockError": "errors",
     "Validation": "records",
@@ -60,8 +68,8 @@ __all__ = [
     "Evidence",
     "Goal",
     "LatencyTable",
+    "MeasurementSettings",
     "Plan",
-    "Protocol",
     "SampleSet",
     "Step",
     "UnderclockError",
@@ -80,6 +88,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Load a public name from its home, once."""
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
@@ -89,3 +99,13 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _version() -> str:
+    """Return the version that was installed; a source tree that never was has none of its own."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        version: str = metadata.version(__name__)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+    return version

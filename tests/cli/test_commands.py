@@ -239,14 +239,15 @@ def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        (",power_w\n", "\n", "lacks the column power_w"),
+        ("energy_j,power_w\n", "mood,weather\n", "lacks the column energy_j or power_w"),
         ("time_s", "time_ms", "lacks the column time_s"),
-        (",power_w\n", ",power_w,mood\n", "has a column 'mood'"),
+        (",time_s", ";time_s", "read with commas between columns, lacks the column mem_mhz"),
         ("1.1,60", "nan,60", "line 3: time_s is nan"),
         ("1.1,60", "0,60", "line 3: time_s is 0"),
         ("1.1,60", "-1.1,60", "line 3: time_s is -1.1"),
         ("1.1,60", "fast,60", "line 3: time_s is 'fast', not a number"),
-        ("1.1,60", "1.1,", "line 3: energy_j is empty"),
+        ("1.1,60", "1.1e-3,60", "line 3: energy_j 60 over time_s 0.0011 is 5.45e+04 W"),
+        ("G,a,900", "G,a,900000000", "line 3: core_mhz is 900000000"),
         ("G,a,900", "G,a,900.5", "line 3: core_mhz is 900.5, not a whole number"),
         ("G,a,900,,1.1,60,54.5", "G,a,900", "line 3: the row has more or fewer cells"),
         ("G,a,,,1.0,100,100\n", "", "'a' has no row at core auto"),

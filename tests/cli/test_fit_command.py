@@ -10,6 +10,7 @@ import pytest
 from underclock.cli import main
 from underclock.records import (
     POWER_CAP_REASON,
+    SCHEMAS,
     Clocks,
     Evidence,
     GpuInfo,
@@ -103,7 +104,7 @@ def test_machines_get_json_and_the_file_holds_the_same(capsys: pytest.CaptureFix
     found = json.loads(capsys.readouterr().out)
 
     assert json.loads(Path("fit.json").read_text()) == found
-    assert found["schema"] == 1
+    assert found["schema"] == SCHEMAS["fit"]
     assert found["kernels"][0]["clocks"] == {"core_mhz": 1200, "mem_mhz": 5001}
     assert all(kernel["described"] for kernel in found["kernels"])
 
@@ -181,7 +182,7 @@ def _backwards() -> str:
         (_too_few, "1 samples away from the power cap are fewer than", "more clock pairs"),
         (lambda: _file("r.db", again=1.5), "contradict each other", "another process on the GPU?"),
         (lambda: _file("c.db", capped="abcdefgh"), "all 64 samples ran", "lower core clocks"),
-        (_backwards, "energy_j must be positive and finite, got -1.5", ""),
+        (_backwards, "sample 17 is not as it was written", "measure again"),
         (_none, "no samples to fit", "measure first"),
         (lambda: "nowhere.db", "cannot read nowhere.db", ""),
     ],

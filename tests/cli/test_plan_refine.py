@@ -18,7 +18,7 @@ def given_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     campaign = Campaign(core_mhz=(900, 1800, None), mem_mhz=(5001, 9251, None))
     step = trace("gpt3-125m", layers=1, batch=4)
     samples = measure(
-        step, gpu="sim:rtx3080ti", to=folder / "samples.db", campaign=campaign, protocol=BRISK
+        step, gpu="sim:rtx3080ti", to=folder / "samples.db", campaign=campaign, measuring=BRISK
     )
     write_document(folder / "plan.json", plan(samples, Goal(max_slowdown=0.02)))
     return folder / "plan.json"

@@ -3,11 +3,19 @@ from collections.abc import Iterator
 import pytest
 
 from underclock.hw.base import Clock, Gpu, Launcher, Measurer
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import Rig
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import (
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    MeasurementSettings,
+    Sample,
+    SampleSet,
+)
 from underclock.testing import (
     GpuContract,
     LauncherContract,
@@ -79,7 +87,11 @@ class TestGpuMeasurer(MeasurerContract):
     @pytest.fixture
     def measurer(self, rig: Rig) -> Measurer:
         return GpuMeasurer(
-            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
+            rig.gpu,
+            rig.launcher,
+            rig.clock,
+            evidence=Evidence.SIMULATED,
+            measuring=MeasurementSettings(),
         )
 
     @pytest.fixture

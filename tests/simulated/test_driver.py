@@ -240,7 +240,7 @@ def test_a_call_the_driver_lacks_is_not_found(rig: Rig) -> None:
 
 
 def test_several_gpus_are_told_apart() -> None:
-    gpus = [VirtualGpu(_MODEL, seed=i) for i in range(3)]
+    gpus = [VirtualGpu(_MODEL, seed=i, unit=i) for i in range(3)]
     with installed(SimulatedDriver(gpus)), nvml_session():
         assert gpu_count() == 3
         NvmlGpu(1).lock(Clocks(core_mhz=900))

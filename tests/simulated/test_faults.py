@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from underclock.errors import DeviceError, MeasurementError, NotPermittedError
 from underclock.hw.base import Reading
 from underclock.hw.lease import clock_lease
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import AUTO, Clocks, Evidence, Kernel
+from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
 _PAIR = Clocks(core_mhz=1050, mem_mhz=5001)
@@ -29,7 +29,11 @@ def _script(
 
 def _bench(rig: Rig) -> GpuMeasurer:
     return GpuMeasurer(
-        rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
+        rig.gpu,
+        rig.launcher,
+        rig.clock,
+        evidence=Evidence.SIMULATED,
+        measuring=MeasurementSettings(),
     )
 
 

@@ -8,13 +8,13 @@ import pytest
 from underclock.core.prediction.time_shares import BUSIEST_DRAM
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw import gpm
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import nvml_session
 from underclock.hw.simulated import counters
 from underclock.hw.simulated.rig import Rig, simulated_driver, simulated_rig
-from underclock.records import Clocks, Evidence, Kernel, Utilisation
+from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Utilisation
 
-_BRIEF = Protocol(warm_s=1.0, kernel_warm_s=0.5, window_s=1.0)
+_BRIEF = MeasurementSettings(warm_s=1.0, kernel_warm_s=0.5, window_s=1.0)
 
 
 def _window(rig: Rig, kernel: Kernel, clocks: Clocks | None = None) -> Utilisation:
@@ -94,7 +94,7 @@ def test_counting_changes_no_measurement(gemm: Kernel) -> None:
         model = dataclasses.replace(gpu_model("h200"), counters=counts)
         with simulated_rig(model) as rig:
             measurer = GpuMeasurer(
-                rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=_BRIEF
+                rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF
             )
             readings.append(measurer.measure([gemm]))
 

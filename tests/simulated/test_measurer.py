@@ -2,20 +2,20 @@
 
 import pytest
 
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.rig import Rig
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import AUTO, Clocks, Evidence, Kernel, Step
+from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings, Step
 
 
-def _bench(rig: Rig, protocol: Protocol | None = None) -> GpuMeasurer:
+def _bench(rig: Rig, measuring: MeasurementSettings | None = None) -> GpuMeasurer:
     return GpuMeasurer(
         rig.gpu,
         rig.launcher,
         rig.clock,
         evidence=Evidence.SIMULATED,
-        protocol=protocol or Protocol(),
+        measuring=measuring or MeasurementSettings(),
     )
 
 
@@ -40,7 +40,7 @@ def test_a_locked_kernel_measures_what_physics_says(
 
 
 def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:
-    reading = _bench(rig, Protocol(window_s=1.0)).measure([gemm])
+    reading = _bench(rig, MeasurementSettings(window_s=1.0)).measure([gemm])
 
     assert reading.window_s is not None
     assert reading.window_s >= 1.0 - 0.01
@@ -49,7 +49,7 @@ def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:
 
 def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
     launches = [step.kernels[i] for i in step.order]
-    reading = _bench(rig, Protocol(window_s=1.0, launches=10)).measure(launches)
+    reading = _bench(rig, MeasurementSettings(window_s=1.0, launches=10)).measure(launches)
 
     assert reading.window_s is not None
     assert reading.window_s >= 9 * reading.time_s
@@ -63,7 +63,7 @@ def test_warming_ends_at_a_steady_temperature(rig: Rig, gemm: Kernel) -> None:
 
 
 def test_warming_stops_at_its_limit(rig: Rig, gemm: Kernel) -> None:
-    _bench(rig, Protocol(warm_s=0.0, steady_c=1e-9, longest_warm_s=60.0)).warm([gemm])
+    _bench(rig, MeasurementSettings(warm_s=0.0, steady_c=1e-9, longest_warm_s=60.0)).warm([gemm])
 
     assert rig.clock.now_s() == pytest.approx(60.0, abs=1.0)
 
@@ -92,4 +92,4 @@ def test_nothing_stays_locked_after_measuring(rig: Rig, gemm: Kernel) -> None:
 )
 def test_a_protocol_that_measures_nothing_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"window|waiting"):
-        Protocol(**options)  # type: ignore[arg-type]
+        MeasurementSettings(**options)  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ import pynvml
 import pytest
 
 from underclock.errors import DeviceError
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.rig import Rig
-from underclock.records import Evidence, Kernel
+from underclock.records import Evidence, Kernel, MeasurementSettings
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
 
@@ -27,7 +27,7 @@ def test_a_measurement_goes_on_without_counters(rig: Rig, gemm: Kernel) -> None:
         rig.launcher,
         rig.clock,
         evidence=Evidence.SIMULATED,
-        protocol=Protocol(kernel_warm_s=1.0, window_s=1.0),
+        measuring=MeasurementSettings(kernel_warm_s=1.0, window_s=1.0),
         notes=("take care",),
     )
 

@@ -13,12 +13,12 @@ from underclock.errors import NotAppliedError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.switching import Switching
 from underclock.hw.lease import check_applied, clock_lease
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
-from underclock.records import Clocks, Evidence, Kernel
+from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings
 from underclock.records.latencies import Domain
 from underclock.testing import simulated_driver
 
@@ -160,7 +160,11 @@ def test_a_bench_does_not_measure_at_clocks_it_did_not_get(elementwise: Kernel) 
     model = dataclasses.replace(_MODEL, ignored_locks=(Domain.CORE,))
     with simulated_rig(model) as rig:
         measurer = GpuMeasurer(
-            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, protocol=Protocol()
+            rig.gpu,
+            rig.launcher,
+            rig.clock,
+            evidence=Evidence.SIMULATED,
+            measuring=MeasurementSettings(),
         )
         with (
             pytest.raises(NotAppliedError, match="core asked 1050"),

@@ -41,7 +41,7 @@ def command(
     from underclock.store import check_output, write_document
 
     if output:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=samples)
     found = fit(samples, baseline=baseline)
     if output:
         write_document(output, found, force=force)

@@ -1,6 +1,5 @@
 """``underclock measure``."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -71,7 +70,7 @@ def command(
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
     from underclock.records import Step
-    from underclock.stages.backends import default_protocol
+    from underclock.stages.backends import default_measuring
     from underclock.stages.campaign import PRECISION, Campaign, Grid
     from underclock.stages.measure import measure
     from underclock.store import read_document
@@ -86,8 +85,8 @@ def command(
             budget_s=budget,
             max_samples=max_samples,
         )
-        usual = default_protocol(gpu, adaptive=campaign.may_adapt)
-        protocol = replace(
+        usual = default_measuring(gpu, adaptive=campaign.may_adapt)
+        measuring = msgspec.structs.replace(
             usual,
             kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
             window_s=usual.window_s if window is None else window,
@@ -100,7 +99,7 @@ def command(
             gpu=gpu,
             to=output,
             campaign=campaign,
-            protocol=protocol,
+            measuring=measuring,
             seed=seed,
             progress=show,
         )

@@ -104,7 +104,7 @@ def command(
         baseline = baseline or given.baseline
     goal = _goal(objective, max_slowdown, granularity, aggregate, given)
     if output:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=(samples, Path(latency)))
     switching = latencies_of(latency, samples)
     if switching is None and (max_switches is not None or min_dwell is not None):
         raise UsageError(

@@ -61,7 +61,7 @@ def command(
     from underclock.store import check_output, write_document
 
     if output:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=(plan,))
     with progress_bar("validating") as show:
         found = validate(
             plan,

@@ -14,7 +14,7 @@ from underclock.gpus.sensors import Sensors
 from underclock.gpus.switching import Switching
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.work import Throughput
-from underclock.records import SCHEMA, Kernel, Kind
+from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
 
 UNCALIBRATED = "uncalibrated"
@@ -74,7 +74,7 @@ class OwnKernel:
 class GpuModel:
     """One GPU model."""
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["GPU model"]
     name: str
     """As the driver gives it."""
     driver: str
@@ -147,11 +147,8 @@ def decode(body: bytes, where: str) -> GpuModel:
     """
     try:
         schema = msgspec.json.decode(body, type=dict[str, object]).get("schema", 0)
-        if isinstance(schema, int) and schema > SCHEMA:
-            raise DataError(
-                f"{where} has schema {schema}; this version reads up to {SCHEMA}",
-                hint="upgrade underclock, or calibrate anew",
-            )
+        if isinstance(schema, int) and schema > 0:
+            check_schema(where, "GPU model", schema, "make it anew with `underclock calibrate`")
         return msgspec.json.decode(body, type=GpuModel)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise DataError(

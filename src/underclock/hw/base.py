@@ -32,7 +32,7 @@ class Gpu(Protocol):
     """
 
     def info(self) -> GpuInfo:
-        """Return its name, driver and power limit."""
+        """Return its name, UUID, driver and power limit."""
         ...
 
     def supported_mem_mhz(self) -> tuple[int, ...]:

@@ -13,46 +13,18 @@ from dataclasses import dataclass
 from underclock.errors import MeasurementError
 from underclock.hw.base import Clock, Gpu, Launcher, Loop, Progress, Reading
 from underclock.hw.lease import check_applied, clock_lease
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, MeasurementSettings
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """How long to wait and to measure; the defaults are arXiv 2601.08539's."""
-
-    warm_s: float = 100.0
-    """Least time at full load before the first measurement."""
-    steady_c: float = 1.0
-    """Warm until the temperature moves less than this in `steady_s`."""
-    steady_s: float = 20.0
-    longest_warm_s: float = 600.0
-    """Warm no longer than this."""
-    settle_s: float = 1.0
-    """After a change of clocks."""
-    kernel_warm_s: float = 25.0
-    """Each kernel runs this long before its window."""
-    window_s: float = 5.0
-    """Least length of the measuring window."""
-    launches: int = 20
-    """Least launches in a window: parts of a launch at its ends blur its power."""
-
-    def __post_init__(self) -> None:
-        """Reject windows in which nothing can be measured."""
-        if not self.window_s > 0 or self.launches < 1:
-            raise ValueError("a window needs a positive length and at least one launch")
-        if min(self.warm_s, self.settle_s, self.kernel_warm_s) < 0:
-            raise ValueError("waiting times must not be negative")
-
-
-QUICK = Protocol(
+QUICK = MeasurementSettings(
     warm_s=10.0, steady_s=5.0, steady_c=2.0, longest_warm_s=90.0, kernel_warm_s=0.3, window_s=1.0
 )
 """For a real GPU, whose time is somebody's: 80 kernels at one clock pair take under 3 minutes."""
 
-BRISK = Protocol(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window_s=1.0)
+BRISK = MeasurementSettings(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window_s=1.0)
 """For samples that a model joins: it knows what heat does, so kernels need not reach theirs."""
 
 
@@ -94,7 +66,7 @@ class GpuMeasurer:
         clock: Clock,
         *,
         evidence: Evidence,
-        protocol: Protocol,
+        measuring: MeasurementSettings,
         own: tuple[str, tuple[Kernel, ...]] = ("", ()),
         may_lock: bool = True,
         notes: tuple[str, ...] = (),
@@ -103,7 +75,7 @@ class GpuMeasurer:
         self._gpu = gpu
         self._launcher = launcher
         self._clock = clock
-        self._protocol = protocol
+        self._measuring = measuring
         self._own = own
         self._notes = notes
         self._offered = dict.fromkeys(_pairs(gpu) if may_lock else [AUTO])
@@ -137,30 +109,30 @@ class GpuMeasurer:
 
     def warm(self, kernels: Sequence[Kernel]) -> float:
         """Run kernels until the temperature is steady; return it in °C."""
-        protocol = self._protocol
+        measuring = self._measuring
         with self._launcher.loop(kernels):
             started_s = self._clock.now_s()
             before_c = self._gpu.temperature_c()
             while True:
-                self._clock.sleep_s(protocol.steady_s)
+                self._clock.sleep_s(measuring.steady_s)
                 now_c = self._gpu.temperature_c()
                 spent_s = self._clock.now_s() - started_s
-                steady = abs(now_c - before_c) < protocol.steady_c
-                if (steady and spent_s >= protocol.warm_s) or spent_s >= protocol.longest_warm_s:
+                steady = abs(now_c - before_c) < measuring.steady_c
+                if (steady and spent_s >= measuring.warm_s) or spent_s >= measuring.longest_warm_s:
                     return now_c
                 before_c = now_c
 
     def takes_s(self, launch_s: float) -> float:
         """Return about how long it takes to measure a kernel whose launch takes that long."""
-        protocol = self._protocol
-        return protocol.kernel_warm_s + max(protocol.window_s, protocol.launches * launch_s)
+        measuring = self._measuring
+        return measuring.kernel_warm_s + max(measuring.window_s, measuring.launches * launch_s)
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
         """Hold clocks from entry to exit; auto clocks touch nothing."""
         with clock_lease(self._gpu, clocks):
             self._held = clocks
-            self._clock.sleep_s(self._protocol.settle_s)
+            self._clock.sleep_s(self._measuring.settle_s)
             try:
                 yield
             finally:
@@ -170,7 +142,7 @@ class GpuMeasurer:
         """Measure a sequence at the clocks now held, over a window aligned to counter ticks."""
         del repeat  # a GPU answers anew each time
         with self._launcher.loop(kernels) as loop:
-            self._clock.sleep_s(self._protocol.kernel_warm_s)
+            self._clock.sleep_s(self._measuring.kernel_warm_s)
             start = self._next_tick()
             end_utilisation = self._gpu.utilisation()
             before = loop.progress()
@@ -196,19 +168,19 @@ class GpuMeasurer:
 
     def _wait(self, loop: Loop, before: Progress, started_s: float) -> Progress:
         """Let the window pass until it is long enough and holds enough launches."""
-        protocol = self._protocol
+        measuring = self._measuring
         tick_s = self._counter.step_s if self._counter else 0.0
         while True:
             spent_s = self._clock.now_s() - started_s
             now = loop.progress()
             launches = now.launches - before.launches
-            if spent_s >= protocol.window_s - tick_s and launches >= protocol.launches:
+            if spent_s >= measuring.window_s - tick_s and launches >= measuring.launches:
                 return now
             # Sleep to where both should hold, judging by the launches since the loop began.
-            per_launch_s = now.elapsed_s / now.launches if now.launches else protocol.window_s
+            per_launch_s = now.elapsed_s / now.launches if now.launches else measuring.window_s
             left_s = max(
-                protocol.window_s - tick_s - spent_s,
-                (protocol.launches - launches) * per_launch_s,
+                measuring.window_s - tick_s - spent_s,
+                (measuring.launches - launches) * per_launch_s,
             )
             self._clock.sleep_s(max(left_s, 1e-3))
 

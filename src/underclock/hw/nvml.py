@@ -76,11 +76,12 @@ class NvmlGpu:
         self._handle = _call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
 
     def info(self) -> GpuInfo:
-        """Return its name, driver and power limit."""
+        """Return its name, UUID, driver and power limit."""
         return GpuInfo(
             name=self._get("name", pynvml.nvmlDeviceGetName)
             .removeprefix("NVIDIA ")
             .removeprefix("GeForce "),
+            uuid=self.uuid(),
             driver=_call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
             power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
         )

@@ -4,10 +4,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from underclock.hw.measurer import Protocol
 from underclock.paper import published
 from underclock.paper.records import Change, Figure, Lever, Study, Table1Row, Transfer
-from underclock.records import AUTO, SampleSet
+from underclock.records import AUTO, MeasurementSettings, SampleSet
 from underclock.workloads import Shape
 
 _TABLE1 = "Table 1"
@@ -23,7 +22,7 @@ class Setup:
         core_mhz: Core clocks the driver lists, ascending.
         mem_mhz: Memory clocks, likewise.
         sample_set: The search itself.
-        protocol: How long was waited and measured.
+        measuring: How long was waited and measured.
         gpu_days: What the search took of the GPU's time.
     """
 
@@ -31,7 +30,7 @@ class Setup:
     core_mhz: tuple[int, ...]
     mem_mhz: tuple[int, ...]
     sample_set: SampleSet
-    protocol: Protocol
+    measuring: MeasurementSettings
     gpu_days: float
 
 
@@ -65,7 +64,7 @@ def _both(group: str, name: str, paper: Change, ours: Change | None) -> Iterable
 
 
 def _measuring(setup: Setup) -> Iterable[Figure]:
-    group, sizes, protocol = "Set-up", setup.parameters, setup.protocol
+    group, sizes, measuring = "Set-up", setup.parameters, setup.measuring
     settings = setup.sample_set.settings
     grid = sorted({c.core_mhz for c in settings if c.core_mhz is not None})
     least_mem = [c.core_mhz or 0 for c in settings if c.mem_mhz == setup.mem_mhz[0]]
@@ -92,10 +91,10 @@ def _measuring(setup: Setup) -> Iterable[Figure]:
             max(least_mem, default=None),
         ),
         ("greatest memory clock", "MHz", published.MEM_MHZ[-1], setup.mem_mhz[-1]),
-        ("warm-up of the GPU", "s", published.WARM_S, protocol.warm_s),
+        ("warm-up of the GPU", "s", published.WARM_S, measuring.warm_s),
         ("temperature, hottest kernel under auto", "°C", published.STEADY_C, max(warm_c)),
-        ("warm-up of each kernel", "s", published.KERNEL_WARM_S, protocol.kernel_warm_s),
-        ("window", "s", published.WINDOW_S, protocol.window_s),
+        ("warm-up of each kernel", "s", published.KERNEL_WARM_S, measuring.kernel_warm_s),
+        ("window", "s", published.WINDOW_S, measuring.window_s),
         ("exhaustive search", "GPU-days", published.GPU_DAYS, setup.gpu_days),
     ):
         yield _figure(group, name, unit, paper, ours)

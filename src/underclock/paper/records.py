@@ -8,7 +8,7 @@ simulated GPU cannot.
 from enum import StrEnum
 
 from underclock.records import (
-    SCHEMA,
+    SCHEMAS,
     Aggregate,
     Evidence,
     GpuInfo,
@@ -203,7 +203,7 @@ class Figure(Record, frozen=True, kw_only=True):
     difference: float | None
 
 
-class Study(Record, frozen=True, kw_only=True):
+class Study(Record, frozen=True, kw_only=True, tag_field="kind", tag="study"):
     """The whole of the paper's study on a simulated GPU.
 
     Attributes:
@@ -221,7 +221,7 @@ class Study(Record, frozen=True, kw_only=True):
         warnings: Sentences the reader must see beside the numbers.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["study"]
     evidence: Evidence
     gpu: GpuInfo
     calibration: str

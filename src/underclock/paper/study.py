@@ -11,7 +11,6 @@ import numpy as np
 from underclock.core.planning.strategies import Goal
 from underclock.core.statistics.pairs import pair_changes
 from underclock.errors import UsageError
-from underclock.hw.measurer import Protocol
 from underclock.paper import published
 from underclock.paper.choices import agreement, beside_table1, clock_changes
 from underclock.paper.comparison import Setup, figures
@@ -24,6 +23,7 @@ from underclock.records import (
     Clocks,
     Cost,
     Granularity,
+    MeasurementSettings,
     Objective,
     Plan,
     SampleSet,
@@ -122,7 +122,7 @@ def run_study(
         core_mhz=finding.core_mhz,
         mem_mhz=finding.mem_mhz,
         sample_set=search.sample_set,
-        protocol=Protocol(),
+        measuring=MeasurementSettings(),
         gpu_days=search.gpu_s / _DAY_S,
     )
     return msgspec.structs.replace(study, figures=figures(study, setup))

@@ -8,11 +8,29 @@
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
 * `launches`: what tracing sees before it is a step
 
-Every record that is a file of its own carries a ``schema`` number; a reader refuses a newer one.
+Every record that is a file of its own carries its ``kind`` and a ``schema`` number; a reader
+refuses other kinds, and numbers other than the one in `schemas`.
 """
 
-from underclock.records.common import AUTO, SCHEMA, Clocks, Evidence, Record
-from underclock.records.measured import POWER_CAP_REASON, GpuInfo, Sample, SampleSet, Utilisation
+from underclock.records.common import (
+    AUTO,
+    GREATEST_MHZ,
+    LEAST_MHZ,
+    Clocks,
+    Evidence,
+    Record,
+    check_mhz,
+    check_positive,
+)
+from underclock.records.measured import (
+    POWER_CAP_REASON,
+    GpuInfo,
+    MeasurementSettings,
+    Provenance,
+    Sample,
+    SampleSet,
+    Utilisation,
+)
 from underclock.records.planned import (
     Aggregate,
     Arm,
@@ -29,14 +47,17 @@ from underclock.records.planned import (
     Segment,
     Status,
 )
+from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
 from underclock.records.work import Kernel, Kind, Launch, Pass, Step
 
 __all__ = [
     "AUTO",
+    "GREATEST_MHZ",
+    "LEAST_MHZ",
     "MOST_REPEATS",
     "POWER_CAP_REASON",
-    "SCHEMA",
+    "SCHEMAS",
     "Aggregate",
     "Arm",
     "Choice",
@@ -51,11 +72,13 @@ __all__ = [
     "Kind",
     "LatencyPoint",
     "Launch",
+    "MeasurementSettings",
     "Objective",
     "OtherArm",
     "Pass",
     "Plan",
     "Proposal",
+    "Provenance",
     "Record",
     "Sample",
     "SampleSet",
@@ -67,4 +90,7 @@ __all__ = [
     "Utilisation",
     "Validation",
     "Verdict",
+    "check_mhz",
+    "check_positive",
+    "check_schema",
 ]

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-SCHEMA = 1
+LEAST_MHZ, GREATEST_MHZ = 10, 20_000  # no GPU has had a clock outside; kHz and GHz are
 
 
 class Evidence(StrEnum):
@@ -30,6 +30,14 @@ def check_positive(record: Record, *names: str) -> None:
         value = getattr(record, name)
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def check_mhz(record: Record, *names: str) -> None:
+    """Reject clocks that no GPU has had; ``None`` is auto and passes."""
+    for name in names:
+        mhz = getattr(record, name)
+        if mhz is not None and not LEAST_MHZ <= mhz <= GREATEST_MHZ:
+            raise ValueError(f"{name} must be from {LEAST_MHZ} to {GREATEST_MHZ} MHz, got {mhz}")
 
 
 class Clocks(Record, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """What a fit says of a GPU and of the kernels measured on it."""
 
-from underclock.records import SCHEMA, Clocks, Evidence, GpuInfo, Record
+from underclock.records import SCHEMAS, Clocks, Evidence, GpuInfo, Record
 
 
 class Constant(Record, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class KernelFit(Record, frozen=True, kw_only=True):
     described: bool
 
 
-class GpuFit(Record, frozen=True, kw_only=True):
+class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
     """One model of all kernels on one GPU.
 
     Attributes:
@@ -79,7 +79,7 @@ class GpuFit(Record, frozen=True, kw_only=True):
         kernels: In the files' order.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["fit"]
     evidence: Evidence
     gpu: GpuInfo
     workload: str

@@ -5,13 +5,22 @@ then, counted from the call's return, the GPU is not at the new clock for the *d
 *stall*, doing no work at all, before it works at the new clock.
 """
 
-import math
 from enum import StrEnum
 from typing import Self
 
 from underclock.errors import DataError
-from underclock.records import SCHEMA, Clocks, Evidence, GpuInfo, Record
+from underclock.records import (
+    SCHEMAS,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Provenance,
+    Record,
+    check_mhz,
+)
 from underclock.units import format_mhz
+
+_LONGEST_S = 3600.0  # slower than any driver by far, and short enough to be added up
 
 
 class Domain(StrEnum):
@@ -53,14 +62,11 @@ class Switch(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Reject impossible clocks and durations."""
-        for name in ("from_mhz", "to_mhz"):
-            mhz = getattr(self, name)
-            if mhz is not None and mhz <= 0:
-                raise ValueError(f"{name} must be positive, got {mhz}")
+        check_mhz(self, "from_mhz", "to_mhz")
         for name in ("call_s", "delay_s", "delay_p05_s", "delay_p95_s", "jitter_s", "stall_s"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {value}")
+            if not 0 <= value <= _LONGEST_S:
+                raise ValueError(f"{name} must be from 0 to {_LONGEST_S:g} s, got {value}")
         if not self.delay_p05_s <= self.delay_s <= self.delay_p95_s:
             raise ValueError("delay_s must lie between delay_p05_s and delay_p95_s")
         if min(self.repeats, self.outliers) < 0:
@@ -72,19 +78,21 @@ class Switch(Record, frozen=True, kw_only=True):
         return self.call_s + self.delay_s + self.stall_s
 
 
-class LatencyTable(Record, frozen=True, kw_only=True):
+class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="latencies"):
     """How long changes of clocks take on one GPU, for a sample of them.
 
     Attributes:
         evidence: How they were obtained; ``None`` where somebody assumed them.
         gpu: The GPU they belong to; ``None`` where assumed, for any GPU.
+        provenance: How they came about; ``None`` where assumed.
         switches: No two from and to the same clocks of one domain.
         warnings: Sentences the reader must see beside the numbers.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["latencies"]
     evidence: Evidence | None
     gpu: GpuInfo | None
+    provenance: Provenance | None = None
     switches: tuple[Switch, ...]
     warnings: tuple[str, ...] = ()
 
@@ -138,10 +146,17 @@ class LatencyTable(Record, frozen=True, kw_only=True):
                 f"the latencies are those of {self.gpu.name}, not of {info.name}",
                 hint="measure this GPU with `underclock latency`",
             )
+        told: tuple[str, ...] = ()
+        if self.gpu.is_another_board(info):
+            words = (
+                f"the latencies were measured on board {self.gpu.uuid}, and this is board "
+                f"{info.uuid}: `underclock latency` measures this one"
+            )
+            told = (words,)
         if self.gpu.driver != info.driver:
             then, now = (info.driver or "unknown" for info in (self.gpu, info))
-            return (f"the latencies were measured with driver {then}, and this is driver {now}",)
-        return ()
+            told += (f"the latencies were measured with driver {then}, and this is driver {now}",)
+        return told
 
     def answer(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> Switch:
         """Return the sampled switch that stands for another; where in doubt, the slower one.

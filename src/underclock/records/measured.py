@@ -1,5 +1,7 @@
 """What was measured: samples of kernels on a GPU."""
 
+import math
+
 import msgspec
 
 from underclock.records.common import AUTO, Clocks, Evidence, Record, check_positive
@@ -11,11 +13,13 @@ class GpuInfo(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Marketing name as the driver or table gives it.
+        uuid: Of this board, as the driver gives it; ``None`` when unknown, as of a table.
         driver: Driver version; ``None`` when unknown.
         power_limit_w: Enforced board power limit; ``None`` when unknown.
     """
 
     name: str
+    uuid: str | None = None
     driver: str | None = None
     power_limit_w: float | None = None
 
@@ -24,6 +28,67 @@ class GpuInfo(Record, frozen=True, kw_only=True):
         if not self.name:
             raise ValueError("a GPU needs a name")
         check_positive(self, "power_limit_w")
+
+    def is_another_board(self, other: "GpuInfo") -> bool:
+        """Whether both boards are known and differ; their model may be the same."""
+        return None not in (self.uuid, other.uuid) and self.uuid != other.uuid
+
+
+class MeasurementSettings(Record, frozen=True, kw_only=True):
+    """How long to wait and to measure; the defaults are arXiv 2601.08539's.
+
+    Attributes:
+        warm_s: Least time at full load before the first measurement.
+        steady_c: Warm until the temperature moves less than this in ``steady_s``.
+        steady_s: See ``steady_c``.
+        longest_warm_s: Warm no longer than this.
+        settle_s: Wait after a change of clocks.
+        kernel_warm_s: Each kernel runs this long before its window.
+        window_s: Least length of the measuring window.
+        launches: Least launches in a window: parts of a launch at its ends blur its power.
+    """
+
+    warm_s: float = 100.0
+    steady_c: float = 1.0
+    steady_s: float = 20.0
+    longest_warm_s: float = 600.0
+    settle_s: float = 1.0
+    kernel_warm_s: float = 25.0
+    window_s: float = 5.0
+    launches: int = 20
+
+    def __post_init__(self) -> None:
+        """Reject windows in which nothing can be measured."""
+        if not 0 < self.window_s < math.inf or self.launches < 1:
+            raise ValueError("a window needs a positive length and at least one launch")
+        check_positive(self, "steady_c", "steady_s")
+        for name in ("warm_s", "longest_warm_s", "settle_s", "kernel_warm_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError("waiting times must be finite and not negative")
+
+    @property
+    def least_warm_s(self) -> float:
+        """How long warming up takes where the temperature is steady as soon as it may be."""
+        looks = max(1, math.ceil(min(self.warm_s, self.longest_warm_s) / self.steady_s))
+        return looks * self.steady_s
+
+
+class Provenance(Record, frozen=True, kw_only=True):
+    """How measurements came about: what they rest on besides the GPU.
+
+    Attributes:
+        measuring: How long was waited and measured; ``None`` of a table, which does not say.
+        in_situ: Whether the step was to be run whole too, which settles what auto costs.
+        seed: Of a simulated GPU's noise; ``None`` where nothing is simulated.
+        table: Hash of the table that was replayed; ``None`` where there is none.
+        version: Of the program that began the measuring; ``None`` where it was not this one.
+    """
+
+    measuring: MeasurementSettings | None = None
+    in_situ: bool = False
+    seed: int | None = None
+    table: str | None = None
+    version: str | None = None
 
 
 class Utilisation(Record, frozen=True, kw_only=True):
@@ -104,6 +169,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
         source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        provenance: How the samples came about; ``None`` when unknown.
         lacking: Clock pairs of ``settings`` at which a kernel cannot be measured, by its name.
         warnings: Sentences the reader must see beside the numbers.
     """
@@ -120,5 +186,6 @@ class SampleSet(Record, frozen=True, kw_only=True):
     expected_samples: int | None = None
     order: tuple[int, ...] = ()
     source: str = ""
+    provenance: Provenance | None = None
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()

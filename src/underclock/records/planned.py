@@ -1,10 +1,13 @@
 """What was decided: choices of clocks, what they cost, and schedules that a GPU can follow."""
 
+import math
+from collections import Counter
 from enum import StrEnum
 from typing import Self
 
-from underclock.records.common import SCHEMA, Clocks, Evidence, Record, check_positive
-from underclock.records.measured import GpuInfo
+from underclock.records.common import Clocks, Evidence, Record, check_mhz, check_positive
+from underclock.records.measured import GpuInfo, Provenance
+from underclock.records.schemas import SCHEMAS
 from underclock.records.work import Kernel
 
 
@@ -50,6 +53,10 @@ class Choice(Record, frozen=True, kw_only=True):
     time_change: float
     energy_change: float
 
+    def __post_init__(self) -> None:
+        """Reject clocks that no GPU has."""
+        check_mhz(self, "core_mhz", "mem_mhz")
+
     @property
     def clocks(self) -> Clocks:
         """The chosen pair."""
@@ -63,6 +70,10 @@ class Cost(Record, frozen=True, kw_only=True):
     energy_j: float
     time_change: float
     energy_change: float
+
+    def __post_init__(self) -> None:
+        """Reject a step that takes nothing."""
+        check_positive(self, "time_s", "energy_j")
 
 
 class Arm(Record, frozen=True, kw_only=True):
@@ -92,6 +103,11 @@ class Arm(Record, frozen=True, kw_only=True):
     gap: float | None
     time_interval: tuple[float, float] | None = None
     energy_interval: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Reject a step that takes nothing, and a gap that is none."""
+        check_positive(self, "time_s", "energy_j")
+        _check_gap(self.gap)
 
     @classmethod
     def of(cls, name: str, cost: Cost | None, status: Status, gap: float | None = None) -> Self:
@@ -135,6 +151,10 @@ class Closure(Record, frozen=True, kw_only=True):
     time: float
     energy: float
 
+    def __post_init__(self) -> None:
+        """Reject ratios that are none."""
+        check_positive(self, "time", "energy")
+
 
 class Segment(Record, frozen=True, kw_only=True):
     """A stretch of a step's launches at one pair of clocks.
@@ -151,7 +171,8 @@ class Segment(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Reject empty stretches and impossible clocks."""
-        check_positive(self, "launches", "core_mhz", "mem_mhz")
+        check_positive(self, "launches")
+        check_mhz(self, "core_mhz", "mem_mhz")
 
     @property
     def clocks(self) -> Clocks:
@@ -192,6 +213,10 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     gap: float | None
     hardware: str = ""
 
+    def __post_init__(self) -> None:
+        """Reject a gap that is none."""
+        _check_gap(self.gap)
+
 
 class Proposal(Record, frozen=True, kw_only=True):
     """A way to run a step that makes switching pay, planned as if it were done.
@@ -211,7 +236,13 @@ class Proposal(Record, frozen=True, kw_only=True):
     switches: int
 
 
-class Plan(Record, frozen=True, kw_only=True):
+def _check_gap(gap: float | None) -> None:
+    """Reject what is no distance from an optimum."""
+    if gap is not None and not 0 <= gap < math.inf:
+        raise ValueError(f"gap must be finite and not negative, got {gap}")
+
+
+class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     """Clocks per kernel, what they promise, and what that rests on.
 
     Attributes:
@@ -234,13 +265,15 @@ class Plan(Record, frozen=True, kw_only=True):
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
         source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        provenance: How the samples came about; ``None`` when unknown.
+        version: Of the program that planned; ``None`` when unknown.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
         latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
         proposals: What longer segments would bring, greatest saving first; empty likewise.
         warnings: Sentences the reader must see beside the numbers.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["plan"]
     evidence: Evidence
     gpu: GpuInfo
     workload: str
@@ -259,15 +292,60 @@ class Plan(Record, frozen=True, kw_only=True):
     runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
     source: str = ""
+    provenance: Provenance | None = None
+    version: str | None = None
     schedule: ClockSchedule | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject a plan whose chosen arm is missing or infeasible."""
-        if all(arm.name != self.chosen or arm.cost is None for arm in self.arms):
+        """Reject a plan that lacks what it compares, or contradicts itself."""
+        costed = {arm.name for arm in self.arms if arm.cost is not None}
+        if self.chosen not in costed:
             raise ValueError(f"the chosen arm {self.chosen!r} has no costs")
+        if "auto" not in costed:
+            raise ValueError("the arm 'auto' has no costs, and everything is compared with it")
+        check_mhz(self.baseline, "core_mhz", "mem_mhz")
+        if self.fixed is not None:
+            check_mhz(self.fixed, "core_mhz", "mem_mhz")
+        if self.runs:
+            self._check_runs()
+        if self.order:
+            self._check_order()
+
+    def _check_runs(self) -> None:
+        """Reject kernels without clocks, and clocks without a kernel."""
+        names = Counter(kernel.name for kernel in self.runs)
+        for name, count in names.items():
+            if count > 1:
+                raise ValueError(f"the step lists {name!r} {count} times")
+        for which, sentence in (
+            (names.keys() - self.kernels.keys(), "the plan has no clocks for {!r}, which it runs"),
+            (self.kernels.keys() - names.keys(), "the plan has clocks for {!r}, which it lacks"),
+        ):
+            if which:
+                raise ValueError(sentence.format(min(which)))
+
+    def _check_order(self) -> None:
+        """Reject launches of kernels that are not listed, or not as often as they count."""
+        launches = Counter(self.order)
+        outside = launches.keys() - set(range(len(self.runs)))
+        if outside:
+            raise ValueError(
+                f"the launch order names kernel {min(outside)}, but {len(self.runs)} are listed"
+            )
+        for index, kernel in enumerate(self.runs):
+            if launches[index] != kernel.count:
+                raise ValueError(
+                    f"{kernel.name!r} has count {kernel.count} but is launched {launches[index]} x"
+                )
+        if self.schedule is not None:
+            scheduled = sum(segment.launches for segment in self.schedule.segments)
+            if scheduled != len(self.order):
+                raise ValueError(
+                    f"the schedule is of {scheduled} launches, the step of {len(self.order)}"
+                )
 
     @property
     def promise(self) -> Cost:
@@ -289,7 +367,7 @@ class Plan(Record, frozen=True, kw_only=True):
         raise KeyError(name)
 
 
-class Score(Record, frozen=True, kw_only=True):
+class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
     """What a plan really costs on a full table, in a plan's own terms.
 
     Attributes:
@@ -302,7 +380,7 @@ class Score(Record, frozen=True, kw_only=True):
         arms: The table's ``auto`` and the plan's chosen arm, costed on the table.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["score"]
     evidence: Evidence
     gpu: GpuInfo
     plan: str

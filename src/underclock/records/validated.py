@@ -2,8 +2,9 @@
 
 from enum import StrEnum
 
-from underclock.records.common import SCHEMA, Clocks, Evidence, Record
+from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
+from underclock.records.schemas import SCHEMAS
 
 
 class Spread(Record, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class OtherArm(Record, frozen=True, kw_only=True):
     energy_interval: tuple[float, float] | None = None
 
 
-class Validation(Record, frozen=True, kw_only=True):
+class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="validation"):
     """Auto and plan measured again, every auto run paired with every plan run.
 
     Files of older versions have no verdict, nor anything it rests on.
@@ -81,7 +82,7 @@ class Validation(Record, frozen=True, kw_only=True):
         others: What ran in turns with auto and plan besides.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["validation"]
     evidence: Evidence
     gpu: GpuInfo
     workload: str

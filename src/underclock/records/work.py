@@ -7,7 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from underclock.records.common import SCHEMA, Record, check_positive
+from underclock.records.common import Record, check_positive
+from underclock.records.schemas import SCHEMAS
 
 
 class Pass(StrEnum):
@@ -89,7 +90,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
             raise ValueError(f"flops must be finite and not negative, got {self.flops}")
 
 
-class Step(Record, frozen=True, kw_only=True):
+class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """The kernels of one training step.
 
     Attributes:
@@ -102,7 +103,7 @@ class Step(Record, frozen=True, kw_only=True):
         warnings: Sentences the reader must see beside the trace.
     """
 
-    schema: int = SCHEMA
+    schema: int = SCHEMAS["step"]
     name: str
     kernels: tuple[Kernel, ...]
     order: tuple[int, ...]

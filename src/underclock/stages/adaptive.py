@@ -90,7 +90,7 @@ class AdaptiveRun:
         header = file.header
         self._kernels = header.kernels
         self._launches = [header.kernels[i] for i in header.order] if in_situ else []
-        self._started_s = measurer.now_s()
+        self._started_s = measurer.now_s() - file.gpu_s  # what earlier runs spent counts too
         before = file.sample_set()
         self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
         self._steps = len(before.in_situ)

@@ -7,10 +7,10 @@ from pathlib import Path
 from underclock.errors import UsageError
 from underclock.gpus.models import GpuModel
 from underclock.hw.base import Measurer
-from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer, Protocol
+from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import Evidence, Kernel, Step
+from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.stages.real import StepFunction, real_measurer
 from underclock.store import read_table
 from underclock.units import nearest
@@ -22,7 +22,7 @@ _KINDS = {"sim": "sim:rtx3080ti", "replay": "replay:TABLE.csv", "nvml": "nvml:0"
 def open_measurer(
     spec: str,
     *,
-    protocol: Protocol | None = None,
+    measuring: MeasurementSettings | None = None,
     seed: int = 0,
     step: Step | None = None,
     run: StepFunction | None = None,
@@ -31,7 +31,7 @@ def open_measurer(
 
     Args:
         spec: ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
-        protocol: How long to wait and measure; by default `default_protocol`.
+        measuring: How long to wait and measure; by default `default_measuring`.
         seed: Of a simulated GPU's noise.
         step: What will be measured; a real GPU runs it from the start.
         run: The step's function, where it has no file to be found in.
@@ -43,12 +43,12 @@ def open_measurer(
         MeasurementError: The step is not the one that was traced.
     """
     kind, rest = split_spec(spec)
-    protocol = protocol or default_protocol(spec)
+    measuring = measuring or default_measuring(spec)
     if kind == "replay":
         yield ReplayMeasurer(read_table(Path(rest)))
         return
     if kind == "nvml":
-        with real_measurer(rest, protocol=protocol, step=step, run=run) as measurer:
+        with real_measurer(rest, measuring=measuring, step=step, run=run) as measurer:
             yield measurer
         return
     name, unit = simulated_unit(rest)
@@ -58,12 +58,12 @@ def open_measurer(
             rig.launcher,
             rig.clock,
             evidence=Evidence.SIMULATED,
-            protocol=protocol,
+            measuring=measuring,
             own=_own(rig.device.model),
         )
 
 
-def default_protocol(spec: str, *, adaptive: bool = False) -> Protocol:
+def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettings:
     """Return how long to wait and measure where nobody says: as in the paper, or briefly.
 
     Args:
@@ -72,7 +72,7 @@ def default_protocol(spec: str, *, adaptive: bool = False) -> Protocol:
     """
     if split_spec(spec)[0] == "nvml":
         return QUICK
-    return BRISK if adaptive else Protocol()
+    return BRISK if adaptive else MeasurementSettings()
 
 
 def _own(model: GpuModel) -> tuple[str, tuple[Kernel, ...]]:

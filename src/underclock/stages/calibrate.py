@@ -112,7 +112,8 @@ def write_calibration(
     path = Path(to)
     if path.suffix != ".json":
         raise UsageError(f"{path} must end in .json", hint="that is how sim:FILE.json is known")
-    check_output(path, force=force)
+    source = None if isinstance(table, SampleSet) else Path(table)
+    check_output(path, force=force, inputs=(source,))
     model = calibrate_gpu(table, date=date)
     write_text(path, encode(model), force=force)
     return model

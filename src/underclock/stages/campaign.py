@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Measurer
-from underclock.records import AUTO, Clocks, Kernel, SampleSet, Step
+from underclock.records import AUTO, Clocks, Kernel, Provenance, SampleSet, Step
 from underclock.units import format_mhz
 
 
@@ -133,7 +133,10 @@ def _wanted(
 
 
 def survey(
-    measurer: Measurer, step: Step | None, campaign: Campaign
+    measurer: Measurer,
+    step: Step | None,
+    campaign: Campaign,
+    provenance: Provenance | None = None,
 ) -> tuple[SampleSet, list[tuple[Clocks, list[Kernel]]]]:
     """Decide what to measure, in what order, and what the file's header says of it.
 
@@ -179,6 +182,7 @@ def survey(
         lacking=_lacking(kernels, points) if adaptive else {},
         order=order,
         source=step.source if step is not None else "",
+        provenance=provenance,
         warnings=(
             *(step.warnings if step is not None else ()),
             *measurer.notes(),

@@ -57,7 +57,7 @@ def run_demo(
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
     step_file, samples, plan_file, validation_file, page = (folder / name for name in _FILES)
     for path in (step_file, samples, plan_file, validation_file, page):
-        check_output(path, force=force)
+        check_output(path, force=force, over_samples=path == samples)
     samples.unlink(missing_ok=True)
     step = trace("gpt3-xl")
     write_document(step_file, step, force=force)

@@ -2,9 +2,9 @@
 
 import os
 import platform
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import underclock
 from underclock.errors import DeviceError, UsageError
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, is_read_only, nvml_session
@@ -77,7 +77,7 @@ def examine(spec: str | None = None) -> Findings:
             with nvml_session():
                 gpus = (_finding(f"nvml:{rest or 0}", NvmlGpu(int(rest or 0))),)
     return Findings(
-        version=version("underclock"),
+        version=underclock.__version__,
         python=platform.python_version(),
         permission=_permission(),
         gpus=gpus,

@@ -10,15 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
+import underclock
 from underclock.core.statistics.change_point import Level, summarise, tell_apart
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Gpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.hw.simulated.ticker import VirtualTicker
 from underclock.hw.switchable import SwitchableNvmlGpu
-from underclock.records import Evidence
+from underclock.records import Evidence, Provenance
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.stages.backends import split_spec
 from underclock.stages.measure import Tally
@@ -102,13 +104,16 @@ def measure_latency(
             clock=rig.clock,
             random=np.random.default_rng([seed, 5]),
         )
-        return sample_switches(
+        table = sample_switches(
             stand,
             targets=targets,
             repeats=repeats,
             evidence=Evidence.SIMULATED,
             progress=progress,
         )
+    return msgspec.structs.replace(
+        table, provenance=Provenance(seed=seed, version=underclock.__version__)
+    )
 
 
 def sample_switches(

@@ -1,20 +1,21 @@
 """measure: every kernel at every clock pair, appended to a file that a later run can go on with."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from underclock.errors import UsageError
+from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Measurer, Reading
-from underclock.hw.measurer import Protocol
-from underclock.records import AUTO, Clocks, Kernel, Sample, SampleSet, Step
+from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, SampleSet, Step
 from underclock.stages.adaptive import AdaptiveRun
-from underclock.stages.backends import default_protocol, open_measurer
+from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
+from underclock.stages.provenance import provenance_of
 from underclock.stages.real import StepFunction
+from underclock.stages.recording import Recorder, record
 from underclock.store import SampleFile
+from underclock.units import format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     gpu: str,
     to: str | Path,
     campaign: Campaign | None = None,
-    protocol: Protocol | None = None,
+    measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | None = None,
@@ -52,7 +53,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         gpu: ``sim:NAME``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         to: Samples file, made or continued.
         campaign: Which clocks, how often.
-        protocol: How long to wait and measure.
+        measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise.
         progress: Told of every sample.
         run: The step's function, where it was traced from one; else it is looked for in the file
@@ -70,58 +71,61 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         raise UsageError(step.obstacle, hint="take that out of the step and trace it again")
     path = Path(to)
     campaign = campaign or Campaign()
-    protocol = protocol or default_protocol(gpu, adaptive=campaign.may_adapt)
-    with open_measurer(gpu, protocol=protocol, seed=seed, step=step, run=run) as measurer:
-        header, points = survey(measurer, step, campaign)
+    measuring = measuring or default_measuring(gpu, adaptive=campaign.may_adapt)
+    with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
+        provenance = provenance_of(
+            gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
+        )
+        header, points = survey(measurer, step, campaign, provenance)
         told = progress or (lambda _tally: None)
+        adaptive = campaign.on(measurer) is Grid.ADAPTIVE
+        if adaptive and not path.exists():
+            _check_budget(measurer, header, campaign.budget_s)
 
-        def take(file: SampleFile) -> None:
-            if campaign.on(measurer) is Grid.ADAPTIVE:
-                _adapt(measurer, file, points, campaign, told, seed)
+        def take(recorder: Recorder) -> None:
+            if adaptive:
+                _adapt(recorder, points, campaign, told, seed)
             else:
-                take_points(measurer, file, points, campaign, told)
+                take_points(recorder, points, campaign, told)
 
         return record(measurer, path, header, take)
 
 
-def record(
-    measurer: Measurer, path: Path, header: SampleSet, take: Callable[[SampleFile], None]
-) -> SampleSet:
-    """Take samples into a file, made or continued, with what the measurer has to say of them.
-
-    Args:
-        measurer: Where they are taken.
-        path: Of the file.
-        header: What it must say.
-        take: Appends the samples.
-
-    Returns:
-        Everything in the file.
+def _check_budget(measurer: Measurer, header: SampleSet, budget_s: float | None) -> None:
+    """Refuse to begin what would end before anything can be compared with auto.
 
     Raises:
-        UsageError: The file is of another campaign.
+        UsageError: The budget does not last until every kernel was seen once.
     """
-    file = (
-        SampleFile.open(path, writable=True) if path.exists() else SampleFile.create(path, header)
-    )
-    with file:
-        _check_same(path, file.header, header)
-        try:
-            take(file)
-        finally:
-            file.note(measurer.notes())
-        return file.sample_set()
+    measuring = header.provenance.measuring if header.provenance else None
+    if budget_s is None or measuring is None:
+        return
+    looks = len(header.kernels) + bool(header.order)
+    least_s = measuring.least_warm_s + measuring.settle_s + looks * measurer.takes_s(0.0)
+    if budget_s < least_s:
+        raise UsageError(
+            f"a budget of {format_duration(budget_s)} tells nothing: warming up takes "
+            f"{format_duration(measuring.least_warm_s)} at least, and every sample "
+            f"{format_duration(measurer.takes_s(0.0))}",
+            hint=f"--budget {math.ceil(least_s)}s is the least that helps: auto clocks once for "
+            f"each of {len(header.kernels)} kernels",
+        )
 
 
 def _adapt(
-    measurer: Measurer,
-    file: SampleFile,
+    recorder: Recorder,
     points: list[tuple[Clocks, list[Kernel]]],
     campaign: Campaign,
     progress: Callable[[Tally], None],
     seed: int,
 ) -> None:
-    """Take samples for as long as they are worth it."""
+    """Take samples for as long as they are worth it.
+
+    Raises:
+        UsageError: No clocks that all kernels have.
+        MeasurementError: The budget is spent and nothing was measured.
+    """
+    measurer, file = recorder.measurer, recorder.file
     header = file.header
     before = file.sample_set()
     done = len(before.samples) + len(before.in_situ)
@@ -133,7 +137,7 @@ def _adapt(
 
     def append(name: str, asked: Clocks, repeat: int, reading: Reading, whole: bool) -> None:  # noqa: FBT001
         nonlocal done
-        file.append(as_sample(name, asked, repeat, reading), in_situ=whole)
+        recorder.append(name, asked, repeat, reading, in_situ=whole)
         done += 1
 
     everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
@@ -142,41 +146,36 @@ def _adapt(
             "no clock pair is there for every kernel, so there is nothing to compare with",
             hint="add rows with empty core_mhz and mem_mhz to the table",
         )
-    AdaptiveRun(
-        measurer,
-        file,
-        campaign,
-        everywhere[0],  # auto first, then fastest first
-        append,
-        tell,
-        seed=seed,
-        in_situ=measurer.live and campaign.in_situ,
-    ).run()
+    if not _is_spent_by_warming(file, campaign.budget_s):
+        AdaptiveRun(
+            measurer,
+            file,
+            campaign,
+            everywhere[0],  # auto first, then fastest first
+            append,
+            tell,
+            seed=seed,
+            in_situ=measurer.live and campaign.in_situ,
+        ).run()
+    if not done:
+        raise MeasurementError(
+            "the whole budget went into warming up, and nothing was measured",
+            hint="run the same command with a larger --budget",
+        )
     tell("done")
 
 
-def _check_same(path: Path, found: SampleSet, wanted: SampleSet) -> None:
-    """Refuse to mix two campaigns in one file."""
-    for field, noun in (
-        ("evidence", "evidence"),
-        ("gpu", "GPU"),
-        ("workload", "workload"),
-        ("fingerprint", "step"),
-        ("kernels", "kernels"),
-        ("settings", "clock grid"),
-        ("repeats", "number of repeats"),
-        ("expected_samples", "grid"),
-    ):
-        if getattr(found, field) != getattr(wanted, field):
-            raise UsageError(
-                f"{path} holds samples of another {noun}; they do not mix",
-                hint="name another file with -o, or repeat the options it was begun with",
-            )
+def _is_spent_by_warming(file: SampleFile, budget_s: float | None) -> bool:
+    """Whether warming up again would leave nothing of a budget that earlier runs have used."""
+    provenance = file.header.provenance
+    measuring = provenance.measuring if provenance else None
+    if budget_s is None or measuring is None:
+        return False
+    return file.gpu_s + measuring.least_warm_s >= budget_s
 
 
 def take_points(
-    measurer: Measurer,
-    file: SampleFile,
+    recorder: Recorder,
     points: list[tuple[Clocks, list[Kernel]]],
     campaign: Campaign,
     progress: Callable[[Tally], None],
@@ -184,12 +183,12 @@ def take_points(
     """Take every sample not yet on file: the whole step, then kernels, clocks by clocks.
 
     Args:
-        measurer: Where.
-        file: Where they go; its header says how many there will be.
+        recorder: Where they are taken and go; the file's header says how many there will be.
         points: Clocks and the kernels to measure at them, in order.
         campaign: How often, and whether the whole step too.
         progress: Told of every sample.
     """
+    measurer, file = recorder.measurer, recorder.file
     before = file.sample_set()
     done = {(sample.kernel, sample.asked, sample.repeat) for sample in before.samples}
     total = file.header.expected_samples or 0
@@ -210,7 +209,7 @@ def take_points(
     for repeat in missing_steps:
         tell("the whole step at auto clocks")
         reading = measurer.measure(launches)
-        file.append(as_sample(header.workload, AUTO, repeat, reading), in_situ=True)
+        recorder.append(header.workload, AUTO, repeat, reading, in_situ=True)
     for clocks, kernels in points:
         todo = [
             (kernel, repeat)
@@ -224,15 +223,6 @@ def take_points(
             for kernel, repeat in todo:
                 tell(f"{kernel.name} at {clocks}")
                 reading = measurer.measure([kernel], repeat)
-                file.append(as_sample(kernel.name, clocks, repeat, reading))
+                recorder.append(kernel.name, clocks, repeat, reading)
                 done.add((kernel.name, clocks, repeat))
     tell("done")
-
-
-def as_sample(name: str, asked: Clocks, repeat: int, reading: Reading) -> Sample:
-    """Say of a reading what it is of."""
-    return msgspec.convert(
-        {"kernel": name, "asked": asked, "repeat": repeat}
-        | {field: getattr(reading, field) for field in Reading.__slots__},
-        Sample,
-    )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import underclock
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import estimate
@@ -177,10 +178,12 @@ def plan(
         runs=sample_set.kernels,
         order=sample_set.order,
         source=sample_set.source,
+        provenance=sample_set.provenance,
+        version=underclock.__version__,
         schedule=real.schedule,
         latency_curve=real.curve,
         proposals=real.proposals,
-        warnings=(*table.warnings, *real.warnings),
+        warnings=(*table.warnings, *real.warnings, *_nothing_to_choose(sample_set)),
     )
 
 
@@ -202,6 +205,18 @@ def _costs(
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
         return dataclasses.replace(table, warnings=(*table.warnings, words)), None
     return found.table, found.predicted_change
+
+
+def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
+    """Say what to do with samples at one clock pair."""
+    visited = {sample.asked for sample in sample_set.samples}
+    if len(visited) > 1:
+        return ()
+    words = (
+        f"every sample is at {', '.join(map(str, visited))}, so there is nothing to choose from: "
+        "`underclock predict` says what other clocks would save"
+    )
+    return (words,)
 
 
 def _is_whole_table(sample_set: SampleSet) -> bool:

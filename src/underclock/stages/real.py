@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Launcher
 from underclock.hw.clock import SystemClock
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, is_read_only, nvml_session
-from underclock.records import Evidence, Step
+from underclock.records import Evidence, MeasurementSettings, Step
 
 StepFunction = Callable[[], object]
 
@@ -20,7 +20,7 @@ _NOT_LOCKED = "clocks may not be set here, so only auto clocks are measured"
 def real_measurer(
     index: str,
     *,
-    protocol: Protocol,
+    measuring: MeasurementSettings,
     step: Step | None,
     run: StepFunction | None = None,
 ) -> Iterator[GpuMeasurer]:
@@ -28,7 +28,7 @@ def real_measurer(
 
     Args:
         index: Of the GPU, as the driver counts; empty for the first.
-        protocol: How long to wait and measure.
+        measuring: How long to wait and measure.
         step: The traced step.
         run: Its function, where it has no file to be found in.
 
@@ -49,7 +49,7 @@ def real_measurer(
                 launcher,
                 SystemClock(),
                 evidence=Evidence.MEASURED,
-                protocol=protocol,
+                measuring=measuring,
                 may_lock=may_lock(),
                 notes=notes,
             )

@@ -12,14 +12,15 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.measurer import BRISK, Protocol
-from underclock.records import Clocks, Kernel, Plan, SampleSet, Step
-from underclock.stages.backends import default_protocol, open_measurer, split_spec
+from underclock.hw.measurer import BRISK
+from underclock.records import Clocks, Kernel, MeasurementSettings, Plan, SampleSet, Step
+from underclock.stages.backends import default_measuring, open_measurer, split_spec
 from underclock.stages.campaign import Campaign, Grid, survey
-from underclock.stages.measure import Tally, record, take_points
+from underclock.stages.measure import Tally, take_points
+from underclock.stages.provenance import provenance_of
 from underclock.stages.real import StepFunction
+from underclock.stages.recording import Recorder, record
 from underclock.stages.sources import as_plan, check_gpu
-from underclock.store import SampleFile
 
 REACH = 2
 _STEP = 0.025  # of the range of core clocks
@@ -34,7 +35,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     gpu: str,
     to: str | Path,
     reach: int = REACH,
-    protocol: Protocol | None = None,
+    measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | None = None,
@@ -49,7 +50,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         gpu: ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         to: Samples file, made or continued.
         reach: How far the neighbours are, in steps of 2.5 % of the range of core clocks.
-        protocol: How long to wait and measure; by default briefly, for a model joins the samples.
+        measuring: How long to wait and measure; by default briefly, for a model joins the samples.
         seed: Of the order of measurements, and of a simulated GPU's noise.
         progress: Told of every sample.
         run: The step's function, where the plan is of one; else it is looked for in the file that
@@ -67,12 +68,15 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         raise UsageError(f"cannot refine with a reach of {reach}", hint="use 2: some 5 % around")
     plan, path = as_plan(plan), Path(to)
     step = _step_of(plan)
-    if protocol is None:
-        protocol = BRISK if split_spec(gpu)[0] == "sim" else default_protocol(gpu)
+    if measuring is None:
+        measuring = BRISK if split_spec(gpu)[0] == "sim" else default_measuring(gpu)
     campaign = Campaign(grid=Grid.ADAPTIVE)
-    with open_measurer(gpu, protocol=protocol, seed=seed, step=step, run=run) as measurer:
+    with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
         check_gpu(plan, measurer.info())
-        header, offered = survey(measurer, step, campaign)
+        provenance = provenance_of(
+            gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
+        )
+        header, offered = survey(measurer, step, campaign, provenance)
         if header.kernels != plan.runs:
             raise DataError(
                 "the plan is for other kernels than this GPU answers for",
@@ -89,14 +93,8 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
             warnings=(*header.warnings, sentence),
         )
 
-        def take(file: SampleFile) -> None:
-            # Another unit has the same name: only the sentence tells them apart.
-            if sentence not in file.header.warnings:
-                raise UsageError(
-                    f"{path} holds samples of another GPU; they do not mix",
-                    hint="name another file with -o, or remove this one",
-                )
-            take_points(measurer, file, points, campaign, progress or (lambda _tally: None))
+        def take(recorder: Recorder) -> None:
+            take_points(recorder, points, campaign, progress or (lambda _tally: None))
 
         return record(measurer, path, header, take)
 
@@ -139,19 +137,14 @@ def _step_of(plan: Plan) -> Step | None:
     Raises:
         DataError: The plan does not say what it runs.
     """
-    if not plan.runs or any(kernel.name not in plan.kernels for kernel in plan.runs):
+    if not plan.runs:
         raise DataError(
-            "the plan does not say what it runs at which clocks",
+            "the plan does not say what it runs",
             hint="make it anew with `underclock plan`",
         )
     if not plan.order:
         return None
-    try:
-        return Step(name=plan.workload, kernels=plan.runs, order=plan.order, source=plan.source)
-    except ValueError as exc:
-        raise DataError(
-            f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"
-        ) from exc
+    return Step(name=plan.workload, kernels=plan.runs, order=plan.order, source=plan.source)
 
 
 def _points(plan: Plan, offered: Points, reach: int, seed: int) -> Points:

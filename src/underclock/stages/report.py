@@ -32,7 +32,8 @@ def write_report(
         DataError: A file cannot be read, or the validation is of another plan.
     """
     path = Path(to)
-    check_output(path, force=force)
+    inputs = [Path(each) for each in (plan, validation) if isinstance(each, str | Path)]
+    check_output(path, force=force, inputs=inputs)
     plan = as_plan(plan)
     if isinstance(validation, str | Path):
         validation = read_document(Path(validation), Validation)

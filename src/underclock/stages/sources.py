@@ -1,9 +1,10 @@
 """What a stage may be given: a record, or the file that holds it."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from underclock.errors import DataError
-from underclock.records import GpuInfo, Plan, SampleSet
+from underclock.records import Clocks, GpuInfo, Plan, SampleSet
 from underclock.store import read_document, read_samples
 
 
@@ -25,8 +26,8 @@ def as_plan(source: Plan | str | Path) -> Plan:
     return source if isinstance(source, Plan) else read_document(Path(source), Plan)
 
 
-def check_gpu(plan: Plan, gpu: GpuInfo) -> None:
-    """Refuse to use a plan on a GPU it was not made for.
+def check_gpu(plan: Plan, gpu: GpuInfo) -> tuple[str, ...]:
+    """Refuse to use a plan on a GPU it was not made for; return what the reader must be told.
 
     Raises:
         DataError: The GPU's model or power limit differs.
@@ -45,3 +46,37 @@ def check_gpu(plan: Plan, gpu: GpuInfo) -> None:
             f"this GPU is limited to {gpu.power_limit_w} W",
             hint="the power cap decides what clocks are worth: measure at this limit",
         )
+    if plan.gpu.is_another_board(gpu):
+        words = (
+            f"the plan was made on board {plan.gpu.uuid}, and this is board {gpu.uuid}: boards of "
+            "one model differ by a few per cent; `underclock refine` measures the plan again here"
+        )
+        return (words,)
+    return ()
+
+
+def check_clocks(plan: Plan, offered: Collection[Clocks]) -> None:
+    """Refuse a plan whose clocks a GPU does not list, before any driver is asked to hold them.
+
+    Args:
+        plan: A plan for this GPU's model.
+        offered: Every clock pair that can be held; auto alone where nothing may be locked, of which
+            the GPU itself says more.
+
+    Raises:
+        DataError: A clock pair is not among them.
+    """
+    if not any(not clocks.is_auto for clocks in offered):
+        return
+    wanted = {name: choice.clocks for name, choice in plan.kernels.items()}
+    for name, clocks in {"the baseline": plan.baseline, **wanted}.items():
+        if clocks not in offered:
+            near = sorted(
+                (each for each in offered if each.mem_mhz == clocks.mem_mhz and each.core_mhz),
+                key=lambda each: abs((each.core_mhz or 0) - (clocks.core_mhz or 0)),
+            )
+            hint = "; ".join(map(str, near[:2])) or "no core clocks with that memory clock"
+            raise DataError(
+                f"the plan holds {clocks} for {name}, which this GPU does not list",
+                hint=f"plan on this GPU's own samples; nearest: {hint}",
+            )

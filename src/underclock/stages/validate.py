@@ -18,20 +18,20 @@ from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import TOLERANCE, Estimate, estimate, judge
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Measurer, Reading
-from underclock.hw.measurer import Protocol
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
     POWER_CAP_REASON,
     Clocks,
     Kernel,
+    MeasurementSettings,
     OtherArm,
     Plan,
     Validation,
 )
 from underclock.stages.backends import open_measurer
 from underclock.stages.measure import Tally
-from underclock.stages.sources import as_plan, check_gpu
+from underclock.stages.sources import as_plan, check_clocks, check_gpu
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
@@ -45,7 +45,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     repeats: int = 10,
     tolerance: float = TOLERANCE,
     only_plan: bool = False,
-    protocol: Protocol | None = None,
+    measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
 ) -> Validation:
@@ -57,7 +57,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
         repeats: Runs of each arm; all pairs are compared.
         tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
         only_plan: Whether to leave away the best fixed clock, which takes turns otherwise.
-        protocol: How long to wait and measure.
+        measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise; never the same noise as in measuring.
         progress: Told of every run.
 
@@ -73,8 +73,8 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
         )
     plan = as_plan(plan)
-    with open_measurer(gpu, protocol=protocol, seed=seed + _SEED_OFFSET) as measurer:
-        _check(plan, measurer)
+    with open_measurer(gpu, measuring=measuring, seed=seed + _SEED_OFFSET) as measurer:
+        told = _check(plan, measurer)
         arms = _arms(plan, measurer, only_plan=only_plan)
         totals = _runs(plan, measurer, arms, repeats, progress or (lambda _tally: None))
         rows = {name: _rows(plan, measurer, clocks) for name, clocks in arms.items()}
@@ -121,7 +121,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             for name, clocks in arms.items()
             if name not in {"auto", "plan"}
         ),
-        warnings=_warnings(distinct, repeats),
+        warnings=(*told, *_warnings(distinct, repeats)),
     )
 
 
@@ -149,15 +149,18 @@ def _other(name: str, clocks: Clocks, auto: Floats, runs: Floats, distinct: int)
     )
 
 
-def _check(plan: Plan, measurer: Measurer) -> None:
-    check_gpu(plan, measurer.info())
+def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
+    """Refuse a plan that means nothing here; return what the reader must be told."""
+    told = check_gpu(plan, measurer.info())
     if plan.evidence is not measurer.evidence:
         raise DataError(
             f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",
             hint="validate on what was measured, or measure and plan on this GPU",
         )
-    if {kernel.name for kernel in plan.runs} != plan.kernels.keys():
+    if not plan.runs:
         raise DataError("the plan does not say what the step runs", hint="plan again")
+    check_clocks(plan, measurer.settings())
+    return told
 
 
 def _arms(plan: Plan, measurer: Measurer, *, only_plan: bool) -> dict[str, list[Clocks]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from underclock.errors import DataError
 from underclock.records import SampleSet
 from underclock.store.documents import read_document, write_document
-from underclock.store.files import check_output, write_text
+from underclock.store.files import SQLITE_MAGIC, check_output, write_text
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
 
@@ -25,8 +25,6 @@ __all__ = [
     "write_text",
 ]
 
-_SQLITE_MAGIC = b"SQLite format 3\x00"
-
 
 def read_samples(path: Path) -> SampleSet:
     """Read samples from a samples file or a table, told apart by content.
@@ -36,10 +34,10 @@ def read_samples(path: Path) -> SampleSet:
     """
     try:
         with path.open("rb") as file:
-            head = file.read(len(_SQLITE_MAGIC))
+            head = file.read(len(SQLITE_MAGIC))
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
-    if head == _SQLITE_MAGIC:
+    if head == SQLITE_MAGIC:
         return SampleFile.read(path)
     if path.suffix == ".db":
         raise DataError(

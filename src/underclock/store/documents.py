@@ -1,60 +1,99 @@
-"""One record as one JSON file, with a schema number that guards against the future."""
+"""One record as one JSON file, which says first what kind it is and of which schema."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import SCHEMA, Plan, Record, Step, Validation
-from underclock.records.latencies import LatencyTable
+from underclock.records import SCHEMAS, Record, check_schema
 from underclock.store.files import write_text
 
 _R = TypeVar("_R", bound=Record)
 
-_MADE_BY: dict[type[Record], str] = {
-    Step: "underclock trace",
-    Plan: "underclock plan",
-    Validation: "underclock validate",
-    LatencyTable: "underclock latency",
+_MADE_BY: Final = {
+    "step": "underclock trace",
+    "plan": "underclock plan",
+    "score": "underclock score",
+    "validation": "underclock validate",
+    "latencies": "underclock latency",
+    "fit": "underclock fit",
+    "study": "underclock paper",
 }
+_GREATEST = 1e30  # of any number: what is computed from a few of them stays finite
 
 
-class _Header(msgspec.Struct):
-    """The one field read before anything else."""
+class _Head(msgspec.Struct):
+    """What is read before anything else; the first schemas had no ``kind``."""
 
+    kind: str = ""
     schema: int = 0
 
 
-def write_document(path: Path, record: Record, *, force: bool = False) -> None:
+def write_document(
+    path: Path, record: Record, *, force: bool = False, inputs: Iterable[Path | None] = ()
+) -> None:
     """Write a record as indented JSON.
+
+    Args:
+        path: Where it goes.
+        record: What is written.
+        force: Whether an existing file may be replaced.
+        inputs: Files that it was made from, which are never replaced.
 
     Raises:
         UsageError: The file exists or cannot be written.
     """
     body = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    write_text(path, body + "\n", force=force)
+    write_text(path, body + "\n", force=force, inputs=inputs)
 
 
 def read_document(path: Path, kind: type[_R]) -> _R:
     """Read a record of a known kind.
 
     Raises:
-        DataError: The file is missing, damaged, of another kind or of a newer version.
+        DataError: The file is missing, damaged, of another kind or of another schema.
     """
-    made_by = f"make it anew with `{_MADE_BY[kind]}`"
+    noun = str(kind.__struct_config__.tag)
+    remake = f"make it anew with `{_MADE_BY[noun]}`"
     try:
         body = path.read_bytes()
     except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}", hint=made_by) from exc
+        raise DataError(f"cannot read {path}: {exc.strerror}", hint=remake) from exc
     try:
-        schema = msgspec.json.decode(body, type=_Header).schema
-        if schema > SCHEMA:
-            raise DataError(
-                f"{path} has schema {schema}; this version reads up to {SCHEMA}",
-                hint="upgrade underclock, or make the file anew with this version",
-            )
-        return msgspec.json.decode(body, type=kind)
+        head = msgspec.json.decode(body, type=_Head)
+        _check_head(path, head, noun, remake)
+        record = msgspec.json.decode(body, type=kind)
+        for where, number in _numbers(msgspec.to_builtins(record), "$"):
+            if not abs(number) <= _GREATEST:
+                raise msgspec.ValidationError(f"{number} is beyond all use - at `{where}`")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        noun = "".join(f" {c.lower()}" if c.isupper() else c for c in kind.__name__).strip()
-        raise DataError(f"{path} is not a readable {noun} file: {exc}", hint=made_by) from exc
+        raise DataError(f"{path} is not a readable {noun} file: {exc}", hint=remake) from exc
+    return record
+
+
+def _check_head(path: Path, head: _Head, noun: str, remake: str) -> None:
+    """Make sure that the rest of a file is worth reading.
+
+    Raises:
+        ValidationError: It is not one of ours.
+        DataError: It is of another kind, or of another schema.
+    """
+    if head.kind in SCHEMAS and head.kind != noun:
+        raise DataError(f"{path} is a {head.kind} file, where a {noun} file is needed", hint=remake)
+    if head.schema < 1 or (head.kind != noun and head.schema >= SCHEMAS[noun]):
+        raise msgspec.ValidationError("it does not say what kind of file it is")
+    check_schema(path, noun, head.schema, remake)
+
+
+def _numbers(value: object, where: str) -> Iterator[tuple[str, float]]:
+    """Yield every number in plain data and where it stands."""
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+        yield where, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _numbers(item, f"{where}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _numbers(item, f"{where}[{index}]")

@@ -1,30 +1,45 @@
 """Where output may go, and writing it whole or not at all."""
 
 import os
+import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from underclock.errors import UsageError
 
+SQLITE_MAGIC = b"SQLite format 3\x00"
 
-def check_output(path: Path, *, force: bool = False) -> None:
+
+def check_output(
+    path: Path,
+    *,
+    force: bool = False,
+    inputs: Iterable[Path | None] = (),
+    over_samples: bool = False,
+) -> None:
     """Make sure a file can be written, before any work is spent on its contents.
+
+    A pipe or a device other than a disk may always be written to: nothing there is replaced.
 
     Args:
         path: Where the file will go.
         force: Whether an existing file may be replaced.
+        inputs: Files that are read meanwhile, which are never replaced.
+        over_samples: Whether even measurements may be replaced.
 
     Raises:
-        UsageError: It exists already, or its folder is missing or not writable.
+        UsageError: It exists already, is an input or holds measurements, or its folder is missing
+            or not writable.
     """
-    folder = path.parent
     try:
         if path.is_dir():
             raise UsageError(f"cannot write {path}: it is a folder", hint="name a file with -o")
-        if path.exists() and not force:
-            raise UsageError(
-                f"will not overwrite {path}: it exists", hint="pass --force, or another -o"
-            )
+        if path.exists():
+            _check_existing(path, force=force, inputs=inputs, over_samples=over_samples)
+        if takes_writes_through(path):
+            return
+        folder = _target(path).parent
         if not folder.is_dir():
             raise UsageError(
                 f"cannot write {path}: there is no folder {folder}",
@@ -39,17 +54,75 @@ def check_output(path: Path, *, force: bool = False) -> None:
         ) from exc
 
 
-def write_text(path: Path, text: str, *, force: bool = False) -> None:
+def _check_existing(
+    path: Path, *, force: bool, inputs: Iterable[Path | None], over_samples: bool
+) -> None:
+    """Refuse to replace what must stay.
+
+    Raises:
+        UsageError: An input, measurements, a disk, or any file unless forced.
+    """
+    for source in inputs:
+        if source is not None and source.exists() and path.samefile(source):
+            raise UsageError(
+                f"will not overwrite {path}: it is read as {source}",
+                hint="name another file with -o",
+            )
+    if path.is_block_device():
+        raise UsageError(f"will not write {path}: it is a disk", hint="name a file with -o")
+    if not path.is_file():
+        return
+    if not over_samples and is_database(path):
+        raise UsageError(
+            f"will not overwrite {path}: it holds measurements",
+            hint="name another file with -o, or remove it yourself",
+        )
+    if not force:
+        raise UsageError(
+            f"will not overwrite {path}: it exists", hint="pass --force, or another -o"
+        )
+
+
+def is_database(path: Path) -> bool:
+    """Whether a regular file begins like a samples file does.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+
+
+def takes_writes_through(path: Path) -> bool:
+    """Whether there is a pipe or a device, which must be written to and never renamed over."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISBLK(mode))
+
+
+def write_text(
+    path: Path, text: str, *, force: bool = False, inputs: Iterable[Path | None] = ()
+) -> None:
     """Write a file so that a reader finds the old one or the new one, never half of it.
 
     Raises:
         UsageError: As `check_output`, or the disk is full.
     """
-    check_output(path, force=force)
+    check_output(path, force=force, inputs=inputs)
     try:
-        _replace(path, text)
+        if takes_writes_through(path):
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(_target(path), text)
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _target(path: Path) -> Path:
+    """Follow a link to a file that is there; a link to nowhere stands for itself."""
+    return path.resolve() if path.is_symlink() and path.exists() else path
 
 
 def _replace(path: Path, text: str) -> None:

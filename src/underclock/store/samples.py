@@ -1,9 +1,11 @@
 """Our own measurements in SQLite: appended one by one, resumable, safe against kill -9.
 
 One row per measurement, never changed afterwards; a unique index makes measuring anything twice
-an error. Write-ahead logging keeps every committed row when the process dies at any instant.
+an error. Write-ahead logging keeps every committed row when the process dies at any instant. Every
+row carries a checksum, and their number is kept, so that no damage reads as another measurement.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -14,48 +16,27 @@ from typing import Self
 import msgspec
 
 from underclock.errors import DataError, MeasurementError, UsageError
-from underclock.records import SCHEMA, Clocks, Sample, SampleSet
+from underclock.records import SCHEMAS, Sample, SampleSet, check_schema
 from underclock.store.files import check_output
+from underclock.store.locking import WriterLock
+from underclock.store.rows import TABLES, checksum, row_of, sample_of
 
 _APPLICATION_ID = 0x756E6463  # "undc", in the file's header
+_REMAKE = "measure again with `underclock measure`"
+_REFUSALS = {  # of the system: the file is as healthy as it was
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
 
-_TABLES = """
-CREATE TABLE header (body TEXT NOT NULL);
-CREATE TABLE samples (
-    scope TEXT NOT NULL CHECK (scope IN ('kernel', 'step')),
-    kernel TEXT NOT NULL,
-    asked_core_mhz INTEGER,
-    asked_mem_mhz INTEGER,
-    repeat INTEGER NOT NULL,
-    time_s REAL NOT NULL,
-    energy_j REAL NOT NULL,
-    observed_core_mhz INTEGER,
-    observed_mem_mhz INTEGER,
-    window_s REAL,
-    ticks INTEGER,
-    temperature_c REAL,
-    event_reasons INTEGER,
-    sm_utilisation REAL,
-    tensor_utilisation REAL,
-    fp32_utilisation REAL,
-    dram_utilisation REAL
-);
-CREATE TABLE notes (sentence TEXT NOT NULL);
-CREATE UNIQUE INDEX once ON samples
-    (scope, kernel, ifnull(asked_core_mhz, 0), ifnull(asked_mem_mhz, 0), repeat);
-"""
 
-_PLAIN = (
-    "kernel",
-    "repeat",
-    "time_s",
-    "energy_j",
-    "window_s",
-    "ticks",
-    "temperature_c",
-    "event_reasons",
-)
-_PARTS = ("sm", "tensor", "fp32", "dram")
+def _damaged(path: Path, words: object) -> DataError:
+    return DataError(f"{path} is damaged or not a samples file: {words}", hint=_REMAKE)
 
 
 @contextmanager
@@ -71,10 +52,16 @@ def _translated(path: Path) -> Iterator[None]:
             hint="another process may be measuring into the same file",
         ) from exc
     except sqlite3.Error as exc:
-        raise DataError(
-            f"{path} is damaged or not a samples file: {exc}",
-            hint="make it anew with `underclock measure`",
-        ) from exc
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code & 0xFF in _REFUSALS and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+            raise DataError(
+                f"cannot use {path}: {exc}",
+                hint="the file is whole: see to space and permissions where it lies, then run the "
+                "same command again",
+            ) from exc
+        raise _damaged(path, exc) from exc
+    except UnicodeDecodeError as exc:  # names of columns, and SQLite's own words of damage
+        raise _damaged(path, exc) from exc
 
 
 class SampleFile:
@@ -85,63 +72,78 @@ class SampleFile:
         header: What all its samples share; a `SampleSet` without samples.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, header: SampleSet) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        header: SampleSet,
+        lock: WriterLock | None = None,
+    ) -> None:
         self.path = path
         self.header = header
         self._connection = connection
+        self._lock = lock
 
     @classmethod
     def create(cls, path: Path, header: SampleSet) -> Self:
-        """Start a file.
+        """Start a file, and hold it as its only writer.
 
         Raises:
-            UsageError: The path exists or cannot be written.
+            UsageError: The path exists, is being written or cannot be.
         """
         check_output(path)
-        # Built aside and moved into place, so that a kill at any instant leaves a whole file or
-        # none under the name that a later run resumes.
-        partial = path.with_name(f".{path.name}.partial")
         try:
-            partial.unlink(missing_ok=True)
-            with closing(sqlite3.connect(partial)) as connection:
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
-                connection.executescript(_TABLES)
-                body = msgspec.json.encode(header).decode()
-                connection.execute("INSERT INTO header VALUES (?)", (body,))
-                connection.commit()
-            # The log of a file of this name that was removed after a kill would be played into
-            # the new one.
-            for left_over in ("-wal", "-shm"):
-                path.with_name(path.name + left_over).unlink(missing_ok=True)
-            partial.replace(path)
+            lock = WriterLock.take(path)
+        except OSError as exc:
+            raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+        try:
+            check_output(path)  # again, for nobody else can make it from here on
+            _build(path, header)
+            return cls._open(path, lock)
         except (OSError, sqlite3.Error) as exc:
+            lock.release()
             raise UsageError(f"cannot write {path}: {exc}") from exc
-        return cls.open(path, writable=True)
+        except BaseException:
+            lock.release()
+            raise
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Self:
-        """Open an existing file.
+        """Open an existing file, as its only writer or to read.
 
         Raises:
-            DataError: Missing, damaged, of a newer version, or something else altogether.
+            UsageError: Another process is writing it.
+            DataError: Missing, damaged, of another schema, or something else altogether.
         """
-        mode = "rw" if writable else "ro"
         with _translated(path):
             if not path.is_file():
-                raise DataError(f"cannot read {path}: no such file")
-            uri = f"{path.resolve().as_uri()}?mode={mode}"
+                words = "not a regular file" if path.exists() else "no such file"
+                raise DataError(f"cannot read {path}: {words}")
+            if not os.access(path, os.W_OK if writable else os.R_OK):
+                # The system's own words, for it may be the disk that is read-only.
+                path.open("r+b" if writable else "rb").close()
+            lock = WriterLock.take(path) if writable else None
+        try:
+            return cls._open(path, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    @classmethod
+    def _open(cls, path: Path, lock: WriterLock | None) -> Self:
+        with _translated(path):
+            uri = f"{path.resolve().as_uri()}?mode={'rw' if lock else 'ro'}"
             connection = sqlite3.connect(uri, uri=True, isolation_level=None)
             try:
-                header = cls._read_header(path, connection)
-                if writable:
-                    _bring_up_to_date(connection)
+                header = _read_header(path, connection)
+                if lock is not None:
                     connection.execute("PRAGMA journal_mode = WAL")
                     connection.execute("PRAGMA synchronous = NORMAL")
             except BaseException:
                 connection.close()
                 raise
-        return cls(path, connection, header)
+        return cls(path, connection, header, lock)
 
     @classmethod
     def read(cls, path: Path) -> SampleSet:
@@ -153,52 +155,38 @@ class SampleFile:
         with cls.open(path, writable=False) as file:
             return file.sample_set()
 
-    @staticmethod
-    def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
-        if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-            raise DataError(
-                f"{path} is a database, but not a samples file",
-                hint="make one with `underclock measure`",
-            )
-        schema = connection.execute("PRAGMA user_version").fetchone()[0]
-        if schema > SCHEMA:
-            raise DataError(
-                f"{path} has schema {schema}; this version reads up to {SCHEMA}",
-                hint="upgrade underclock, or measure anew with this version",
-            )
-        (body,) = connection.execute("SELECT body FROM header").fetchone() or (None,)
-        try:
-            return msgspec.json.decode(body or "", type=SampleSet)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise DataError(
-                f"{path} has a damaged header: {exc}",
-                hint="make it anew with `underclock measure`",
-            ) from exc
-
-    def append(self, sample: Sample, *, in_situ: bool = False) -> None:
+    def append(self, sample: Sample, *, in_situ: bool = False, gpu_s: float = 0.0) -> None:
         """Add one measurement; from here on it survives this process.
 
         Args:
             sample: The measurement.
             in_situ: Whether it is of the whole step rather than an isolated kernel.
+            gpu_s: The GPU's time that went into it, warming up and waiting included.
 
         Raises:
             MeasurementError: The file already holds it.
         """
-        observed, utilisation = sample.observed or Clocks(), sample.utilisation
-        row: dict[str, object] = {"scope": "step" if in_situ else "kernel"}
-        row |= {name: getattr(sample, name) for name in _PLAIN}
-        for name in ("core_mhz", "mem_mhz"):
-            row[f"asked_{name}"] = getattr(sample.asked, name)
-            row[f"observed_{name}"] = getattr(observed, name)
-        if utilisation is not None:
-            row |= {f"{part}_utilisation": getattr(utilisation, part) for part in _PARTS}
-        names, marks = ", ".join(row), ", ".join("?" * len(row))
-        with _translated(self.path):
+        with self._transaction():
+            count, spent_s = self._progress()
+            row = row_of(count + 1, sample, in_situ=in_situ)
+            names, marks = ", ".join(row), ", ".join("?" * len(row))
             self._connection.execute(
                 f"INSERT INTO samples ({names}) VALUES ({marks})",  # noqa: S608 - our own names
                 tuple(row.values()),
             )
+            self._set_progress(count + 1, spent_s + gpu_s)
+
+    def spend(self, gpu_s: float) -> None:
+        """Add GPU time that led to no sample."""
+        with self._transaction():
+            count, spent_s = self._progress()
+            self._set_progress(count, spent_s + gpu_s)
+
+    @property
+    def gpu_s(self) -> float:
+        """The GPU's time that everything in the file took, over all runs."""
+        with _translated(self.path):
+            return self._progress()[1]
 
     def note(self, sentences: Iterable[str]) -> None:
         """Add what a reader of the samples must know; what is there already is not repeated."""
@@ -206,15 +194,9 @@ class SampleFile:
         with _translated(self.path):
             for sentence in dict.fromkeys(sentences):
                 if sentence not in known:
-                    self._connection.execute("INSERT INTO notes VALUES (?)", (sentence,))
-
-    def _notes(self) -> tuple[str, ...]:
-        with _translated(self.path):
-            try:
-                rows = self._connection.execute("SELECT sentence FROM notes ORDER BY rowid")
-            except sqlite3.OperationalError:  # of a version that took none, and opened to read
-                return ()
-            return tuple(row[0] for row in rows)
+                    self._connection.execute(
+                        "INSERT INTO notes VALUES (?, ?)", (sentence, checksum(sentence))
+                    )
 
     def sample_set(self) -> SampleSet:
         """Return the header with every sample so far, in the order taken.
@@ -223,40 +205,30 @@ class SampleFile:
             DataError: The file is damaged.
         """
         samples: dict[str, list[Sample]] = {"kernel": [], "step": []}
-        with _translated(self.path):
-            rows = self._connection.execute("SELECT * FROM samples ORDER BY rowid")
+        known = {kernel.name for kernel in self.header.kernels}
+        # One transaction, so that another process's next sample is not half seen.
+        with self._transaction("DEFERRED"):
+            count, _spent_s = self._progress()
+            rows = self._connection.execute("SELECT * FROM samples ORDER BY number")
             names = [column[0] for column in rows.description]
-            for row in rows:
-                cells = dict(zip(names, row, strict=True))
-                samples[cells.pop("scope")].append(self._sample(cells))
+            number = 0
+            for number, row in enumerate(rows, 1):
+                try:
+                    scope, sample = sample_of(number, dict(zip(names, row, strict=True)))
+                except (ValueError, KeyError) as exc:
+                    raise _damaged(self.path, exc) from exc
+                if scope == "kernel" and sample.kernel not in known:
+                    raise _damaged(self.path, f"sample {number} is of no kernel of the step")
+                samples[scope].append(sample)
+            if number != count:
+                raise _damaged(self.path, f"{count} samples were written, {number} are there")
+            notes = self._notes()
         return msgspec.structs.replace(
             self.header,
             samples=tuple(samples["kernel"]),
             in_situ=tuple(samples["step"]),
-            warnings=(*self.header.warnings, *self._notes()),
+            warnings=(*self.header.warnings, *notes),
         )
-
-    def _sample(self, cells: dict[str, object]) -> Sample:
-        clocks = {
-            of: {name: cells[f"{of}_{name}"] for name in ("core_mhz", "mem_mhz")}
-            for of in ("asked", "observed")
-        }
-        # A file of a version that read no counters has no column for them.
-        parts = {part: cells.get(f"{part}_utilisation") for part in _PARTS}
-        whole: dict[str, object] = {
-            "asked": clocks["asked"],
-            "observed": clocks["observed"] if any(clocks["observed"].values()) else None,
-            "utilisation": None if None in parts.values() else parts,
-        }
-        try:
-            # What is left over is a column of somebody else's, and refused as one.
-            left = {n: v for n, v in cells.items() if not n.endswith(("_mhz", "_utilisation"))}
-            return msgspec.convert(whole | left, Sample)
-        except (msgspec.ValidationError, ValueError) as exc:
-            raise DataError(
-                f"{self.path} holds an impossible sample: {exc}",
-                hint="make it anew with `underclock measure`",
-            ) from exc
 
     def close(self) -> None:
         """Close the file, leaving one self-contained file behind."""
@@ -267,6 +239,8 @@ class SampleFile:
                 pass  # opened read-only, or somebody else reads it: the log stays beside it
             finally:
                 self._connection.close()
+                if self._lock is not None:
+                    self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -279,11 +253,79 @@ class SampleFile:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """Do all of a block or nothing."""
+        with _translated(self.path):
+            self._connection.execute(f"BEGIN {kind}")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
-def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Give a file of an older version the columns and the table to go on with."""
-    found = {row[1] for row in connection.execute("PRAGMA table_info(samples)")}
-    for part in _PARTS:
-        if f"{part}_utilisation" not in found:
-            connection.execute(f"ALTER TABLE samples ADD COLUMN {part}_utilisation REAL")
-    connection.execute("CREATE TABLE IF NOT EXISTS notes (sentence TEXT NOT NULL)")
+    def _progress(self) -> tuple[int, float]:
+        """Return how many samples were written, and the GPU time they took."""
+        row = self._connection.execute("SELECT samples, gpu_s, checksum FROM progress").fetchone()
+        if row is None or row[2] != checksum(*row[:2]):
+            raise _damaged(self.path, "the number of its samples is not as it was written")
+        return row[0], row[1]
+
+    def _set_progress(self, count: int, gpu_s: float) -> None:
+        self._connection.execute(
+            "UPDATE progress SET samples = ?, gpu_s = ?, checksum = ?",
+            (count, float(gpu_s), checksum(count, float(gpu_s))),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        with _translated(self.path):
+            rows = self._connection.execute(
+                "SELECT sentence, checksum FROM notes ORDER BY rowid"
+            ).fetchall()
+        if any(written != checksum(sentence) for sentence, written in rows):
+            raise _damaged(self.path, "a note in it is not as it was written")
+        return tuple(sentence for sentence, _written in rows)
+
+
+def _build(path: Path, header: SampleSet) -> None:
+    """Make a file aside and move it into place, so that a kill leaves a whole file or none.
+
+    Raises:
+        OSError, sqlite3.Error: It cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    body = msgspec.json.encode(header).decode()
+    with closing(sqlite3.connect(partial)) as connection:
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMAS['samples']}")
+        connection.executescript(TABLES)
+        connection.execute("INSERT INTO header VALUES (?, ?)", (body, checksum(body)))
+        connection.execute("INSERT INTO progress VALUES (0, 0.0, ?)", (checksum(0, 0.0),))
+        connection.commit()
+    # The log of a file of this name that was removed after a kill would be played into the new one.
+    for left_over in ("-wal", "-shm"):
+        path.with_name(path.name + left_over).unlink(missing_ok=True)
+    partial.replace(path)
+
+
+def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
+    """Read what a file says it is.
+
+    Raises:
+        DataError: Something else, of another schema, or damaged.
+    """
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise DataError(
+            f"{path} is a database, but not a samples file",
+            hint="make one with `underclock measure`",
+        )
+    check_schema(path, "samples", connection.execute("PRAGMA user_version").fetchone()[0], _REMAKE)
+    row = connection.execute("SELECT body, checksum FROM header").fetchone()
+    if row is None or row[1] != checksum(row[0]):
+        raise DataError(f"{path} has a damaged header", hint=_REMAKE)
+    try:
+        return msgspec.json.decode(row[0], type=SampleSet)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as exc:
+        raise DataError(f"{path} has a damaged header: {exc}", hint=_REMAKE) from exc

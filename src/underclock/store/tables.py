@@ -1,18 +1,35 @@
 """A sweep somebody measured, as CSV: one row per run, an empty clock is auto."""
 
 import csv
+import hashlib
 import os
 from collections import Counter
 from pathlib import Path
+from typing import TextIO
+
+import msgspec
 
 from underclock.errors import DataError
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Pass, Sample, SampleSet
+from underclock.records import (
+    GREATEST_MHZ,
+    LEAST_MHZ,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Pass,
+    Provenance,
+    Sample,
+    SampleSet,
+)
+from underclock.store.columns import KNOWN, Columns, separator_of
 from underclock.units import nearest
 
-_REQUIRED = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s", "energy_j", "power_w")
-_OPTIONAL = ("count", "pass")
 _LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
+_LEAST_W, _GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
+_REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
+_REPEATS_NOISY = 1.5
 
 
 class _Row:
@@ -22,12 +39,15 @@ class _Row:
         self.where = where
         self.cells = cells
 
+    def has(self, column: str) -> bool:
+        """Whether a cell is there and not empty."""
+        return bool(self.cells.get(column, ""))
+
     def text(self, column: str) -> str:
         """Return a cell that must not be empty."""
-        value = self.cells[column].strip()
-        if not value:
+        if not self.has(column):
             raise DataError(f"{self.where}: {column} is empty")
-        return value
+        return self.cells[column]
 
     def quantity(self, column: str) -> float:
         """Return a positive number that a quantity can have."""
@@ -35,7 +55,9 @@ class _Row:
         try:
             value = float(raw)
         except ValueError:
-            raise DataError(f"{self.where}: {column} is {raw!r}, not a number") from None
+            mended = raw.replace(",", ".")
+            hint = f"write decimals with a point: {mended}" if _is_number(mended) else ""
+            raise DataError(f"{self.where}: {column} is {raw!r}, not a number", hint=hint) from None
         if not _LEAST <= value <= _GREATEST:
             raise DataError(
                 f"{self.where}: {column} is {raw}; it must be positive and finite, "
@@ -52,22 +74,54 @@ class _Row:
         return int(value)
 
     def clock(self, column: str) -> int | None:
-        """Return a clock; an empty cell is auto."""
-        return self.whole(column) if self.cells[column].strip() else None
+        """Return a clock; an empty cell is auto, and so is the word."""
+        if self.cells[column].casefold() in {"", "auto"}:
+            return None
+        mhz = self.whole(column)
+        if not LEAST_MHZ <= mhz <= GREATEST_MHZ:
+            raise DataError(
+                f"{self.where}: {column} is {mhz}; GPUs have clocks from {LEAST_MHZ} to "
+                f"{GREATEST_MHZ} MHz, and no number is auto",
+                hint="write clocks in MHz, neither in Hz nor in kHz nor in GHz",
+            )
+        return mhz
+
+    def energy_j(self, time_s: float) -> float:
+        """Return the energy of a run, or what its power makes it; a GPU must be able to draw it."""
+        known = self.has("energy_j") or not self.has("power_w")
+        energy_j = self.quantity("energy_j") if known else self.quantity("power_w") * time_s
+        mean_w = energy_j / time_s
+        if not _LEAST_W <= mean_w <= _GREATEST_W:
+            raise DataError(
+                f"{self.where}: energy_j {energy_j:g} over time_s {time_s:g} is {mean_w:.3g} W; "
+                f"GPUs draw from {_LEAST_W:g} W to {_GREATEST_W / 1e3:g} kW",
+                hint="check the units: energy_j is in joules, time_s in seconds",
+            )
+        return energy_j
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_table(path: Path) -> SampleSet:
     """Read a measured sweep of one GPU.
 
-    Columns: gpu, kernel, core_mhz, mem_mhz, time_s, energy_j, power_w; optionally ``count``
+    Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
     (invocations per step, default 1) and ``pass`` (forward, backward, optimizer, communication,
-    other). Without ``pass``, a kernel named ``…/forward`` or ``…/backward`` belongs there.
-    Repeated rows are repeats. Power may be empty; where given it is checked against energy/time.
+    other). Commas, semicolons or tabs separate them; capitals and spaces in their names do not
+    matter, and others are left out with a warning. Without ``pass``, a kernel named ``…/forward``
+    or ``…/backward`` belongs there. Repeated rows are repeats. Where energy and power are both
+    given they are compared.
 
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
-    rows = _rows(path)
+    rows, taken = _rows(path)
     gpus = sorted({row.text("gpu") for row in rows})
     if len(gpus) > 1:
         raise DataError(
@@ -89,54 +143,54 @@ def read_table(path: Path) -> SampleSet:
         kernels=tuple(kernels.values()),
         samples=tuple(samples),
         expected_samples=len(samples),
-        warnings=_power_warnings(rows, samples),
+        provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
+        warnings=(*taken, *_power_warnings(rows, samples), *_repeat_warnings(rows, samples)),
     )
 
 
-def _rows(path: Path) -> list[_Row]:
-    """Read the lines under a checked header."""
+def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
+    """Identify what a table says, however it is written."""
+    body = msgspec.json.encode((gpu, tuple(kernels.values()), samples))
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+def _rows(path: Path) -> tuple[list[_Row], tuple[str, ...]]:
+    """Read the lines under a checked header, and what a reader must know of it."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            _check_header(path, list(reader.fieldnames or ()))
-            rows = []
-            for cells in reader:
-                where = f"{path}, line {reader.line_num}"
-                if None in cells or None in cells.values():
-                    raise DataError(f"{where}: the row has more or fewer cells than the header")
-                rows.append(_Row(where, cells))
+            columns, rows = _read(path, file)
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except (UnicodeDecodeError, csv.Error) as exc:
         raise DataError(f"{path} is not a CSV table: {exc}") from exc
     if not rows:
         raise DataError(f"{path} holds no rows")
-    return rows
+    return rows, columns.taken
 
 
-def _check_header(path: Path, found: list[str]) -> None:
-    if not found:
-        raise DataError(f"{path} is empty", hint=f"it needs the columns {', '.join(_REQUIRED)}")
-    known = (*_REQUIRED, *_OPTIONAL)
-    missing = [name for name in _REQUIRED if name not in found]
-    if missing:
-        raise DataError(
-            f"{path} lacks the column {', '.join(missing)}",
-            hint=f"it needs {', '.join(_REQUIRED)}; it has {', '.join(found)}",
-        )
-    extra = [name for name in found if name not in known]
-    if extra:
-        raise DataError(
-            f"{path} has a column {extra[0]!r} that no stage reads",
-            hint=f"remove or rename it; {nearest(extra[0], known)}",
-        )
-    if len(set(found)) < len(found):
-        raise DataError(f"{path} repeats a column: {', '.join(found)}")
+def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
+    first = next((line for line in file if line.strip()), "")
+    separator = separator_of(first)
+    file.seek(0)
+    lines = csv.reader(file, delimiter=separator, strict=True)
+    header = next((cells for cells in lines if cells), None)
+    if header is None:
+        raise DataError(f"{path} is empty", hint=f"it needs the columns {', '.join(KNOWN[:-2])}")
+    columns = Columns.of(path, header, separator)
+    rows = []
+    for cells in lines:
+        where = f"{path}, line {lines.line_num}"
+        if cells and len(cells) != len(header):
+            raise DataError(f"{where}: the row has more or fewer cells than the header")
+        if cells:
+            stripped = (cell.strip() for cell in cells)
+            rows.append(_Row(where, dict(zip(columns.names, stripped, strict=True))))
+    return columns, rows
 
 
 def _kernel(row: _Row) -> Kernel:
     name = row.text("kernel")
-    stated = row.cells.get("pass", "").strip()
+    stated = row.cells.get("pass", "")
     last = name.rsplit("/", maxsplit=1)[-1]
     if stated and stated not in set(Pass):
         raise DataError(f"{row.where}: pass is {stated!r}", hint=nearest(stated, Pass))
@@ -148,16 +202,12 @@ def _kernel(row: _Row) -> Kernel:
 
 
 def _sample(row: _Row, repeats: Counter[tuple[str, Clocks]]) -> Sample:
-    name = row.text("kernel")
+    name, time_s = row.text("kernel"), row.quantity("time_s")
     asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
     repeat = repeats[name, asked]
     repeats[name, asked] += 1
     return Sample(
-        kernel=name,
-        asked=asked,
-        repeat=repeat,
-        time_s=row.quantity("time_s"),
-        energy_j=row.quantity("energy_j"),
+        kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
     )
 
 
@@ -165,7 +215,7 @@ def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
     """Say where power contradicts energy over time: one of the three has another unit."""
     worst, where = _POWER_TOLERANCE, None
     for row, sample in zip(rows, samples, strict=True):
-        if not row.cells["power_w"].strip():
+        if not row.has("power_w"):
             continue
         mean_w = sample.energy_j / sample.time_s
         off = abs(row.quantity("power_w") / mean_w - 1.0)
@@ -178,3 +228,31 @@ def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
         "power is ignored, energy and time are used: check their units"
     )
     return (sentence,)
+
+
+def _repeat_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
+    """Say where repeats are so far apart that their mean says little.
+
+    Raises:
+        DataError: They are so far apart that they cannot be repeats.
+    """
+    first: dict[tuple[str, Clocks], tuple[_Row, Sample]] = {}
+    worst, words = _REPEATS_NOISY, ""
+    for row, sample in zip(rows, samples, strict=True):
+        other, before = first.setdefault((sample.kernel, sample.asked), (row, sample))
+        for name in ("time_s", "energy_j"):
+            low, high = sorted((getattr(before, name), getattr(sample, name)))
+            if high < worst * low:
+                continue
+            worst = high / low
+            there = other.where.rpartition(", ")[2]
+            words = (
+                f"{row.where}: {name} of {sample.kernel!r} at {sample.asked} is "
+                f"{getattr(sample, name):g}, and {getattr(before, name):g} in {there}"
+            )
+            if worst >= _REPEATS_APART:
+                raise DataError(
+                    f"{words}: no repeats differ that much",
+                    hint="remove the wrong row, or give what was measured differently another name",
+                )
+    return (f"{words}: their mean is used",) if words else ()

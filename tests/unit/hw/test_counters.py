@@ -9,7 +9,7 @@ import pytest
 from underclock.errors import MeasurementError
 from underclock.hw.base import Loop, Progress
 from underclock.hw.clock import SystemClock
-from underclock.hw.measurer import GpuMeasurer, Protocol
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
@@ -17,6 +17,7 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
+    MeasurementSettings,
     Sample,
     SampleSet,
     Utilisation,
@@ -107,7 +108,7 @@ def _bench(slope_w: float) -> GpuMeasurer:
         FakeLauncher(clock),
         clock,
         evidence=Evidence.MEASURED,
-        protocol=Protocol(),
+        measuring=MeasurementSettings(),
     )
 
 

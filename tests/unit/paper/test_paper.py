@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from underclock.core.planning.strategies import Goal
 from underclock.errors import NotSupportedError, UsageError
-from underclock.hw.measurer import Protocol
 from underclock.hw.nvml import READ_ONLY
 from underclock.paper import Outputs, run_paper, run_study
 from underclock.paper.charts import charts
@@ -30,6 +29,7 @@ from underclock.records import (
     Clocks,
     Evidence,
     Granularity,
+    MeasurementSettings,
     Objective,
     Pass,
     SampleSet,
@@ -42,7 +42,7 @@ from underclock.stages.validate import validate
 from underclock.workloads import workload
 
 _TABLE1_CSV = Path(__file__).parents[4] / "shared/data/spaan2026_table1_rtx3080ti.csv"
-_QUICK = Protocol(kernel_warm_s=1.0, window_s=1.0)
+_QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 # Ours may have no such kernel; the study has no such quantity.
 _MAY_BE_MISSING = (
     "sacrificed GEMMs:",
@@ -80,7 +80,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
             campaign=Campaign(
                 core_mhz=(1260, None), mem_mhz=(5001, None), repeats=2, in_situ=False
             ),
-            protocol=_QUICK,
+            measuring=_QUICK,
         )
 
 
@@ -373,7 +373,7 @@ def test_without_the_step_in_situ_the_baseline_is_the_isolated_sum(isolated: Sam
 
 def test_a_plan_on_isolated_kernels_is_validated_on_those(isolated: SampleSet) -> None:
     made = plan(isolated)
-    found = validate(made, gpu="sim:rtx3080ti", repeats=2, protocol=_QUICK)
+    found = validate(made, gpu="sim:rtx3080ti", repeats=2, measuring=_QUICK)
     auto = made.arm("auto")
 
     assert found.auto_time_s[0] == pytest.approx(auto.time_s, rel=0.01)

@@ -14,17 +14,21 @@ from underclock.records import (
     Arm,
     Choice,
     Clocks,
+    ClockSchedule,
     Cost,
     Evidence,
     GpuInfo,
     Granularity,
     Kernel,
+    LatencyPoint,
     Launch,
+    MeasurementSettings,
     Objective,
     Pass,
     Plan,
     Record,
     Sample,
+    Segment,
     Status,
     Step,
     Utilisation,
@@ -32,7 +36,7 @@ from underclock.records import (
 from underclock.workloads import workload
 
 NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
-mhz = st.none() | st.integers(1, 20_000)
+mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 COST = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=-0.1)
 
@@ -241,33 +245,35 @@ def test_an_arm_has_all_of_its_cost_or_none() -> None:
         assert msgspec.structs.replace(feasible, **{field: None}).cost is None
 
 
-def plan(*arms: Arm, chosen: str = "kernel_global") -> Plan:
-    return Plan(
-        evidence=Evidence.SIMULATED,
-        gpu=GpuInfo(name="g"),
-        workload="w",
-        objective=Objective.WASTE,
-        max_slowdown=0.0,
-        granularity=Granularity.KERNEL,
-        aggregate=Aggregate.GLOBAL,
-        baseline=AUTO,
-        chosen=chosen,
-        arms=arms,
-        kernels={},
-        fixed=None,
-    )
+AUTO_ARM = Arm.of(
+    "auto", Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0), Status.BASELINE
+)
+BEST_ARM = Arm.of("kernel_global", COST, Status.OPTIMAL, gap=0.0)
+
+
+def plan(*arms: Arm, **parts: object) -> Plan:
+    usual: dict[str, object] = {
+        "evidence": Evidence.SIMULATED,
+        "gpu": GpuInfo(name="g"),
+        "workload": "w",
+        "objective": Objective.WASTE,
+        "max_slowdown": 0.0,
+        "granularity": Granularity.KERNEL,
+        "aggregate": Aggregate.GLOBAL,
+        "baseline": AUTO,
+        "chosen": "kernel_global",
+        "arms": arms,
+        "kernels": {},
+        "fixed": None,
+    }
+    return Plan(**usual | parts)  # type: ignore[arg-type]
 
 
 def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
-    auto = Arm.of(
-        "auto", Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0), Status.BASELINE
-    )
-    best = Arm.of("kernel_global", COST, Status.OPTIMAL, gap=0.0)
-
-    made = plan(auto, best)
+    made = plan(AUTO_ARM, BEST_ARM)
 
     assert made.promise == COST
-    assert made.arm("auto") == auto
+    assert made.arm("auto") == AUTO_ARM
     with pytest.raises(KeyError, match="pass"):
         made.arm("pass")
 
@@ -284,6 +290,108 @@ def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
 def test_a_plan_without_costs_for_its_chosen_arm_is_refused(arms: tuple[Arm, ...]) -> None:
     with pytest.raises(ValueError, match="'kernel_global' has no costs"):
         plan(*arms)
+
+
+def test_a_plan_without_auto_is_refused() -> None:
+    with pytest.raises(ValueError, match="'auto' has no costs"):
+        plan(BEST_ARM)
+
+
+def _choice(core_mhz: int | None = 900) -> Choice:
+    return Choice(core_mhz=core_mhz, mem_mhz=None, time_change=0.0, energy_change=0.0)
+
+
+_RUNS = (Kernel(name="a", count=2), Kernel(name="b"))
+_WHOLE: dict[str, object] = {
+    "runs": _RUNS,
+    "kernels": {"a": _choice(), "b": _choice()},
+    "order": (0, 1, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"kernels": {"a": _choice()}}, "no clocks for 'b', which it runs"),
+        ({"runs": _RUNS[:1]}, "clocks for 'b', which it lacks"),
+        ({"runs": (_RUNS[0], _RUNS[0])}, "lists 'a' 2 times"),
+        ({"order": (0, 1, 2)}, "names kernel 2, but 2 are listed"),
+        ({"order": (0, 1, -1)}, "names kernel -1, but 2 are listed"),
+        ({"order": (0, 1)}, "'a' has count 2 but is launched 1 x"),
+        ({"baseline": Clocks(core_mhz=2**32 + 1740)}, "core_mhz must be from 10 to 20000 MHz"),
+        ({"fixed": Clocks(mem_mhz=1)}, "mem_mhz must be from 10 to 20000 MHz"),
+        (
+            {
+                "schedule": ClockSchedule(
+                    segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
+                    switches=0,
+                    latency="6ms",
+                )
+            },
+            "the schedule is of 2 launches, the step of 3",
+        ),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(parts: dict[str, object], sentence: str) -> None:
+    assert plan(AUTO_ARM, BEST_ARM, **_WHOLE).order == (0, 1, 0)
+
+    with pytest.raises(ValueError, match=sentence):
+        plan(AUTO_ARM, BEST_ARM, **_WHOLE | parts)
+
+
+@pytest.mark.parametrize("bad", [0, -210, 9, 20_001, 2**32 + 1740])
+def test_clocks_that_no_gpu_has_are_not_planned(bad: int) -> None:
+    for made in (
+        lambda: _choice(bad),
+        lambda: Segment(launches=1, core_mhz=None, mem_mhz=bad),
+    ):
+        with pytest.raises(ValueError, match=r"_mhz must be from 10 to 20000 MHz, got"):
+            made()
+
+
+@pytest.mark.parametrize("bad", [-1e-9, math.nan, math.inf])
+def test_a_gap_is_a_distance(bad: float) -> None:
+    with pytest.raises(ValueError, match="gap must be finite and not negative"):
+        Arm.of("pass", COST, Status.OPTIMAL, gap=bad)
+    with pytest.raises(ValueError, match="gap must be finite and not negative"):
+        LatencyPoint(latency_s=1e-3, time_change=0.0, energy_change=0.0, switches=1, gap=bad)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"window_s": 0.0}, "positive length"),
+        ({"window_s": math.inf}, "positive length"),
+        ({"launches": 0}, "at least one launch"),
+        ({"warm_s": -1.0}, "not be negative|not negative"),
+        ({"kernel_warm_s": math.inf}, "finite"),
+        ({"steady_s": 0.0}, "steady_s must be positive"),
+    ],
+)
+def test_settings_that_measure_nothing_are_refused(parts: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        MeasurementSettings(**parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("warm_s", "longest_warm_s", "least_s"),
+    [(100.0, 600.0, 100.0), (90.0, 600.0, 100.0), (0.0, 600.0, 20.0), (100.0, 30.0, 40.0)],
+)
+def test_warming_up_takes_whole_looks_at_the_temperature(
+    warm_s: float, longest_warm_s: float, least_s: float
+) -> None:
+    settings = MeasurementSettings(warm_s=warm_s, longest_warm_s=longest_warm_s)
+
+    assert settings.least_warm_s == least_s
+
+
+def test_boards_differ_only_where_both_are_known() -> None:
+    one, two, unknown = (GpuInfo(name="g", uuid=uuid) for uuid in ("GPU-1", "GPU-2", None))
+
+    assert one.is_another_board(two)
+    assert not one.is_another_board(one)
+    assert not one.is_another_board(unknown)
+    assert not unknown.is_another_board(one)
 
 
 def test_records_cannot_be_changed_and_are_built_by_keyword() -> None:

@@ -185,7 +185,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
         campaign=Campaign(precision=0.008, slowdowns=(0.01,)),
-        protocol=BRISK,
+        measuring=BRISK,
         progress=told.append,
     )
     assert len(sample_set.in_situ) >= 4
@@ -205,7 +205,7 @@ def test_a_budget_of_time_ends_a_campaign(tmp_path: Path) -> None:
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
         campaign=Campaign(budget_s=200.0),
-        protocol=BRISK,
+        measuring=BRISK,
     )
     assert 0 < len(sample_set.samples) < 100
 
@@ -218,7 +218,7 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
         gpu="sim:h200",
         to=tmp_path / "s.db",
         campaign=Campaign(max_samples=10),
-        protocol=BRISK,
+        measuring=BRISK,
     )
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
     assert any("takes no memory locks" in warning for warning in sample_set.warnings)

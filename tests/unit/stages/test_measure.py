@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.measurer import Protocol
 from underclock.hw.nvml import READ_ONLY
-from underclock.records import AUTO, Clocks, Evidence, SampleSet, Step
+from underclock.records import AUTO, Clocks, Evidence, MeasurementSettings, SampleSet, Step
 from underclock.stages.backends import open_measurer
 from underclock.stages.campaign import Campaign, Grid, settings_of
 from underclock.stages.measure import Tally, measure
@@ -18,7 +17,7 @@ from underclock.store import SampleFile, write_document
 from underclock.workloads import workload
 
 _SMALL = Campaign(core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2)
-_QUICK = Protocol(kernel_warm_s=1.0, window_s=1.0)
+_QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
 G,a,,,1.0,100,100,3
 G,a,900,,1.1,80,,3
@@ -43,7 +42,7 @@ def _measure(step: Step, path: Path, campaign: Campaign = _SMALL, **more: object
         gpu="sim:rtx3080ti",
         to=path,
         campaign=campaign,
-        protocol=_QUICK,
+        measuring=_QUICK,
         **more,  # type: ignore[arg-type]
     )
 
@@ -106,7 +105,7 @@ def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path)
         "underclock.measure(step, gpu='sim:rtx3080ti', to=sys.argv[2], progress=kill,\n"
         "    campaign=underclock.Campaign(\n"
         "        core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2),\n"
-        "    protocol=underclock.Protocol(kernel_warm_s=1.0, window_s=1.0))\n"
+        "    measuring=underclock.MeasurementSettings(kernel_warm_s=1.0, window_s=1.0))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, step_file, path], check=False)
 

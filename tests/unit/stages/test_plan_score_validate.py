@@ -10,7 +10,6 @@ import pytest
 
 import underclock
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.hw.measurer import Protocol
 from underclock.hw.nvml import READ_ONLY
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
@@ -18,6 +17,7 @@ from underclock.records import (
     Clocks,
     Evidence,
     Granularity,
+    MeasurementSettings,
     Objective,
     Plan,
     SampleSet,
@@ -41,7 +41,7 @@ G,b,,,1.0,100,100
 G,b,900,,1.3,95,73
 G,b,1200,,0.9,101,112.2
 """
-_QUICK = Protocol(kernel_warm_s=1.0, window_s=1.0)
+_QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
             gpu="sim:rtx3080ti",
             to=tmp_path_factory.mktemp("sim") / "samples.db",
             campaign=Campaign(core_mhz=(1260, 1470, None), mem_mhz=(5001, 9501, None)),
-            protocol=_QUICK,
+            measuring=_QUICK,
         )
 
 
@@ -114,8 +114,12 @@ def test_the_json_holds_what_the_readme_names(table: Path) -> None:
 def test_samples_replayed_from_a_table_plan_like_the_table(table: Path, tmp_path: Path) -> None:
     replayed = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
 
-    assert plan(replayed) == plan(table)
-    assert plan(tmp_path / "samples.db") == plan(table)
+    first, second = plan(replayed), plan(table)
+    assert msgspec.structs.replace(first, provenance=second.provenance) == second
+    assert first.provenance is not None
+    assert second.provenance is not None
+    assert first.provenance.table == second.provenance.table
+    assert plan(tmp_path / "samples.db") == first
 
 
 def test_a_budget_nobody_can_keep_says_what_could_be(table: Path) -> None:
@@ -196,7 +200,7 @@ def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: Sam
 
 def test_validation_compares_all_pairs_with_the_promise(simulated: SampleSet) -> None:
     made = plan(simulated)
-    found = validate(made, gpu="sim:rtx3080ti", repeats=3, protocol=_QUICK)
+    found = validate(made, gpu="sim:rtx3080ti", repeats=3, measuring=_QUICK)
 
     assert found.evidence is Evidence.SIMULATED
     assert len(found.auto_time_s) == len(found.plan_energy_j) == 3
@@ -210,7 +214,7 @@ def test_validation_compares_all_pairs_with_the_promise(simulated: SampleSet) ->
 def test_the_same_seed_validates_the_same(simulated: SampleSet) -> None:
     made = plan(simulated)
     first, again = (
-        validate(made, gpu="sim:rtx3080ti", repeats=2, protocol=_QUICK) for _ in range(2)
+        validate(made, gpu="sim:rtx3080ti", repeats=2, measuring=_QUICK) for _ in range(2)
     )
 
     assert first == again

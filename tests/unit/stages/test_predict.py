@@ -12,14 +12,22 @@ from underclock.core.planning.strategies import compare_arms
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
-from underclock.hw.measurer import Protocol
-from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Sample, SampleSet, Step
+from underclock.records import (
+    AUTO,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    MeasurementSettings,
+    Sample,
+    SampleSet,
+    Step,
+)
 from underclock.stages.predict import is_fitted, known_of, members, predict, settings_of
 from underclock.store import read_table
 from underclock.workloads import workload
 
 _MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
-_BRIEF = Protocol(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
+_BRIEF = MeasurementSettings(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
 _DRAWS = 40
 
 
@@ -48,7 +56,7 @@ def test_the_interval_covers_what_measuring_then_gives(
         core_mhz=cores, mem_mhz=(None, 5001) if model.memory_lockable else (None,)
     )
     measured = underclock.measure(
-        step, gpu=f"sim:{file}", to=tmp_path / "all.db", campaign=campaign, protocol=_BRIEF
+        step, gpu=f"sim:{file}", to=tmp_path / "all.db", campaign=campaign, measuring=_BRIEF
     )
     truth = _truth(measured, 0.05)
 

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
-from underclock.hw.measurer import QUICK, Protocol
+from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
-from underclock.records import AUTO, Kernel, Launch, Step
-from underclock.stages.backends import default_protocol, open_measurer
+from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step
+from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.real import check_step, gpu_index, held_launcher, may_lock, neighbour_notes
@@ -43,24 +43,24 @@ class PartitionedGpu(NvmlGpu):
         return True
 
 
-class TestProtocol:
+class TestDefaultMeasuring:
     @pytest.mark.parametrize("spec", ["nvml:0", "nvml:", "nvml"])
     def test_a_real_gpu_is_measured_briefly(self, spec: str) -> None:
-        assert default_protocol(spec) == QUICK
+        assert default_measuring(spec) == QUICK
 
     @pytest.mark.parametrize("spec", ["sim:rtx3080ti", "replay:nvml.csv"])
     def test_anything_else_is_measured_as_in_the_paper(self, spec: str) -> None:
-        assert default_protocol(spec) == Protocol()
+        assert default_measuring(spec) == MeasurementSettings()
 
     def test_brief_is_shorter_in_every_wait(self) -> None:
-        usual = Protocol()
+        usual = MeasurementSettings()
         assert QUICK.kernel_warm_s < usual.kernel_warm_s
         assert QUICK.window_s < usual.window_s
         assert QUICK.warm_s < QUICK.longest_warm_s < usual.longest_warm_s
 
     def test_an_unknown_gpu_has_none(self) -> None:
         with pytest.raises(UsageError, match="unknown GPU 'cuda:0'"):
-            default_protocol("cuda:0")
+            default_measuring("cuda:0")
 
 
 class TestNeighbours:

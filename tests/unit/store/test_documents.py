@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from underclock.errors import DataError, UsageError
 from underclock.records import (
     AUTO,
-    SCHEMA,
+    SCHEMAS,
     Aggregate,
     Arm,
     Choice,
@@ -37,7 +37,7 @@ from underclock.store import read_document, write_document
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 changes = st.floats(-0.99, 10.0)
 amounts = st.floats(1e-9, 1e9)
-mhz = st.none() | st.integers(1, 20_000)
+mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 gpus = st.builds(GpuInfo, name=names, driver=st.none() | names, power_limit_w=st.none() | amounts)
 evidence = st.sampled_from(Evidence)
@@ -87,6 +87,7 @@ def plans(draw: st.DrawFn) -> Plan:
         baseline=draw(clocks),
         chosen="kernel_global",
         arms=(
+            Arm.of("auto", draw(costs), Status.BASELINE),
             Arm.of("pass", None, Status.INFEASIBLE),
             Arm.of("kernel_global", draw(costs), Status.OPTIMAL, gap=0.0),
         ),
@@ -188,7 +189,7 @@ def test_a_document_is_text_that_people_can_read_and_compare(tmp_path: Path) -> 
     text = path.read_text()
     assert text.endswith("}\n")
     assert len(text.splitlines()) > 10
-    assert json.loads(text)["schema"] == SCHEMA
+    assert json.loads(text)["schema"] == SCHEMAS["step"]
 
 
 def test_a_document_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
@@ -215,15 +216,15 @@ def test_a_folder_is_no_document(tmp_path: Path) -> None:
     [
         b"",
         b"{",
-        b'{"schema": 1, "name": "a st',
+        b'{"kind": "step", "schema": 2, "name": "a st',
         b"[1, 2]",
         b"null",
         b"gpu,kernel\nx,y\n",
         b"\xff\xfe\x00\x01 binary \x00 junk",
-        b'{"schema": 1, "name": "\xff"}',
-        b'{"schema": 1, "name": "\xff\xff\xff", "kernels": [], "order": []}',
+        b'{"kind": "step", "schema": 2, "name": "\xff"}',
+        b'{"kind": "step", "schema": 2, "name": "\xff\xff\xff", "kernels": [], "order": []}',
         b'{"schema": "one"}',
-        b'{"schema": 1, "deep": ' + b"[" * 100_000,
+        b'{"kind": "step", "schema": 2, "deep": ' + b"[" * 100_000,
         b"SQLite format 3\x00" + b"\x00" * 200,
     ],
     ids=lambda body: repr(body[:24]),
@@ -244,13 +245,17 @@ def test_a_truncated_document_is_refused(tmp_path: Path, length: int) -> None:
 
 
 def test_a_document_of_another_kind_is_refused(tmp_path: Path) -> None:
-    assert_refused(written(tmp_path / "step.json"), "not a readable plan file", kind=Plan)
+    assert_refused(
+        written(tmp_path / "step.json"),
+        "is a step file, where a plan file is needed",
+        kind=Plan,
+    )
 
 
 def test_a_newer_schema_says_to_upgrade(tmp_path: Path) -> None:
-    path = written(tmp_path / "step.json", schema=SCHEMA + 1, invention=[1, 2])
+    path = written(tmp_path / "step.json", schema=SCHEMAS["step"] + 1, invention=[1, 2])
 
-    error = assert_refused(path, f"schema {SCHEMA + 1}")
+    error = assert_refused(path, f"schema {SCHEMAS['step'] + 1}")
 
     assert "upgrade" in error.hint
 

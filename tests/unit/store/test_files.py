@@ -142,3 +142,75 @@ def test_a_file_has_the_mode_any_new_file_would_have(
         os.umask(old)
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+class TestWhatIsNoRegularFile:
+    @pytest.mark.parametrize("force", [False, True])
+    def test_a_device_is_written_through_and_stays_a_device(self, *, force: bool) -> None:
+        before = Path("/dev/null").stat()
+
+        write_text(Path("/dev/null"), "text", force=force)
+
+        after = Path("/dev/null").stat()
+        assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+        assert stat.S_ISCHR(after.st_mode)
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_a_pipe_is_written_through(self, tmp_path: Path, *, force: bool) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            write_text(pipe, "text", force=force)
+            assert os.read(reader, 10) == b"text"
+        finally:
+            os.close(reader)
+
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+    def test_a_link_to_a_file_is_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "far").mkdir()
+        target, link = tmp_path / "far" / "file.txt", tmp_path / "link"
+        target.write_text("old")
+        link.symlink_to(target)
+
+        with pytest.raises(UsageError, match="will not overwrite"):
+            write_text(link, "new")
+        write_text(link, "new", force=True)
+
+        assert link.is_symlink()
+        assert target.read_text() == "new"
+        assert [p.name for p in target.parent.iterdir()] == ["file.txt"]
+
+    def test_a_loop_of_links_is_our_error(self, tmp_path: Path) -> None:
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
+
+        with pytest.raises(UsageError, match="cannot write"):
+            write_text(tmp_path / "loop", "text", force=True)
+
+
+class TestWhatIsNeverReplaced:
+    def test_measurements_are_kept_even_when_forced(self, tmp_path: Path) -> None:
+        path = tmp_path / "samples.db"
+        path.write_bytes(b"SQLite format 3\x00" + b"much work")
+
+        for force in (False, True):
+            with pytest.raises(UsageError, match="it holds measurements") as caught:
+                write_text(path, "{}", force=force)
+        assert "remove it yourself" in caught.value.hint
+        assert path.read_bytes().endswith(b"much work")
+        check_output(path, force=True, over_samples=True)
+
+    @pytest.mark.parametrize("name", ["in.txt", "link", "sub/../in.txt"])
+    def test_an_input_is_kept_even_when_forced(self, tmp_path: Path, name: str) -> None:
+        source = tmp_path / "in.txt"
+        source.write_text("much work")
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "link").symlink_to(source)
+
+        with pytest.raises(UsageError, match=r"it is read as .*in\.txt") as caught:
+            write_text(tmp_path / name, "{}", force=True, inputs=[None, tmp_path / "no", source])
+
+        assert "another file" in caught.value.hint
+        assert source.read_text() == "much work"

@@ -16,8 +16,9 @@ from underclock.store import read_table
 HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"
 ROW = "a GPU,gemm,1500,5001,0.5,100.0,200.0"
 
-quantities = st.floats(1e-9, 1e9)
-mhz = st.none() | st.integers(1, 20_000)
+times_s = st.floats(1e-9, 1e6)
+powers_w = st.floats(0.2, 19_000.0)
+mhz = st.none() | st.integers(10, 20_000)
 names = (
     st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
     | st.sampled_from(["layer/forward", "layer/backward", 'with "quotes", and commas'])
@@ -45,7 +46,16 @@ def assert_refused(path: Path, *words: str) -> DataError:
 Row = tuple[str, int | None, int | None, float, float]
 
 
-@given(st.lists(st.tuples(names, mhz, mhz, quantities, quantities), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.tuples(names, mhz, mhz, times_s, powers_w).map(
+            lambda row: (*row[:4], float(row[3] * row[4]))
+        ),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda row: row[:3],
+    )
+)
 def test_every_row_becomes_a_sample_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
@@ -87,6 +97,8 @@ def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
     reversed_row = ",".join(reversed(ROW.split(",")))
 
     usual = read_table(table(tmp_path / "sweep.csv", HEADER, ROW))
+    assert usual.provenance is not None
+    assert usual.provenance.table
 
     (tmp_path / "other").mkdir()
     other = table(tmp_path / "other" / "sweep.csv", reversed_header, reversed_row)
@@ -155,23 +167,36 @@ def test_a_file_name_that_is_no_text_still_gives_a_name_that_is(tmp_path: Path) 
 
 
 class TestHeader:
-    @pytest.mark.parametrize("column", HEADER.split(","))
-    def test_a_missing_column_is_named(self, tmp_path: Path, column: str) -> None:
-        header = ",".join(name for name in HEADER.split(",") if name != column)
+    @pytest.mark.parametrize("column", HEADER.split(",")[:-2])
+    @pytest.mark.parametrize(
+        ("separator", "words"), [(",", "commas"), (";", "semicolons"), ("\t", "tabs")]
+    )
+    def test_a_missing_column_is_named_with_the_separator(
+        self, tmp_path: Path, column: str, separator: str, words: str
+    ) -> None:
+        header = separator.join(name for name in HEADER.split(",") if name != column)
 
-        error = assert_refused(table(tmp_path / "t.csv", header, ROW), f"lacks the column {column}")
+        error = assert_refused(
+            table(tmp_path / "t.csv", header, ROW), f"read with {words}", f"the column {column}"
+        )
 
-        assert HEADER.replace(",", ", ") in error.hint
+        assert "it needs gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or" in error.hint
+        assert "it has " in error.hint
 
-    def test_an_extra_column_is_named_with_what_was_probably_meant(self, tmp_path: Path) -> None:
-        path = table(tmp_path / "t.csv", HEADER + ",counts", ROW + ",1")
+    def test_neither_energy_nor_power_is_too_little(self, tmp_path: Path) -> None:
+        header, row = (",".join(line.split(",")[:-2]) for line in (HEADER, ROW))
 
-        error = assert_refused(path, "column 'counts'")
+        assert_refused(table(tmp_path / "t.csv", header, row), "the column energy_j or power_w")
 
-        assert "did you mean 'count'" in error.hint
+    def test_an_extra_column_is_left_out_with_what_was_probably_meant(self, tmp_path: Path) -> None:
+        path = table(tmp_path / "t.csv", HEADER + ",counts,mood,", ROW + ",7,good,")
 
-    def test_a_trailing_comma_is_an_extra_column(self, tmp_path: Path) -> None:
-        assert_refused(table(tmp_path / "t.csv", HEADER + ",", ROW + ","), "column ''")
+        found = read_table(path)
+
+        assert found.kernels[0].count == 1
+        (warning,) = found.warnings
+        assert "'counts', 'mood', one without a name" in warning
+        assert "did you mean 'count'" in warning
 
     def test_a_column_twice_is_refused(self, tmp_path: Path) -> None:
         path = table(tmp_path / "t.csv", HEADER + ",time_s", ROW + ",9")
@@ -201,12 +226,21 @@ BAD_CELLS = [
         for column in ("time_s", "energy_j", "power_w", "core_mhz", "mem_mhz")
         for bad in ("fast", "1,5", "0x10", "1.0.0", "12 ms")
     ],
-    *[(column, "", "is empty") for column in ("gpu", "kernel", "time_s", "energy_j")],
-    *[(column, "  ", "is empty") for column in ("gpu", "kernel", "time_s", "energy_j")],
+    *[(column, "", "is empty") for column in ("gpu", "kernel", "time_s")],
+    *[(column, "  ", "is empty") for column in ("gpu", "kernel", "time_s")],
+    *[("energy_j", bad, "W; GPUs draw from 0.1 W to 20 kW") for bad in ("0.01", "1e5", "1e12")],
+    *[("time_s", bad, "W; GPUs draw from 0.1 W to 20 kW") for bad in ("1e-6", "1e6")],
     *[
         (column, bad, word)
         for column in ("core_mhz", "mem_mhz")
-        for bad, word in (("1500.5", "not a whole number"), ("0", "positive"), ("-15", "positive"))
+        for bad, word in (
+            ("1500.5", "not a whole number"),
+            ("0", "positive"),
+            ("-15", "positive"),
+            ("1", "clocks from 10 to 20000 MHz"),
+            ("1740000", "clocks from 10 to 20000 MHz"),
+            ("1740000000", "clocks from 10 to 20000 MHz"),
+        )
     ],
 ]
 
@@ -333,5 +367,90 @@ class TestPower:
 
     def test_no_power_is_no_warning(self, tmp_path: Path) -> None:
         path = table(tmp_path / "t.csv", HEADER, "g,k,,,0.5,100.0,")
+
+        assert read_table(path).warnings == ()
+
+
+class TestOtherWaysOfWriting:
+    @pytest.mark.parametrize(("separator", "word"), [(";", "semicolons"), ("\t", "tabs")])
+    def test_other_separators_are_read_and_said(
+        self, tmp_path: Path, separator: str, word: str
+    ) -> None:
+        usual = read_table(table(tmp_path / "t.csv", HEADER, ROW))
+
+        found = read_table(
+            table(tmp_path / "t.csv", *(line.replace(",", separator) for line in (HEADER, ROW)))
+        )
+
+        assert (found.samples, found.provenance) == (usual.samples, usual.provenance)
+        assert word in found.warnings[0]
+
+    def test_capitals_spaces_and_units_in_names_do_not_matter(self, tmp_path: Path) -> None:
+        header = "GPU, Kernel ,Core MHz,MEM_MHZ,Time (s),energy [J],Power-W"
+
+        found = read_table(table(tmp_path / "t.csv", header, ROW))
+
+        assert found.samples == read_table(table(tmp_path / "t.csv", HEADER, ROW)).samples
+        assert found.warnings == ()
+
+    @pytest.mark.parametrize("auto", ["", " ", "auto", "AUTO", " Auto "])
+    def test_the_word_auto_is_auto(self, tmp_path: Path, auto: str) -> None:
+        path = table(tmp_path / "t.csv", HEADER, f"g,k,{auto},{auto},0.5,100,200")
+
+        assert read_table(path).samples[0].asked == AUTO
+
+    def test_energy_follows_from_power_where_it_is_not_given(self, tmp_path: Path) -> None:
+        header = HEADER.replace("energy_j,", "")
+
+        found = read_table(table(tmp_path / "t.csv", header, "g,k,,,0.5,200"))
+
+        assert found.samples[0].energy_j == 100.0
+        assert "power_w times time_s" in found.warnings[0]
+        one = read_table(table(tmp_path / "t.csv", HEADER, ROW, "a GPU,k,,,0.5,,200"))
+        assert one.samples[1].energy_j == 100.0
+
+    def test_no_power_column_is_no_warning(self, tmp_path: Path) -> None:
+        header, row = (line.rpartition(",")[0] for line in (HEADER, ROW))
+
+        found = read_table(table(tmp_path / "t.csv", header, row))
+
+        assert (found.samples[0].energy_j, found.warnings) == (100.0, ())
+
+    @pytest.mark.parametrize("separator", [";", "\t"])
+    def test_a_decimal_comma_is_told_how_to_write_it(self, tmp_path: Path, separator: str) -> None:
+        row = ROW.replace(",", separator).replace("0.5", "0,5")
+        path = table(tmp_path / "t.csv", HEADER.replace(",", separator), row)
+
+        error = assert_refused(path, "line 2", "time_s is '0,5', not a number")
+
+        assert "with a point: 0.5" in error.hint
+
+    def test_the_hash_is_of_what_the_table_says(self, tmp_path: Path) -> None:
+        first = read_table(table(tmp_path / "t.csv", HEADER, ROW)).provenance
+        again = read_table(table(tmp_path / "u.csv", HEADER.upper(), ROW, "")).provenance
+        other = read_table(table(tmp_path / "t.csv", HEADER, ROW.replace("0.5", "0.6"))).provenance
+
+        assert first == again
+        assert first != other
+
+
+class TestRepeats:
+    def test_repeats_that_scatter_are_warned_of(self, tmp_path: Path) -> None:
+        path = table(tmp_path / "t.csv", HEADER, "g,k,,,1,100,", "g,k,,,1,100,", "g,k,,,2,210,")
+
+        (warning,) = read_table(path).warnings
+
+        assert (
+            "line 4: energy_j of 'k' at core auto, memory auto is 210, and 100 in line 2" in warning
+        )
+
+    @pytest.mark.parametrize("row", ["g,k,,,1e-3,0.1,", "g,k,,,1,1e4,", "g,k,,,1e6,1e8,"])
+    def test_repeats_orders_of_magnitude_apart_are_refused(self, tmp_path: Path, row: str) -> None:
+        path = table(tmp_path / "t.csv", HEADER, "g,k,,,1,100,", row)
+
+        assert_refused(path, "line 3", "in line 2", "no repeats differ that much")
+
+    def test_other_clocks_are_no_repeats(self, tmp_path: Path) -> None:
+        path = table(tmp_path / "t.csv", HEADER, "g,k,,,1,100,", "g,k,210,,20,700,")
 
         assert read_table(path).warnings == ()

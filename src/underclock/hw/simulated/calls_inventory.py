@@ -1,5 +1,9 @@
 """NVML calls that read what a GPU is: name, place, clock tables, limits, modes."""
 
+import hashlib
+import uuid
+
+import msgspec
 import pynvml
 
 from underclock.hw.simulated.boards import board_of
@@ -25,9 +29,11 @@ _ARCHITECTURES = {  # by the first number of the compute capability
 _NVIDIA_VENDOR = 0x10DE
 
 
-def uuid_of(index: int) -> str:
-    """Return the UUID of a GPU by index."""
-    return f"GPU-00000000-5157-0000-0000-{index:012d}"
+def uuid_of(gpu: VirtualGpu) -> str:
+    """Return the UUID of a GPU: the same for the same unit of the same model, in any machine."""
+    model = gpu.model
+    costs = (model.name, gpu.number, model.constants, model.throughput, model.own)
+    return f"GPU-{uuid.UUID(bytes=hashlib.sha256(msgspec.json.encode(costs)).digest()[:16])}"
 
 
 def bus_of(index: int) -> str:
@@ -43,8 +49,8 @@ def _name(_host: Host, gpu: VirtualGpu, buffer: CArgument, _size: CArgument) -> 
     return put_text(buffer, gpu.model.name)
 
 
-def _uuid(host: Host, gpu: VirtualGpu, buffer: CArgument, _size: CArgument) -> int:
-    return put_text(buffer, uuid_of(_index_in(host, gpu)))
+def _uuid(_host: Host, gpu: VirtualGpu, buffer: CArgument, _size: CArgument) -> int:
+    return put_text(buffer, uuid_of(gpu))
 
 
 def _index(host: Host, gpu: VirtualGpu, out: CArgument) -> int:

@@ -44,6 +44,7 @@ class VirtualGpu:
 
     def __init__(self, model: GpuModel, *, seed: int, unit: int = 0) -> None:
         self.model = model
+        self.number = unit
         self.unit = Unit.of(model.name, unit)
         self.constants = self.unit.constants(model.constants)
         self.limit_w = model.limit_w[0]

@@ -131,7 +131,7 @@ class SimulatedDriver:
         return put_handle(handle, index.value)
 
     def _by_uuid(self, uuid: CArgument, handle: CArgument) -> int:
-        return self._by_text(uuid, handle, uuid_of)
+        return self._by_text(uuid, handle, lambda index: uuid_of(self.gpus[index]))
 
     def _by_bus(self, bus: CArgument, handle: CArgument) -> int:
         return self._by_text(bus, handle, bus_of)

@@ -1,0 +1,45 @@
+"""The schema number of every kind of file. This is the one place where a number is raised.
+
+A number grows by one with every change that an older reader would misread: a field added, renamed
+or taken away, for readers refuse fields that they do not know. Each kind counts for itself. One
+file of every kind and number lies in ``tests/data/schemas``.
+"""
+
+from typing import Final
+
+from underclock.errors import DataError
+
+SCHEMAS: Final = {
+    "step": 2,
+    "samples": 2,
+    "plan": 2,
+    "score": 2,
+    "validation": 2,
+    "latencies": 2,
+    "fit": 2,
+    "study": 2,
+    "GPU model": 1,
+}
+
+
+def check_schema(where: object, kind: str, schema: int, remake: str) -> None:
+    """Refuse a file of another schema, before anything else in it is looked at.
+
+    Args:
+        where: Names the file in the error.
+        kind: A key of ``SCHEMAS``.
+        schema: The number in the file.
+        remake: What makes such a file with this version, as a hint.
+
+    Raises:
+        DataError: The file was written by an older or a newer version.
+    """
+    current = SCHEMAS[kind]
+    if schema == current:
+        return
+    age, hint = ("a newer", "upgrade underclock") if schema > current else ("an older", remake)
+    raise DataError(
+        f"{where} was written by {age} underclock: it has schema {schema}, this version reads "
+        f"schema {current}",
+        hint=hint,
+    )

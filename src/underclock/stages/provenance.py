@@ -1,0 +1,112 @@
+"""Where samples come from, and whether two runs may share a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import underclock
+from underclock.errors import UsageError
+from underclock.hw.base import Measurer
+from underclock.hw.replay import ReplayMeasurer
+from underclock.records import MeasurementSettings, Provenance, SampleSet
+from underclock.stages.backends import split_spec
+
+_REPEAT = "name another file with -o, or repeat the options it was begun with"
+_REFINE = (
+    "name another file with -o for this board; `underclock refine` measures a plan of the other "
+    "one again on this one"
+)
+
+
+def provenance_of(
+    spec: str, measurer: Measurer, *, measuring: MeasurementSettings, seed: int, in_situ: bool
+) -> Provenance:
+    """Say how the samples of a measurer come about.
+
+    Args:
+        spec: What a ``--gpu`` option names.
+        measurer: What it opened.
+        measuring: How long is waited and measured; of no meaning to a table.
+        seed: Of a simulated GPU's noise; of no meaning elsewhere.
+        in_situ: Whether the step is to be run whole too.
+    """
+    table = None
+    if isinstance(measurer, ReplayMeasurer) and measurer.table.provenance is not None:
+        table = measurer.table.provenance.table
+    return Provenance(
+        measuring=measuring if measurer.live else None,
+        in_situ=in_situ and measurer.live,
+        seed=seed if split_spec(spec)[0] == "sim" else None,
+        table=table,
+        version=underclock.__version__,
+    )
+
+
+def check_same(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ...]:
+    """Refuse to mix two campaigns in one file; return what its reader must be told.
+
+    Args:
+        path: Of the file.
+        begun: Its header.
+        wanted: The header that this run would give it.
+
+    Raises:
+        UsageError: Something differs that decides the samples.
+    """
+    for noun, before, now, hint in _compared(begun, wanted):
+        if before != now:
+            raise UsageError(
+                f"{path} holds samples of another {noun}: it was begun with {before}, this run "
+                f"has {now}; they do not mix",
+                hint=hint,
+            )
+    old = begun.provenance.version if begun.provenance else None
+    new = wanted.provenance.version if wanted.provenance else None
+    if old == new:
+        return ()
+    return (f"begun with underclock {old or 'unknown'}, gone on with {new or 'unknown'}",)
+
+
+def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, str, str]]:
+    """Yield what must be the same: its name, both values in words, and what to do."""
+    old, new = begun.gpu, wanted.gpu
+    yield "kind of evidence", begun.evidence, wanted.evidence, _REPEAT
+    yield "GPU", old.name, new.name, _REPEAT
+    if old.is_another_board(new):
+        yield "GPU", f"board {old.uuid}", f"board {new.uuid}", _REFINE
+    yield "driver", str(old.driver), str(new.driver), _REPEAT
+    yield "power limit", f"{old.power_limit_w} W", f"{new.power_limit_w} W", _REPEAT
+    yield "workload", repr(begun.workload), repr(wanted.workload), _REPEAT
+    yield "step", f"step {begun.fingerprint}", f"step {wanted.fingerprint}", _REPEAT
+    if begun.provenance and wanted.provenance:
+        yield from _provenances(begun.provenance, wanted.provenance)
+    yield "set of kernels", *_told(begun.kernels, wanted.kernels, "kernels"), _REPEAT
+    yield "clock grid", *_told(begun.settings, wanted.settings, "clock pairs"), _REPEAT
+    yield "number of repeats", str(begun.repeats), str(wanted.repeats), _REPEAT
+    yield "grid", _expected(begun), _expected(wanted), _REPEAT
+
+
+def _provenances(begun: Provenance, wanted: Provenance) -> Iterator[tuple[str, str, str, str]]:
+    yield (
+        "table",
+        f"content {begun.table}",
+        f"content {wanted.table}",
+        "name another file with -o: the rows of two tables are not repeats of one another",
+    )
+    yield "seed", f"--seed {begun.seed}", f"--seed {wanted.seed}", _REPEAT
+    if begun.measuring and wanted.measuring:
+        for name in MeasurementSettings.__struct_fields__:
+            before, now = getattr(begun.measuring, name), getattr(wanted.measuring, name)
+            yield "measuring settings", f"{name} {before:g}", f"{name} {now:g}", _REPEAT
+    which = {True: "the whole step run too", False: "isolated kernels only"}
+    yield "closure", which[begun.in_situ], which[wanted.in_situ], _REPEAT
+
+
+def _told(begun: tuple[object, ...], wanted: tuple[object, ...], noun: str) -> tuple[str, str]:
+    """Return two lists in words that differ where the lists do."""
+    others = "" if begun == wanted or len(begun) != len(wanted) else " others"
+    return f"{len(begun)} {noun}", f"{len(wanted)}{others} {noun}"
+
+
+def _expected(header: SampleSet) -> str:
+    samples = header.expected_samples
+    return "an adaptive one" if samples is None else f"one of {samples} samples"

@@ -1,0 +1,82 @@
+"""Samples on their way into a file, made or continued."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from underclock.hw.base import Measurer, Reading
+from underclock.records import Clocks, Sample, SampleSet
+from underclock.stages.provenance import check_same
+from underclock.store import SampleFile
+
+
+class Recorder:
+    """Appends what a measurer measures to a file, with the measurer's time that went into it.
+
+    Attributes:
+        measurer: What measures.
+        file: Where samples go.
+    """
+
+    def __init__(self, measurer: Measurer, file: SampleFile) -> None:
+        self.measurer = measurer
+        self.file = file
+        self._told_s = measurer.now_s()
+
+    def append(
+        self, name: str, asked: Clocks, repeat: int, reading: Reading, *, in_situ: bool = False
+    ) -> None:
+        """Add a reading of a kernel, or of the whole step."""
+        sample = as_sample(name, asked, repeat, reading)
+        self.file.append(sample, in_situ=in_situ, gpu_s=self._passed_s())
+
+    def finish(self) -> None:
+        """Add the time since the last sample, and what the measurer has to say of all of them."""
+        passed_s = self._passed_s()
+        if passed_s > 0:
+            self.file.spend(passed_s)
+        self.file.note(self.measurer.notes())
+
+    def _passed_s(self) -> float:
+        before_s, self._told_s = self._told_s, self.measurer.now_s()
+        return self._told_s - before_s
+
+
+def record(
+    measurer: Measurer, path: Path, header: SampleSet, take: Callable[[Recorder], None]
+) -> SampleSet:
+    """Take samples into a file, made or continued, with what the measurer has to say of them.
+
+    Args:
+        measurer: Where they are taken.
+        path: Of the file.
+        header: What it must say.
+        take: Appends the samples.
+
+    Returns:
+        Everything in the file.
+
+    Raises:
+        UsageError: The file is of another campaign, or another process is writing it.
+    """
+    file = (
+        SampleFile.open(path, writable=True) if path.exists() else SampleFile.create(path, header)
+    )
+    with file:
+        file.note(check_same(path, file.header, header))
+        recorder = Recorder(measurer, file)
+        try:
+            take(recorder)
+        finally:
+            recorder.finish()
+        return file.sample_set()
+
+
+def as_sample(name: str, asked: Clocks, repeat: int, reading: Reading) -> Sample:
+    """Say of a reading what it is of."""
+    return msgspec.convert(
+        {"kernel": name, "asked": asked, "repeat": repeat}
+        | {field: getattr(reading, field) for field in Reading.__slots__},
+        Sample,
+    )

@@ -1,0 +1,82 @@
+"""Write one file of every kind as this version writes it, beside those of earlier schemas.
+
+Run it once after raising a number in ``underclock.records.schemas``; a file that exists stays.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from underclock.core.planning.strategies import Goal
+from underclock.records import Evidence, GpuInfo, Kernel, Record, Step
+from underclock.records.fitted import GpuFit
+from underclock.records.latencies import LatencyTable
+from underclock.records.schemas import SCHEMAS
+from underclock.stages.measure import measure
+from underclock.stages.plan import plan
+from underclock.stages.score import score
+from underclock.stages.validate import validate
+from underclock.store import write_document
+
+_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
+G,a,,,1.0,100,100,2
+G,a,900,,1.05,80,,2
+G,b,,,2.0,300,150,1
+G,b,900,,2.0,250,,1
+"""
+
+
+def _fit(gpu: GpuInfo) -> GpuFit:
+    return GpuFit(
+        evidence=Evidence.REPLAYED,
+        gpu=gpu,
+        workload="a step",
+        samples=4,
+        rows=4,
+        constants=(),
+        cap_w=None,
+        boost_mhz=None,
+        time_noise=0.01,
+        power_noise=0.01,
+        time_misfit=0.0,
+        power_misfit=0.0,
+        time_rms=0.01,
+        power_rms=0.01,
+        common_share=0.5,
+        kernels=(),
+    )
+
+
+def main(folder: Path) -> None:
+    """Write what is missing."""
+    with tempfile.TemporaryDirectory() as aside:
+        table, samples = Path(aside) / "table.csv", Path(aside) / "samples.db"
+        table.write_text(_TABLE)
+        sample_set = measure(gpu=f"replay:{table}", to=samples)
+        made = plan(sample_set, Goal(max_slowdown=0.1))
+        assumed = LatencyTable.constant(0.006)
+        documents: dict[str, Record] = {
+            "step": Step(
+                name="a step",
+                kernels=(Kernel(name="a", count=2), Kernel(name="b")),
+                order=(0, 1, 0),
+            ),
+            "plan": made,
+            "validation": validate(made, gpu=f"replay:{table}", repeats=1),
+            "score": score(made, table),
+            "latencies": LatencyTable(
+                evidence=Evidence.SIMULATED, gpu=sample_set.gpu, switches=assumed.switches
+            ),
+            "fit": _fit(sample_set.gpu),
+        }
+        for kind, record in documents.items():
+            path = folder / f"{kind}.{SCHEMAS[kind]}.json"
+            if not path.exists():
+                write_document(path, record)
+        to = folder / f"samples.{SCHEMAS['samples']}.db"
+        if not to.exists():
+            to.write_bytes(samples.read_bytes())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

@@ -1,0 +1,286 @@
+"""What a file rests on: what may go on in it, what may be used elsewhere, and what that says."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import underclock
+from underclock.core.planning.strategies import Goal
+from underclock.errors import DataError, MeasurementError, UsageError
+from underclock.hw.nvml import READ_ONLY
+from underclock.records import (
+    Clocks,
+    GpuInfo,
+    MeasurementSettings,
+    Plan,
+    Provenance,
+    SampleSet,
+    Step,
+)
+from underclock.stages.backends import open_measurer
+from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.latency import measure_latency
+from underclock.stages.measure import measure
+from underclock.stages.plan import plan
+from underclock.stages.provenance import check_same
+from underclock.stages.score import score
+from underclock.stages.sources import check_clocks
+from underclock.stages.validate import validate
+from underclock.store import SampleFile, read_document, read_samples, write_document
+from underclock.workloads import workload
+
+_BRIEF = MeasurementSettings(
+    warm_s=2.0, steady_s=1.0, steady_c=99.0, settle_s=0.1, kernel_warm_s=0.1, window_s=0.2
+)
+_TWO = Campaign(core_mhz=(1050, None), mem_mhz=(None,))
+_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
+G,a,,,1.0,100,
+G,a,900,,1.05,80,
+"""
+
+
+@pytest.fixture(autouse=True)
+def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(READ_ONLY, raising=False)
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return workload("gpt3-125m", {"layers": 1, "batch": 4})
+
+
+def _measure(step: Step, path: Path, gpu: str = "sim:rtx3080ti", **more: object) -> SampleSet:
+    usual: dict[str, object] = {"campaign": _TWO, "measuring": _BRIEF}
+    return measure(step, gpu=gpu, to=path, **usual | more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def begun(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("begun") / "s.db"
+    _measure(step, path)
+    return path
+
+
+def test_a_file_says_what_its_samples_rest_on(begun: Path) -> None:
+    found = read_samples(begun)
+
+    with open_measurer("sim:rtx3080ti") as measurer:
+        assert found.gpu == measurer.info()
+    assert found.gpu.uuid
+    assert found.gpu.power_limit_w == 350.0
+    assert found.provenance == Provenance(
+        measuring=_BRIEF, in_situ=True, seed=0, version=underclock.__version__
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gpu": "sim:rtx3080ti#1"}, ("another GPU", "board GPU-", "this run has board GPU-")),
+        ({"gpu": "sim:a40"}, ("another GPU", "RTX 3080 Ti", "A40")),
+        ({"seed": 3}, ("another seed", "--seed 0", "--seed 3")),
+        (
+            {"measuring": msgspec.structs.replace(_BRIEF, window_s=0.3)},
+            ("another measuring settings", "window_s 0.2", "window_s 0.3"),
+        ),
+        (
+            {"measuring": msgspec.structs.replace(_BRIEF, warm_s=3.0)},
+            ("another measuring settings", "warm_s 2", "warm_s 3"),
+        ),
+        (
+            {"campaign": Campaign(core_mhz=(1050, None), mem_mhz=(None,), in_situ=False)},
+            ("another closure", "the whole step run too", "isolated kernels only"),
+        ),
+    ],
+)
+def test_what_rests_on_something_else_is_refused(
+    step: Step, begun: Path, change: dict[str, object], words: tuple[str, ...]
+) -> None:
+    before = read_samples(begun)
+
+    with pytest.raises(UsageError, match="they do not mix") as caught:
+        _measure(step, begun, **change)  # type: ignore[arg-type]
+
+    for word in (str(begun), *words):
+        assert word in str(caught.value)
+    assert "another file with -o" in caught.value.hint
+    assert read_samples(begun) == before
+
+
+def test_another_table_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    table, to = tmp_path / "t.csv", tmp_path / "s.db"
+    table.write_text(_TABLE)
+    first = measure(gpu=f"replay:{table}", to=to, seed=1)
+    assert measure(gpu=f"replay:{table}", to=to, seed=2) == first  # a table has no noise to seed
+
+    table.write_text(_TABLE.replace("1.0,100", "7.0,700").replace("1.05,80", "7.35,560"))
+    with pytest.raises(UsageError, match="samples of another table: it was begun with content"):
+        measure(gpu=f"replay:{table}", to=to)
+
+
+def test_another_version_goes_on_and_says_so(step: Step, begun: Path, tmp_path: Path) -> None:
+    header = msgspec.structs.replace(read_samples(begun), samples=(), in_situ=())
+    provenance = msgspec.structs.replace(header.provenance or Provenance(), version="0.0.1")
+    with SampleFile.create(
+        tmp_path / "s.db", msgspec.structs.replace(header, provenance=provenance)
+    ):
+        pass
+
+    found = _measure(step, tmp_path / "s.db")
+
+    assert found.samples == read_samples(begun).samples
+    sentence = f"begun with underclock 0.0.1, gone on with {underclock.__version__}"
+    assert sentence in found.warnings
+
+
+def test_what_is_not_known_of_one_is_not_compared(begun: Path) -> None:
+    header = read_samples(begun)
+    blind = msgspec.structs.replace(
+        header, gpu=msgspec.structs.replace(header.gpu, uuid=None), provenance=None
+    )
+
+    assert check_same(begun, blind, blind) == ()
+    (told,) = check_same(begun, blind, header)
+    assert "begun with underclock unknown" in told
+
+
+@pytest.fixture(scope="module")
+def made(begun: Path) -> Plan:
+    return plan(begun, Goal(max_slowdown=0.1), raw=True)
+
+
+class TestElsewhere:
+    def test_a_plan_says_what_it_rests_on(self, made: Plan, begun: Path) -> None:
+        assert made.provenance == read_samples(begun).provenance
+        assert made.gpu == read_samples(begun).gpu
+        assert made.version == underclock.__version__
+
+    def test_another_board_of_the_model_is_taken_with_a_warning(self, made: Plan) -> None:
+        found = validate(made, gpu="sim:rtx3080ti#1", repeats=1, measuring=_BRIEF)
+
+        (told,) = [words for words in found.warnings if "board" in words]
+        assert f"made on board {made.gpu.uuid}" in told
+        assert f"this is board {found.gpu.uuid}" in told
+        assert "`underclock refine`" in told
+
+    def test_the_same_board_is_taken_without(self, made: Plan, begun: Path) -> None:
+        found = validate(made, gpu="sim:rtx3080ti", repeats=1, measuring=_BRIEF)
+
+        assert not [words for words in found.warnings if "board" in words]
+        assert not [words for words in score(made, begun).warnings if "board" in words]
+
+    def test_another_model_is_refused(self, made: Plan) -> None:
+        with pytest.raises(DataError, match="the plan is for RTX 3080 Ti, this is A40"):
+            validate(made, gpu="sim:a40", repeats=1, measuring=_BRIEF)
+
+    @pytest.mark.parametrize("core_mhz", [1801, 20_000])
+    def test_clocks_that_the_gpu_does_not_list_are_refused_before_any_is_held(
+        self, made: Plan, tmp_path: Path, core_mhz: int
+    ) -> None:
+        name = made.runs[0].name
+        choice = msgspec.structs.replace(made.kernels[name], core_mhz=core_mhz)
+        odd = msgspec.structs.replace(made, kernels={**made.kernels, name: choice})
+        write_document(tmp_path / "plan.json", odd)
+
+        with pytest.raises(DataError, match=rf"core {core_mhz} MHz.* does not list") as caught:
+            validate(tmp_path / "plan.json", gpu="sim:rtx3080ti", repeats=1, measuring=_BRIEF)
+
+        assert "nearest: core" in caught.value.hint
+
+    def test_where_nothing_may_be_locked_the_gpu_itself_says_so(self, made: Plan) -> None:
+        check_clocks(made, [Clocks()])
+
+    def test_latencies_of_another_board_are_taken_with_a_warning(self) -> None:
+        found = measure_latency("sim:rtx3080ti", targets=2, repeats=1, seed=4)
+
+        assert found.provenance == Provenance(seed=4, version=underclock.__version__)
+        assert found.gpu is not None
+        assert found.check_gpu(found.gpu) == ()
+        (told,) = found.check_gpu(msgspec.structs.replace(found.gpu, uuid="GPU-other"))
+        assert f"measured on board {found.gpu.uuid}, and this is board GPU-other" in told
+        assert "`underclock latency`" in told
+        with pytest.raises(DataError, match="the latencies are those of"):
+            found.check_gpu(GpuInfo(name="A40"))
+
+
+class TestDamagedPlan:
+    @pytest.mark.parametrize(
+        ("place", "value", "word"),
+        [
+            (("kernels", "a", "core_mhz"), 0, "core_mhz must be from 10 to 20000 MHz, got 0"),
+            (("kernels", "a", "core_mhz"), -210, "got -210"),
+            (("kernels", "a", "core_mhz"), 2**32 + 1740, "got 4294969036"),
+            (("baseline", "mem_mhz"), 1, "mem_mhz must be from 10"),
+            (("order",), [0, 7], "the launch order names kernel 7"),
+            (("arms", 0, "name"), "manual", "the arm 'auto' has no costs"),
+            (("arms", 1, "gap"), 1e308, "1e+308 is beyond all use"),
+            (("arms", 1, "gap"), -1.0, "gap must be finite and not negative"),
+            (("arms", 0, "time_s"), 0.0, "time_s must be positive"),
+            (("kernels",), {}, "no clocks for 'a', which it runs"),
+            (("frontier", 0, "energy_change"), 1e300, "beyond all use"),
+        ],
+    )
+    def test_it_is_refused_with_a_sentence(
+        self, tmp_path: Path, place: tuple[str | int, ...], value: object, word: str
+    ) -> None:
+        table, path = tmp_path / "t.csv", tmp_path / "plan.json"
+        table.write_text(_TABLE)
+        write_document(path, plan(table, Goal(max_slowdown=0.1)))
+        body = json.loads(path.read_text())
+        part = body
+        for name in place[:-1]:
+            part = part[name]
+        part[place[-1]] = value
+        path.write_text(json.dumps(body))
+
+        with pytest.raises(DataError, match="not a readable plan file") as caught:
+            read_document(path, Plan)
+
+        assert word in str(caught.value)
+        assert "underclock plan" in caught.value.hint
+
+
+class TestBudget:
+    def _adapt(self, step: Step, path: Path, budget_s: float, **more: object) -> SampleSet:
+        campaign = Campaign(grid=Grid.ADAPTIVE, budget_s=budget_s)
+        return _measure(step, path, **{"campaign": campaign, **more})  # type: ignore[arg-type]
+
+    def test_one_that_warming_up_eats_is_refused_with_the_least_that_helps(
+        self, step: Step, tmp_path: Path
+    ) -> None:
+        long = msgspec.structs.replace(_BRIEF, warm_s=60.0)
+        with pytest.raises(UsageError, match="a budget of 1 min tells nothing") as caught:
+            self._adapt(step, tmp_path / "s.db", 60.0, measuring=long)
+
+        assert "warming up takes 1 min at least" in str(caught.value)
+        least_s = float(caught.value.hint.partition("--budget ")[2].partition("s is")[0])
+        assert 60.0 < least_s < 90.0
+        assert list(tmp_path.iterdir()) == []
+        found = self._adapt(step, tmp_path / "s.db", least_s, measuring=long)
+        assert found.samples
+
+    def test_it_does_not_start_anew_when_a_campaign_goes_on(
+        self, step: Step, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "s.db"
+        first = self._adapt(step, path, 25.0)
+        with SampleFile.open(path, writable=False) as file:
+            spent_s = file.gpu_s
+
+        assert first.samples
+        assert 25.0 <= spent_s < 26.0
+        assert self._adapt(step, path, 25.0) == first
+        more = self._adapt(step, path, 30.0)
+        with SampleFile.open(path, writable=False) as file:
+            assert 30.0 <= file.gpu_s < 31.0
+        assert more.samples[: len(first.samples)] == first.samples
+        assert len(more.samples) > len(first.samples)
+
+    def test_one_that_went_into_warming_up_is_no_success(self, step: Step, tmp_path: Path) -> None:
+        never_steady = msgspec.structs.replace(_BRIEF, warm_s=20.0, steady_s=20.0, steady_c=1e-3)
+        with pytest.raises(MeasurementError, match="went into warming up") as caught:
+            self._adapt(step, tmp_path / "s.db", 38.0, measuring=never_steady)
+
+        assert "--budget" in caught.value.hint
