@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.records import (
-    POWER_CAP_REASON,
-    Clocks,
-    Evidence,
-    GpuInfo,
-    Kernel,
-    Sample,
-    SampleSet,
-)
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet, ThrottleReason
 from underclock.store import SampleFile
 
 _CORES = (900, 1200, 1500, 1800)
@@ -65,7 +57,9 @@ def _file(
                         asked=Clocks(core_mhz=core, mem_mhz=mem),
                         time_s=time_s,
                         energy_j=time_s * (50.0 + core / 10.0 + mem / 200.0),
-                        event_reasons=POWER_CAP_REASON if name in capped else 0,
+                        throttle_reasons=ThrottleReason.SW_POWER_CAP
+                        if name in capped
+                        else ThrottleReason.NONE,
                     )
                     file.append(sample)
         if again is not None:

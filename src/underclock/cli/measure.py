@@ -16,6 +16,8 @@ from underclock.cli.common import (
     output_option,
     progress_bar,
     seed_option,
+    source_option,
+    step_file,
     warn,
 )
 from underclock.errors import UsageError
@@ -44,6 +46,7 @@ from underclock.errors import UsageError
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
+@source_option
 @seed_option
 @json_option
 def command(
@@ -60,6 +63,7 @@ def command(
     repeats: int,
     warmup: float | None,
     window: float | None,
+    source: str,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -103,6 +107,7 @@ def command(
             protocol=protocol,
             seed=seed,
             progress=show,
+            run=step_file(step, source),
         )
     warn(sample_set.warnings)
     summary = {

@@ -10,7 +10,7 @@ Every record that is a file of its own carries a ``schema`` number; a reader ref
 """
 
 from underclock.records.common import AUTO, SCHEMA, Clocks, Evidence, Record
-from underclock.records.measured import POWER_CAP_REASON, GpuInfo, Sample, SampleSet, Utilisation
+from underclock.records.measured import GpuInfo, Sample, SampleSet, ThrottleReason, Utilisation
 from underclock.records.planned import (
     Aggregate,
     Arm,
@@ -28,12 +28,11 @@ from underclock.records.planned import (
     Status,
 )
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
-from underclock.records.work import Kernel, Kind, Launch, Pass, Step
+from underclock.records.work import Kernel, Kind, Launch, Pass, Step, StepSource
 
 __all__ = [
     "AUTO",
     "MOST_REPEATS",
-    "POWER_CAP_REASON",
     "SCHEMA",
     "Aggregate",
     "Arm",
@@ -62,6 +61,8 @@ __all__ = [
     "Spread",
     "Status",
     "Step",
+    "StepSource",
+    "ThrottleReason",
     "Utilisation",
     "Validation",
     "Verdict",

@@ -5,7 +5,7 @@ from typing import Self
 
 from underclock.records.common import SCHEMA, Clocks, Evidence, Record, check_positive
 from underclock.records.measured import GpuInfo
-from underclock.records.work import Kernel
+from underclock.records.work import Kernel, StepSource
 
 
 class Objective(StrEnum):
@@ -233,7 +233,7 @@ class Plan(Record, frozen=True, kw_only=True):
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
-        source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        source: Of a traced step; ``None`` for any other.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
         latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
         proposals: What longer segments would bring, greatest saving first; empty likewise.
@@ -258,7 +258,7 @@ class Plan(Record, frozen=True, kw_only=True):
     closure: Closure | None = None
     runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
-    source: str = ""
+    source: StepSource | None = None
     schedule: ClockSchedule | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.measurer import BRISK, Protocol
+from underclock.hw.measurer import Protocol
 from underclock.records import Clocks, Kernel, Plan, SampleSet, Step
-from underclock.stages.backends import default_protocol, open_measurer, split_spec
+from underclock.stages.backends import default_protocol, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.measure import Tally, record, take_points
-from underclock.stages.real import StepFunction
-from underclock.stages.sources import as_plan, check_gpu
+from underclock.stages.sources import as_plan, check_gpu, step_of
+from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import SampleFile
 
 REACH = 2
@@ -37,7 +37,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     protocol: Protocol | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
-    run: StepFunction | None = None,
+    run: StepFunction | StepFile | None = None,
 ) -> SampleSet:
     """Measure on this GPU what a plan from another one of its model hangs on.
 
@@ -52,8 +52,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         protocol: How long to wait and measure; by default briefly, for a model joins the samples.
         seed: Of the order of measurements, and of a simulated GPU's noise.
         progress: Told of every sample.
-        run: The step's function, where the plan is of one; else it is looked for in the file that
-            the plan names.
+        run: The step's function, or where it may be found.
 
     Returns:
         Everything in the file, to be planned on.
@@ -68,7 +67,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     plan, path = as_plan(plan), Path(to)
     step = _step_of(plan)
     if protocol is None:
-        protocol = BRISK if split_spec(gpu)[0] == "sim" else default_protocol(gpu)
+        protocol = default_protocol(gpu, adaptive=True)
     campaign = Campaign(grid=Grid.ADAPTIVE)
     with open_measurer(gpu, protocol=protocol, seed=seed, step=step, run=run) as measurer:
         check_gpu(plan, measurer.info())
@@ -144,14 +143,7 @@ def _step_of(plan: Plan) -> Step | None:
             "the plan does not say what it runs at which clocks",
             hint="make it anew with `underclock plan`",
         )
-    if not plan.order:
-        return None
-    try:
-        return Step(name=plan.workload, kernels=plan.runs, order=plan.order, source=plan.source)
-    except ValueError as exc:
-        raise DataError(
-            f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"
-        ) from exc
+    return step_of(plan)
 
 
 def _points(plan: Plan, offered: Points, reach: int, seed: int) -> Points:

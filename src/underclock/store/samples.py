@@ -34,7 +34,7 @@ CREATE TABLE samples (
     window_s REAL,
     ticks INTEGER,
     temperature_c REAL,
-    event_reasons INTEGER,
+    throttle_reasons INTEGER,
     sm_utilisation REAL,
     tensor_utilisation REAL,
     fp32_utilisation REAL,
@@ -53,7 +53,7 @@ _PLAIN = (
     "window_s",
     "ticks",
     "temperature_c",
-    "event_reasons",
+    "throttle_reasons",
 )
 _PARTS = ("sm", "tensor", "fp32", "dram")
 

@@ -19,6 +19,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 
@@ -87,8 +88,8 @@ class FakeGpu:
     def temperature_c(self) -> float:
         return 40.0
 
-    def event_reasons(self) -> int:
-        return 0
+    def throttle_reasons(self) -> ThrottleReason:
+        return ThrottleReason.NONE
 
     def utilisation(self) -> Callable[[], Utilisation | None]:
         return lambda: None

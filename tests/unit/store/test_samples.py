@@ -23,6 +23,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 from underclock.store import SampleFile, read_samples
@@ -57,7 +58,7 @@ samples = st.builds(
     window_s=st.none() | amounts,
     ticks=st.none() | whole,
     temperature_c=st.none() | st.floats(-20.0, 120.0),
-    event_reasons=st.none() | whole,
+    throttle_reasons=st.none() | whole.map(ThrottleReason),
     utilisation=st.none() | utilisations,
 )
 
@@ -260,7 +261,7 @@ CREATE TABLE samples (
     window_s REAL,
     ticks INTEGER,
     temperature_c REAL,
-    event_reasons INTEGER
+    throttle_reasons INTEGER
 );
 CREATE UNIQUE INDEX once ON samples
     (scope, kernel, ifnull(asked_core_mhz, 0), ifnull(asked_mem_mhz, 0), repeat);
@@ -302,12 +303,12 @@ class TestFileOfTheFirstVersion:
                 window_s=5.0,
                 ticks=50,
                 temperature_c=61.0,
-                event_reasons=4,
+                throttle_reasons=ThrottleReason.SW_POWER_CAP,
             ),
         )
         assert found.in_situ == (Sample(kernel="a step", time_s=1.5, energy_j=300.0),)
         assert found.kernels == (Kernel(name="gemm", count=2), Kernel(name="copy"))
-        assert (found.source, found.warnings) == ("", ("take care",))
+        assert (found.source, found.warnings) == (None, ("take care",))
         assert first.read_bytes() == before
 
     def test_it_can_be_gone_on_with(self, first: Path) -> None:
