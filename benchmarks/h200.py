@@ -22,8 +22,15 @@ from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launcher import CudaLauncher, _timed
 from underclock.hw.measurer import QUICK, GpuMeasurer
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
-from underclock.records import POWER_CAP_REASON, Evidence, Kernel, MeasurementSettings, SampleSet
+from underclock.records import (
+    Evidence,
+    Kernel,
+    MeasurementSettings,
+    SampleSet,
+    ThrottleReason,
+)
 from underclock.stages.measure import measure
+from underclock.stages.step_source import StepFile, source_of
 from underclock.stages.torch_step import held_step, load_step
 from underclock.stages.trace import trace
 from underclock.stages.watch import watch
@@ -78,7 +85,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     step = trace(function)
     traced_s = time.perf_counter() - begun
-    step = msgspec.structs.replace(step, source=Path(source).name)
+    step = msgspec.structs.replace(step, source=source_of(source, folder))
     write_document(folder / f"{name}.step.json", step, force=True)
     unchanged = state_digest() == before
     after_ms = speed_ms(function)
@@ -122,7 +129,9 @@ def _off_cap(profile: SampleSet) -> dict[str, float]:
     parts = {False: 0.0, True: 0.0}
     for kernel in profile.kernels:
         sample = samples[kernel.name]
-        parts[bool((sample.event_reasons or 0) & POWER_CAP_REASON)] += sample.time_s * kernel.count
+        parts[bool((sample.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)] += (
+            sample.time_s * kernel.count
+        )
     return {"off_cap_s": parts[False], "capped_s": parts[True]}
 
 
@@ -171,11 +180,11 @@ def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
                 powers.append((ended_j - begun_j) / (ended_s - begun_s))
         reasons = 0
         for reading in readings:
-            reasons |= reading.event_reasons or 0
+            reasons |= reading.throttle_reasons or 0
         rows.append(
             {
                 "kernel": kernel.name,
-                "capped": bool(reasons & POWER_CAP_REASON),
+                "capped": bool(reasons & ThrottleReason.SW_POWER_CAP),
                 "time_us": statistics.fmean(r.time_s for r in readings) * 1e6,
                 "power_w": statistics.fmean(r.energy_j / r.time_s for r in readings),
                 "time_cv": cv([r.time_s for r in readings]),
@@ -268,8 +277,8 @@ def main() -> None:
                 with held_step(load_step(path), name=source) as launcher:
                     save(f"stretch {source}", in_situ_kernels(launcher))
             elif kind == "watch":
-                step = msgspec.structs.replace(trace(path), source=path)
-                log = watch("nvml:0", duration_s=5.0, step=step)
+                named = StepFile(named=path)
+                log = watch("nvml:0", duration_s=5.0, step=trace(path), run=named)
                 save(f"watch {source}", msgspec.to_builtins(log))
 
 

@@ -251,7 +251,7 @@ def log(parts: Mapping[str, Any]) -> str:
                 f"{found['step_s'] * 1e3:.2f} ms",
                 f"{least:.0f} - {mean:.0f} - {most:.0f} MHz",
                 f"{found['power_w'][1]:.0f} W",
-                f"0x{found['event_reasons']:x}",
+                f"0x{found['throttle_reasons']:x}",
             )
         )
     head = ("step", "readings", "rate", "step time", "core clock", "power", "reasons")

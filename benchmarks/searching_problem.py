@@ -209,8 +209,8 @@ class _Silent:
     def loop(self, kernels: Sequence[Kernel]) -> Iterator[Loop]:
         """Keep launching a sequence from entry to exit."""
         with self._launcher.loop(kernels) as loop:
-            if self._device.activity is not None:
-                self._device.activity.time_noise = self._device.activity.power_noise = 1.0
+            if self._device.running is not None:
+                self._device.running.time_noise = self._device.running.power_noise = 1.0
             yield loop
 
     def notes(self) -> tuple[str, ...]:

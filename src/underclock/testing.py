@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from underclock.errors import UnderclockError
 from underclock.hw.base import Clock, Gpu, Launcher, Measurer
-from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import Machine, simulated_driver
 from underclock.hw.ticker import Ticker
@@ -85,7 +85,7 @@ class ReadOnlyGpuContract:
         assert gpu.power_w() > 0
         assert gpu.observed().core_mhz
         assert 0 < gpu.temperature_c() < 120  # noqa: PLR2004 - °C
-        assert gpu.event_reasons() >= 0
+        assert gpu.throttle_reasons() >= 0
 
 
 class GpuContract(ReadOnlyGpuContract):
@@ -98,7 +98,7 @@ class GpuContract(ReadOnlyGpuContract):
         """Inside the block the clock comes to be held; after it, it is not."""
         before = gpu.observed()
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
-        with clock_lease(gpu, low):
+        with ClockLeases(gpu).hold(low):
             assert _comes(clock, lambda: gpu.observed().core_mhz == low.core_mhz)
             check_applied(gpu, low)
         assert _comes(clock, lambda: gpu.observed() == before)
@@ -107,7 +107,7 @@ class GpuContract(ReadOnlyGpuContract):
         """Ctrl-C inside the block does not leave the clock locked."""
         before = gpu.observed()
         low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
-        with contextlib.suppress(KeyboardInterrupt), clock_lease(gpu, low):
+        with contextlib.suppress(KeyboardInterrupt), ClockLeases(gpu).hold(low):
             assert _comes(clock, lambda: gpu.observed().core_mhz == low.core_mhz)
             raise KeyboardInterrupt
         assert _comes(clock, lambda: gpu.observed() == before)
@@ -116,9 +116,20 @@ class GpuContract(ReadOnlyGpuContract):
         """A refusal after the first domain was written leaves nothing behind."""
         before = gpu.observed()
         impossible = Clocks(core_mhz=gpu.supported_core_mhz()[0], mem_mhz=1)
-        with contextlib.suppress(UnderclockError), clock_lease(gpu, impossible):
+        with contextlib.suppress(UnderclockError), ClockLeases(gpu).hold(impossible):
             pass
         assert _settles(clock, lambda: gpu.observed() == before)
+
+    def test_a_lease_inside_another_is_refused(self, gpu: Gpu, clock: Clock) -> None:
+        """It would give the outer one's clocks back; that one goes on."""
+        low = Clocks(core_mhz=gpu.supported_core_mhz()[0])
+        with ClockLeases(gpu) as leases, leases.hold(low):
+            try:
+                with leases.hold(low):
+                    raise AssertionError("held the same clocks twice")
+            except UnderclockError:
+                pass
+            assert _comes(clock, lambda: gpu.observed().core_mhz == low.core_mhz)
 
     def test_unlocking_what_is_not_locked_is_harmless(self, gpu: Gpu, clock: Clock) -> None:
         """It changes nothing and raises nothing."""
@@ -190,7 +201,7 @@ class TickerContract:
         cores_mhz = gpu.supported_core_mhz()
         tick_s = []
         for mhz in (cores_mhz[len(cores_mhz) // 4], cores_mhz[len(cores_mhz) // 2]):
-            with clock_lease(gpu, Clocks(core_mhz=mhz)):
+            with ClockLeases(gpu).hold(Clocks(core_mhz=mhz)):
                 clock.sleep_s(_LONGEST_SWITCH_S)
                 edges_s = ticker.trace(
                     lambda: None, domain=Domain.CORE, tick_s=20e-6, lead_s=0.05, tail_s=0.05

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.hw.nvml import READ_ONLY
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(READ_ONLY, raising=False)
     rows = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"]
     for core in (500, 800, 1100, 1400, 1700):
         for name, time_s, share in (("product", 1.0 / core, 60.0), ("copy", 1e-3, 20.0)):

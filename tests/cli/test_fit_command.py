@@ -9,7 +9,6 @@ import pytest
 
 from underclock.cli import main
 from underclock.records import (
-    POWER_CAP_REASON,
     SCHEMAS,
     Clocks,
     Evidence,
@@ -17,6 +16,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
 )
 from underclock.store import SampleFile
 
@@ -66,7 +66,9 @@ def _file(
                         asked=Clocks(core_mhz=core, mem_mhz=mem),
                         time_s=time_s,
                         energy_j=time_s * (50.0 + core / 10.0 + mem / 200.0),
-                        event_reasons=POWER_CAP_REASON if name in capped else 0,
+                        throttle_reasons=ThrottleReason.SW_POWER_CAP
+                        if name in capped
+                        else ThrottleReason.NONE,
                     )
                     file.append(sample)
         if again is not None:

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.hw.nvml import READ_ONLY
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(READ_ONLY, raising=False)
 
 
 def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

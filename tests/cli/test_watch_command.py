@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.hw.nvml import READ_ONLY
 from underclock.testing import simulated_driver
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(READ_ONLY, raising=False)
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def test_a_table_for_people_and_a_file_of_every_reading(
     said = capsys.readouterr()
 
     assert "RTX 3080 Ti, 200 readings: simulated" in said.out
-    assert "event reasons seen: 0x1" in said.out
+    assert "throttle reasons seen: 0x1" in said.out
     assert "a step took" not in said.out
     assert max(len(line) for line in said.out.splitlines()) <= 80
     with Path("clocks.csv").open(newline="") as file:
@@ -82,7 +80,7 @@ def test_force_replaces(capsys: pytest.CaptureFixture[str]) -> None:
         ("watch", 2, "Missing option '--gpu'"),
         ("watch --gpu cpu", 2, "unknown GPU 'cpu'"),
         ("watch --gpu sim:a100x", 2, "no simulated GPU"),
-        ("watch --gpu replay:sweep.csv", 2, "a table has no clocks to watch"),
+        ("watch --gpu replay:sweep.csv", 2, "cannot show what its clocks do"),
         ("watch --gpu nvml:x", 2, "cannot read 'x' as a GPU's number"),
         ("watch --gpu nvml:1", 2, "there is no GPU 1"),
         ("watch --gpu sim:a100 --for 0s", 2, "cannot log for 0 s"),

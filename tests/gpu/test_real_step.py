@@ -144,7 +144,7 @@ def test_an_interrupt_leaves_the_state_bit_by_bit() -> None:
     ["tiny", "tiny_fused", "tiny_compiled", "tiny_accumulated", "tiny_recomputed"],
 )
 def test_every_kind_of_step_is_named_and_counted(name: str) -> None:
-    traced = trace_step(load_step(f"{ZOO}/gpt.py:{name}"), source=f"{ZOO}/gpt.py:{name}")
+    traced = trace_step(load_step(f"{ZOO}/gpt.py:{name}"))
 
     assert not traced.step.obstacle
     named = [k for k in traced.step.kernels if k.launch and k.launch.operator]

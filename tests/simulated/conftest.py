@@ -4,15 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from underclock.hw.nvml import READ_ONLY
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Kernel, Step
 from underclock.workloads import workload
-
-
-@pytest.fixture(autouse=True)
-def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READ_ONLY, raising=False)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from underclock.hw.lease import clock_lease
+from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.records import Clocks, Kernel
 from underclock.testing import Fault, FaultKind, FaultScript, Machine, simulated_driver
@@ -103,7 +103,7 @@ def test_nvitop_sees_what_a_lease_does(client: Callable[[str], Any], elementwise
         nvml_session(),
     ):
         device = nvitop.Device(0)
-        with clock_lease(NvmlGpu(), Clocks(core_mhz=1050, mem_mhz=5001)):
+        with ClockLeases(NvmlGpu()).hold(Clocks(core_mhz=1050, mem_mhz=5001)):
             machine.clock.sleep_s(1.0)
             assert (device.sm_clock(), device.memory_clock()) == (1050, 5001)
         machine.clock.sleep_s(1.0)

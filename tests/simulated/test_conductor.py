@@ -11,6 +11,7 @@ import pytest
 from underclock.errors import (
     DataError,
     DeviceError,
+    MeasurementError,
     NotPermittedError,
     NotSupportedError,
     UsageError,
@@ -19,7 +20,7 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import Switching
-from underclock.hw.lease import clock_lease
+from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import READ_ONLY
 from underclock.hw.simulated.conductor import Executed
 from underclock.hw.simulated.conductor import execute as conduct
@@ -65,15 +66,15 @@ def _alone(
         if (kernel.name, setting) in known:
             continue
         # A new one each time, so that its first loop draws the noise of a schedule's.
-        with simulated_rig(_model(name, _FREE)) as rig, clock_lease(rig.gpu, setting):
+        with simulated_rig(_model(name, _FREE)) as rig, ClockLeases(rig.gpu).hold(setting):
             rig.device.temperature_c = temperature_c
             with rig.launcher.loop([kernel]):
                 start_s, start_j = rig.clock.now_s(), rig.device.energy_j
                 rig.clock.sleep_s(0.1)
-                activity = rig.device.activity
-                assert activity is not None
+                running = rig.device.running
+                assert running is not None
                 assert not rig.device.capped
-                done = activity.launches + activity.share
+                done = running.launches + running.share
             took_s, took_j = rig.clock.now_s() - start_s, rig.device.energy_j - start_j
         known[kernel.name, setting] = took_s / done, took_j / done
     return [known[kernel.name, setting] for kernel, setting in zip(launches, clocks, strict=True)]
@@ -130,7 +131,7 @@ def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
         )
     with (
         simulated_rig("rtx3080ti") as rig,
-        clock_lease(rig.gpu, clocks),
+        ClockLeases(rig.gpu).hold(clocks),
         rig.launcher.loop(launches) as loop,
     ):
         rig.clock.sleep_s(150.0)
@@ -302,27 +303,38 @@ def test_clocks_are_given_back_at_the_end(rig: Rig, launches: list[Kernel]) -> N
     _run(rig, launches, _segments(launches, (_SLOW, _LOW_MEM), 4))
 
     assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)
-    assert rig.device.activity is None
+    assert rig.device.running is None
     assert rig.device.on_follow is None
     rig.clock.sleep_s(60.0)  # nobody is left who asks for anything
     assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)
 
 
 def test_auto_throughout_needs_no_permission_and_anything_else_does(
-    launches: list[Kernel], monkeypatch: pytest.MonkeyPatch
+    launches: list[Kernel],
 ) -> None:
     with simulated_rig("rtx3080ti", root=False) as rig:
         assert _run(rig, launches, [AUTO] * len(launches)).planned == 0
         with pytest.raises(NotPermittedError):
             _run(rig, launches, _segments(launches, (AUTO, _FAST), 4))
-    monkeypatch.setenv(READ_ONLY, "1")
-    with simulated_rig("rtx3080ti") as rig, pytest.raises(NotPermittedError, match=READ_ONLY):
+    with (
+        simulated_rig("rtx3080ti", read_only=True) as rig,
+        pytest.raises(NotPermittedError, match=READ_ONLY),
+    ):
         _run(rig, launches, [_FAST] * len(launches))
 
 
 def test_a_gpu_lost_on_the_way_is_an_error(launches: list[Kernel]) -> None:
     faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=1.0),))
     with simulated_rig("rtx3080ti", faults=faults) as rig, pytest.raises(DeviceError, match="lost"):
+        _run(rig, launches, _segments(launches, (_SLOW, _FAST), 4))
+
+
+def test_a_gpu_lost_for_a_moment_does_not_hang_the_schedule(launches: list[Kernel]) -> None:
+    faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=1.0, for_s=0.01),))
+    with (
+        simulated_rig("rtx3080ti", faults=faults) as rig,
+        pytest.raises(MeasurementError, match="while running the schedule"),
+    ):
         _run(rig, launches, _segments(launches, (_SLOW, _FAST), 4))
 
 
@@ -355,7 +367,7 @@ def test_the_stage_runs_a_schedule(step: Step, launches: list[Kernel]) -> None:
 @pytest.mark.parametrize(
     ("gpu", "clocks", "error", "words"),
     [
-        ("nvml:0", _FAST, NotSupportedError, "real GPU"),
+        ("nvml:0", _FAST, NotSupportedError, "cannot run a schedule of clocks"),
         ("replay:table.csv", _FAST, UsageError, "table"),
         ("sim:nothing", _FAST, UsageError, "nothing"),
         ("sim:rtx3080ti", Clocks(core_mhz=1201), UsageError, "core 1201 MHz, memory auto"),

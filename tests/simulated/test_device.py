@@ -42,8 +42,8 @@ def test_the_same_seed_gives_the_same_run(gemm: Kernel) -> None:
         gpu.advance(60.0)
 
     def outcome(gpu: VirtualGpu) -> tuple[float, float]:
-        assert gpu.activity is not None
-        return gpu.energy_j, gpu.activity.completed_s
+        assert gpu.running is not None
+        return gpu.energy_j, gpu.running.completed_s
 
     assert outcome(first) == outcome(again)
     assert outcome(first) != outcome(other)
@@ -124,22 +124,22 @@ def test_kernels_borrow_power_from_their_neighbours_within_the_averaging_time() 
         gpu.limit_power(250.0)
         gpu.begin(kernels)
         gpu.advance(120.0)
-        assert gpu.activity is not None
-        return gpu.activity.completed_s / gpu.activity.launches
+        assert gpu.running is not None
+        return gpu.running.completed_s / gpu.running.launches
 
     assert launch_s(product, pause) < 0.99 * launch_s(product) + launch_s(pause)
 
 
 def test_launches_are_counted_when_they_complete(elementwise: Kernel) -> None:
     gpu = _busy([elementwise])
-    assert gpu.activity is not None
+    assert gpu.running is not None
     gpu.advance(CAP_TICK_S)
-    activity = gpu.activity
+    running = gpu.running
 
-    assert activity.launches >= 1
-    assert activity.completed_s <= activity.elapsed_s
-    each_s = activity.completed_s / activity.launches
-    assert activity.elapsed_s - activity.completed_s < each_s
+    assert running.launches >= 1
+    assert running.completed_s <= running.elapsed_s
+    each_s = running.completed_s / running.launches
+    assert running.elapsed_s - running.completed_s < each_s
 
 
 def test_an_idle_gpu_rests_at_its_least_clocks() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from underclock.errors import DeviceError, NotPermittedError, NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.hw.lease import check_applied, clock_lease
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
+from underclock.hw.lease import ClockLeases, check_applied
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, is_read_only, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver, installed
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import POWER_CAP_REASON, Clocks, Kernel
+from underclock.records import Clocks, Kernel, ThrottleReason
 from underclock.testing import simulated_driver
 
 _MODEL = gpu_model("rtx3080ti")
@@ -32,14 +32,14 @@ def test_the_least_memory_clock_bounds_the_core(rig: Rig, gemm: Kernel) -> None:
     assert rig.gpu.supported_core_mhz(405)[-1] == 420
     with (
         rig.launcher.loop([gemm]),
-        clock_lease(rig.gpu, Clocks(core_mhz=1050, mem_mhz=405)),
+        ClockLeases(rig.gpu).hold(Clocks(core_mhz=1050, mem_mhz=405)),
     ):
         rig.clock.sleep_s(1.0)
         assert rig.gpu.observed().mem_mhz == 810
 
 
 def test_a_clock_between_two_bins_snaps_down(rig: Rig, elementwise: Kernel) -> None:
-    with rig.launcher.loop([elementwise]), clock_lease(rig.gpu, Clocks(core_mhz=1057)):
+    with rig.launcher.loop([elementwise]), ClockLeases(rig.gpu).hold(Clocks(core_mhz=1057)):
         rig.clock.sleep_s(1.0)
         assert rig.gpu.observed().core_mhz == 1050
 
@@ -49,7 +49,7 @@ def test_a_locked_clock_reads_back_on_every_model(name: str, elementwise: Kernel
     with simulated_rig(name) as rig, rig.launcher.loop([elementwise]):
         table = rig.gpu.supported_core_mhz()
         for mhz in table[: len(table) // 2 : 10]:  # above, heat or power may have a say
-            with clock_lease(rig.gpu, Clocks(core_mhz=mhz)):
+            with ClockLeases(rig.gpu).hold(Clocks(core_mhz=mhz)):
                 rig.clock.sleep_s(1.0)
                 assert rig.gpu.observed().core_mhz == mhz
 
@@ -57,10 +57,10 @@ def test_a_locked_clock_reads_back_on_every_model(name: str, elementwise: Kernel
 def test_the_power_cap_outranks_a_lock_and_says_so(rig: Rig, gemm: Kernel) -> None:
     high = Clocks(core_mhz=2100)
     rig.device.limit_power(250.0)
-    with rig.launcher.loop([gemm]), clock_lease(rig.gpu, high):
+    with rig.launcher.loop([gemm]), ClockLeases(rig.gpu).hold(high):
         rig.clock.sleep_s(5.0)
         assert (check_applied(rig.gpu, high).core_mhz or 0) < 2100
-        assert rig.gpu.event_reasons() & POWER_CAP_REASON
+        assert rig.gpu.throttle_reasons() & ThrottleReason.SW_POWER_CAP
         assert rig.gpu.power_w() <= 250.0
 
 
@@ -71,16 +71,26 @@ def test_without_root_a_lock_is_refused_and_reading_is_not(gemm: Kernel) -> None
         assert rig.gpu.power_w() > 0
 
 
-def test_read_only_mode_refuses_every_setter(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(READ_ONLY, "1")
-
-    for clocks in (Clocks(core_mhz=1050), Clocks(mem_mhz=5001)):
+def test_read_only_mode_refuses_every_setter() -> None:
+    with simulated_rig("rtx3080ti", read_only=True) as rig:
+        for clocks in (Clocks(core_mhz=1050), Clocks(mem_mhz=5001)):
+            with pytest.raises(NotPermittedError, match=READ_ONLY):
+                rig.gpu.lock(clocks)
         with pytest.raises(NotPermittedError, match=READ_ONLY):
-            rig.gpu.lock(clocks)
-    with pytest.raises(NotPermittedError, match=READ_ONLY):
-        rig.gpu.unlock()
-    assert rig.device.core_lock is None
-    assert rig.device.mem_lock is None
+            rig.gpu.unlock()
+        assert rig.device.core_lock is None
+        assert rig.device.mem_lock is None
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_the_environment_is_for_real_gpus_and_never_closes_a_simulated_one(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(READ_ONLY, value)
+    with simulated_rig("rtx3080ti") as rig:
+        rig.gpu.lock(Clocks(core_mhz=1050))
+        assert rig.device.core_lock == (1050, 1050)
+    assert is_read_only() == (value == "1")
 
 
 def test_a_lock_outlives_the_session_that_set_it(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from underclock.errors import DeviceError, MeasurementError, NotPermittedError
 from underclock.hw.base import Reading
-from underclock.hw.lease import clock_lease
+from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
@@ -47,7 +47,7 @@ def test_permission_revoked_inside_a_lease_is_told_and_leaves_the_lock_to_undo_l
     with simulated_rig("rtx3080ti", faults=faults) as rig:
         with (
             pytest.raises(NotPermittedError, match="could not unlock"),
-            clock_lease(rig.gpu, _PAIR),
+            ClockLeases(rig.gpu).hold(_PAIR),
         ):
             rig.clock.sleep_s(6.0)
         assert _locks(rig) == [(1050, 1050), (5001, 5001)]
@@ -60,7 +60,7 @@ def test_permission_revoked_inside_a_lease_is_told_and_leaves_the_lock_to_undo_l
 def test_permission_revoked_before_a_lease_locks_nothing() -> None:
     with simulated_rig("rtx3080ti", faults=_script(FaultKind.PERMISSION_REVOKED, at_s=0.0)) as rig:
         rig.clock.sleep_s(1.0)
-        with pytest.raises(NotPermittedError), clock_lease(rig.gpu, _PAIR):
+        with pytest.raises(NotPermittedError), ClockLeases(rig.gpu).hold(_PAIR):
             pytest.fail("the block must not run")
         assert rig.device.core_lock is None
         assert rig.gpu.power_w() > 0
@@ -75,7 +75,7 @@ def test_a_lock_that_fails_half_way_is_undone(elementwise: Kernel) -> None:
         assert _locks(rig) == [(1050, 1050)]  # without a lease the core stays locked
         with (
             pytest.raises(DeviceError, match="could not lock the memory at 5001 MHz"),
-            clock_lease(rig.gpu, _PAIR),
+            ClockLeases(rig.gpu).hold(_PAIR),
         ):
             pytest.fail("the block must not run")
         assert _locks(rig) == []
@@ -90,9 +90,9 @@ def test_a_gpu_lost_while_measuring_is_a_device_error(at_s: float, elementwise: 
         with pytest.raises(DeviceError) as caught, measurer.hold(_PAIR):
             measurer.measure([elementwise])
 
-        assert "GPU is lost" in str(caught.value)
+        assert "GPU is lost" in str(caught.value) or "fell off the bus" in str(caught.value)
         assert "reboot" in caught.value.hint
-        assert rig.device.activity is None
+        assert rig.device.running is None
 
 
 def test_of_a_lost_gpu_every_call_says_so_and_its_neighbour_still_answers(
@@ -103,7 +103,7 @@ def test_of_a_lost_gpu_every_call_says_so_and_its_neighbour_still_answers(
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
         with machine.run(elementwise, gpu=1) as loop:
             machine.clock.sleep_s(3.0)
-            assert machine.gpus[1].activity is None
+            assert machine.gpus[1].running is None
             with pytest.raises(DeviceError, match="fell off the bus"):
                 loop.progress()
         for call in (
@@ -125,7 +125,7 @@ def test_a_lost_gpu_comes_back_as_from_a_reset() -> None:
     faults = _script(FaultKind.GPU_LOST, at_s=5.0, for_s=10.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
         rig.device.limit_power(200.0)
-        with pytest.raises(DeviceError, match="GPU is lost"), clock_lease(rig.gpu, _PAIR):
+        with pytest.raises(DeviceError, match="GPU is lost"), ClockLeases(rig.gpu).hold(_PAIR):
             rig.clock.sleep_s(6.0)
         assert _locks(rig) == [(1050, 1050), (5001, 5001)]
 
@@ -206,7 +206,7 @@ def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
             with measurer.hold(AUTO):
                 readings.append(measurer.measure([elementwise]))
 
-    reasons = [reading.event_reasons or 0 for reading in readings]
+    reasons = [reading.throttle_reasons or 0 for reading in readings]
     cores_mhz = [(reading.observed or AUTO).core_mhz or 0 for reading in readings]
     assert [found & reason for found in reasons] == [0, reason, 0]
     assert cores_mhz[1] <= left * highest_mhz < cores_mhz[0]
@@ -222,7 +222,7 @@ def test_a_lease_holds_through_a_slowdown_and_is_undone(elementwise: Kernel) -> 
         # Slower than asked is physics and no error: the reading says what it ran at, and why.
         assert reading.observed is not None
         assert (reading.observed.core_mhz or 0) < 1500
-        assert (reading.event_reasons or 0) & 0x40
+        assert (reading.throttle_reasons or 0) & 0x40
         assert rig.device.core_lock is None
 
 
@@ -260,7 +260,7 @@ def test_a_fault_set_down_late_happens_at_once() -> None:
         _script(FaultKind.SOFT_SLOWDOWN, at_s=5.0).arm(machine.gpus)
         machine.clock.sleep_s(1e-3)
 
-        assert machine.gpus[0].event_reasons & REASON_SOFT_SLOWDOWN
+        assert machine.gpus[0].throttle_reasons & REASON_SOFT_SLOWDOWN
         assert machine.gpus[0].energy_j > before_j
 
 

@@ -22,6 +22,7 @@ from underclock.errors import (
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import Bounds, Switching
+from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import READ_ONLY, NvmlGpu
 from underclock.hw.simulated.launcher import VirtualClock
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -51,8 +52,10 @@ def _model(name: str, switching: Switching = _USUAL) -> GpuModel:
 
 
 def _stand(rig: Rig, seed: int = 0) -> Stand:
+    gpu = SwitchableNvmlGpu()
     return Stand(
-        gpu=SwitchableNvmlGpu(),
+        gpu=gpu,
+        leases=ClockLeases(gpu),
         ticker=VirtualTicker(rig.device, rig.clock, seed=seed),
         clock=rig.clock,
         random=np.random.default_rng(seed),
@@ -223,15 +226,16 @@ def test_changes_before_the_call_returns_count_as_none_and_are_told() -> None:
 
 def test_without_permission_nothing_is_locked() -> None:
     with _rig(_model("rtx3080ti"), root=False) as rig:
-        with pytest.raises(NotPermittedError, match="could not unlock"):
+        with pytest.raises(NotPermittedError, match="could not lock"):
             _measured(rig)
         assert _locks(rig) == []
 
 
-def test_read_only_mode_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(READ_ONLY, "1")
-    with pytest.raises(NotPermittedError, match=f"{READ_ONLY} is set"):
-        measure_latency("sim:rtx3080ti")
+def test_read_only_mode_closes_the_gate() -> None:
+    with simulated_rig("rtx3080ti", read_only=True) as rig:
+        with pytest.raises(NotPermittedError, match=f"{READ_ONLY} is set"):
+            _measured(rig)
+        assert _locks(rig) == []
 
 
 def test_permission_revoked_half_way_is_told() -> None:
@@ -250,7 +254,7 @@ def test_a_gpu_lost_on_the_way_is_a_device_error(at_s: float) -> None:
         with pytest.raises(DeviceError) as caught:
             _measured(rig)
         assert "reboot" in caught.value.hint
-        assert rig.device.activity is None
+        assert rig.device.running is None
 
 
 @pytest.mark.parametrize("domain", Domain)

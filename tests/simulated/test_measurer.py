@@ -2,6 +2,8 @@
 
 import pytest
 
+from underclock.errors import NotPermittedError, UsageError
+from underclock.hw.base import Capability
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.rig import Rig
 from underclock.physics.power import busy_w
@@ -75,6 +77,45 @@ def test_only_pairs_that_hold_together_are_offered(rig: Rig) -> None:
     assert Clocks(core_mhz=420, mem_mhz=405) in settings
     assert Clocks(core_mhz=435, mem_mhz=405) not in settings
     assert Clocks(mem_mhz=405) not in settings
+
+
+@pytest.mark.parametrize(
+    "clocks",
+    [Clocks(core_mhz=2**32 + 1740), Clocks(core_mhz=1801), Clocks(core_mhz=435, mem_mhz=405)],
+)
+def test_clocks_that_are_not_listed_never_reach_the_driver(rig: Rig, clocks: Clocks) -> None:
+    with pytest.raises(UsageError, match="this GPU does not list"), _bench(rig).hold(clocks):
+        pytest.fail("the block must not run")
+    assert rig.clock.now_s() == 0.0
+
+
+def test_where_clocks_may_not_be_set_that_is_said_before_the_driver_is_asked(rig: Rig) -> None:
+    measurer = GpuMeasurer(
+        rig.gpu,
+        rig.launcher,
+        rig.clock,
+        evidence=Evidence.MEASURED,
+        measuring=MeasurementSettings(),
+        may_lock=False,
+    )
+    assert Capability.LOCK not in measurer.capabilities
+    with (
+        pytest.raises(NotPermittedError, match="clocks may not be set here"),
+        measurer.hold(Clocks(core_mhz=1050)),
+    ):
+        pytest.fail("the block must not run")
+    with measurer.hold(AUTO):
+        assert rig.device.core_lock is None
+
+
+def test_a_lease_that_was_left_open_is_given_back_around_it(rig: Rig) -> None:
+    measurer = _bench(rig)
+    with measurer.leases:
+        lease = measurer.hold(Clocks(core_mhz=1050))  # kept: it would unlock as it is collected
+        lease.__enter__()
+        assert rig.device.core_lock == (1050, 1050)
+
+    assert rig.device.core_lock is None
 
 
 def test_nothing_stays_locked_after_measuring(rig: Rig, gemm: Kernel) -> None:

@@ -228,7 +228,7 @@ def test_other_reads_take_a_microsecond(rig: Rig) -> None:
         rig.gpu.power_w()
         rig.gpu.observed()
         rig.gpu.temperature_c()
-        rig.gpu.event_reasons()
+        rig.gpu.throttle_reasons()
 
     assert rig.clock.now_s() - before_s < 1e-3
 

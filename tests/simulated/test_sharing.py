@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from underclock.gpus.catalogue import gpu_model
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.spread import Unit
+from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.records import Kernel
@@ -23,8 +23,8 @@ _THEIRS = KernelConstants(fixed_s=1e-3, work_j_per_v2=0.3)
 def _launch_s(gpu: VirtualGpu) -> float:
     gpu.begin([_OURS])
     gpu.advance(20.0)
-    assert gpu.activity is not None
-    return gpu.activity.completed_s / gpu.activity.launches
+    assert gpu.running is not None
+    return gpu.running.completed_s / gpu.running.launches
 
 
 @settings(max_examples=15, deadline=None)
@@ -41,7 +41,7 @@ def test_a_neighbour_draws_power_while_this_process_rests() -> None:
     gpu.advance(1.0)
     idle_w = gpu.power_w
     gpu.join(Neighbour(pid=1234, kernel=_THEIRS, share=0.5))
-    assert gpu.event_reasons == 0
+    assert gpu.throttle_reasons == 0
     before_j = gpu.energy_j
     gpu.advance(10.0)
     shared_w = (gpu.energy_j - before_j) / 10.0
@@ -50,7 +50,7 @@ def test_a_neighbour_draws_power_while_this_process_rests() -> None:
 
     assert shared_w > 2 * idle_w
     assert gpu.power_w < 2 * idle_w
-    assert gpu.event_reasons == pynvml.nvmlClocksEventReasonGpuIdle
+    assert gpu.throttle_reasons == pynvml.nvmlClocksEventReasonGpuIdle
 
 
 def test_the_power_cap_counts_the_neighbour(gemm: Kernel) -> None:
@@ -119,14 +119,16 @@ def test_units_of_a_model_differ_and_unit_0_is_the_model(gemm: Kernel) -> None:
 def test_a_unit_is_the_same_whatever_the_noise() -> None:
     for number in range(5):
         first, other = (VirtualGpu(_MODEL, seed=seed, unit=number) for seed in (1, 2))
-        assert first.unit == other.unit == Unit.of(_MODEL.name, number)
+        assert first.unit == other.unit == UnitVariation.of(_MODEL.name, number)
         assert first.constants == other.constants
-    assert Unit.of(_MODEL.name, 1) != Unit.of("another model", 1)
+    assert UnitVariation.of(_MODEL.name, 1) != UnitVariation.of("another model", 1)
 
 
 def test_a_machine_numbers_its_units(gemm: Kernel) -> None:
     with simulated_driver("rtx3080ti", count=3, unit=4) as machine:
-        assert [gpu.unit for gpu in machine.gpus] == [Unit.of(_MODEL.name, n) for n in (4, 5, 6)]
+        assert [gpu.unit for gpu in machine.gpus] == [
+            UnitVariation.of(_MODEL.name, n) for n in (4, 5, 6)
+        ]
         with machine.run([gemm, gemm], gpu=2):
             machine.clock.sleep_s(10.0)
         assert machine.gpus[2].energy_j > 2 * machine.gpus[0].energy_j

@@ -12,7 +12,7 @@ import pytest
 from underclock.errors import NotAppliedError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.switching import Switching
-from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
@@ -117,11 +117,11 @@ def test_without_a_delay_the_clock_changes_at_once() -> None:
 def test_nothing_executes_while_the_memory_clock_changes() -> None:
     def launches(stall_s: float, mhz: int) -> int:
         gpu = _gpu(Switching(mem_stall_s=stall_s))
-        assert gpu.activity is not None
-        before = gpu.activity.launches
+        assert gpu.running is not None
+        before = gpu.running.launches
         gpu.lock_mem((mhz, mhz))
         gpu.advance(2.0)
-        return gpu.activity.launches - before
+        return gpu.running.launches - before
 
     assert launches(0.0, 5001) - launches(0.25, 5001) == pytest.approx(250, abs=2)
     # Where the memory already runs there, nothing changes and nothing stalls.
@@ -139,8 +139,8 @@ def test_a_stalled_gpu_draws_less_and_its_loop_goes_on_counting_time() -> None:
     gpu.advance(0.25)
 
     assert gpu.power_w < 0.6 * busy_w
-    assert gpu.activity is not None
-    assert gpu.activity.elapsed_s == pytest.approx(1.25)
+    assert gpu.running is not None
+    assert gpu.running.elapsed_s == pytest.approx(1.25)
     gpu.advance(0.5)
     assert gpu.power_w > 0.6 * busy_w
 
@@ -148,7 +148,11 @@ def test_a_stalled_gpu_draws_less_and_its_loop_goes_on_counting_time() -> None:
 def test_a_lock_may_be_accepted_and_not_followed(elementwise: Kernel) -> None:
     model = dataclasses.replace(_MODEL, ignored_locks=(Domain.MEMORY,))
     asked = Clocks(core_mhz=1050, mem_mhz=5001)
-    with simulated_rig(model) as rig, rig.launcher.loop([elementwise]), clock_lease(rig.gpu, asked):
+    with (
+        simulated_rig(model) as rig,
+        rig.launcher.loop([elementwise]),
+        ClockLeases(rig.gpu).hold(asked),
+    ):
         rig.clock.sleep_s(2.0)
         assert rig.device.mem_lock == (5001, 5001)
         assert rig.gpu.observed() == Clocks(core_mhz=1050, mem_mhz=9501)
@@ -217,7 +221,7 @@ def test_computing_demotes_the_memory_clock_where_the_model_says_so(elementwise:
         with rig.launcher.loop([elementwise]):
             assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_2
             assert rig.gpu.observed().mem_mhz == 9251
-            with clock_lease(rig.gpu, Clocks(mem_mhz=9501)):
+            with ClockLeases(rig.gpu).hold(Clocks(mem_mhz=9501)):
                 rig.clock.sleep_s(1.0)
                 assert rig.gpu.observed().mem_mhz == 9501
 

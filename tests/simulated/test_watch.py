@@ -11,7 +11,7 @@ import pytest
 
 from underclock.core.tracing.timeline import beat_of, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.sampler import Entry, Sampler
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Evidence, Kernel, Kind, Step
@@ -55,7 +55,7 @@ def test_an_idle_gpu_is_read_a_thousand_times_a_second_and_left_alone(tmp_path: 
     assert found.entries == len(rows) == 500
     assert found.rate_hz == pytest.approx(1000.0)
     assert found.core_mhz == (210.0, 210.0, 210.0)
-    assert found.event_reasons == 0x1  # idle
+    assert found.throttle_reasons == 0x1  # idle
     assert (found.step_s, found.kernels) == (None, ())
     assert tuple(rows[0]) == COLUMNS
     assert {(row["steps"], row["kernel"]) for row in rows} == {("", "")}
@@ -110,8 +110,8 @@ def test_the_log_lies_over_the_kernel_that_truly_ran(rig: Rig, long: Step) -> No
     with rig.launcher.loop(launches) as loop:
 
         def steps() -> int:
-            assert rig.device.activity is not None
-            truth.append(rig.device.activity.position)
+            assert rig.device.running is not None
+            truth.append(rig.device.running.position)
             return loop.progress().launches
 
         rig.clock.sleep_s(2.0)
@@ -145,10 +145,12 @@ def test_a_late_reading_delays_none_after_it() -> None:
     assert [entry.at_s for entry in entries] == pytest.approx(due_s, abs=1e-5)  # a read takes time
 
 
-def test_watching_never_writes_to_the_gpu(monkeypatch: pytest.MonkeyPatch, long: Step) -> None:
-    monkeypatch.setenv(READ_ONLY, "1")
-
-    assert watch("sim:rtx3080ti", duration_s=0.5, step=long).entries == 500
+def test_watching_never_writes_to_the_gpu(long: Step) -> None:
+    with (
+        simulated_rig("rtx3080ti", read_only=True) as rig,
+        rig.launcher.loop([long.kernels[index] for index in long.order]),
+    ):
+        assert len(Sampler(rig.gpu, rig.clock).run(0.5)) == 500
 
 
 def test_a_gpu_slowed_against_heat_shows_it_in_its_log() -> None:
@@ -163,8 +165,8 @@ def test_a_gpu_slowed_against_heat_shows_it_in_its_log() -> None:
 
     early = [entry for entry in entries if 0.5 < entry.at_s < 1.0]
     late = [entry for entry in entries if entry.at_s > 1.5]
-    assert not any(entry.event_reasons & 0x20 for entry in early)
-    assert all(entry.event_reasons & 0x20 for entry in late)
+    assert not any(entry.throttle_reasons & 0x20 for entry in early)
+    assert all(entry.throttle_reasons & 0x20 for entry in late)
     assert most_mhz(late) < most_mhz(early)
 
 
@@ -180,7 +182,7 @@ def test_a_log_of_no_or_endless_time_is_refused(duration_s: float, rate_hz: floa
 @pytest.mark.parametrize(
     ("gpu", "sentence"),
     [
-        ("replay:sweep.csv", "a table has no clocks to watch"),
+        ("replay:sweep.csv", "cannot show what its clocks do"),
         ("sim:rtx9999", "no simulated GPU"),
         ("cpu", "unknown GPU"),
         ("nvml:first", "cannot read 'first'"),

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from underclock.cli.terminal import clean, say
 from underclock.errors import UsageError
 from underclock.records import Clocks, Record
 from underclock.units import format_duration, parse_duration, parse_fraction, parse_mhz
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType
 
     from underclock.stages.measure import Tally
+    from underclock.stages.step_source import StepFile
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=True)
@@ -25,6 +27,29 @@ seed_option = click.option("--seed", default=0, help="Of a simulated GPU's noise
 gpu_option = click.option(
     "--gpu", required=True, metavar="GPU", help="sim:rtx3080ti, replay:TABLE.csv or nvml:0."
 )
+
+source_option = click.option(
+    "--source",
+    default="",
+    metavar="FILE.py:FUNCTION",
+    help="Of a real GPU's step, where its file changed or lies elsewhere.",
+)
+
+
+def step_file(document: Path | None, source: str) -> "StepFile":
+    """Return where a step's function may be taken from; the user is told which one is run.
+
+    Args:
+        document: The step or plan file.
+        source: What the user named; empty for nothing.
+    """
+    from underclock.stages.step_source import StepFile
+
+    return StepFile(
+        folder=document.parent if document else Path(),
+        named=source,
+        tell=lambda sentence: say(sentence, err=True),
+    )
 
 
 def output_option(noun: str, *, required: bool) -> Callable[[_F], _F]:
@@ -67,17 +92,17 @@ def _parse_clocks(text: str) -> Clocks:
 
 
 def _parse_mhz_list(text: str) -> tuple[int | None, ...]:
-    found: list[int | None] = []
+    clocks: list[int | None] = []
     for part in text.split(","):
         bounds = part.split(":")
         if len(bounds) == 3:  # noqa: PLR2004 - low:high:step
             low, high, step = (parse_mhz(bound) or 0 for bound in bounds)
             if step == 0 or low == 0 or high < low:
                 raise UsageError(f"cannot read {part!r} as a range", hint="write 210:2100:210")
-            found.extend(range(low, high + 1, step))
+            clocks.extend(range(low, high + 1, step))
         else:
-            found.append(parse_mhz(part))
-    return tuple(found)
+            clocks.append(parse_mhz(part))
+    return tuple(clocks)
 
 
 FRACTION = _Parsed("fraction", parse_fraction)
@@ -90,14 +115,24 @@ def print_record(record: Record) -> None:
     """Print a record as JSON."""
     import msgspec
 
-    click.echo(msgspec.json.encode(record).decode())
+    say(msgspec.json.encode(record).decode())
 
 
 def print_table(*parts: "RenderableType") -> None:
     """Print tables for a person."""
     from rich.console import Console
+    from rich.segment import Segment
 
-    console = Console()
+    class Cleaning(Console):
+        """Writes out control characters in text; styles are none."""
+
+        def render(
+            self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
+        ) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else clean(text), style, control)
+
+    console = Cleaning()
     for part in parts:
         console.print(part)
 
@@ -105,7 +140,7 @@ def print_table(*parts: "RenderableType") -> None:
 def warn(sentences: tuple[str, ...]) -> None:
     """Print what the reader must see beside the numbers."""
     for sentence in sentences:
-        click.echo(f"warning: {sentence}", err=True)
+        say(f"warning: {sentence}", err=True)
 
 
 @contextmanager
@@ -147,7 +182,7 @@ def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
                 completed=tally.done,
                 total=tally.total,
                 gpu_time=f"{format_duration(tally.gpu_s)} of GPU time",
-                doing=escape(tally.doing),
+                doing=escape(clean(tally.doing)),
             )
 
         yield show

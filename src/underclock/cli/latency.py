@@ -46,10 +46,10 @@ def command(
 
     check_output(output, force=force)
     with progress_bar("changing clocks") as show:
-        found = measure_latency(gpu, targets=targets, repeats=repeats, seed=seed, progress=show)
-    write_document(output, found, force=force)
-    warn(found.warnings)
+        table = measure_latency(gpu, targets=targets, repeats=repeats, seed=seed, progress=show)
+    write_document(output, table, force=force)
+    warn(table.warnings)
     if as_json:
-        print_record(found)
+        print_record(table)
     else:
-        print_table(latency_table(found))
+        print_table(latency_table(table))

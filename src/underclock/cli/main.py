@@ -2,12 +2,18 @@
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 import click
 
+from underclock.cli.terminal import say
 from underclock.errors import UnderclockError
+from underclock.hw.interrupts import INTERRUPTS
 
 _COMMANDS = {
     "trace": "List the kernels of a training step.",
@@ -27,7 +33,15 @@ _COMMANDS = {
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
 }
 
-_INTERRUPTED = 130  # as a shell reports SIGINT
+_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
+
+
+class _InterruptedError(BaseException):
+    """A signal asks the command to end; raised wherever it is, so that every ``with`` is left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = _BY_SIGNAL + number
 
 
 class _LazyGroup(click.Group):
@@ -55,7 +69,7 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     epilog="Exit codes: 0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, "
     "5 the numbers cannot be trusted, 6 no clocks meet the budget, 7 a plan did not keep its "
-    "promise, 130 interrupted.",
+    "promise, 129, 130 or 143 interrupted (SIGHUP, SIGINT, SIGTERM).",
 )
 @click.version_option(package_name="underclock")
 def cli() -> None:
@@ -69,19 +83,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Without the program's name; by default the process's own.
     """
     try:
-        cli.main(args=arguments, prog_name="underclock", standalone_mode=False)
+        with _interruptible():
+            cli.main(args=arguments, prog_name="underclock", standalone_mode=False)
     except click.ClickException as exc:
         exc.show()
         sys.exit(exc.exit_code)
     except UnderclockError as exc:
-        click.echo(f"underclock: {exc}", err=True)
+        say(f"underclock: {exc}", err=True)
         if exc.hint:
-            click.echo(f"  hint: {exc.hint}", err=True)
+            say(f"  hint: {exc.hint}", err=True)
+        for note in getattr(exc, "__notes__", ()):
+            say(f"underclock: {note}", err=True)
         sys.exit(exc.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("underclock: interrupted; nothing is left locked", err=True)
-        sys.exit(_INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt, _InterruptedError) as exc:
+        words = ("interrupted", *getattr(exc, "__notes__", ()))
+        say(f"underclock: {'; '.join(words)}", err=True)
+        sys.exit(getattr(exc, "exit_code", _BY_SIGNAL + signal.SIGINT))
     except BrokenPipeError:
         # The reader left; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into an exception for the length of a command.
+
+    What the process was told to ignore, as by ``nohup``, stays ignored. Python takes signals in
+    its main thread only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise _InterruptedError(number)
+
+    with ExitStack() as stack:
+        for number in INTERRUPTS:
+            handler = signal.getsignal(number)
+            if handler is not None and handler != signal.SIG_IGN:
+                stack.callback(signal.signal, number, handler)
+                signal.signal(number, interrupt)
+        yield

@@ -15,6 +15,8 @@ from underclock.cli.common import (
     output_option,
     progress_bar,
     seed_option,
+    source_option,
+    step_file,
     warn,
 )
 from underclock.errors import UsageError
@@ -43,6 +45,7 @@ from underclock.errors import UsageError
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
+@source_option
 @seed_option
 @json_option
 def command(
@@ -59,6 +62,7 @@ def command(
     repeats: int,
     warmup: float | None,
     window: float | None,
+    source: str,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -102,6 +106,7 @@ def command(
             measuring=measuring,
             seed=seed,
             progress=show,
+            run=step_file(step, source),
         )
     warn(sample_set.warnings)
     summary = {

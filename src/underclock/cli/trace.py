@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from underclock.cli.common import force_option, json_option, output_option, print_record, warn
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
 
 
@@ -32,7 +33,8 @@ def command(
 
     if output:
         check_output(output, force=force)
-    step = trace(workload, **dict(_size(text) for text in sizes))
+    folder = output.parent if output else None
+    step = trace(workload, folder=folder, **dict(_size(text) for text in sizes))
     if output:
         write_document(output, step, force=force)
     if as_json:
@@ -40,9 +42,9 @@ def command(
         return
     warn(step.warnings)
     launches = len(step.order)
-    click.echo(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
+    say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
     for kernel in step.kernels:
-        click.echo(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
+        say(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
 
 
 def _size(text: str) -> tuple[str, int]:

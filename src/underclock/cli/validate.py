@@ -16,6 +16,8 @@ from underclock.cli.common import (
     print_table,
     progress_bar,
     seed_option,
+    source_option,
+    step_file,
     warn,
 )
 
@@ -34,6 +36,7 @@ NOT_KEPT = 7
     help="Shortfall that still counts as kept. [default: 0.1%]",
 )
 @click.option("--only-plan", is_flag=True, help="Do not run the best fixed clock too.")
+@source_option
 @seed_option
 @json_option
 @force_option
@@ -45,6 +48,7 @@ def command(
     repeats: int,
     tolerance: float,
     only_plan: bool,
+    source: str,
     seed: int,
     as_json: bool,
     force: bool,
@@ -71,6 +75,7 @@ def command(
             only_plan=only_plan,
             seed=seed,
             progress=show,
+            run=step_file(plan, source),
         )
     if output:
         write_document(output, found, force=force)

@@ -13,6 +13,8 @@ from underclock.cli.common import (
     output_option,
     print_record,
     print_table,
+    source_option,
+    step_file,
 )
 
 
@@ -21,6 +23,7 @@ from underclock.cli.common import (
 @gpu_option
 @output_option("log", required=False)
 @click.option("--for", "duration", type=DURATION, default=10.0, help="How long. [default: 10s]")
+@source_option
 @json_option
 @force_option
 def command(
@@ -29,10 +32,11 @@ def command(
     gpu: str,
     output: Path | None,
     duration: float,
+    source: str,
     as_json: bool,
     force: bool,
 ) -> None:
-    """Log clocks, power and event reasons a thousand times a second; set nothing.
+    """Log clocks, power and throttle reasons a thousand times a second; set nothing.
 
     With a STEP that step runs meanwhile, and the log says which kernel ran at each reading.
 
@@ -43,14 +47,15 @@ def command(
     from underclock.stages.watch import watch
     from underclock.store import read_document
 
-    found = watch(
+    log = watch(
         gpu,
         duration_s=duration,
         step=read_document(step, Step) if step else None,
         to=output,
         force=force,
+        run=step_file(step, source),
     )
     if as_json:
-        print_record(found)
+        print_record(log)
     else:
-        print_table(clock_log_table(found))
+        print_table(clock_log_table(log))

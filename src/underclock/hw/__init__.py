@@ -1,8 +1,9 @@
 """The only package that talks to devices, real or simulated.
 
-* `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Measurer
+* `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Measurer and its capabilities
 * `nvml`: one NVIDIA GPU; every setter passes one gate that read-only mode closes
-* `lease`: clocks held for a block and given back whatever happens
+* `lease`: clocks held for a block and given back whatever happens; `interrupts`: signals that wait
+* `interference`: noticing another program that sets the clocks; `waiting`: deadlines of launches
 * `ticker`, `switchable`: watching clocks change, and giving them back one by one
 * `measurer`: measuring windows on a GPU; `replay`: the same answers from a table
 * `simulated/`: a virtual GPU behind the same NVML calls

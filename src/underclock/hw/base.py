@@ -8,9 +8,10 @@ and is all that the measuring stage sees; a table can be one without any GPU beh
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Utilisation
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, ThrottleReason, Utilisation
 
 
 class Clock(Protocol):
@@ -59,8 +60,8 @@ class Gpu(Protocol):
         """Return the GPU's temperature."""
         ...
 
-    def event_reasons(self) -> int:
-        """Return NVML's bits of why the clocks are what they are."""
+    def throttle_reasons(self) -> ThrottleReason:
+        """Return why the clocks are what they are."""
         ...
 
     def utilisation(self) -> Callable[[], Utilisation | None]:
@@ -128,7 +129,7 @@ class Reading:
         window_s: Length of the window; ``None`` when unknown.
         ticks: Energy-counter steps in it; ``None`` when unknown.
         temperature_c: At its end; ``None`` when unknown.
-        event_reasons: Seen in it; ``None`` when unknown.
+        throttle_reasons: At its end; ``None`` when unknown.
         utilisation: In it; ``None`` where no counters could be read.
     """
 
@@ -138,16 +139,26 @@ class Reading:
     window_s: float | None = None
     ticks: int | None = None
     temperature_c: float | None = None
-    event_reasons: int | None = None
+    throttle_reasons: ThrottleReason | None = None
     utilisation: Utilisation | None = None
+
+
+class Capability(StrEnum):
+    """What there may be to ask of what a ``--gpu`` option names; ends the sentence "it cannot"."""
+
+    READ = "show what its clocks do"
+    RUN = "run kernels, be warmed by them and run a whole step"
+    LOCK = "hold clocks"
+    SWITCH = "be watched changing its clocks"
+    SCHEDULE = "run a schedule of clocks"
+    MODEL = "show the model it is made of"
 
 
 class Measurer(Protocol):
     """Holds clocks and measures kernels."""
 
     evidence: Evidence
-    live: bool
-    """Whether kernels really run: a live measurer can be warmed and can run a whole step."""
+    capabilities: frozenset[Capability]
 
     def info(self) -> GpuInfo:
         """Return which GPU answers."""
@@ -165,6 +176,10 @@ class Measurer(Protocol):
         """Return every clock pair that can be held, auto included."""
         ...
 
+    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
+        """Return how many different answers there are; ``None`` where every one is a new one."""
+        ...
+
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of the numbers so far must know."""
         ...
@@ -177,7 +192,7 @@ class Measurer(Protocol):
         """Bring the GPU to the temperature it has when these kernels run; return it in °C.
 
         Raises:
-            MeasurementError: The measurer is not live.
+            MeasurementError: It cannot run kernels.
         """
         ...
 

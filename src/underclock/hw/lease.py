@@ -1,31 +1,129 @@
-"""Hold a clock setting for the length of a ``with`` block, whatever happens inside."""
+"""Clocks held for the length of a ``with`` block, and given back whatever happens inside.
 
+The undo is armed twice, and before anything is set: by the lease, and around all leases by
+`ClockLeases`. An interrupt may come between a lease and its own block, but not at the same time
+between that and the block around it, so a single one leaves nothing locked wherever it comes.
+"""
+
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
-from underclock.errors import NotAppliedError
+from underclock.errors import NotAppliedError, UnderclockError, UsageError
 from underclock.hw.base import Gpu
-from underclock.records import POWER_CAP_REASON, Clocks
+from underclock.hw.interrupts import interrupts_deferred
+from underclock.records import Clocks, ThrottleReason
 
-_SLOWDOWN_REASONS = POWER_CAP_REASON | 0x8 | 0x20 | 0x40 | 0x80  # power and heat, soft and hard
+NOTHING_LOCKED = "nothing is left locked"
+
+_SLOWDOWN_REASONS = (
+    ThrottleReason.SW_POWER_CAP
+    | ThrottleReason.HW_SLOWDOWN
+    | ThrottleReason.SW_THERMAL_SLOWDOWN
+    | ThrottleReason.HW_THERMAL_SLOWDOWN
+    | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
+)
 
 
-@contextmanager
-def clock_lease(gpu: Gpu, clocks: Clocks) -> Iterator[None]:
-    """Lock clocks, and unlock them on the way out.
+class ClockLeases:
+    """The leases that this process takes on one GPU's clocks, one at a time.
 
-    The undo is armed before the first write, so a write that fails half-way is undone too. It
-    unlocks rather than restores: NVML can set and reset locked clocks, but not read them. Auto
-    clocks write nothing and need no permission.
+    Use it as a context manager around all of them.
+
+    Args:
+        gpu: Whose clocks.
     """
-    if clocks.is_auto:
-        yield
-        return
-    try:
-        gpu.lock(clocks)
-        yield
-    finally:
-        gpu.unlock()
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._holder: int | None = None  # the process that may have something to give back
+        self._accepted = False  # whether the driver took a lock
+        self._failure: UnderclockError | None = None  # of the undo
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_back()
+        self._tell(error)
+        if self._failure is None and error is not None and not isinstance(error, Exception):
+            error.add_note(NOTHING_LOCKED)
+
+    @contextmanager
+    def hold(self, clocks: Clocks) -> Iterator[None]:
+        """Lock clocks, and unlock them on the way out.
+
+        It unlocks rather than restores: NVML can set and reset locked clocks, but not read them.
+        Auto clocks write nothing and need no permission. A process that was forked off inside the
+        block leaves the undo to its parent.
+
+        Raises:
+            UsageError: Clocks of this GPU are held already.
+            DeviceError: The driver refuses; the error says so where clocks stay locked.
+        """
+        if clocks.is_auto:
+            yield
+            return
+        if self._holder is not None:
+            raise UsageError(
+                f"cannot hold {clocks}: other clocks of this GPU are held",
+                hint="end that lease first; one inside another would give its clocks back",
+            )
+        try:
+            with interrupts_deferred():
+                self._holder = os.getpid()
+                self._set(clocks)
+            yield
+        except BaseException as error:
+            self._give_back()
+            self._tell(error)
+            raise
+        self._give_back()
+        self._tell(None)
+
+    def _set(self, clocks: Clocks) -> None:
+        """Lock one domain after the other, so that it is known whether the driver took any."""
+        for clock in (Clocks(core_mhz=clocks.core_mhz), Clocks(mem_mhz=clocks.mem_mhz)):
+            if not clock.is_auto:
+                self._gpu.lock(clock)
+                self._accepted = True
+
+    def _give_back(self) -> None:
+        """Unlock what this process may have locked."""
+        if self._holder != os.getpid():
+            return
+        with interrupts_deferred():
+            try:
+                self._gpu.unlock()
+            except UnderclockError as failure:
+                # Where it took no lock, it has nothing to give back.
+                self._failure = failure if self._accepted else self._failure
+            else:
+                self._failure = None
+            self._holder, self._accepted = None, False
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Say that clocks stay locked: beside the error there is, or as one.
+
+        Raises:
+            UnderclockError: There is no other error that could say it.
+        """
+        failure = self._failure
+        if failure is None:
+            return
+        words = f"the clocks STAY locked: {failure}"
+        if error is None:
+            raise type(failure)(words, hint=failure.hint) from failure
+        note = f"{words}; {failure.hint}"
+        if words not in str(error) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def check_applied(gpu: Gpu, clocks: Clocks) -> Clocks:
@@ -45,7 +143,7 @@ def check_applied(gpu: Gpu, clocks: Clocks) -> Clocks:
     if (
         clocks.mem_mhz is not None
         and seen.mem_mhz != clocks.mem_mhz
-        and not gpu.event_reasons() & _SLOWDOWN_REASONS
+        and not gpu.throttle_reasons() & _SLOWDOWN_REASONS
     ):
         off.append(f"memory asked {clocks.mem_mhz} MHz, found {seen.mem_mhz} MHz")
     if off:

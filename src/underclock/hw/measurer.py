@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from underclock.errors import MeasurementError
-from underclock.hw.base import Clock, Gpu, Launcher, Loop, Progress, Reading
-from underclock.hw.lease import check_applied, clock_lease
+from underclock.errors import MeasurementError, NotPermittedError, UsageError
+from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress, Reading
+from underclock.hw.interference import InterferenceCheck
+from underclock.hw.lease import ClockLeases
+from underclock.hw.waiting import WatchedLoop
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, MeasurementSettings
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
@@ -55,9 +57,11 @@ class _Staircase:
 
 
 class GpuMeasurer:
-    """A measurer on a GPU, a launcher and a clock."""
+    """A measurer on a GPU, a launcher and a clock.
 
-    live = True
+    Attributes:
+        leases: Of the GPU's clocks; enter it around everything that holds some.
+    """
 
     def __init__(  # noqa: PLR0913 - three seams, and what is known of them
         self,
@@ -72,6 +76,10 @@ class GpuMeasurer:
         notes: tuple[str, ...] = (),
     ) -> None:
         self.evidence = evidence
+        self.capabilities = frozenset({Capability.READ, Capability.RUN}) | (
+            frozenset({Capability.LOCK}) if may_lock else frozenset()
+        )
+        self.leases = ClockLeases(gpu)
         self._gpu = gpu
         self._launcher = launcher
         self._clock = clock
@@ -80,6 +88,7 @@ class GpuMeasurer:
         self._notes = notes
         self._offered = dict.fromkeys(_pairs(gpu) if may_lock else [AUTO])
         self._held = AUTO
+        self._interference = InterferenceCheck(gpu, clock)
         self._counter: _Staircase | None = None  # learned from the counter at the first window
 
     def info(self) -> GpuInfo:
@@ -103,6 +112,11 @@ class GpuMeasurer:
         del kernel
         return clocks in self._offered
 
+    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
+        """Return ``None``: a GPU answers anew each time."""
+        del kernel, clocks
+        return None
+
     def now_s(self) -> float:
         """Return the clock's time."""
         return self._clock.now_s()
@@ -110,14 +124,17 @@ class GpuMeasurer:
     def warm(self, kernels: Sequence[Kernel]) -> float:
         """Run kernels until the temperature is steady; return it in °C."""
         measuring = self._measuring
-        with self._launcher.loop(kernels):
+        with self._launcher.loop(kernels) as loop:
+            watched = WatchedLoop(loop, self._clock, "warming the GPU")
             started_s = self._clock.now_s()
-            before_c = self._gpu.temperature_c()
+            before_c, launches = self._gpu.temperature_c(), 0
             while True:
                 self._clock.sleep_s(measuring.steady_s)
+                launched, launches = launches, watched.progress().launches
                 now_c = self._gpu.temperature_c()
                 spent_s = self._clock.now_s() - started_s
-                steady = abs(now_c - before_c) < measuring.steady_c
+                # Where no launch ended, nothing may run: that temperature is of no use.
+                steady = abs(now_c - before_c) < measuring.steady_c and launches > launched
                 if (steady and spent_s >= measuring.warm_s) or spent_s >= measuring.longest_warm_s:
                     return now_c
                 before_c = now_c
@@ -129,8 +146,23 @@ class GpuMeasurer:
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
-        """Hold clocks from entry to exit; auto clocks touch nothing."""
-        with clock_lease(self._gpu, clocks):
+        """Hold clocks from entry to exit; auto clocks touch nothing.
+
+        Raises:
+            NotPermittedError: Clocks may not be set here.
+            UsageError: The GPU does not list these; a driver may take them all the same, and run
+                at others.
+        """
+        if clocks not in self._offered:
+            if Capability.LOCK not in self.capabilities:
+                raise NotPermittedError(
+                    f"cannot hold {clocks}: clocks may not be set here",
+                    hint="setting clocks needs root, and UNDERCLOCK_READ_ONLY unset",
+                )
+            raise UsageError(
+                f"this GPU does not list {clocks}", hint="see `underclock doctor` for its clocks"
+            )
+        with self.leases.hold(clocks):
             self._held = clocks
             self._clock.sleep_s(self._measuring.settle_s)
             try:
@@ -150,19 +182,17 @@ class GpuMeasurer:
             end = self._next_tick()
             utilisation = end_utilisation()
             _check_climbed(start.energy_j, end.energy_j)
-            observed = check_applied(self._gpu, self._held)
-            reasons = self._gpu.event_reasons()
-            temperature_c = self._gpu.temperature_c()
+            running = self._interference.read(self._held)
         window_s = end.at_s - start.at_s
         time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
         return Reading(
             time_s=time_s,
             energy_j=(end.energy_j - start.energy_j) / window_s * time_s,
-            observed=observed,
+            observed=running.observed,
             window_s=window_s,
             ticks=round(window_s / self._counter.step_s) if self._counter else None,
-            temperature_c=temperature_c,
-            event_reasons=reasons,
+            temperature_c=running.temperature_c,
+            throttle_reasons=running.reasons,
             utilisation=utilisation,
         )
 
@@ -170,9 +200,10 @@ class GpuMeasurer:
         """Let the window pass until it is long enough and holds enough launches."""
         measuring = self._measuring
         tick_s = self._counter.step_s if self._counter else 0.0
+        watched = WatchedLoop(loop, self._clock, "measuring")
         while True:
             spent_s = self._clock.now_s() - started_s
-            now = loop.progress()
+            now = watched.progress()
             launches = now.launches - before.launches
             if spent_s >= measuring.window_s - tick_s and launches >= measuring.launches:
                 return now

@@ -19,7 +19,7 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.hw import gpm
-from underclock.records import Clocks, GpuInfo, Utilisation
+from underclock.records import Clocks, GpuInfo, ThrottleReason, Utilisation
 
 READ_ONLY = "UNDERCLOCK_READ_ONLY"
 
@@ -43,8 +43,19 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
 
 
 def is_read_only() -> bool:
-    """Whether the environment forbids every write to a GPU."""
-    return os.environ.get(READ_ONLY, "0") not in {"", "0"}
+    """Whether every write to a GPU is forbidden.
+
+    On real GPUs the environment says so; a simulated driver, on which nothing can be broken, says
+    so itself.
+    """
+    simulated = _simulated_read_only()
+    return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
+
+
+def _simulated_read_only() -> bool | None:
+    """Return whether the simulated driver forbids writes; ``None`` where the driver is real."""
+    read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
+    return read_only
 
 
 @contextmanager
@@ -70,9 +81,10 @@ class NvmlGpu:
     """One GPU by index; inside an `nvml_session`. Opening and reading change nothing."""
 
     def __init__(self, index: int = 0) -> None:
-        found = gpu_count()
-        if not 0 <= index < found:
-            raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {found}")
+        count = gpu_count()
+        if not 0 <= index < count:
+            raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {count}")
+        self._index = index
         self._handle = _call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
 
     def info(self) -> GpuInfo:
@@ -120,9 +132,10 @@ class NvmlGpu:
         sensor = pynvml.NVML_TEMPERATURE_GPU
         return float(self._get("temperature", pynvml.nvmlDeviceGetTemperature, sensor))
 
-    def event_reasons(self) -> int:
-        """Return NVML's bits of why the clocks are what they are."""
-        return int(self._get("event reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons))
+    def throttle_reasons(self) -> ThrottleReason:
+        """Return why the clocks are what they are."""
+        bits = self._get("throttle reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons)
+        return ThrottleReason(int(bits))
 
     def utilisation(self) -> Callable[[], Utilisation | None]:
         """Start a window of the GPU's counters; the returned function ends it.
@@ -182,12 +195,24 @@ class NvmlGpu:
 
     def unlock(self) -> None:
         """Give every clock back to the driver; harmless when nothing is locked."""
+        with self._unlock_hint():
+            try:
+                self._set("unlock the core", pynvml.nvmlDeviceResetGpuLockedClocks)
+            finally:
+                # A GPU whose memory clock cannot be locked has none to give back.
+                with contextlib.suppress(NotSupportedError):
+                    self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
+
+    @contextmanager
+    def _unlock_hint(self) -> Iterator[None]:
+        """Say what gives the clocks back where this process could not."""
         try:
-            self._set("unlock the core", pynvml.nvmlDeviceResetGpuLockedClocks)
-        finally:
-            # A GPU whose memory clock cannot be locked has none to give back.
-            with contextlib.suppress(NotSupportedError):
-                self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
+            yield
+        except UnderclockError as exc:
+            if _simulated_read_only() is None:  # a simulated GPU is gone with its process
+                line = f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                exc.hint = f"{exc.hint}; {line}" if exc.hint else line
+            raise
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return _call(f"read the {what}", function, self._handle, *arguments)

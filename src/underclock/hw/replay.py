@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from underclock.errors import MeasurementError
-from underclock.hw.base import Reading
+from underclock.hw.base import Capability, Reading
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
 
 
@@ -13,7 +13,7 @@ class ReplayMeasurer:
     """Answers with the rows of a sample_set; repeats cycle through the rows there are."""
 
     evidence = Evidence.REPLAYED
-    live = False
+    capabilities: frozenset[Capability] = frozenset()
 
     def __init__(self, table: SampleSet) -> None:
         self.table = table

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from underclock.hw.base import Clock, Gpu
+from underclock.records import ThrottleReason
 
 _EARLY_S = 1e-6  # a reading this early is on time
 
@@ -17,7 +18,7 @@ class Entry:
         core_mhz: Running core clock; ``None`` where it cannot be read.
         mem_mhz: Running memory clock, likewise.
         power_w: The driver's idea of power, averaged as it likes.
-        event_reasons: NVML's bits of why the clocks are what they are.
+        throttle_reasons: Why the clocks are what they are.
         steps: Finished by then; ``None`` where nothing is launched.
     """
 
@@ -25,7 +26,7 @@ class Entry:
     core_mhz: int | None
     mem_mhz: int | None
     power_w: float
-    event_reasons: int
+    throttle_reasons: ThrottleReason
     steps: int | None = None
 
 
@@ -76,6 +77,6 @@ class Sampler:
             core_mhz=seen.core_mhz,
             mem_mhz=seen.mem_mhz,
             power_w=self.gpu.power_w(),
-            event_reasons=self.gpu.event_reasons(),
+            throttle_reasons=self.gpu.throttle_reasons(),
             steps=self.steps() if self.steps else None,
         )

@@ -37,7 +37,7 @@ def transfers(
     """Measure the plan's clocks, and auto, on every other step.
 
     Args:
-        measurer: A live measurer on the plan's GPU.
+        measurer: On the plan's GPU; it can run kernels.
         plan: Of the paper's step.
         tell: Told of every step.
 

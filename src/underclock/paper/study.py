@@ -30,7 +30,7 @@ from underclock.records import (
     Step,
     Validation,
 )
-from underclock.stages.backends import open_measurer, split_spec
+from underclock.stages.backends import open_measurer, parse_gpu
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.doctor import GpuFinding, examine
 from underclock.stages.measure import Tally, measure
@@ -134,8 +134,7 @@ def simulated(gpu: str) -> GpuFinding:
     Raises:
         UsageError: Not a simulated GPU, or no such model.
     """
-    kind, _ = split_spec(gpu)
-    if kind != "sim":
+    if not parse_gpu(gpu).is_simulated:
         raise UsageError(
             f"the paper's study needs GPU time at every clock pair; {gpu!r} is not simulated",
             hint=f"--gpu {PAPERS_GPU}; plan a table with `underclock plan`",

@@ -23,12 +23,12 @@ from underclock.records.common import (
     check_positive,
 )
 from underclock.records.measured import (
-    POWER_CAP_REASON,
     GpuInfo,
     MeasurementSettings,
     Provenance,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 from underclock.records.planned import (
@@ -49,14 +49,13 @@ from underclock.records.planned import (
 )
 from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
-from underclock.records.work import Kernel, Kind, Launch, Pass, Step
+from underclock.records.work import Kernel, Kind, Launch, Pass, Step, StepSource
 
 __all__ = [
     "AUTO",
     "GREATEST_MHZ",
     "LEAST_MHZ",
     "MOST_REPEATS",
-    "POWER_CAP_REASON",
     "SCHEMAS",
     "Aggregate",
     "Arm",
@@ -87,6 +86,8 @@ __all__ = [
     "Spread",
     "Status",
     "Step",
+    "StepSource",
+    "ThrottleReason",
     "Utilisation",
     "Validation",
     "Verdict",

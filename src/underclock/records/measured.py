@@ -1,11 +1,12 @@
 """What was measured: samples of kernels on a GPU."""
 
 import math
+from enum import IntFlag
 
 import msgspec
 
 from underclock.records.common import AUTO, Clocks, Evidence, Record, check_positive
-from underclock.records.work import Kernel
+from underclock.records.work import Kernel, StepSource
 
 
 class GpuInfo(Record, frozen=True, kw_only=True):
@@ -113,6 +114,35 @@ class Utilisation(Record, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be a fraction, got {getattr(self, name)}")
 
 
+class ThrottleReason(IntFlag):
+    """Why a GPU's clocks are what they are: bits of `nvmlDeviceGetCurrentClocksEventReasons`.
+
+    Each member is NVML's ``nvmlClocksEventReason...`` of the same value (`nvml.h`, where older
+    versions say ``nvmlClocksThrottleReason...``). Bits that a newer driver adds are kept.
+    """
+
+    NONE = 0x0
+    """None of them: the clocks are as high as they may be."""
+    GPU_IDLE = 0x1
+    """GpuIdle: nothing runs."""
+    APPLICATIONS_CLOCKS_SETTING = 0x2
+    """ApplicationsClocksSetting: somebody set application clocks."""
+    SW_POWER_CAP = 0x4
+    """SwPowerCap: the driver holds the board's power under its limit."""
+    HW_SLOWDOWN = 0x8
+    """HwSlowdown: heat, a power brake or a supply that gives way, by halves or more."""
+    SYNC_BOOST = 0x10
+    """SyncBoost: a group of GPUs boosts as far as its slowest."""
+    SW_THERMAL_SLOWDOWN = 0x20
+    """SwThermalSlowdown: the driver holds chip and memory under their temperatures."""
+    HW_THERMAL_SLOWDOWN = 0x40
+    """HwThermalSlowdown: too hot, by halves or more; comes with HW_SLOWDOWN."""
+    HW_POWER_BRAKE_SLOWDOWN = 0x80
+    """HwPowerBrakeSlowdown: a supply asks for less, by halves or more; with HW_SLOWDOWN."""
+    DISPLAY_CLOCK_SETTING = 0x100
+    """DisplayClockSetting: a display needs other clocks."""
+
+
 class Sample(Record, frozen=True, kw_only=True):
     """One measurement of one kernel (or of the whole step) at one pair of asked clocks.
 
@@ -126,8 +156,8 @@ class Sample(Record, frozen=True, kw_only=True):
         window_s: Length of the measuring window; ``None`` when unknown.
         ticks: Energy-counter steps inside the window; ``None`` when unknown.
         temperature_c: GPU temperature at the end of the window; ``None`` when unknown.
-        event_reasons: Bits of the driver's clock event reasons seen in the window; ``None`` when
-            unknown. Bit 0x4 is the software power cap.
+        throttle_reasons: Why the clocks were what they were at the end of the window; ``None``
+            when unknown.
         utilisation: Of the GPU in the window; ``None`` where no counters could be read.
     """
 
@@ -140,7 +170,7 @@ class Sample(Record, frozen=True, kw_only=True):
     window_s: float | None = None
     ticks: int | None = None
     temperature_c: float | None = None
-    event_reasons: int | None = None
+    throttle_reasons: ThrottleReason | None = None
     utilisation: Utilisation | None = None
 
     def __post_init__(self) -> None:
@@ -148,9 +178,6 @@ class Sample(Record, frozen=True, kw_only=True):
         check_positive(self, "time_s", "energy_j", "window_s")
         if self.repeat < 0:
             raise ValueError(f"repeat must not be negative, got {self.repeat}")
-
-
-POWER_CAP_REASON = 0x4  # NVML: nvmlClocksEventReasonSwPowerCap
 
 
 class SampleSet(Record, frozen=True, kw_only=True):
@@ -168,7 +195,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
         repeats: Measurements it set out to take of each kernel at each pair.
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
-        source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         lacking: Clock pairs of ``settings`` at which a kernel cannot be measured, by its name.
         warnings: Sentences the reader must see beside the numbers.
@@ -185,7 +212,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
     repeats: int = 1
     expected_samples: int | None = None
     order: tuple[int, ...] = ()
-    source: str = ""
+    source: StepSource | None = None
     provenance: Provenance | None = None
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from underclock.records import Closure, Evidence, GpuInfo, Record
+from underclock.records import Closure, Evidence, GpuInfo, Record, ThrottleReason
 
 
 class Bound(StrEnum):
@@ -95,7 +95,7 @@ class ClockLog(Record, frozen=True, kw_only=True):
         rate_hz: Readings a second, as it turned out.
         core_mhz: Least, mean and greatest core clock.
         power_w: Least, mean and greatest power.
-        event_reasons: All bits seen.
+        throttle_reasons: All that were seen.
         step_s: Length of a step; ``None`` where none ran.
         kernels: In launch order; empty where none ran.
     """
@@ -106,7 +106,7 @@ class ClockLog(Record, frozen=True, kw_only=True):
     rate_hz: float
     core_mhz: tuple[float, float, float]
     power_w: tuple[float, float, float]
-    event_reasons: int
+    throttle_reasons: ThrottleReason
     step_s: float | None = None
     kernels: tuple[KernelClock, ...] = ()
 

@@ -8,7 +8,7 @@ from typing import Self
 from underclock.records.common import Clocks, Evidence, Record, check_mhz, check_positive
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schemas import SCHEMAS
-from underclock.records.work import Kernel
+from underclock.records.work import Kernel, StepSource
 
 
 class Objective(StrEnum):
@@ -264,7 +264,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
-        source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
+        source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
@@ -291,7 +291,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     closure: Closure | None = None
     runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
-    source: str = ""
+    source: StepSource | None = None
     provenance: Provenance | None = None
     version: str | None = None
     schedule: ClockSchedule | None = None

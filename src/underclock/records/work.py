@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections import Counter
 from enum import StrEnum
 
@@ -90,6 +91,30 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
             raise ValueError(f"flops must be finite and not negative, got {self.flops}")
 
 
+class StepSource(Record, frozen=True, kw_only=True):
+    """Where the function is that runs a traced step.
+
+    Attributes:
+        file: Its file, relative to the folder of the file that says so.
+        function: Its name there.
+        sha256: Of the file's content when it was traced.
+    """
+
+    file: str
+    function: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        """Reject what names nothing."""
+        if not self.file or not self.function.isidentifier():
+            raise ValueError(f"a step's source needs a file and a function, got {self}")
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.function}"
+
+
 class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """The kernels of one training step.
 
@@ -98,7 +123,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         kernels: Distinct kernels, in order of first launch.
         order: The launch sequence, as indices into ``kernels``.
         parameters: What the workload was built with (batch, sequence, …).
-        source: ``FILE.py:FUNCTION`` of a traced step, to run it again; empty for any other.
+        source: Of a traced step, to run it again; ``None`` for any other.
         obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
         warnings: Sentences the reader must see beside the trace.
     """
@@ -108,7 +133,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     kernels: tuple[Kernel, ...]
     order: tuple[int, ...]
     parameters: dict[str, int] = msgspec.field(default_factory=dict)
-    source: str = ""
+    source: StepSource | None = None
     obstacle: str = ""
     warnings: tuple[str, ...] = ()
 

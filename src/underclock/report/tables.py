@@ -241,7 +241,8 @@ def clock_log_table(found: ClockLog) -> Table:
             Text(f"{kernel.power_w:.1f}"),
         )
     table.caption = Text(
-        f"{found.rate_hz:.0f} readings a second; event reasons seen: 0x{found.event_reasons:x}"
+        f"{found.rate_hz:.0f} readings a second; "
+        f"throttle reasons seen: 0x{found.throttle_reasons:x}"
         + (f"; a step took {duration_text(found.step_s)}" if found.step_s else "")
     )
     return table

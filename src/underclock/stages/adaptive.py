@@ -19,7 +19,7 @@ from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.strategies import Goal, choose_kernels
 from underclock.core.sampling.acquisition import anchors, hope, hope_alone, prices, worth
-from underclock.hw.base import Measurer, Reading
+from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.store import SampleFile
 
@@ -98,7 +98,7 @@ class AdaptiveRun:
 
     def run(self) -> None:
         """Measure until the promise is as sharp as asked, or time or samples are spent."""
-        if self._bench.live and not self._spent():
+        if Capability.RUN in self._bench.capabilities and not self._spent():
             self._warm()
         while self._launches and self._steps < _WHOLE_STEPS and not self._spent():
             self._step()
@@ -255,7 +255,7 @@ class AdaptiveRun:
 
     def _reference(self, found: Estimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
-        if not self._bench.live:
+        if Capability.RUN not in self._bench.capabilities:
             return []
         longest = int(np.argmax(found.baseline.energy_j))
         kernel = self._kernels[longest]

@@ -1,21 +1,247 @@
-"""From what a user writes after ``--gpu`` to a measurer that measures."""
+"""The one registry from what a user writes after ``--gpu`` to something that measures.
+
+A name is parsed once (`parse_gpu`) and says what the GPU behind it can do, so that a command
+refuses what it cannot before anything is opened.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
-from underclock.errors import UsageError
+from underclock.errors import NotSupportedError, UsageError
+from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
-from underclock.hw.base import Measurer
+from underclock.gpus.switching import Switching
+from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
+from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
+from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.replay import ReplayMeasurer
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
-from underclock.stages.real import StepFunction, real_measurer
+from underclock.stages.real import held_launcher, may_lock, real_notes
+from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import read_table
 from underclock.units import nearest
 
-_KINDS = {"sim": "sim:rtx3080ti", "replay": "replay:TABLE.csv", "nvml": "nvml:0"}
+
+class GpuKind(StrEnum):
+    """What answers behind a name."""
+
+    SIMULATED = "sim"
+    REPLAYED = "replay"
+    REAL = "nvml"
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """What one kind of GPU is called and can do, and why it can do no more."""
+
+    example: str
+    capabilities: frozenset[Capability]
+    because: str
+
+
+_BACKENDS = {
+    GpuKind.SIMULATED: _Backend("sim:rtx3080ti", frozenset(Capability), "it can do everything"),
+    GpuKind.REPLAYED: _Backend(
+        "replay:TABLE.csv",
+        ReplayMeasurer.capabilities,
+        "a table only repeats what was measured before",
+    ),
+    GpuKind.REAL: _Backend(
+        "nvml:0",
+        frozenset({Capability.READ, Capability.RUN, Capability.LOCK}),
+        "this version does that on simulated GPUs only",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuName:
+    """What follows ``--gpu``, taken apart.
+
+    Attributes:
+        text: As it was written.
+        kind: What answers.
+        name: Of a simulated GPU's model, or of a file.
+        unit: Which simulated GPU of that model; unit 0 is the model itself.
+        index: Of a real GPU, as the driver counts.
+    """
+
+    text: str
+    kind: GpuKind
+    name: str = ""
+    unit: int = 0
+    index: int = 0
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is simulated."""
+        return self.kind is GpuKind.SIMULATED
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can do, permission apart."""
+        return _BACKENDS[self.kind].capabilities
+
+    def need(self, capability: Capability) -> None:
+        """Refuse a GPU that cannot do what is asked.
+
+        Raises:
+            UsageError: A table, which has no GPU behind it.
+            NotSupportedError: A real GPU, on which this version cannot do it.
+        """
+        if capability in self.capabilities:
+            return
+        error = UsageError if self.kind is GpuKind.REPLAYED else NotSupportedError
+        raise error(
+            f"{self.text!r} cannot {capability}: {_BACKENDS[self.kind].because}",
+            hint=f"name a GPU that can, for example {_BACKENDS[GpuKind.SIMULATED].example}",
+        )
+
+
+def parse_gpu(text: str) -> GpuName:
+    """Take apart ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
+
+    Nothing after ``nvml`` is the first real GPU.
+
+    Raises:
+        UsageError: The kind is unknown, nothing follows it, or a unit or an index is no number.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in list(GpuKind):
+        forms = ", ".join(backend.example for backend in _BACKENDS.values())
+        near = nearest(kind, list(GpuKind))
+        raise UsageError(f"unknown GPU {text!r}", hint=f"{near}; write {forms}")
+    if kind == GpuKind.REAL:
+        return GpuName(text=text, kind=GpuKind.REAL, index=_index(rest))
+    if not rest:
+        example = _BACKENDS[GpuKind(kind)].example
+        raise UsageError(f"{text!r} names no GPU", hint=f"write for example {example}")
+    if kind == GpuKind.REPLAYED:
+        return GpuName(text=text, kind=GpuKind.REPLAYED, name=rest)
+    name, unit = _unit(rest)
+    return GpuName(text=text, kind=GpuKind.SIMULATED, name=name, unit=unit)
+
+
+def _unit(text: str) -> tuple[str, int]:
+    """Split ``NAME#UNIT``; a file's name may have the mark in it."""
+    name, mark, unit = text.rpartition("#")
+    if not mark or text.endswith(".json"):
+        return text, 0
+    if not (unit.isascii() and unit.isdecimal()):
+        raise UsageError(
+            f"cannot read {unit!r} as a simulated GPU's unit",
+            hint=f"write for example sim:{name or 'rtx3080ti'}#3",
+        )
+    return name, int(unit)
+
+
+def _index(text: str) -> int:
+    if text and not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"cannot read {text!r} as a GPU's number", hint="write nvml:0")
+    return int(text or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGpu:
+    """A GPU, real or simulated, that is open.
+
+    Attributes:
+        gpu: Reads it, and locks its clocks.
+        clock: Its time.
+        evidence: What numbers of it are.
+        launcher: Runs kernels on it; ``None`` where none were to run.
+        notes: What a reader of numbers taken on it must know.
+        model: What it is made of; ``None`` of a real one.
+    """
+
+    gpu: Gpu
+    clock: Clock
+    evidence: Evidence
+    launcher: Launcher | None
+    notes: tuple[str, ...] = ()
+    model: GpuModel | None = None
+
+
+@contextmanager
+def open_gpu(
+    name: GpuName,
+    *,
+    seed: int = 0,
+    runs: bool = False,
+    step: Step | None = None,
+    run: StepFunction | StepFile | None = None,
+) -> Iterator[OpenGpu]:
+    """Open a GPU to read it, and to run kernels where wanted.
+
+    Args:
+        name: Which.
+        seed: Of a simulated GPU's noise.
+        runs: Whether kernels will run on it.
+        step: What they are of; a real GPU runs it from the start.
+        run: The step's function, or where it may be found.
+
+    Raises:
+        UsageError: A table, no such model or index, or no traced step for a real GPU to run.
+        DeviceError: A real GPU, or PyTorch, cannot do what is asked.
+        MeasurementError: The step is not the one that was traced.
+    """
+    name.need(Capability.READ)
+    if name.is_simulated:
+        with simulated_rig(name.name, seed=seed, unit=name.unit) as rig:
+            yield OpenGpu(
+                gpu=rig.gpu,
+                clock=rig.clock,
+                evidence=Evidence.SIMULATED,
+                launcher=rig.launcher if runs else None,
+                model=rig.device.model,
+            )
+        return
+    with nvml_session():
+        gpu = NvmlGpu(name.index)
+        opened = OpenGpu(gpu=gpu, clock=SystemClock(), evidence=Evidence.MEASURED, launcher=None)
+        if not runs:
+            yield opened
+            return
+        notes = real_notes(gpu)
+        with held_launcher(gpu, step, run) as launcher:
+            yield replace(opened, launcher=launcher, notes=notes)
+
+
+def model_of(name: GpuName) -> GpuModel:
+    """Return what a simulated GPU is made of; of a unit, with that unit's own constants.
+
+    Raises:
+        UsageError: No such model.
+    """
+    model = gpu_model(name.name)
+    return replace(
+        model, constants=UnitVariation.of(model.name, name.unit).constants(model.constants)
+    )
+
+
+@contextmanager
+def open_rig(name: GpuName, *, seed: int = 0, switching: Switching | None = None) -> Iterator[Rig]:
+    """Open a simulated GPU for what no other can do in this version.
+
+    Args:
+        name: Which; whoever asks has made sure that it can.
+        seed: Of its noise.
+        switching: What changes of its clocks take; by default as its model has it.
+
+    Raises:
+        UsageError: No such model.
+    """
+    model = gpu_model(name.name)
+    if switching is not None:
+        model = replace(model, switching=switching)
+    with simulated_rig(model, seed=seed, unit=name.unit) as rig:
+        yield rig
 
 
 @contextmanager
@@ -25,16 +251,18 @@ def open_measurer(
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     step: Step | None = None,
-    run: StepFunction | None = None,
+    run: StepFunction | StepFile | None = None,
 ) -> Iterator[Measurer]:
-    """Open what a ``--gpu`` option names.
+    """Open what a ``--gpu`` option names, to measure on it.
+
+    Clocks that are held on it are given back at the end, whatever happens.
 
     Args:
         spec: ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         measuring: How long to wait and measure; by default `default_measuring`.
         seed: Of a simulated GPU's noise.
         step: What will be measured; a real GPU runs it from the start.
-        run: The step's function, where it has no file to be found in.
+        run: The step's function, or where it may be found.
 
     Raises:
         UsageError: No such kind of GPU, model or unit, or no traced step for a real one.
@@ -42,25 +270,25 @@ def open_measurer(
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
     """
-    kind, rest = split_spec(spec)
-    measuring = measuring or default_measuring(spec)
-    if kind == "replay":
-        yield ReplayMeasurer(read_table(Path(rest)))
+    name = parse_gpu(spec)
+    if name.kind is GpuKind.REPLAYED:
+        yield ReplayMeasurer(read_table(Path(name.name)))
         return
-    if kind == "nvml":
-        with real_measurer(rest, measuring=measuring, step=step, run=run) as measurer:
-            yield measurer
-        return
-    name, unit = simulated_unit(rest)
-    with simulated_rig(name, seed=seed, unit=unit) as rig:
-        yield GpuMeasurer(
-            rig.gpu,
-            rig.launcher,
-            rig.clock,
-            evidence=Evidence.SIMULATED,
-            measuring=measuring,
-            own=_own(rig.device.model),
+    with open_gpu(name, seed=seed, runs=True, step=step, run=run) as opened:
+        if opened.launcher is None:
+            raise AssertionError("it was opened to run kernels")
+        measurer = GpuMeasurer(
+            opened.gpu,
+            opened.launcher,
+            opened.clock,
+            evidence=opened.evidence,
+            measuring=measuring or default_measuring(spec),
+            own=_own(opened.model),
+            may_lock=name.is_simulated or may_lock(),
+            notes=opened.notes,
         )
+        with measurer.leases:
+            yield measurer
 
 
 def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettings:
@@ -70,48 +298,13 @@ def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettin
         spec: What a ``--gpu`` option names.
         adaptive: Whether a model will join the samples.
     """
-    if split_spec(spec)[0] == "nvml":
+    if parse_gpu(spec).kind is GpuKind.REAL:
         return QUICK
     return BRISK if adaptive else MeasurementSettings()
 
 
-def _own(model: GpuModel) -> tuple[str, tuple[Kernel, ...]]:
+def _own(model: GpuModel | None) -> tuple[str, tuple[Kernel, ...]]:
     """Return the kernels of a GPU that can run no others."""
-    if model.throughput is not None:
+    if model is None or model.throughput is not None:
         return "", ()
     return model.calibration.source, tuple(item.kernel for item in model.own)
-
-
-def split_spec(spec: str) -> tuple[str, str]:
-    """Split ``kind:rest``.
-
-    Raises:
-        UsageError: The kind is unknown, or nothing follows it.
-    """
-    kind, _, rest = spec.partition(":")
-    if kind not in _KINDS:
-        forms = ", ".join(_KINDS.values())
-        raise UsageError(f"unknown GPU {spec!r}", hint=f"{nearest(kind, _KINDS)}; write {forms}")
-    if not rest and kind != "nvml":
-        raise UsageError(f"{spec!r} names no GPU", hint=f"write for example {_KINDS[kind]}")
-    return kind, rest
-
-
-def simulated_unit(text: str) -> tuple[str, int]:
-    """Split ``NAME#UNIT``: GPUs of one model differ, and unit 0 is the model itself.
-
-    Args:
-        text: What follows ``sim:``. Without a unit it is unit 0.
-
-    Raises:
-        UsageError: The unit is no number.
-    """
-    name, mark, unit = text.rpartition("#")
-    if not mark or text.endswith(".json"):  # a file's name may have the mark in it
-        return text, 0
-    if not (unit.isascii() and unit.isdecimal()):
-        raise UsageError(
-            f"cannot read {unit!r} as a simulated GPU's unit",
-            hint=f"write for example sim:{name or 'rtx3080ti'}#3",
-        )
-    return name, int(unit)

@@ -24,7 +24,9 @@ from underclock.gpus.models import (
     OwnKernel,
     encode,
 )
+from underclock.hw.base import Capability
 from underclock.records import Evidence, Record, SampleSet
+from underclock.stages.backends import model_of, parse_gpu
 from underclock.stages.sources import as_samples
 from underclock.store import check_output, write_text
 
@@ -127,19 +129,19 @@ def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = 
 
     Args:
         table: The sweep.
-        gpu: ``sim:NAME`` or ``sim:FILE.json``.
+        gpu: ``sim:NAME``, ``sim:NAME#UNIT`` or ``sim:FILE.json``.
         points: Rows of each kernel to fit.
 
     Raises:
-        UsageError: Not a simulated GPU, or no points.
+        UsageError: A table, no such model, or no points.
+        NotSupportedError: A real GPU.
         DataError: The table cannot be read, or says too little.
     """
-    kind, _, name = gpu.partition(":")
-    if kind != "sim":
-        raise UsageError(f"{gpu!r} is not a simulated GPU", hint="write sim:rtx3080ti")
+    name = parse_gpu(gpu)
+    name.need(Capability.MODEL)
     if points < 2:  # noqa: PLR2004 - a line needs two
         raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
-    model, sample_set = gpu_model(name), as_samples(table)
+    model, sample_set = model_of(name), as_samples(table)
     sweep = _sweep(sample_set, model)
     results = check(_calibrated(model), sweep, points)
     if not results:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.hw.base import Measurer
+from underclock.hw.base import Capability, Measurer
 from underclock.records import AUTO, Clocks, Kernel, Provenance, SampleSet, Step
 from underclock.units import format_mhz
 
@@ -75,7 +75,11 @@ class Campaign:
         if self.grid is not None:
             return self.grid
         limited = self.max_samples is not None or self.budget_s is not None
-        return Grid.ADAPTIVE if self.may_adapt and (measurer.live or limited) else Grid.COARSE
+        return (
+            Grid.ADAPTIVE
+            if self.may_adapt and (Capability.RUN in measurer.capabilities or limited)
+            else Grid.COARSE
+        )
 
 
 def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
@@ -115,7 +119,7 @@ def _core_grid(
     offered: Sequence[Clocks], campaign: Campaign, measurer: Measurer
 ) -> frozenset[int | None] | None:
     """Return the core clocks of the grid; ``None`` for all."""
-    if campaign.on(measurer) is not Grid.COARSE or not measurer.live:
+    if campaign.on(measurer) is not Grid.COARSE or Capability.RUN not in measurer.capabilities:
         return None
     cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
     if not cores:
@@ -155,7 +159,7 @@ def survey(
     adaptive = campaign.on(measurer) is Grid.ADAPTIVE
     settings = settings_of(measurer, campaign)
     unlockable: tuple[str, ...] = ()
-    if adaptive and measurer.live:
+    if adaptive and Capability.RUN in measurer.capabilities:
         settings, unlockable = _that_lock(measurer, settings)
     points = [
         (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
@@ -181,7 +185,7 @@ def survey(
         else campaign.repeats * sum(len(some) for _, some in points),
         lacking=_lacking(kernels, points) if adaptive else {},
         order=order,
-        source=step.source if step is not None else "",
+        source=step.source if step is not None else None,
         provenance=provenance,
         warnings=(
             *(step.warnings if step is not None else ()),

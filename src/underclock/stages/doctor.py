@@ -2,18 +2,13 @@
 
 import os
 import platform
-from typing import TYPE_CHECKING
 
 import underclock
-from underclock.errors import DeviceError, UsageError
-from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, is_read_only, nvml_session
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.errors import DeviceError
+from underclock.gpus.catalogue import model_names
+from underclock.hw.nvml import READ_ONLY, gpu_count, is_read_only, nvml_session
 from underclock.records import Evidence, GpuInfo, Record
-from underclock.stages.backends import split_spec
-
-if TYPE_CHECKING:
-    from underclock.hw.base import Gpu
+from underclock.stages.backends import GpuName, open_gpu, parse_gpu
 
 
 class GpuFinding(Record, frozen=True, kw_only=True):
@@ -64,18 +59,9 @@ def examine(spec: str | None = None) -> Findings:
     notes: tuple[str, ...] = ()
     if spec is None:
         gpus, notes = _real()
-        gpus += tuple(_simulated(name) for name in model_names())
+        gpus += tuple(_examined(parse_gpu(f"sim:{name}")) for name in model_names())
     else:
-        kind, rest = split_spec(spec)
-        if kind == "replay":
-            raise UsageError("a table is no GPU to examine", hint="plan it: `underclock plan`")
-        if kind == "sim":
-            gpus = (_simulated(rest),)
-        else:
-            if rest and not rest.isdecimal():
-                raise UsageError(f"{rest!r} is no GPU index", hint="write nvml:0")
-            with nvml_session():
-                gpus = (_finding(f"nvml:{rest or 0}", NvmlGpu(int(rest or 0))),)
+        gpus = (_examined(parse_gpu(spec)),)
     return Findings(
         version=underclock.__version__,
         python=platform.python_version(),
@@ -88,32 +74,24 @@ def examine(spec: str | None = None) -> Findings:
 def _real() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
     try:
         with nvml_session():
-            found = tuple(_finding(f"nvml:{i}", NvmlGpu(i)) for i in range(gpu_count()))
+            count = gpu_count()
+        gpus = tuple(_examined(parse_gpu(f"nvml:{index}")) for index in range(count))
     except DeviceError as exc:
         return (), (f"no real GPU: {exc}",)
-    return found, () if found else ("no real GPU: the driver lists none",)
+    return gpus, () if gpus else ("no real GPU: the driver lists none",)
 
 
-def _simulated(name: str) -> GpuFinding:
-    calibration = str(gpu_model(name).calibration)
-    with simulated_rig(name) as rig:
-        return _finding(f"sim:{name}", rig.gpu, Evidence.SIMULATED, calibration)
-
-
-def _finding(
-    spec: str,
-    gpu: "Gpu",
-    evidence: Evidence = Evidence.MEASURED,
-    calibration: str = "none needed: it is real",
-) -> GpuFinding:
-    return GpuFinding(
-        spec=spec,
-        gpu=gpu.info(),
-        evidence=evidence,
-        core_mhz=gpu.supported_core_mhz(),
-        mem_mhz=gpu.supported_mem_mhz(),
-        calibration=calibration,
-    )
+def _examined(name: GpuName) -> GpuFinding:
+    with open_gpu(name) as opened:
+        model = opened.model
+        return GpuFinding(
+            spec=f"nvml:{name.index}" if model is None else name.text,
+            gpu=opened.gpu.info(),
+            evidence=opened.evidence,
+            core_mhz=opened.gpu.supported_core_mhz(),
+            mem_mhz=opened.gpu.supported_mem_mhz(),
+            calibration="none needed: it is real" if model is None else str(model.calibration),
+        )
 
 
 def _permission() -> str:

@@ -1,18 +1,15 @@
 """execute: run a step under a schedule of clocks, and see what it really takes."""
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from underclock.errors import NotSupportedError, UsageError
-from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.switching import Switching
+from underclock.hw.base import Capability
 from underclock.hw.simulated.conductor import execute as conduct
-from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Execution
-from underclock.stages.backends import split_spec
+from underclock.stages.backends import open_rig, parse_gpu
 
 OFF_S = 1e-3
 
@@ -36,7 +33,7 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
     Args:
         step: What runs.
         clocks: One setting for each launch of its order.
-        gpu: ``sim:NAME``.
+        gpu: ``sim:NAME`` or ``sim:NAME#UNIT``.
         latency: How long changes are believed to take.
         predicted_s: How long each launch is believed to take at its clocks, stalls apart.
         switching: How long changes do take; by default as the simulated GPU has it.
@@ -52,17 +49,9 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
         NotPermittedError: This process may not lock clocks.
         DataError: The latencies are another GPU's, or lack a clock that changes.
     """
-    kind, rest = split_spec(gpu)
-    if kind == "replay":
-        raise UsageError("a table cannot run a schedule", hint="simulate one: sim:rtx3080ti")
-    if kind == "nvml":
-        raise NotSupportedError(
-            "this version cannot run a schedule on a real GPU", hint="simulate one: sim:rtx3080ti"
-        )
-    model = gpu_model(rest)
-    if switching is not None:
-        model = dataclasses.replace(model, switching=switching)
-    with simulated_rig(model, seed=seed) as rig:
+    name = parse_gpu(gpu)
+    name.need(Capability.SCHEDULE)
+    with open_rig(name, seed=seed, switching=switching) as rig:
         info = rig.gpu.info()
         warnings = latency.check_gpu(info)
         done = conduct(

@@ -16,13 +16,13 @@ import numpy as np
 import underclock
 from underclock.core.statistics.change_point import Level, summarise, tell_apart
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
-from underclock.hw.base import Gpu
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.base import Capability, Gpu
+from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.ticker import VirtualTicker
 from underclock.hw.switchable import SwitchableNvmlGpu
 from underclock.records import Evidence, Provenance
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
-from underclock.stages.backends import split_spec
+from underclock.stages.backends import open_rig, parse_gpu
 from underclock.stages.measure import Tally
 from underclock.stages.switches import Stand, Switched, Watch
 from underclock.units import format_mhz
@@ -67,7 +67,7 @@ def measure_latency(
     Clocks are given back at the end, whatever happens.
 
     Args:
-        gpu: ``sim:NAME``.
+        gpu: ``sim:NAME`` or ``sim:NAME#UNIT``.
         targets: How many core clocks to sample, evenly over those the driver lists; auto and every
             memory clock are sampled beside them.
         repeats: Of every switch.
@@ -86,20 +86,13 @@ def measure_latency(
             f"cannot measure {targets} targets {repeats} times",
             hint=f"at least {_ORIGINS} targets and one repeat",
         )
-    kind, rest = split_spec(gpu)
-    if kind == "replay":
-        raise UsageError(
-            "a table has no clocks to change", hint="measure a GPU, for example sim:rtx3080ti"
-        )
-    if kind == "nvml":
-        raise NotSupportedError(
-            "this version cannot measure how a real GPU changes clocks: the kernel that would "
-            "tell has not been written or tried",
-            hint="it will need permission to lock clocks (root); until then assume a duration",
-        )
-    with simulated_rig(rest, seed=seed) as rig:
+    name = parse_gpu(gpu)
+    name.need(Capability.SWITCH)
+    with open_rig(name, seed=seed) as rig:
+        switchable = SwitchableNvmlGpu()
         stand = Stand(
-            gpu=SwitchableNvmlGpu(),
+            gpu=switchable,
+            leases=ClockLeases(switchable),
             ticker=VirtualTicker(rig.device, rig.clock, seed=seed),
             clock=rig.clock,
             random=np.random.default_rng([seed, 5]),
@@ -144,16 +137,17 @@ def sample_switches(
     if all(group.domain is Domain.CORE for group in groups):
         warnings.append("this GPU has one memory clock: only switches of the core are measured")
     switches: list[Switch] = []
-    for group in groups:
-        try:
-            found, told = _measure_group(stand, group, repeats, counter)
-        except NotSupportedError as exc:
-            if group.domain is Domain.CORE:
-                raise
-            told = [f"only switches of the core are measured: {exc}"]
-            found = []
-        switches += found
-        warnings += [sentence for sentence in told if sentence not in warnings]
+    with stand.leases:
+        for group in groups:
+            try:
+                measured, told = _measure_group(stand, group, repeats, counter)
+            except NotSupportedError as exc:
+                if group.domain is Domain.CORE:
+                    raise
+                told = [f"only switches of the core are measured: {exc}"]
+                measured = []
+            switches += measured
+            warnings += [sentence for sentence in told if sentence not in warnings]
     counter.finish()
     if not switches:
         raise MeasurementError(
@@ -234,7 +228,7 @@ def _measure_group(
         for mhz in group.clocks
         if group.only in {None, mhz} and not any(mhz in pair for pair in pairs)
     ]
-    found: defaultdict[Pair, list[Switched]] = defaultdict(list)
+    switched: defaultdict[Pair, list[Switched]] = defaultdict(list)
     for one, other in pairs:
         with watch.between(one, other):
             # Begin at the one that is held; auto is where it goes first.
@@ -242,14 +236,14 @@ def _measure_group(
             for _ in range(repeats):
                 for pair in (there, there[::-1]):
                     counter.tell(switch_text(group.domain, *pair))
-                    found[pair].append(watch.switch(*pair))
+                    switched[pair].append(watch.switch(*pair))
                     counter.done += 1
-    if any(np.mean([each.early for each in some]) > _OFTEN for some in found.values()):
+    if any(np.mean([each.early for each in some]) > _OFTEN for some in switched.values()):
         told.append(
             f"changes of the {group.domain} clock came before their call returned; their delay "
             "counts as 0"
         )
-    return [_summary(group.domain, pair, some) for pair, some in found.items()], told
+    return [_summary(group.domain, pair, some) for pair, some in switched.items()], told
 
 
 def _summary(domain: Domain, pair: Pair, switched: Sequence[Switched]) -> Switch:

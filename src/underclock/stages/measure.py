@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from underclock.errors import MeasurementError, UsageError
-from underclock.hw.base import Measurer, Reading
+from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, SampleSet, Step
 from underclock.stages.adaptive import AdaptiveRun
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.provenance import provenance_of
-from underclock.stages.real import StepFunction
 from underclock.stages.recording import Recorder, record
+from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import SampleFile
 from underclock.units import format_duration
 
@@ -44,7 +44,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
-    run: StepFunction | None = None,
+    run: StepFunction | StepFile | None = None,
 ) -> SampleSet:
     """Measure a step's kernels, going on where an earlier run into the same file stopped.
 
@@ -56,8 +56,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise.
         progress: Told of every sample.
-        run: The step's function, where it was traced from one; else it is looked for in the file
-            that the step names.
+        run: The step's function, or where it may be found; by default under the working directory.
 
     Returns:
         Everything in the file.
@@ -155,7 +154,7 @@ def _adapt(
             append,
             tell,
             seed=seed,
-            in_situ=measurer.live and campaign.in_situ,
+            in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
         ).run()
     if not done:
         raise MeasurementError(
@@ -201,9 +200,9 @@ def take_points(
 
     header = file.header
     launches = [header.kernels[index] for index in header.order]
-    whole = measurer.live and campaign.in_situ and bool(launches)
+    whole = Capability.RUN in measurer.capabilities and campaign.in_situ and bool(launches)
     missing_steps = range(len(before.in_situ), campaign.repeats if whole else 0)
-    if measurer.live and (missing_steps or len(done) < total):
+    if Capability.RUN in measurer.capabilities and (missing_steps or len(done) < total):
         tell("warming the GPU to a steady temperature")
         measurer.warm(launches or list(header.kernels))
     for repeat in missing_steps:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import underclock
 from underclock.errors import UsageError
-from underclock.hw.base import Measurer
+from underclock.hw.base import Capability, Measurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import MeasurementSettings, Provenance, SampleSet
-from underclock.stages.backends import split_spec
+from underclock.stages.backends import parse_gpu
 
 _REPEAT = "name another file with -o, or repeat the options it was begun with"
 _REFINE = (
@@ -30,12 +30,13 @@ def provenance_of(
         in_situ: Whether the step is to be run whole too.
     """
     table = None
+    runs = Capability.RUN in measurer.capabilities
     if isinstance(measurer, ReplayMeasurer) and measurer.table.provenance is not None:
         table = measurer.table.provenance.table
     return Provenance(
-        measuring=measuring if measurer.live else None,
-        in_situ=in_situ and measurer.live,
-        seed=seed if split_spec(spec)[0] == "sim" else None,
+        measuring=measuring if runs else None,
+        in_situ=in_situ and runs,
+        seed=seed if parse_gpu(spec).is_simulated else None,
         table=table,
         version=underclock.__version__,
     )

@@ -12,15 +12,17 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.measurer import BRISK
 from underclock.records import Clocks, Kernel, MeasurementSettings, Plan, SampleSet, Step
-from underclock.stages.backends import default_measuring, open_measurer, split_spec
+from underclock.stages.backends import (
+    default_measuring,
+    open_measurer,
+)
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.measure import Tally, take_points
 from underclock.stages.provenance import provenance_of
-from underclock.stages.real import StepFunction
 from underclock.stages.recording import Recorder, record
-from underclock.stages.sources import as_plan, check_gpu
+from underclock.stages.sources import as_plan, check_gpu, step_of
+from underclock.stages.step_source import StepFile, StepFunction
 
 REACH = 2
 _STEP = 0.025  # of the range of core clocks
@@ -38,7 +40,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
-    run: StepFunction | None = None,
+    run: StepFunction | StepFile | None = None,
 ) -> SampleSet:
     """Measure on this GPU what a plan from another one of its model hangs on.
 
@@ -53,8 +55,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         measuring: How long to wait and measure; by default briefly, for a model joins the samples.
         seed: Of the order of measurements, and of a simulated GPU's noise.
         progress: Told of every sample.
-        run: The step's function, where the plan is of one; else it is looked for in the file that
-            the plan names.
+        run: The step's function, or where it may be found.
 
     Returns:
         Everything in the file, to be planned on.
@@ -69,7 +70,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     plan, path = as_plan(plan), Path(to)
     step = _step_of(plan)
     if measuring is None:
-        measuring = BRISK if split_spec(gpu)[0] == "sim" else default_measuring(gpu)
+        measuring = default_measuring(gpu, adaptive=True)
     campaign = Campaign(grid=Grid.ADAPTIVE)
     with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
         check_gpu(plan, measurer.info())
@@ -142,9 +143,7 @@ def _step_of(plan: Plan) -> Step | None:
             "the plan does not say what it runs",
             hint="make it anew with `underclock plan`",
         )
-    if not plan.order:
-        return None
-    return Step(name=plan.workload, kernels=plan.runs, order=plan.order, source=plan.source)
+    return step_of(plan)
 
 
 def _points(plan: Plan, offered: Points, reach: int, seed: int) -> Points:

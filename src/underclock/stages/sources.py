@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from underclock.errors import DataError
-from underclock.records import Clocks, GpuInfo, Plan, SampleSet
+from underclock.records import Clocks, GpuInfo, Plan, SampleSet, Step
 from underclock.store import read_document, read_samples
 
 
@@ -24,6 +24,22 @@ def as_plan(source: Plan | str | Path) -> Plan:
         DataError: The file cannot be read.
     """
     return source if isinstance(source, Plan) else read_document(Path(source), Plan)
+
+
+def step_of(plan: Plan) -> Step | None:
+    """Return the step a plan is for; of a table's plan there is none.
+
+    Raises:
+        DataError: What the plan runs is no step.
+    """
+    if not plan.order:
+        return None
+    try:
+        return Step(name=plan.workload, kernels=plan.runs, order=plan.order, source=plan.source)
+    except ValueError as exc:
+        raise DataError(
+            f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"
+        ) from exc
 
 
 def check_gpu(plan: Plan, gpu: GpuInfo) -> tuple[str, ...]:

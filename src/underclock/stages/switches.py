@@ -16,7 +16,7 @@ import numpy as np
 from underclock.core.statistics.change_point import Level, Seen, find_change, level, tell_apart
 from underclock.errors import MeasurementError
 from underclock.hw.base import Clock
-from underclock.hw.lease import check_applied, clock_lease
+from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.switchable import SwitchableGpu
 from underclock.hw.ticker import Ticker
 from underclock.records import Clocks
@@ -43,12 +43,14 @@ class Stand:
 
     Attributes:
         gpu: Whose clocks change.
+        leases: Of its clocks.
         ticker: Runs on it.
         clock: The host's, on which the ticker's times are too.
         random: When to ask.
     """
 
     gpu: SwitchableGpu
+    leases: ClockLeases
     ticker: Ticker
     clock: Clock
     random: np.random.Generator
@@ -99,10 +101,10 @@ class Watch:
             for _ in range(_TRIES):
                 self._stand.clock.sleep_s(_SETTLE_S)
                 steady = {tick_s: self._steady(mhz, tick_s) for tick_s in _TICKS_S}
-                found = {(mhz, tick_s): one for tick_s, one in steady.items() if one is not None}
-                if len(found) == len(_TICKS_S):
-                    self._levels |= found
-                    return found[mhz, _TICKS_S[0]]
+                levels = {(mhz, tick_s): one for tick_s, one in steady.items() if one is not None}
+                if len(levels) == len(_TICKS_S):
+                    self._levels |= levels
+                    return levels[mhz, _TICKS_S[0]]
         raise MeasurementError(
             f"the {self.domain} clock does not settle at {format_mhz(mhz)} MHz",
             hint="power, heat or another program moves it: measure when nothing else runs",
@@ -130,10 +132,10 @@ class Watch:
         """Try until a change is seen, looking longer each time it did not come."""
         tail_s, seen = self._tail_s(target), Seen.PENDING
         for _ in range(_TRIES):
-            seen, found = self._try(origin, target, tail_s)
-            if found is not None:
-                self._seen_s[target].append(found.delay_s + found.stall_s)
-                return found
+            seen, switched = self._try(origin, target, tail_s)
+            if switched is not None:
+                self._seen_s[target].append(switched.delay_s + switched.stall_s)
+                return switched
             if seen is Seen.PENDING:
                 tail_s = min(_LONGER * tail_s, _LONGEST_TAIL_S)
             self._return_to(origin)
@@ -210,7 +212,7 @@ class Watch:
             self._stand.gpu.lock(Clocks(mem_mhz=mhz))
 
     def _holding(self, mhz: int | None) -> AbstractContextManager[None]:
-        return clock_lease(self._stand.gpu, self._clocks(mhz))
+        return self._stand.leases.hold(self._clocks(mhz))
 
     def _clocks(self, mhz: int | None) -> Clocks:
         if self.domain is Domain.CORE:

@@ -57,11 +57,11 @@ def load_step(source: str) -> StepFunction:
     if not callable(step):
         functions = [n for n, thing in vars(module).items() if callable(thing) and n[0] != "_"]
         raise UsageError(f"{file} has no function {name!r}", hint=nearest(name, functions))
-    found: Callable[[], object] = step
-    return found
+    function: Callable[[], object] = step
+    return function
 
 
-def trace_step(step: StepFunction, *, name: str = "", source: str = "") -> Traced:
+def trace_step(step: StepFunction, *, name: str = "") -> Traced:
     """Trace a step; leave everything it changes as it was.
 
     A step that cannot be captured is traced by the profiler alone: its kernels and passes are
@@ -70,7 +70,6 @@ def trace_step(step: StepFunction, *, name: str = "", source: str = "") -> Trace
     Args:
         step: Runs one whole training step; takes nothing.
         name: What to call it.
-        source: ``FILE.py:FUNCTION``, to find it again.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
@@ -80,20 +79,19 @@ def trace_step(step: StepFunction, *, name: str = "", source: str = "") -> Trace
     """
     name = name or getattr(step, "__name__", "step")
     try:
-        with held_step(step, name=name, source=source) as launcher:
+        with held_step(step, name=name) as launcher:
             return launcher.traced
     except _Uncapturable as exc:
         return exc.traced
 
 
 @contextmanager
-def held_step(step: StepFunction, *, name: str, source: str = "") -> Iterator[CudaLauncher]:
+def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
     """Trace a step and keep its graph, to run its kernels; put everything back at the end.
 
     Args:
-        step: As for `trace_step`. So ``name``, ``source`` and the errors.
+        step: As for `trace_step`. So ``name`` and the errors.
         name: What to call it.
-        source: To find it again.
 
     Raises:
         NotSupportedError: Also where the step cannot be captured; says why.
@@ -120,14 +118,13 @@ def held_step(step: StepFunction, *, name: str, source: str = "") -> Iterator[Cu
                     paired(nodes, calls) or aligned,
                     cleared=cleared_before(graph.nodes),
                     warnings=[other] if other else [],
-                    source=source,
                 )
                 check_inputs(inputs, graph.nodes)
                 yield CudaLauncher(graph, traced, snapshot)
         except CannotCaptureError as exc:
             obstacle = obstacle_of(str(exc), synchronising(trace))
             blind = nodes_of(seen)
-            traced = traced_step(name, blind, seen, source=source, obstacle=obstacle)
+            traced = traced_step(name, blind, seen, obstacle=obstacle)
             raise _Uncapturable(traced) from exc
 
 

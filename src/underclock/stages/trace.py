@@ -1,17 +1,23 @@
 """trace: a workload or a training step in, its kernels in launch order out."""
 
+from pathlib import Path
+
+import msgspec
+
 from underclock.errors import UsageError
 from underclock.records import Step
-from underclock.stages.real import StepFunction
+from underclock.stages.step_source import StepFunction, source_of
 from underclock.workloads import workload
 
 
-def trace(what: str | StepFunction, **sizes: int) -> Step:
+def trace(what: str | StepFunction, *, folder: Path | None = None, **sizes: int) -> Step:
     """List the kernels of one training step.
 
     Args:
         what: A named workload (``gpt3-125m`` … ``gpt3-175b``, ``gpt3-xl``); or a function that
             runs one whole training step on the GPU, itself or as ``path/to/train.py:step``.
+        folder: Where the step will be written; its source is named relative to that. By default
+            the working directory.
         sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`.
 
@@ -33,7 +39,8 @@ def trace(what: str | StepFunction, **sizes: int) -> Step:
 
     if not isinstance(what, str):
         return trace_step(what).step
-    return trace_step(load_step(what), source=what).step
+    step = trace_step(load_step(what)).step
+    return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
 
 
 def is_source(text: str) -> bool:

@@ -17,21 +17,21 @@ from underclock.core.costs.table import near_cap, settling_factors
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import TOLERANCE, Estimate, estimate, judge
 from underclock.errors import DataError, UsageError
-from underclock.hw.base import Measurer, Reading
-from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import (
     AUTO,
-    POWER_CAP_REASON,
     Clocks,
     Kernel,
     MeasurementSettings,
     OtherArm,
     Plan,
+    ThrottleReason,
     Validation,
 )
 from underclock.stages.backends import open_measurer
 from underclock.stages.measure import Tally
-from underclock.stages.sources import as_plan, check_clocks, check_gpu
+from underclock.stages.sources import as_plan, check_clocks, check_gpu, step_of
+from underclock.stages.step_source import StepFile, StepFunction
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
@@ -48,6 +48,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
+    run: StepFunction | StepFile | None = None,
 ) -> Validation:
     """Measure a plan against auto clocks, and say whether it keeps its promise.
 
@@ -60,6 +61,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
         measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise; never the same noise as in measuring.
         progress: Told of every run.
+        run: The step's function, or where it may be found; a real GPU needs it.
 
     Raises:
         UsageError: Fewer than one repeat, or a tolerance that is negative or not finite.
@@ -73,7 +75,9 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
         )
     plan = as_plan(plan)
-    with open_measurer(gpu, measuring=measuring, seed=seed + _SEED_OFFSET) as measurer:
+    with open_measurer(
+        gpu, measuring=measuring, seed=seed + _SEED_OFFSET, step=step_of(plan), run=run
+    ) as measurer:
         told = _check(plan, measurer)
         arms = _arms(plan, measurer, only_plan=only_plan)
         totals = _runs(plan, measurer, arms, repeats, progress or (lambda _tally: None))
@@ -182,11 +186,8 @@ def _arms(plan: Plan, measurer: Measurer, *, only_plan: bool) -> dict[str, list[
 
 def _rows(plan: Plan, measurer: Measurer, arm: Sequence[Clocks]) -> int:
     """Return how many runs of an arm can differ: a table gives the rows it has, over and over."""
-    if not isinstance(measurer, ReplayMeasurer):
-        return sys.maxsize
-    return min(
-        measurer.repeats(kernel, clocks) for kernel, clocks in zip(plan.runs, arm, strict=True)
-    )
+    counts = [measurer.repeats(*asked) for asked in zip(plan.runs, arm, strict=True)]
+    return min((count for count in counts if count is not None), default=sys.maxsize)
 
 
 def _warnings(distinct: int, repeats: int) -> tuple[str, ...]:
@@ -209,7 +210,12 @@ def _runs(
     """Return time in s and energy in J of every run of every arm. Shapes (N, 2)."""
     counts = np.array([kernel.count for kernel in plan.runs], dtype=np.float64)
     launches = [plan.runs[index] for index in plan.order]
-    whole = bool(measurer.live and launches and plan.closure is not None and plan.baseline.is_auto)
+    whole = bool(
+        Capability.RUN in measurer.capabilities
+        and launches
+        and plan.closure is not None
+        and plan.baseline.is_auto
+    )
     names = list(arms)
     doing = " and ".join(("auto", "the plan", *(_TITLES[name] for name in names[2:])))
     started_s = measurer.now_s()
@@ -217,7 +223,7 @@ def _runs(
     def tell(done: int, doing: str) -> None:
         progress(Tally(done=done, total=repeats, gpu_s=measurer.now_s() - started_s, doing=doing))
 
-    if measurer.live:
+    if Capability.RUN in measurer.capabilities:
         tell(0, "warming the GPU to a steady temperature")
         measurer.warm(launches or plan.runs)
     totals: dict[str, list[Floats]] = {name: [] for name in names}
@@ -241,7 +247,7 @@ def _runs(
 
 def _factors(auto: Sequence[Reading], costs: Floats, step: Reading) -> Floats:
     """Return what settles every kernel at auto on the whole step. Shapes (K, 2) to (K, 2)."""
-    held = np.array([bool((r.event_reasons or 0) & POWER_CAP_REASON) for r in auto])
+    held = np.array([bool((r.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP) for r in auto])
     capped = near_cap(np.array([reading.energy_j / reading.time_s for reading in auto]), held)
     return np.stack(
         [

@@ -1,26 +1,23 @@
 """watch: a log of a GPU's clocks, and with a step the kernel that ran at each moment."""
 
-import contextlib
 import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from underclock.core.tracing.timeline import beat_of, launch_at
 from underclock.errors import UsageError
-from underclock.hw.base import Clock, Gpu, Launcher
-from underclock.hw.clock import SystemClock
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.base import Clock, Launcher
 from underclock.hw.sampler import Entry, Sampler
-from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import Evidence, GpuInfo, Step
+from underclock.hw.waiting import WatchedLoop
+from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
-from underclock.stages.backends import split_spec
-from underclock.stages.real import gpu_index, held_launcher
+from underclock.stages.backends import OpenGpu, open_gpu, parse_gpu
+from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import check_output, write_text
 
 _WARM_S = 2.0
@@ -30,7 +27,7 @@ COLUMNS = (
     "core_mhz",
     "mem_mhz",
     "power_w",
-    "event_reasons",
+    "throttle_reasons",
     "steps",
     "kernel",
 )
@@ -44,16 +41,18 @@ def watch(
     step: Step | None = None,
     to: str | Path | None = None,
     force: bool = False,
+    run: StepFunction | StepFile | None = None,
 ) -> ClockLog:
-    """Log a GPU's clocks, power and event reasons; set nothing.
+    """Log a GPU's clocks, power and throttle reasons; set nothing.
 
     Args:
-        gpu: ``nvml:INDEX`` or ``sim:NAME``.
+        gpu: ``nvml:INDEX``, ``sim:NAME`` or ``sim:NAME#UNIT``.
         duration_s: How long.
         rate_hz: Readings a second.
         step: Run this over and over meanwhile, and say which kernel ran at each reading.
         to: CSV file for the readings.
         force: Replace an existing file.
+        run: The step's function, or where it may be found.
 
     Raises:
         UsageError: No such GPU, or one that exists on paper only.
@@ -64,49 +63,29 @@ def watch(
         raise UsageError(f"cannot log for {duration_s:g} s at {rate_hz:g} Hz")
     if to is not None:
         check_output(Path(to), force=force)
-    with _opened(gpu, step) as (device, launcher, clock, evidence):
-        entries, shares = _taken(device, launcher, clock, (duration_s, rate_hz), step)
-        found = _summary(evidence, device.info(), entries, duration_s)
+    with open_gpu(parse_gpu(gpu), runs=step is not None, step=step, run=run) as opened:
+        entries, shares = _taken(opened, (duration_s, rate_hz), step)
+        log = _summary(opened.evidence, opened.gpu.info(), entries, duration_s)
     names: Sequence[str] = [""] * len(entries)
     if step is not None:
-        found, names = _with_kernels(found, entries, step, shares)
+        log, names = _with_kernels(log, entries, step, shares)
     if to is not None:
         write_text(Path(to), _csv(entries, names), force=force)
-    return found
-
-
-@contextlib.contextmanager
-def _opened(spec: str, step: Step | None) -> Iterator[tuple[Gpu, Launcher | None, Clock, Evidence]]:
-    kind, rest = split_spec(spec)
-    if kind == "replay":
-        raise UsageError("a table has no clocks to watch", hint="name nvml:0 or sim:rtx3080ti")
-    if kind == "sim":
-        with simulated_rig(rest) as rig:
-            yield rig.gpu, rig.launcher if step else None, rig.clock, Evidence.SIMULATED
-        return
-    index = gpu_index(rest)
-    with nvml_session():
-        gpu = NvmlGpu(index)
-        if step is None:
-            yield gpu, None, SystemClock(), Evidence.MEASURED
-            return
-        with held_launcher(gpu, step) as launcher:
-            yield gpu, launcher, SystemClock(), Evidence.MEASURED
+    return log
 
 
 def _taken(
-    gpu: Gpu,
-    launcher: Launcher | None,
-    clock: Clock,
+    opened: OpenGpu,
     pace: tuple[float, float],
     step: Step | None,
 ) -> tuple[tuple[Entry, ...], list[float]]:
     """Return the readings, and how long each launch of the step takes."""
     duration_s, rate_hz = pace
-    if launcher is None or step is None:
+    gpu, clock = opened.gpu, opened.clock
+    if opened.launcher is None or step is None:
         return Sampler(gpu, clock, rate_hz).run(duration_s), []
-    shares = _durations_s(launcher, clock, step)
-    with launcher.loop([step.kernels[index] for index in step.order]) as loop:
+    shares = _durations_s(opened.launcher, clock, step)
+    with opened.launcher.loop([step.kernels[index] for index in step.order]) as loop:
         clock.sleep_s(_WARM_S)
         sampler = Sampler(gpu, clock, rate_hz, steps=lambda: loop.progress().launches)
         return sampler.run(duration_s), shares
@@ -117,10 +96,10 @@ def _durations_s(launcher: Launcher, clock: Clock, step: Step) -> list[float]:
     each = []
     for kernel in step.kernels:
         with launcher.loop([kernel]) as loop:
-            while loop.progress().launches == 0:
+            watched = WatchedLoop(loop, clock, f"timing {kernel.name!r} alone")
+            while (progress := watched.progress()).launches == 0:
                 clock.sleep_s(_TRIAL_S)
-            seen = loop.progress()
-        each.append(seen.elapsed_s / seen.launches)
+        each.append(progress.elapsed_s / progress.launches)
     return [each[index] for index in step.order]
 
 
@@ -129,9 +108,9 @@ def _summary(
 ) -> ClockLog:
     core = [float(entry.core_mhz) for entry in entries if entry.core_mhz is not None]
     power = [entry.power_w for entry in entries]
-    reasons = 0
+    reasons = ThrottleReason.NONE
     for entry in entries:
-        reasons |= entry.event_reasons
+        reasons |= entry.throttle_reasons
     return ClockLog(
         evidence=evidence,
         gpu=info,
@@ -139,12 +118,12 @@ def _summary(
         rate_hz=len(entries) / duration_s,
         core_mhz=(min(core), sum(core) / len(core), max(core)),
         power_w=(min(power), sum(power) / len(power), max(power)),
-        event_reasons=reasons,
+        throttle_reasons=reasons,
     )
 
 
 def _with_kernels(
-    found: ClockLog, entries: Sequence[Entry], step: Step, shares: Sequence[float]
+    log: ClockLog, entries: Sequence[Entry], step: Step, shares: Sequence[float]
 ) -> tuple[ClockLog, list[str]]:
     """Lay the log over the step."""
     import msgspec  # noqa: PLC0415 - only here
@@ -166,7 +145,7 @@ def _with_kernels(
         for kernel in step.kernels
         if (some := members.get(kernel.name))
     )
-    return msgspec.structs.replace(found, step_s=beat.step_s, kernels=kernels), names
+    return msgspec.structs.replace(log, step_s=beat.step_s, kernels=kernels), names
 
 
 def _csv(entries: Sequence[Entry], names: Sequence[str]) -> str:
@@ -180,7 +159,7 @@ def _csv(entries: Sequence[Entry], names: Sequence[str]) -> str:
                 entry.core_mhz,
                 entry.mem_mhz,
                 f"{entry.power_w:.3f}",
-                entry.event_reasons,
+                int(entry.throttle_reasons),
                 entry.steps,
                 name,
             )

@@ -24,7 +24,7 @@ CREATE TABLE samples (
     window_s REAL,
     ticks INTEGER,
     temperature_c REAL,
-    event_reasons INTEGER,
+    throttle_reasons INTEGER,
     sm_utilisation REAL,
     tensor_utilisation REAL,
     fp32_utilisation REAL,
@@ -45,7 +45,7 @@ _PLAIN = (
     "window_s",
     "ticks",
     "temperature_c",
-    "event_reasons",
+    "throttle_reasons",
 )
 _REAL = {"time_s", "energy_j", "window_s", "temperature_c"}
 _PARTS = ("sm", "tensor", "fp32", "dram")

@@ -20,6 +20,7 @@ from underclock.records import (
     MeasurementSettings,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 
@@ -88,8 +89,8 @@ class FakeGpu:
     def temperature_c(self) -> float:
         return 40.0
 
-    def event_reasons(self) -> int:
-        return 0
+    def throttle_reasons(self) -> ThrottleReason:
+        return ThrottleReason.NONE
 
     def utilisation(self) -> Callable[[], Utilisation | None]:
         return lambda: None

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from underclock.core.planning.strategies import Goal
 from underclock.errors import NotSupportedError, UsageError
-from underclock.hw.nvml import READ_ONLY
 from underclock.paper import Outputs, run_paper, run_study
 from underclock.paper.charts import charts
 from underclock.paper.choices import agreement, beside_table1, clock_changes, lever, noun
@@ -56,32 +55,21 @@ mhz = st.none() | st.sampled_from([210, 420, 810, 1260, 1680, 5001, 9251, 9501])
 clock_pairs = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 
 
-@pytest.fixture(autouse=True)
-def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READ_ONLY, raising=False)
-
-
 @pytest.fixture(scope="module")
 def study() -> Study:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(READ_ONLY, raising=False)
-        return run_study()
+    return run_study()
 
 
 @pytest.fixture(scope="module")
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     """Measure a small step without ever running it whole."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(READ_ONLY, raising=False)
-        return measure(
-            before_optimizer(workload("gpt3-125m", {"layers": 1, "batch": 4})),
-            gpu="sim:rtx3080ti",
-            to=tmp_path_factory.mktemp("isolated") / "samples.db",
-            campaign=Campaign(
-                core_mhz=(1260, None), mem_mhz=(5001, None), repeats=2, in_situ=False
-            ),
-            measuring=_QUICK,
-        )
+    return measure(
+        before_optimizer(workload("gpt3-125m", {"layers": 1, "batch": 4})),
+        gpu="sim:rtx3080ti",
+        to=tmp_path_factory.mktemp("isolated") / "samples.db",
+        campaign=Campaign(core_mhz=(1260, None), mem_mhz=(5001, None), repeats=2, in_situ=False),
+        measuring=_QUICK,
+    )
 
 
 def test_table_2_is_every_way_of_choosing(study: Study) -> None:

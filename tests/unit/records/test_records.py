@@ -1,9 +1,11 @@
 """Records: what each refuses, and what it says of itself."""
 
 import hashlib
+import json
 import math
 
 import msgspec
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,8 @@ from underclock.records import (
     Segment,
     Status,
     Step,
+    StepSource,
+    ThrottleReason,
     Utilisation,
 )
 from underclock.workloads import workload
@@ -39,6 +43,8 @@ NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
 mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 COST = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=-0.1)
+
+_SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
 
 
 @pytest.mark.parametrize("bad", NO_QUANTITY)
@@ -176,7 +182,7 @@ def test_a_fingerprint_tells_traced_steps_apart_by_how_they_launch(step: Step) -
     wider = msgspec.structs.replace(launch, grid=(2, 1, 1))
 
     assert len({changed(some).fingerprint for some in (None, launch, wider)}) == 3
-    told = changed(launch, source="train.py:step", obstacle="it waits", warnings=("take care",))
+    told = changed(launch, source=_SOURCE, obstacle="it waits", warnings=("take care",))
     assert told.fingerprint == changed(launch).fingerprint
 
 
@@ -193,7 +199,7 @@ def test_a_traced_step_comes_back_from_its_file(*, step: Step, traced: bool) -> 
         msgspec.structs.replace(k, launch=launch if traced else None) for k in step.kernels
     )
     told = msgspec.structs.replace(
-        step, kernels=kernels, source="train.py:step", obstacle="it waits", warnings=("hot",)
+        step, kernels=kernels, source=_SOURCE, obstacle="it waits", warnings=("hot",)
     )
 
     assert msgspec.json.decode(msgspec.json.encode(told), type=Step) == told
@@ -204,7 +210,7 @@ def test_a_step_file_from_before_tracing_is_read() -> None:
 
     found = msgspec.json.decode(body, type=Step)
 
-    assert (found.source, found.obstacle, found.warnings) == ("", "", ())
+    assert (found.source, found.obstacle, found.warnings) == (None, "", ())
     assert found.kernels[0].launch is None
 
 
@@ -405,3 +411,30 @@ def test_records_cannot_be_changed_and_are_built_by_keyword() -> None:
 def test_a_record_refuses_fields_it_does_not_know(kind: type[Record]) -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field `surprise`"):
         msgspec.json.decode(b'{"surprise": 1}', type=kind)
+
+
+@pytest.mark.parametrize("bits", [0x0, 0x4, 0x48, 0x1FF, 0x1000_0004])
+def test_throttle_reasons_are_a_number_in_files_and_keep_bits_nobody_named(bits: int) -> None:
+    sample = Sample(kernel="a", time_s=1.0, energy_j=1.0, throttle_reasons=ThrottleReason(bits))
+    text = msgspec.json.encode(sample)
+
+    found = msgspec.json.decode(text, type=Sample)
+
+    assert json.loads(text)["throttle_reasons"] == bits
+    assert found == sample
+    assert isinstance(found.throttle_reasons, ThrottleReason)
+
+
+def test_throttle_reasons_are_nvmls() -> None:
+    for reason in ThrottleReason:
+        name = "".join(word.capitalize() for word in str(reason.name).split("_"))
+        assert getattr(pynvml, f"nvmlClocksEventReason{name}") == reason
+
+
+@pytest.mark.parametrize(
+    "changes", [{"file": ""}, {"function": ""}, {"function": "a b"}, {"sha256": "abc"}]
+)
+def test_a_source_names_a_file_a_function_and_a_hash(changes: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"source needs|64 hexadecimal"):
+        msgspec.structs.replace(_SOURCE, **changes)
+    assert str(_SOURCE) == "train.py:step"

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from underclock.records import Evidence, GpuInfo
+from underclock.records import Evidence, GpuInfo, ThrottleReason
 from underclock.records.observed import Breakdown, ClockLog, KernelClock, Share
 from underclock.report import breakdown_tables, clock_log_table
 
@@ -48,7 +48,7 @@ LOG = ClockLog(
     rate_hz=998.6,
     core_mhz=(1410.0, 1755.4, 1980.0),
     power_w=(120.25, 540.0, 701.0),
-    event_reasons=0x5,
+    throttle_reasons=ThrottleReason(0x5),
 )
 
 
@@ -127,7 +127,7 @@ def test_a_log_shows_its_extremes_its_rate_and_its_reasons() -> None:
     assert ["least", "1410", "120.2"] in rows
     assert ["mean", "1755", "540.0"] in rows
     assert ["greatest", "1980", "701.0"] in rows
-    assert "999 readings a second; event reasons seen: 0x5" in text
+    assert "999 readings a second; throttle reasons seen: 0x5" in text
     assert "a step took" not in text
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError, UsageError
-from underclock.hw.nvml import READ_ONLY
 from underclock.records import AUTO, Clocks, Evidence, MeasurementSettings, SampleSet, Step
 from underclock.stages.backends import open_measurer
 from underclock.stages.campaign import Campaign, Grid, settings_of
@@ -24,11 +23,6 @@ G,a,900,,1.1,80,,3
 G,a,900,,1.2,81,,3
 G,b,,,2.0,300,150,1
 """
-
-
-@pytest.fixture(autouse=True)
-def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READ_ONLY, raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 
 import underclock
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.hw.nvml import READ_ONLY
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
@@ -44,11 +43,6 @@ G,b,1200,,0.9,101,112.2
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 
 
-@pytest.fixture(autouse=True)
-def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READ_ONLY, raising=False)
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "sweep.csv"
@@ -58,15 +52,13 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(READ_ONLY, raising=False)
-        return measure(
-            workload("gpt3-xl", {"layers": 2}),
-            gpu="sim:rtx3080ti",
-            to=tmp_path_factory.mktemp("sim") / "samples.db",
-            campaign=Campaign(core_mhz=(1260, 1470, None), mem_mhz=(5001, 9501, None)),
-            measuring=_QUICK,
-        )
+    return measure(
+        workload("gpt3-xl", {"layers": 2}),
+        gpu="sim:rtx3080ti",
+        to=tmp_path_factory.mktemp("sim") / "samples.db",
+        campaign=Campaign(core_mhz=(1260, 1470, None), mem_mhz=(5001, 9501, None)),
+        measuring=_QUICK,
+    )
 
 
 def test_kernels_lend_each_other_time_only_globally(table: Path) -> None:

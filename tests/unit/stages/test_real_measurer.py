@@ -9,16 +9,18 @@ import pytest
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
-from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step
+from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
-from underclock.stages.real import check_step, gpu_index, held_launcher, may_lock, neighbour_notes
+from underclock.stages.real import check_step, held_launcher, may_lock, neighbour_notes
+from underclock.stages.step_source import StepFile
 from underclock.stages.trace import is_source, trace
 from underclock.store import read_samples
 from underclock.testing import simulated_driver
 from underclock.workloads import workload
 
+SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
 OURS = os.getpid()
 THEIRS, OTHERS = OURS + 1, OURS + 2
 
@@ -28,12 +30,12 @@ def kernel(name: str, count: int = 1, grid: int = 1) -> Kernel:
     return Kernel(name=name, count=count, launch=launch)
 
 
-def step(*kernels: Kernel, order: tuple[int, ...] = (), **more: str) -> Step:
+def step(*kernels: Kernel, order: tuple[int, ...] = (), **more: object) -> Step:
     plain = tuple(place for place, each in enumerate(kernels) for _ in range(each.count))
     return Step(name="train", kernels=kernels, order=order or plain, **more)  # type: ignore[arg-type]
 
 
-TRACED = step(kernel("gemm", 2), kernel("copy"), source="train.py:step")
+TRACED = step(kernel("gemm", 2), kernel("copy"), source=SOURCE)
 
 
 class PartitionedGpu(NvmlGpu):
@@ -76,21 +78,9 @@ class TestNeighbours:
         assert all("energy is counted with the step's" in note for note in (first, second))
 
 
-class TestIndex:
-    @pytest.mark.parametrize(("text", "index"), [("", 0), ("0", 0), ("7", 7), ("12", 12)])
-    def test_nothing_is_the_first_gpu(self, text: str, index: int) -> None:
-        assert gpu_index(text) == index
-
-    @pytest.mark.parametrize("text", ["x", "-1", "1.0", " 1", "\N{SUPERSCRIPT TWO}"])
-    def test_what_is_no_number_is_refused(self, text: str) -> None:
-        with pytest.raises(UsageError, match="cannot read") as caught:
-            gpu_index(text)
-        assert "nvml:0" in caught.value.hint
-
-
 class TestCheckStep:
     def test_the_same_step_under_another_name_passes(self) -> None:
-        check_step(TRACED, msgspec.structs.replace(TRACED, name="other", source="x.py:y"))
+        check_step(TRACED, msgspec.structs.replace(TRACED, name="other", source=None))
 
     @pytest.mark.parametrize(
         ("found", "words"),
@@ -143,11 +133,10 @@ class TestRefusedBeforePyTorch:
             pass
 
     def test_a_step_whose_file_is_gone(self, tmp_path: Path) -> None:
-        gone = msgspec.structs.replace(TRACED, source=f"{tmp_path}/gone.py:step")
         with (
             simulated_driver("rtx3080ti"),
-            pytest.raises(UsageError, match=r"gone\.py"),
-            open_measurer("nvml:0", step=gone),
+            pytest.raises(UsageError, match=r"train\.py:step: no such file"),
+            open_measurer("nvml:0", step=TRACED, run=StepFile(folder=tmp_path)),
         ):
             pass
 
@@ -201,7 +190,7 @@ def test_what_the_bench_and_the_trace_have_to_say_lands_in_the_profile(tmp_path:
         name="train",
         kernels=(Kernel(name="a"),),
         order=(0,),
-        source="train.py:step",
+        source=SOURCE,
         warnings=("one launch was not named",),
     )
 
@@ -214,6 +203,6 @@ def test_what_the_bench_and_the_trace_have_to_say_lands_in_the_profile(tmp_path:
         )
 
         assert sample_set.warnings.count("one launch was not named") == 1
-        assert sample_set.source == "train.py:step"
+        assert sample_set.source == SOURCE
         assert [each.asked for each in sample_set.samples] == [AUTO]
         assert read_samples(tmp_path / "s.db") == sample_set

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from underclock.core.planning.strategies import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
-from underclock.hw.nvml import READ_ONLY
 from underclock.records import AUTO, Clocks, Plan, SampleSet, Step
-from underclock.stages.backends import open_measurer, simulated_unit
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
@@ -30,11 +28,6 @@ G,b,,,2.0,300,,1
 G,b,900,,2.0,250,,1
 G,b,500,,2.1,200,,1
 """
-
-
-@pytest.fixture(autouse=True)
-def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READ_ONLY, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -212,17 +205,6 @@ def test_neighbours_of_clocks_at_the_edge() -> None:
     )
     assert Clocks(core_mhz=1000, mem_mhz=5001) in around(Clocks(core_mhz=1000), _GRID, 2)
     assert around(AUTO, _GRID, 2) == around(top, [AUTO], 2) == ()
-
-
-def test_units_of_a_simulated_model() -> None:
-    assert simulated_unit("rtx3080ti") == ("rtx3080ti", 0)
-    assert simulated_unit("rtx3080ti#12") == ("rtx3080ti", 12)
-    assert simulated_unit("my#model.json") == ("my#model.json", 0)
-    assert simulated_unit("my#model.json#2") == ("my#model.json", 2)
-    for text in ("rtx3080ti#", "rtx3080ti#-1", "rtx3080ti#one", "rtx3080ti#1.5", "rtx3080ti#²"):
-        with pytest.raises(UsageError, match="unit") as refused, open_measurer(f"sim:{text}"):
-            pass
-        assert "sim:rtx3080ti#3" in refused.value.hint
 
 
 def test_units_differ_in_energy_and_not_in_name(step: Step, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 from underclock.store import SampleFile, read_samples
@@ -57,7 +58,7 @@ samples = st.builds(
     window_s=st.none() | amounts,
     ticks=st.none() | whole,
     temperature_c=st.none() | st.floats(-20.0, 120.0),
-    event_reasons=st.none() | whole,
+    throttle_reasons=st.none() | whole.map(ThrottleReason),
     utilisation=st.none() | utilisations,
 )
 

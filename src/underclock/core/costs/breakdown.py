@@ -12,7 +12,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
-from underclock.records import AUTO, POWER_CAP_REASON, Kernel, Sample, SampleSet, Utilisation
+from underclock.records import AUTO, Kernel, Sample, SampleSet, ThrottleReason, Utilisation
 from underclock.records.observed import Bound, Breakdown, Share
 
 _BUSY = 0.5  # our convention: what is busy half of the time bounds a kernel; else latency does
@@ -48,7 +48,9 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     full_mhz = max((mhz for sample in samples if (mhz := _core_mhz(sample))), default=None)
     pace = [_pace(sample, full_mhz) for sample in samples]
     isolated_s = np.array([s.time_s * k.count for s, k in zip(samples, kernels, strict=True)])
-    capped = np.array([bool((s.event_reasons or 0) & POWER_CAP_REASON) for s in samples])
+    capped = np.array(
+        [bool((s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP) for s in samples]
+    )
 
     def shares(name_of: Callable[[int], Hashable]) -> tuple[Share, ...]:
         return _shares(kernels, time_s, energy_j, name_of)

@@ -14,12 +14,12 @@ from underclock.arrays import Bools, Floats
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
-    POWER_CAP_REASON,
     Clocks,
     Closure,
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
 )
 
 _NEAR_CAP = 0.95
@@ -166,7 +166,7 @@ def capped_kernels(sample_set: SampleSet) -> Bools:
     for sample in sample_set.samples:
         if sample.asked == AUTO:
             k = index[sample.kernel]
-            capped[k] |= bool((sample.event_reasons or 0) & POWER_CAP_REASON)
+            capped[k] |= bool((sample.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)
             power_w[k] = max(power_w[k], sample.energy_j / sample.time_s)
     return near_cap(power_w, capped)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.errors import DataError
-from underclock.records import POWER_CAP_REASON, Clocks, Kind, Sample, SampleSet
+from underclock.records import Clocks, Kind, Sample, SampleSet, ThrottleReason
 
 PER_KERNEL = 4
 
@@ -21,7 +21,7 @@ class CannotFitError(DataError):
     """There are too few samples, or none of use: costs may still be taken as measured."""
 
 
-NEAR_CAP = 0.985  # a row without event reasons that draws more than this share of the limit
+NEAR_CAP = 0.985  # a row without throttle reasons that draws more than this share of the limit
 UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name it
 _PILE = 3  # kernels at the same greatest power, from which a cap is concluded
 _CONTRADICTION = 0.25  # repeats of one row lie within a few per cent of each other
@@ -158,7 +158,7 @@ def ceiling_mhz(samples: Sequence[Sample]) -> float:
         for s in samples
         if s.observed
         and s.observed.core_mhz
-        and not (s.event_reasons or 0) & POWER_CAP_REASON
+        and not (s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP
         and (s.asked.core_mhz is None or not _holds(s))
     ]
     return min(seen, default=math.inf)
@@ -193,16 +193,19 @@ def _asked(sample_set: SampleSet) -> list[Clocks]:
 def _cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     """Return the power that capped rows settle at, and which rows are capped."""
     powers = [s.energy_j / s.time_s for s in sample_set.samples]
-    told = any(s.event_reasons is not None for s in sample_set.samples)
+    told = any(s.throttle_reasons is not None for s in sample_set.samples)
     if told:
-        capped = [bool((s.event_reasons or 0) & POWER_CAP_REASON) for s in sample_set.samples]
+        capped = [
+            bool((s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)
+            for s in sample_set.samples
+        ]
     else:
         limit_w = sample_set.gpu.power_limit_w or max(powers)
         capped = [
             power_w >= NEAR_CAP * limit_w and s.asked.core_mhz is not None
             for power_w, s in zip(powers, sample_set.samples, strict=True)
         ]
-        # Without event reasons a cap shows as many kernels that draw the same at the most.
+        # Without throttle reasons a cap shows as many kernels that draw the same at the most.
         held = {s.kernel for s, yes in zip(sample_set.samples, capped, strict=True) if yes}
         capped = capped if len(held) >= _PILE else [False] * len(powers)
     at_cap = [power_w for power_w, yes in zip(powers, capped, strict=True) if yes]

@@ -69,7 +69,6 @@ def traced_step(
     *,
     cleared: Sequence[Sequence[int]] = (),
     warnings: Sequence[str] = (),
-    source: str = "",
     obstacle: str = "",
 ) -> Traced:
     """Make a step of a graph's nodes.
@@ -80,7 +79,6 @@ def traced_step(
         matched: The activity of each; ``None`` where unknown.
         cleared: As for `units_of`.
         warnings: What to say of it.
-        source: Where the step's function is, to run it again.
         obstacle: Why its kernels cannot be isolated.
 
     Raises:
@@ -105,7 +103,6 @@ def traced_step(
         name=name,
         kernels=_uniquely_named(kernels),
         order=order,
-        source=source,
         obstacle=obstacle,
         warnings=(*warnings, obstacle) if obstacle else tuple(warnings),
     )

@@ -56,10 +56,19 @@ class _Feed:
                 raise DeviceError(f"a launch failed: {self._error}") from self._error
             return self._done
 
-    def close(self) -> None:
-        """Stop launching and wait for what is in flight."""
+    def close(self, longest_s: float = _STUCK_S) -> None:
+        """Stop launching and wait for what is in flight.
+
+        Raises:
+            StuckError: It does not end.
+        """
         self._stop.set()
-        self._thread.join()
+        self._thread.join(longest_s)
+        if self._thread.is_alive():
+            raise StuckError(
+                f"launches in flight did not end in {longest_s:g} s: the GPU hangs",
+                hint="this process's GPU work is lost; look at the GPU with `nvidia-smi`",
+            )
 
     def _run(self) -> None:
         torch = self._torch

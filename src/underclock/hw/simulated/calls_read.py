@@ -71,9 +71,9 @@ def _temperature(host: Host, gpu: VirtualGpu, sensor: CArgument, out: CArgument)
     return put(out, int(gpu.temperature_c))
 
 
-def _event_reasons(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
+def _throttle_reasons(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
-    return put(out, gpu.event_reasons)
+    return put(out, gpu.throttle_reasons)
 
 
 def _performance_state(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
@@ -122,10 +122,10 @@ def _codec_utilisation(_host: Host, _gpu: VirtualGpu, out: CArgument, period: CA
 
 def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
     """Return process number, device memory in MiB and share in percent of all that compute."""
-    found = [(n.pid, n.memory_mib, round(100 * n.share)) for n in gpu.neighbours]
-    if gpu.activity is not None:
-        found.append((os.getpid(), _CONTEXT_MIB, 100 - sum(share for _, _, share in found)))
-    return found
+    processes = [(n.pid, n.memory_mib, round(100 * n.share)) for n in gpu.neighbours]
+    if gpu.running is not None:
+        processes.append((os.getpid(), _CONTEXT_MIB, 100 - sum(share for _, _, share in processes)))
+    return processes
 
 
 def _compute_processes(_host: Host, gpu: VirtualGpu, count: CArgument, out: CArgument) -> int:
@@ -187,8 +187,8 @@ TABLE: dict[str, DeviceCall] = {
     "nvmlDeviceGetTotalEnergyConsumption": _energy,
     "nvmlDeviceGetPowerUsage": _power,
     "nvmlDeviceGetTemperature": _temperature,
-    "nvmlDeviceGetCurrentClocksEventReasons": _event_reasons,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
+    "nvmlDeviceGetCurrentClocksEventReasons": _throttle_reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": _throttle_reasons,
     "nvmlDeviceGetPerformanceState": _performance_state,
     "nvmlDeviceGetPowerState": _performance_state,
     "nvmlDeviceGetEnforcedPowerLimit": _limit,

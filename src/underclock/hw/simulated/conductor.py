@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from underclock.errors import DeviceError, UsageError
-from underclock.hw.lease import clock_lease
+from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.runtime import Line, Runtime, lines_of
-from underclock.hw.simulated.work import Activity
+from underclock.hw.simulated.work import LaunchLoop
+from underclock.hw.waiting import WatchedLoop
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.records.latencies import Domain, LatencyTable
 
@@ -93,13 +94,14 @@ def execute(
     lines = lines_of(clocks, table)
     device = rig.device
     held = [setting for setting in settings if not setting.is_auto]
-    with clock_lease(rig.gpu, held[0] if held else AUTO):
+    with ClockLeases(rig.gpu) as leases, leases.hold(held[0] if held else AUTO):
         for setting in held[1:]:
             rig.gpu.lock(setting)
         if len(settings) > 1:  # keep nothing of the trials
             rig.gpu.unlock()
             rig.gpu.lock(clocks[0])
-        with rig.launcher.loop(kernels):
+        with rig.launcher.loop(kernels) as loop:
+            watched = WatchedLoop(loop, rig.clock, "running the schedule")
             runtime = Runtime(device, lines, predicted_s)
             _tell(device, runtime)
             device.on_follow = runtime.follows
@@ -109,6 +111,7 @@ def execute(
                 # One round more than reported, so that late changes of the last are seen.
                 while len(runtime.rounds) < first + steps + 2:
                     rig.clock.sleep_s(sum(predicted_s))
+                    watched.progress()
                     if device.lost:
                         raise DeviceError(
                             "the step failed: the GPU fell off the bus", hint="reboot the machine"
@@ -152,24 +155,24 @@ def _summary(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Told(Activity):
-    """An activity that tells the runtime of every launch that begins."""
+class _Told(LaunchLoop):
+    """A loop that tells the runtime of every launch that begins."""
 
     runtime: Runtime
 
     def progress(self, stride_s: float, kernel_s: float) -> None:
         """Count what a stride completed."""
         before = self.position
-        Activity.progress(self, stride_s, kernel_s)
+        LaunchLoop.progress(self, stride_s, kernel_s)
         self.runtime.runs(stride_s, ends=self.position != before)
 
 
 def _tell(device: VirtualGpu, runtime: Runtime) -> None:
     """Have a device that just began tell the runtime what it sees."""
-    begun = device.activity
+    begun = device.running
     if begun is None:
         raise AssertionError("the loop was entered")
-    device.activity = _Told(
+    device.running = _Told(
         kernels=begun.kernels,
         time_noise=begun.time_noise,
         power_noise=begun.power_noise,

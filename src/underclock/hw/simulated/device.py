@@ -19,14 +19,13 @@ from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
 from underclock.hw.simulated.powerloop import PowerLoop
 from underclock.hw.simulated.sensors import Gauges
-from underclock.hw.simulated.spread import Unit
-from underclock.hw.simulated.work import Activity, Neighbour, turn
+from underclock.hw.simulated.spread import UnitVariation
+from underclock.hw.simulated.work import LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
-from underclock.records import POWER_CAP_REASON
+from underclock.records import ThrottleReason
 from underclock.records.latencies import Domain
 
-_IDLE_REASON = 0x1
 _ROUNDING_S = 1e-12
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
 _DECIDE_C = 0.1  # look again at what heat allows when the temperature moved this far
@@ -45,7 +44,7 @@ class VirtualGpu:
     def __init__(self, model: GpuModel, *, seed: int, unit: int = 0) -> None:
         self.model = model
         self.number = unit
-        self.unit = Unit.of(model.name, unit)
+        self.unit = UnitVariation.of(model.name, unit)
         self.constants = self.unit.constants(model.constants)
         self.limit_w = model.limit_w[0]
         self.persistent = False
@@ -57,7 +56,7 @@ class VirtualGpu:
         self.core_mhz = 0.0
         self.mem_mhz = 0
         self.capped = False
-        self.activity: Activity | None = None
+        self.running: LaunchLoop | None = None
         self.neighbours: tuple[Neighbour, ...] = ()
         self.faults: list[FaultKind] = []
         self.on_follow: Callable[[Domain], None] | None = None  # told of the truth, for scoring
@@ -77,7 +76,7 @@ class VirtualGpu:
         self._stalled_until_s = 0.0
         self._costs = Costs(self.constants, model.core_mhz)
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
-        self._runs: Activity | None = None  # the activity, while it is its turn
+        self._runs: LaunchLoop | None = None  # what runs, while it is its turn
         self._turn_s = math.inf
         self._power_loop = PowerLoop(
             margin_w=model.cap_margin_w,
@@ -103,7 +102,7 @@ class VirtualGpu:
     @property
     def busy(self) -> bool:
         """Whether anything computes."""
-        return self.activity is not None or bool(self.neighbours)
+        return self.running is not None or bool(self.neighbours)
 
     @property
     def lost(self) -> bool:
@@ -116,10 +115,12 @@ class VirtualGpu:
         return self.gauges.counter_mj(self.now_s, self.energy_j)
 
     @property
-    def event_reasons(self) -> int:
-        """NVML's bits of why the clocks are what they are."""
+    def throttle_reasons(self) -> ThrottleReason:
+        """Why the clocks are what they are."""
         reasons, _ = slowdown(self.faults)
-        return reasons | (POWER_CAP_REASON if self.capped else 0 if self.busy else _IDLE_REASON)
+        if self.capped:
+            return reasons | ThrottleReason.SW_POWER_CAP
+        return reasons if self.busy else reasons | ThrottleReason.GPU_IDLE
 
     @property
     def performance_state(self) -> int:
@@ -131,9 +132,9 @@ class VirtualGpu:
     def load(self) -> tuple[float, float]:
         """Return the parts of the time, 0 to 1, that the GPU and its memory are busy."""
         work = [(other.kernel, other.share) for other in self.neighbours]
-        if self.activity is not None:
+        if self.running is not None:
             rest = 1.0 - sum(share for _, share in work)
-            work.append((self.activity.kernels[self.activity.position], rest))
+            work.append((self.running.kernels[self.running.position], rest))
         memory = sum(
             share * self._costs.memory_share(kernel, self.core_mhz, self.mem_mhz)
             for kernel, share in work
@@ -151,7 +152,7 @@ class VirtualGpu:
         """
         if self.counters is not None:
             self.counters.begin(tensor)
-        self.activity = Activity(
+        self.running = LaunchLoop(
             kernels=tuple(kernels),
             time_noise=1.0 + 3e-4 * float(self._noise.standard_normal()),
             power_noise=1.0 + 3e-3 * float(self._noise.standard_normal()),
@@ -160,7 +161,7 @@ class VirtualGpu:
 
     def end(self) -> None:
         """Stop launching."""
-        self.activity = None
+        self.running = None
         self._power_loop.reset()
         self._look_again()
 
@@ -200,7 +201,7 @@ class VirtualGpu:
             return
         self.faults.append(kind)
         if kind is FaultKind.GPU_LOST:
-            self.activity, self.neighbours = None, ()
+            self.running, self.neighbours = None, ()
         self._look_again()
 
     def mend(self, kind: FaultKind) -> None:
@@ -238,7 +239,7 @@ class VirtualGpu:
     def _look_again(self) -> None:
         """Decide afresh, now that something changed that clocks depend on."""
         self._stale = True
-        alternates = self.activity is not None and not self.activity.single
+        alternates = self.running is not None and not self.running.single
         self._mixed = alternates or bool(self.neighbours)
         self._settle()
 
@@ -267,7 +268,7 @@ class VirtualGpu:
         """Settle clocks and power for the moment."""
         if self._stale or abs(self.temperature_c - self._decided_c) > _DECIDE_C:
             self._decide()
-        activity = self.activity
+        running = self.running
         kernel, self._runs, noise, alone = None, None, 1.0, False
         neighbour = None
         if self.neighbours:
@@ -275,9 +276,9 @@ class VirtualGpu:
         executes = self.now_s >= self._stalled_until_s - _ROUNDING_S
         if executes and neighbour is not None:
             kernel = neighbour.kernel
-        elif executes and activity is not None:
-            kernel, self._runs = activity.kernels[activity.position], activity
-            noise, alone = activity.power_noise, not self._mixed
+        elif executes and running is not None:
+            kernel, self._runs = running.kernels[running.position], running
+            noise, alone = running.power_noise, not self._mixed
         if alone and kernel is not None:
             self.core_mhz = self._steady(kernel)
             if self.core_mhz < self._wanted_mhz:
@@ -310,8 +311,8 @@ class VirtualGpu:
             stride_s = min(stride_s, left_s + 1e-12)
         return stride_s
 
-    def _kernel_s(self, activity: Activity) -> float:
-        return self._cost.duration_s * activity.time_noise
+    def _kernel_s(self, running: LaunchLoop) -> float:
+        return self._cost.duration_s * running.time_noise
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
@@ -327,5 +328,5 @@ class VirtualGpu:
             self._power_loop.watch(self.now_s, stride_s, self.power_w, self.core_mhz, self.limit_w)
         if self._runs is not None:
             self._runs.progress(stride_s, self._kernel_s(self._runs))
-        elif self.activity is not None:
-            self.activity.elapsed_s += stride_s
+        elif self.running is not None:
+            self.running.elapsed_s += stride_s

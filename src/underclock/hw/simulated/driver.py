@@ -46,12 +46,16 @@ class SimulatedDriver:
     Args:
         gpus: The GPUs, in index order.
         root: Whether the process may lock clocks.
+        read_only: Whether this process's own gate (`hw.nvml`) is closed to writes.
     """
 
-    def __init__(self, gpus: Sequence[VirtualGpu], *, root: bool = True) -> None:
+    def __init__(
+        self, gpus: Sequence[VirtualGpu], *, root: bool = True, read_only: bool = False
+    ) -> None:
         self.gpus = tuple(gpus)
         self.clock = VirtualClock(self.gpus)
         self.root = root
+        self.simulated_read_only = read_only
         self.samples = calls_gpm.Samples()
         self._sessions = 0
         self._functions: dict[str, Callable[..., object]] = {
@@ -83,8 +87,8 @@ class SimulatedDriver:
         functions = self.__dict__.get("_functions", {})
         if name not in functions:
             raise AttributeError(name)
-        found: Callable[..., object] = functions[name]
-        return found
+        function: Callable[..., object] = functions[name]
+        return function
 
     def _answer(self, function: Callable[..., int], *arguments: CArgument) -> int:
         """Answer a call of the library, in a session only."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from underclock.records import ThrottleReason
+
 if TYPE_CHECKING:
     from underclock.hw.simulated.device import VirtualGpu
 
@@ -22,7 +24,8 @@ class FaultKind(StrEnum):
     HARD_SLOWDOWN = "the hardware halves the clocks against heat"
 
 
-REASON_SOFT_SLOWDOWN, REASON_HARD_SLOWDOWN = 0x20, 0x48  # the hardware sets two bits
+REASON_SOFT_SLOWDOWN = ThrottleReason.SW_THERMAL_SLOWDOWN
+REASON_HARD_SLOWDOWN = ThrottleReason.HW_THERMAL_SLOWDOWN | ThrottleReason.HW_SLOWDOWN
 _SLOWDOWNS = {  # reason, and the part of the highest clock that is left; the part is assumed
     FaultKind.SOFT_SLOWDOWN: (REASON_SOFT_SLOWDOWN, 0.75),
     FaultKind.HARD_SLOWDOWN: (REASON_HARD_SLOWDOWN, 0.5),
@@ -78,10 +81,10 @@ class FaultScript:
                     gpu.agenda.add(end_s, functools.partial(gpu.mend, fault.kind))
 
 
-def slowdown(faults: Sequence[FaultKind]) -> tuple[int, float]:
-    """Return the event reasons of the slowdowns there are, and what they leave of the clock."""
-    found = [_SLOWDOWNS[kind] for kind in faults if kind in _SLOWDOWNS]
-    reasons = 0
-    for bits, _ in found:
+def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
+    """Return the throttle reasons of the slowdowns there are, and what they leave of the clock."""
+    slowdowns = [_SLOWDOWNS[kind] for kind in faults if kind in _SLOWDOWNS]
+    reasons = ThrottleReason.NONE
+    for bits, _ in slowdowns:
         reasons |= bits
-    return reasons, min((left for _, left in found), default=1.0)
+    return reasons, min((left for _, left in slowdowns), default=1.0)

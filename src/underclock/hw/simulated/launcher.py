@@ -46,10 +46,10 @@ class _VirtualLoop:
             DeviceError: The GPU fell off the bus.
         """
         _check(self.gpu)
-        activity = self.gpu.activity
-        if activity is None:
+        running = self.gpu.running
+        if running is None:
             return Progress(launches=0, elapsed_s=0.0)
-        return Progress(launches=activity.launches, elapsed_s=activity.completed_s)
+        return Progress(launches=running.launches, elapsed_s=running.completed_s)
 
 
 @dataclass(frozen=True, slots=True)

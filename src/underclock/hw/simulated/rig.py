@@ -64,6 +64,7 @@ def simulated_driver(
     count: int = 1,
     seed: int = 0,
     root: bool = True,
+    read_only: bool = False,
     faults: FaultScript | None = None,
     unit: int = 0,
 ) -> Iterator[Machine]:
@@ -76,6 +77,7 @@ def simulated_driver(
         count: How many GPUs.
         seed: Of their noise.
         root: Whether the process may write.
+        read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
         faults: What goes wrong, and when.
         unit: Which unit of the model GPU 0 is; the others follow. Unit 0 is the model itself.
 
@@ -85,11 +87,11 @@ def simulated_driver(
     """
     if count < 1:
         raise ValueError(f"a machine needs at least one GPU, got {count}")
-    found = gpu_model(model) if isinstance(model, str) else model
-    gpus = tuple(VirtualGpu(found, seed=seed, unit=unit + i) for i in range(count))
+    made = gpu_model(model) if isinstance(model, str) else model
+    gpus = tuple(VirtualGpu(made, seed=seed, unit=unit + i) for i in range(count))
     if faults is not None:
         faults.arm(gpus)
-    driver = SimulatedDriver(gpus, root=root)
+    driver = SimulatedDriver(gpus, root=root, read_only=read_only)
     with installed(driver):
         yield Machine(gpus, driver, driver.clock)
 
@@ -119,6 +121,7 @@ def simulated_rig(
     *,
     seed: int = 0,
     root: bool = True,
+    read_only: bool = False,
     faults: FaultScript | None = None,
     unit: int = 0,
 ) -> Iterator[Rig]:
@@ -128,6 +131,7 @@ def simulated_rig(
         model: Name, as in ``sim:NAME``, or a model.
         seed: Of its noise.
         root: Whether the process may lock clocks.
+        read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
         faults: What goes wrong, and when.
         unit: Which unit of the model; unit 0 is the model itself.
 
@@ -135,7 +139,9 @@ def simulated_rig(
         UsageError: No such model.
     """
     with (
-        simulated_driver(model, seed=seed, root=root, faults=faults, unit=unit) as machine,
+        simulated_driver(
+            model, seed=seed, root=root, read_only=read_only, faults=faults, unit=unit
+        ) as machine,
         nvml_session(),
     ):
         device = machine.gpus[0]

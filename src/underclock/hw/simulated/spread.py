@@ -16,7 +16,7 @@ VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class UnitVariation:
     """One GPU against its model.
 
     Attributes:

@@ -9,7 +9,7 @@ from underclock.arrays import Floats
 from underclock.errors import DeviceError
 from underclock.hw.base import Clock
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.work import Activity
+from underclock.hw.simulated.work import LaunchLoop
 from underclock.physics.constants import KernelConstants
 from underclock.records.latencies import Domain
 
@@ -49,8 +49,8 @@ class _Stretch:
 
 
 @dataclass(slots=True)
-class _Ticking(Activity):
-    """An activity that remembers what its kernel took, and when.
+class _Ticking(LaunchLoop):
+    """A loop that remembers what its kernel took, and when.
 
     The device tells it of every stretch of time in which it ran; where it did not run, there is a
     gap.
@@ -61,7 +61,7 @@ class _Ticking(Activity):
     def progress(self, stride_s: float, kernel_s: float) -> None:
         """Count what a stride completed, and remember it."""
         self.stretches.append(_Stretch(self.elapsed_s, stride_s, kernel_s))
-        Activity.progress(self, stride_s, kernel_s)
+        LaunchLoop.progress(self, stride_s, kernel_s)
 
 
 class VirtualTicker:
@@ -103,7 +103,7 @@ class VirtualTicker:
         slowness = 1.0 + self._noise.trace * float(self._random.standard_normal())
         started_s = gpu.now_s
         gpu.begin([work])
-        gpu.activity = ticking = _Ticking(kernels=(work,), time_noise=slowness, power_noise=1.0)
+        gpu.running = ticking = _Ticking(kernels=(work,), time_noise=slowness, power_noise=1.0)
         try:
             self._clock.sleep_s(lead_s)
             during()

@@ -10,7 +10,7 @@ _ROUNDING_S = 1e-9
 
 
 @dataclass(slots=True)
-class Activity:
+class LaunchLoop:
     """Kernels launched over and over.
 
     Attributes:

@@ -11,7 +11,6 @@ from underclock.core.costs.breakdown import bound_of, breakdown
 from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
 from underclock.records import (
-    POWER_CAP_REASON,
     Clocks,
     Evidence,
     GpuInfo,
@@ -20,6 +19,7 @@ from underclock.records import (
     Pass,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 from underclock.records.observed import Bound, Breakdown, Share
@@ -56,7 +56,7 @@ def sample_sets(draw: st.DrawFn) -> SampleSet:
                 time_s=draw(amounts),
                 energy_j=draw(amounts),
                 observed=draw(st.none() | clocks),
-                event_reasons=draw(st.none() | st.sampled_from([0, 1, POWER_CAP_REASON])),
+                throttle_reasons=draw(st.none() | st.sampled_from(list(ThrottleReason))),
                 utilisation=draw(st.none() | utilisations),
             )
             for repeat in range(draw(st.integers(1, 2)))
@@ -81,7 +81,7 @@ def sample(
     utilisation: Utilisation | None = None,
     *,
     energy_j: float = 1.0,
-    event_reasons: int | None = None,
+    throttle_reasons: ThrottleReason | None = None,
 ) -> Sample:
     return Sample(
         kernel=kernel,
@@ -89,7 +89,7 @@ def sample(
         energy_j=energy_j,
         observed=Clocks(core_mhz=core_mhz) if core_mhz else None,
         utilisation=utilisation,
-        event_reasons=event_reasons,
+        throttle_reasons=throttle_reasons,
     )
 
 
@@ -220,7 +220,10 @@ def test_what_cannot_be_known_is_not_called_nothing(
 
 def test_the_capped_share_is_one_of_isolated_time_with_every_launch_counted() -> None:
     kernels = [Kernel(name="a", count=3), Kernel(name="b")]
-    samples = [sample("a", event_reasons=POWER_CAP_REASON | 1), sample("b", event_reasons=0x8)]
+    samples = [
+        sample("a", throttle_reasons=ThrottleReason.SW_POWER_CAP | 1),
+        sample("b", throttle_reasons=ThrottleReason.HW_SLOWDOWN),
+    ]
 
     assert breakdown(profile_of(kernels, samples)).capped_share == 0.75
 

@@ -12,13 +12,13 @@ from underclock.core.costs.table import capped_kernels, cost_table, settle_auto
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
-    POWER_CAP_REASON,
     Clocks,
     Evidence,
     GpuInfo,
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
 )
 
 LOW, MIDDLE, HIGH = (Clocks(core_mhz=mhz, mem_mhz=5001) for mhz in (600, 1200, 1800))
@@ -30,10 +30,14 @@ def sample(
     asked: Clocks = AUTO,
     time_s: float = 1.0,
     energy_j: float = 100.0,
-    event_reasons: int | None = None,
+    throttle_reasons: ThrottleReason | None = None,
 ) -> Sample:
     return Sample(
-        kernel=kernel, asked=asked, time_s=time_s, energy_j=energy_j, event_reasons=event_reasons
+        kernel=kernel,
+        asked=asked,
+        time_s=time_s,
+        energy_j=energy_j,
+        throttle_reasons=throttle_reasons,
     )
 
 
@@ -205,11 +209,15 @@ class TestWarnings:
 def measured_steps(draw: st.DrawFn) -> SampleSet:
     """Draw isolated samples at auto and one other setting, some at the cap, and the step."""
     counts = draw(st.lists(st.integers(1, 24), min_size=1, max_size=6))
-    reasons = st.sampled_from([None, 0, POWER_CAP_REASON, POWER_CAP_REASON | 0x80])
+    reasons = st.sampled_from([None, *(ThrottleReason(bits) for bits in (0, 4, 0x84))])
     rows = []
     for k in range(len(counts)):
         rows.append(sample(chr(97 + k), AUTO, draw(quantities), draw(quantities), draw(reasons)))
-        rows.append(sample(chr(97 + k), LOW, draw(quantities), draw(quantities), POWER_CAP_REASON))
+        rows.append(
+            sample(
+                chr(97 + k), LOW, draw(quantities), draw(quantities), ThrottleReason.SW_POWER_CAP
+            )
+        )
     # A step that took longer than all its kernels is always possible, whichever were at the cap.
     total_s = sum(c * row.time_s for c, row in zip(counts, rows[::2], strict=True))
     total_j = sum(c * row.energy_j for c, row in zip(counts, rows[::2], strict=True))
@@ -270,7 +278,9 @@ class TestInSitu:
         self, measured: SampleSet
     ) -> None:
         at_auto = [s for s in measured.samples if s.asked == AUTO]
-        told = {s.kernel for s in at_auto if (s.event_reasons or 0) & POWER_CAP_REASON}
+        told = {
+            s.kernel for s in at_auto if (s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP
+        }
         most_w = {k.name: 0.0 for k in measured.kernels}
         for s in at_auto:
             most_w[s.kernel] = max(most_w[s.kernel], s.energy_j / s.time_s)
@@ -294,7 +304,7 @@ class TestInSitu:
     ) -> None:
         rows = [
             sample("a", AUTO, 4.0, 400.0),
-            sample("b", AUTO, 4.0, 440.0, event_reasons=POWER_CAP_REASON),
+            sample("b", AUTO, 4.0, 440.0, throttle_reasons=ThrottleReason.SW_POWER_CAP),
         ]
 
         with pytest.raises(DataError, match="less than its kernels did one by one") as caught:

@@ -19,7 +19,6 @@ from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import (
     AUTO,
-    POWER_CAP_REASON,
     Clocks,
     Evidence,
     GpuInfo,
@@ -27,6 +26,7 @@ from underclock.records import (
     Launch,
     Sample,
     SampleSet,
+    ThrottleReason,
 )
 
 _GPU = gpu_model("rtx3080ti").constants
@@ -59,7 +59,7 @@ def _sample(name: str, asked: Clocks, seed: int, **more: object) -> Sample:
         time_s=time_s,
         energy_j=time_s * power_w,
         observed=at,
-        event_reasons=0,
+        throttle_reasons=ThrottleReason.NONE,
         temperature_c=55.0,
     )
     return msgspec.structs.replace(sample, **more)
@@ -126,7 +126,7 @@ def test_a_choice_changes_what_the_table_says(half: Estimate) -> None:
 
 
 def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measured() -> None:
-    sample_set = _profile(_SETTINGS[5:], gone={"event_reasons": POWER_CAP_REASON})
+    sample_set = _profile(_SETTINGS[5:], gone={"throttle_reasons": ThrottleReason.SW_POWER_CAP})
     found = estimate(sample_set)
     raw = {s.asked: s.time_s for s in sample_set.samples if s.kernel == "k0"}
 
@@ -255,7 +255,9 @@ def test_a_kernel_without_usable_rows_is_named(gone: int, words: str) -> None:
     sample_set = _profile()
     capped = [f"k{i}" for i in range(gone)]
     samples = [
-        msgspec.structs.replace(s, event_reasons=POWER_CAP_REASON) if s.kernel in capped else s
+        msgspec.structs.replace(s, throttle_reasons=ThrottleReason.SW_POWER_CAP)
+        if s.kernel in capped
+        else s
         for s in sample_set.samples
     ]
     found = fit_of(_profile(samples=tuple(samples)))

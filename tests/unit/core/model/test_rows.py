@@ -13,7 +13,6 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
 from underclock.errors import DataError
 from underclock.records import (
-    POWER_CAP_REASON,
     Clocks,
     Evidence,
     GpuInfo,
@@ -21,6 +20,7 @@ from underclock.records import (
     Kind,
     Sample,
     SampleSet,
+    ThrottleReason,
 )
 
 _CORES = (600, 900, 1200, 1500, 1800)
@@ -56,7 +56,7 @@ def test_auto_counts_a_little_for_kernels_with_few_rows_only() -> None:
     autos = [
         _sample("many", None, None, observed=Clocks(core_mhz=1725, mem_mhz=9251)),
         _sample("few", None, None, observed=Clocks(core_mhz=1740, mem_mhz=9251)),
-        _sample("capped", None, None, event_reasons=POWER_CAP_REASON),
+        _sample("capped", None, None, throttle_reasons=ThrottleReason.SW_POWER_CAP),
     ]
     rows = rows_of(_profile([*_grid("many"), *few, *none, _sample("capped", 600), *autos]))
 
@@ -121,17 +121,26 @@ def test_memory_clocks_are_those_read_back_where_none_was_asked() -> None:
 
 def test_what_the_driver_calls_capped_is_left_out_and_tells_the_cap() -> None:
     hot = [
-        _sample("a", core, energy_j=190.0, repeat=1, event_reasons=POWER_CAP_REASON, time_s=1.0)
+        _sample(
+            "a",
+            core,
+            energy_j=190.0,
+            repeat=1,
+            throttle_reasons=ThrottleReason.SW_POWER_CAP,
+            time_s=1.0,
+        )
         for core in (2000, 2100)
     ]
-    rows = rows_of(_profile([*_grid("a", event_reasons=0), *hot]))
+    rows = rows_of(_profile([*_grid("a", throttle_reasons=ThrottleReason.NONE), *hot]))
 
     assert len(rows.kernel) == 10
     assert rows.limit_w == 190.0
 
 
 @pytest.mark.parametrize(("kernels", "left"), [("ab", 12), ("abc", 15)])
-def test_without_event_reasons_a_cap_is_many_kernels_at_the_limit(kernels: str, left: int) -> None:
+def test_without_throttle_reasons_a_cap_is_many_kernels_at_the_limit(
+    kernels: str, left: int
+) -> None:
     samples = []
     for name in kernels:
         samples += [_sample(name, core) for core in _CORES]
@@ -149,7 +158,7 @@ def test_without_samples_the_reader_is_told_to_measure() -> None:
 
 def test_samples_that_all_ran_at_the_cap_cannot_be_fitted() -> None:
     with pytest.raises(CannotFitError, match="all 10 samples ran at the power cap") as raised:
-        rows_of(_profile(_grid("a", event_reasons=POWER_CAP_REASON)))
+        rows_of(_profile(_grid("a", throttle_reasons=ThrottleReason.SW_POWER_CAP)))
     assert "lower core clocks" in raised.value.hint
 
 
@@ -174,8 +183,8 @@ def test_repeats_that_differ_a_little_pass(factor: float) -> None:
 
 def test_the_ceiling_is_the_least_clock_seen_away_from_the_cap() -> None:
     free = [
-        _sample("a", None, observed=Clocks(core_mhz=core), event_reasons=reasons)
-        for core, reasons in ((1900, None), (1880, 0), (1700, POWER_CAP_REASON))
+        _sample("a", None, observed=Clocks(core_mhz=core), throttle_reasons=reasons)
+        for core, reasons in ((1900, None), (1880, 0), (1700, ThrottleReason.SW_POWER_CAP))
     ]
 
     assert ceiling_mhz(free) == 1880

@@ -34,13 +34,13 @@ from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import (
     AUTO,
-    POWER_CAP_REASON,
     Clocks,
     Evidence,
     GpuInfo,
     Kernel,
     Sample,
     SampleSet,
+    ThrottleReason,
     Utilisation,
 )
 
@@ -225,7 +225,13 @@ def _profile(*samples: Sample, in_situ: tuple[Sample, ...] = ()) -> SampleSet:
 _FULL = Clocks(core_mhz=1900, mem_mhz=9501)
 _TWO = (
     Sample(kernel="a", time_s=1e-3, energy_j=0.25, observed=_FULL, temperature_c=60.0),
-    Sample(kernel="b", time_s=2e-3, energy_j=0.7, observed=_FULL, event_reasons=POWER_CAP_REASON),
+    Sample(
+        kernel="b",
+        time_s=2e-3,
+        energy_j=0.7,
+        observed=_FULL,
+        throttle_reasons=ThrottleReason.SW_POWER_CAP,
+    ),
 )
 _SETTINGS = tuple(Clocks(core_mhz=mhz) for mhz in (900, 1200, 1500, 1800))
 
@@ -276,7 +282,7 @@ def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
     )
 
 
-def test_without_event_reasons_power_tells_who_is_capped() -> None:
+def test_without_throttle_reasons_power_tells_who_is_capped() -> None:
     hungry = Sample(kernel="a", time_s=1.0, energy_j=345.0)
     (run,) = runs_of(_profile(hungry), AUTO, mem_mhz=_TOP, limit_w=350.0)
 

@@ -1,12 +1,16 @@
 """What is said where no GPU can be used, and the parts that need none."""
 
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 from underclock.errors import DeviceError, NotSupportedError
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
+from underclock.hw.cuda.launcher import _Feed
+from underclock.hw.cuda.state import StuckError
 
 
 class Code(int):
@@ -57,3 +61,42 @@ def test_a_missing_library_is_named_where_it_is_needed(
     with pytest.raises(NotSupportedError, match=words) as caught:
         ask()  # type: ignore[operator]
     assert "install" in caught.value.hint
+
+
+class FakeCuda:
+    """As much of torch.cuda as keeping a stream fed needs; what is launched never ends."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: int) -> None:
+        assert device == 0
+
+    def Stream(self) -> object:  # noqa: N802 - PyTorch's name
+        return self
+
+    def Event(self, *, enable_timing: bool) -> "FakeCuda":  # noqa: N802
+        assert enable_timing
+        return self
+
+    def record(self, _stream: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        self.ended.wait()
+
+    def elapsed_time(self, _other: object) -> float:
+        return 1.0
+
+
+def test_launches_that_never_end_are_not_waited_for_for_ever() -> None:
+    fake = FakeCuda()
+    feed = _Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1)
+    with pytest.raises(StuckError, match=r"in flight did not end in 0\.01 s: the GPU hangs"):
+        feed.close(longest_s=0.01)
+
+    fake.ended.set()
+    feed.close()

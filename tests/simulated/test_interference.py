@@ -1,0 +1,207 @@
+"""Another program that sets the clocks of the GPU that is being measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from underclock.errors import MeasurementError, NotAppliedError
+from underclock.hw.base import Reading
+from underclock.hw.interference import InterferenceCheck
+from underclock.hw.measurer import GpuMeasurer
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    MeasurementSettings,
+    ThrottleReason,
+    Utilisation,
+)
+from underclock.testing import Fault, FaultKind, FaultScript
+
+_BRIEF = MeasurementSettings(warm_s=1.0, kernel_warm_s=1.0, window_s=1.0)
+
+
+def _measured(rig: Rig, kernel: Kernel, asked: Clocks, theirs: Clocks | None) -> Reading:
+    """Measure while another program locks clocks of its own in the middle of the window."""
+    measurer = GpuMeasurer(
+        rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF
+    )
+    with measurer.hold(Clocks(core_mhz=1050)):
+        measurer.measure([kernel])  # it is known now that this GPU follows its locks
+    with measurer.hold(asked):
+        if theirs is not None:
+            rig.device.agenda.add(rig.clock.now_s() + 1.2, lambda: rig.gpu.lock(theirs))
+        return measurer.measure([kernel])
+
+
+@pytest.mark.parametrize("asked_mhz", [1200, 1905, 2115])
+def test_a_core_far_below_its_lock_without_a_reason_is_interference(
+    rig: Rig, elementwise: Kernel, asked_mhz: int
+) -> None:
+    with pytest.raises(MeasurementError, match="held below its lock without a reason") as caught:
+        _measured(rig, elementwise, Clocks(core_mhz=asked_mhz), Clocks(core_mhz=900))
+
+    assert f"locked at {asked_mhz} MHz, it runs at 900 MHz" in str(caught.value)
+    assert "end it and measure again" in caught.value.hint
+    assert rig.device.core_lock is None
+
+
+def test_a_core_above_its_lock_is_interference_where_it_followed_before(
+    rig: Rig, elementwise: Kernel
+) -> None:
+    with pytest.raises(MeasurementError, match="left its lock while it was measured"):
+        _measured(rig, elementwise, Clocks(core_mhz=900), Clocks(core_mhz=1500))
+
+
+def test_a_gpu_alone_is_measured(rig: Rig, elementwise: Kernel, gemm: Kernel) -> None:
+    for kernel in (elementwise, gemm):
+        for mhz in (900, 1905, 2115):  # the last is beyond what it boosts to, and the cap
+            assert _measured(rig, kernel, Clocks(core_mhz=mhz), None).observed
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SOFT_SLOWDOWN, FaultKind.HARD_SLOWDOWN])
+def test_a_slowdown_with_a_reason_is_physics(kind: FaultKind, elementwise: Kernel) -> None:
+    faults = FaultScript([Fault(at_s=5.0, kind=kind)])
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        reading = _measured(rig, elementwise, Clocks(core_mhz=1905), None)
+
+    assert reading.throttle_reasons
+    assert ((reading.observed or AUTO).core_mhz or 0) < 1905
+
+
+@dataclass
+class FakeClock:
+    t_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.t_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.t_s += duration_s
+
+
+@dataclass
+class FakeGpu:
+    """Runs at whatever it is told to."""
+
+    core_mhz: int | None = 1900
+    reasons: ThrottleReason = ThrottleReason.NONE
+    celsius: float = 60.0
+    mends_after: int = 1000
+    reads: int = field(default=0)
+    cores_mhz: tuple[int, ...] = tuple(range(210, 2101, 15))
+
+    def info(self) -> GpuInfo:
+        return GpuInfo(name="fake")
+
+    def supported_mem_mhz(self) -> tuple[int, ...]:
+        return ()
+
+    def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
+        del mem_mhz
+        return self.cores_mhz
+
+    def observed(self) -> Clocks:
+        self.reads += 1
+        return Clocks(core_mhz=self.core_mhz)
+
+    def energy_j(self) -> float:
+        return 0.0
+
+    def power_w(self) -> float:
+        return 1.0
+
+    def temperature_c(self) -> float:
+        return self.celsius
+
+    def throttle_reasons(self) -> ThrottleReason:
+        return ThrottleReason.SW_POWER_CAP if self.reads > self.mends_after else self.reasons
+
+    def utilisation(self) -> Callable[[], Utilisation | None]:
+        return lambda: None
+
+    def lock(self, clocks: Clocks) -> None:
+        del clocks
+
+    def unlock(self) -> None:
+        pass
+
+
+def _check(gpu: FakeGpu, *before: Clocks) -> InterferenceCheck:
+    """Return a check that has seen a GPU boost to what it runs at now."""
+    check = InterferenceCheck(gpu, FakeClock())
+    for clocks in before:
+        check.read(clocks)
+    return check
+
+
+@pytest.mark.parametrize(("locked", "runs"), [(1500, 1470), (1905, 1860), (2100, 1860)])
+def test_what_it_boosted_to_before_it_must_reach_again(locked: int, runs: int) -> None:
+    gpu = FakeGpu()
+    check = _check(gpu, AUTO)
+    gpu.core_mhz = runs
+
+    with pytest.raises(MeasurementError, match="another program sets clocks on this GPU"):
+        check.read(Clocks(core_mhz=locked))
+
+
+@pytest.mark.parametrize(("runs", "celsius"), [(1500, 60.0), (1485, 60.0), (1890, 60.0)])
+def test_a_bin_below_is_nothing(runs: int, celsius: float) -> None:
+    gpu = FakeGpu()
+    check = _check(gpu, AUTO)
+    gpu.core_mhz, gpu.celsius = runs, celsius
+
+    locked = 1500 if runs <= 1500 else 2100
+    assert check.read(Clocks(core_mhz=locked)).observed.core_mhz == runs
+
+
+def test_heat_since_then_explains_a_bin_every_few_degrees() -> None:
+    gpu = FakeGpu()
+    check = _check(gpu, AUTO)
+    gpu.core_mhz, gpu.celsius = 1825, 72.0
+    check.read(Clocks(core_mhz=1905))
+    gpu.core_mhz = 1700
+
+    with pytest.raises(MeasurementError):
+        check.read(Clocks(core_mhz=1905))
+
+
+def test_before_it_boosted_only_the_impossible_is_refused() -> None:
+    gpu = FakeGpu(core_mhz=1300)
+    check = _check(gpu)
+    assert check.read(Clocks(core_mhz=2100)).observed.core_mhz == 1300
+    gpu.core_mhz = 900
+    with pytest.raises(MeasurementError):
+        check.read(Clocks(core_mhz=2100))
+
+
+def test_a_reason_that_shows_a_moment_later_explains_it() -> None:
+    gpu = FakeGpu(mends_after=3)
+    check = _check(gpu, AUTO)
+    gpu.core_mhz = 900
+
+    assert check.read(Clocks(core_mhz=1500)).observed.core_mhz == 900
+
+
+@pytest.mark.parametrize("reason", [r for r in ThrottleReason if r is not ThrottleReason.GPU_IDLE])
+def test_any_reason_but_rest_explains_a_low_clock(reason: ThrottleReason) -> None:
+    gpu = FakeGpu(core_mhz=900, reasons=reason)
+
+    assert _check(gpu).read(Clocks(core_mhz=1500)).reasons == reason
+    gpu.reasons = ThrottleReason.GPU_IDLE
+    with pytest.raises(MeasurementError):
+        _check(gpu).read(Clocks(core_mhz=1500))
+
+
+def test_a_gpu_that_never_followed_a_lock_ignores_them() -> None:
+    with pytest.raises(NotAppliedError, match="core asked 900 MHz"):
+        _check(FakeGpu()).read(Clocks(core_mhz=900))
+
+
+def test_a_clock_that_cannot_be_read_tells_nothing() -> None:
+    assert _check(FakeGpu(core_mhz=None)).read(Clocks(core_mhz=900)).observed == AUTO
+    assert _check(FakeGpu(core_mhz=300, cores_mhz=())).read(AUTO).observed.core_mhz == 300

@@ -1,0 +1,123 @@
+"""From what is written after ``--gpu`` to what answers, and what it is asked for in vain."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.base import Capability
+from underclock.records import AUTO, Evidence, Kernel, Kind, Step
+from underclock.stages.backends import GpuKind, model_of, open_measurer, parse_gpu
+from underclock.stages.calibrate import check_calibration
+from underclock.stages.doctor import examine
+from underclock.stages.latency import measure_latency
+from underclock.stages.watch import watch
+
+_TABLE = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,100\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name", "unit", "index"),
+    [
+        ("sim:rtx3080ti", GpuKind.SIMULATED, "rtx3080ti", 0, 0),
+        ("sim:rtx3080ti#12", GpuKind.SIMULATED, "rtx3080ti", 12, 0),
+        ("sim:my#model.json", GpuKind.SIMULATED, "my#model.json", 0, 0),
+        ("sim:my#model.json#2", GpuKind.SIMULATED, "my#model.json", 2, 0),
+        ("replay:a#1.csv", GpuKind.REPLAYED, "a#1.csv", 0, 0),
+        ("nvml", GpuKind.REAL, "", 0, 0),
+        ("nvml:", GpuKind.REAL, "", 0, 0),
+        ("nvml:12", GpuKind.REAL, "", 0, 12),
+    ],
+)
+def test_a_name_is_taken_apart(text: str, kind: GpuKind, name: str, unit: int, index: int) -> None:
+    found = parse_gpu(text)
+
+    assert (found.kind, found.name, found.unit, found.index) == (kind, name, unit, index)
+    assert found.text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ("cuda:0", "unknown GPU 'cuda:0'", "nvml:0"),
+        ("", "unknown GPU ''", "sim:rtx3080ti"),
+        ("sim:", "names no GPU", "sim:rtx3080ti"),
+        ("replay", "names no GPU", "replay:TABLE.csv"),
+        ("sim:rtx3080ti#", "simulated GPU's unit", "sim:rtx3080ti#3"),
+        ("sim:rtx3080ti#-1", "simulated GPU's unit", "sim:rtx3080ti#3"),
+        ("sim:rtx3080ti#one", "simulated GPU's unit", "sim:rtx3080ti#3"),
+        ("sim:rtx3080ti#1.5", "simulated GPU's unit", "sim:rtx3080ti#3"),
+        ("sim:rtx3080ti#\N{SUPERSCRIPT TWO}", "simulated GPU's unit", "sim:rtx3080ti#3"),
+        ("nvml:first", "cannot read 'first'", "nvml:0"),
+        ("nvml:-1", "cannot read '-1'", "nvml:0"),
+        ("nvml: 1", "cannot read ' 1'", "nvml:0"),
+        ("nvml:\N{SUPERSCRIPT TWO}", "cannot read", "nvml:0"),
+    ],
+)
+def test_what_names_no_gpu_is_refused(text: str, words: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        parse_gpu(text)
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("use", "lacking"),
+    [
+        (lambda gpu: watch(gpu, duration_s=0.01), Capability.READ),
+        (examine, Capability.READ),
+        (measure_latency, Capability.SWITCH),
+        (lambda gpu: check_calibration("sweep.csv", gpu=gpu), Capability.MODEL),
+    ],
+    ids=["watch", "doctor", "latency", "calibrate --check"],
+)
+def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: Capability) -> None:
+    with pytest.raises(UsageError, match=f"'replay:t.csv' cannot {lacking}: a table only"):
+        use("replay:t.csv")
+
+
+@pytest.mark.parametrize(
+    ("use", "lacking"),
+    [
+        (measure_latency, Capability.SWITCH),
+        (lambda gpu: check_calibration("sweep.csv", gpu=gpu), Capability.MODEL),
+    ],
+)
+def test_a_real_gpu_is_told_what_only_a_simulated_one_can(
+    use: Callable[[str], object], lacking: Capability
+) -> None:
+    with pytest.raises(NotSupportedError, match=f"'nvml:0' cannot {lacking}: this version"):
+        use("nvml:0")
+
+
+def test_a_unit_is_known_wherever_its_model_is() -> None:
+    step = Step(
+        name="s",
+        kernels=(Kernel(name="a", kind=Kind.MEMORY, flops=0, bytes_moved=9e9),),
+        order=(0,),
+    )
+    (finding,) = examine("sim:a100#3").gpus
+
+    assert (finding.spec, finding.evidence) == ("sim:a100#3", Evidence.SIMULATED)
+    assert watch("sim:a100#3", duration_s=0.5, step=step).kernels
+    assert measure_latency("sim:a100#3", targets=2, repeats=1).gpu == finding.gpu
+    assert model_of(parse_gpu("sim:a100#0")) == model_of(parse_gpu("sim:a100"))
+    assert model_of(parse_gpu("sim:a100#3")) != model_of(parse_gpu("sim:a100"))
+
+
+@pytest.mark.parametrize("use", [examine, measure_latency])
+def test_a_model_nobody_knows_is_refused_with_the_nearest(use: Callable[[str], object]) -> None:
+    with pytest.raises(UsageError, match="no simulated GPU is called 'rtx9999'"):
+        use("sim:rtx9999#1")
+
+
+def test_what_measures_says_what_it_can(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(_TABLE)
+    with open_measurer(f"replay:{table}") as measurer:
+        assert measurer.capabilities == frozenset()
+        assert measurer.repeats(Kernel(name="a"), AUTO) == 1
+        assert measurer.repeats(Kernel(name="b"), AUTO) == 0
+    with open_measurer("sim:a100") as measurer:
+        assert measurer.capabilities == {Capability.READ, Capability.RUN, Capability.LOCK}
+        assert measurer.repeats(Kernel(name="a"), AUTO) is None

@@ -1,0 +1,130 @@
+"""Which files a step or a plan may have run on a real GPU."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from underclock.cli import main
+from underclock.errors import UsageError
+from underclock.records import Kernel, Step, StepSource
+from underclock.stages.step_source import StepFile, source_of
+from underclock.store import write_document
+from underclock.testing import simulated_driver
+
+_CODE = (
+    "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef step():\n    return 7\n"
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "mine" / "code").mkdir(parents=True)
+    path = tmp_path / "mine" / "code" / "train.py"
+    path.write_text(_CODE)
+    return path
+
+
+def _ran(script: Path) -> bool:
+    return script.with_name("ran").exists()
+
+
+def test_a_source_is_relative_to_the_file_that_names_it(script: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256(_CODE.encode()).hexdigest()
+
+    assert source_of(f"{script}:step", tmp_path / "mine") == StepSource(
+        file="code/train.py", function="step", sha256=digest
+    )
+    assert source_of(f"{script}:step", tmp_path / "other").file == "../mine/code/train.py"
+
+
+def test_what_is_as_it_was_is_run_and_the_user_told_first(script: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def tell(sentence: str) -> None:
+        assert not _ran(script)
+        told.append(sentence)
+
+    folder = tmp_path / "mine"
+    step = StepFile(folder=folder, tell=tell).load(source_of(f"{script}:step", folder))
+
+    assert step() == 7
+    assert told == [f"running {script}:step as the training step"]
+
+
+def _changed(script: Path, folder: Path) -> StepSource:
+    source = source_of(f"{script}:step", folder)
+    script.write_text(_CODE + "# changed\n")
+    return source
+
+
+def _gone(script: Path, folder: Path) -> StepSource:
+    source = source_of(f"{script}:step", folder)
+    script.rename(script.with_name("other.py"))
+    return source
+
+
+def _above(script: Path, folder: Path) -> StepSource:
+    return source_of(f"{script}:step", folder / "elsewhere")
+
+
+def _linked(script: Path, folder: Path) -> StepSource:
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "link.py").symlink_to(script)
+    return msgspec.structs.replace(source_of(f"{script}:step", folder), file="link.py")
+
+
+def _absolute(script: Path, folder: Path) -> StepSource:
+    return msgspec.structs.replace(source_of(f"{script}:step", folder), file=str(script))
+
+
+@pytest.mark.parametrize(
+    ("made", "inside", "words"),
+    [
+        (_changed, ".", "the file changed since the step was traced"),
+        (_gone, ".", "no such file"),
+        (_above, "elsewhere", "lies outside"),
+        (_linked, "elsewhere", "lies outside"),
+        (_absolute, "elsewhere", "lies outside"),
+    ],
+)
+def test_anything_else_is_run_only_where_the_user_names_it(
+    made: Callable[[Path, Path], StepSource], inside: str, words: str, script: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    source = made(script, folder)
+    with pytest.raises(UsageError, match=words) as refused:
+        StepFile(folder=folder / inside).load(source)
+
+    assert "--source" in refused.value.hint
+    assert not _ran(script)
+    found = next(path for path in script.parent.iterdir() if path.suffix == ".py")
+    assert StepFile(folder=folder / inside, named=f"{found}:step").load(source)() == 7
+
+
+def test_a_step_that_was_never_traced_has_nothing_to_run() -> None:
+    with pytest.raises(UsageError, match="a step that was traced on one") as refused:
+        StepFile().load(None)
+    assert "underclock trace" in refused.value.hint
+
+
+@pytest.mark.parametrize("command", ["measure {} -o s.db", "watch {}"])
+def test_commands_tell_which_file_runs_and_refuse_one_that_changed(
+    command: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The simulated driver stands in for a real GPU, as far as PyTorch is not asked."""
+    path = script.parent / "step.json"
+    source = source_of(f"{script}:step", script.parent)
+    write_document(path, Step(name="s", kernels=(Kernel(name="a"),), order=(0,), source=source))
+    script.write_text(_CODE + "# changed\n")
+    arguments = [*command.format(path).split(), "--gpu", "nvml:0"]
+    said = []
+    for more in ([], ["--source", f"{script}:step"]):
+        with simulated_driver("rtx3080ti"), pytest.raises(SystemExit):
+            main([*arguments, *more])
+        said.append(capsys.readouterr().err)
+
+    assert "the file changed since the step was traced" in said[0]
+    assert f"running {script}:step as the training step" in said[1]
