@@ -5,6 +5,7 @@
 * `measured`: what was measured (`Sample`, `SampleSet`)
 * `planned`: what was decided (`Arm`, `Plan`), and what it costs elsewhere (`Score`)
 * `validated`: what became of it (`Validation`)
+* `shown`: how records look in a shell and in a notebook
 
 Every record that is a file of its own carries a ``schema`` number; a reader refuses a newer one.
 """
