@@ -20,7 +20,7 @@ def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    heavy = {"numpy", "plotly", "rich", "jinja2", "click", "pynvml", "torch"}
+    heavy = {"numpy", "rich", "jinja2", "click", "pynvml", "torch"}
     script = "import sys, underclock; print(' '.join(sys.modules))"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

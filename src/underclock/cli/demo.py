@@ -34,7 +34,7 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
 
     Example: underclock demo -o underclock-demo
     """
-    from underclock.report import arms_table, validation_table, verdict_text
+    from underclock.report import plan_tables, validation_table, verdict_text
     from underclock.stages.demo import run_demo
 
     with progress_bar("demo") as show:
@@ -43,6 +43,6 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
         body = {"plan": made.plan, "validation": made.validation, "report": str(made.page)}
         click.echo(msgspec.json.encode(body).decode())
         return
-    print_table(arms_table(made.plan), validation_table(made.validation))
+    print_table(*plan_tables(made.plan), validation_table(made.validation))
     click.echo(f"verdict: {verdict_text(made.validation)}")
     click.echo(f"page: {made.page}")

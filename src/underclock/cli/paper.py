@@ -28,7 +28,7 @@ from underclock.errors import UsageError
     metavar="FOLDER",
     help="Where numbers and a page go.",
 )
-@click.option("--svg", is_flag=True, help="Write every drawing as SVG too; needs matplotlib.")
+@click.option("--svg", is_flag=True, help="Write every drawing as SVG too.")
 @seed_option
 @json_option
 @force_option

@@ -94,7 +94,7 @@ def command(
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
-    from underclock.report import arms_table, latency_tables
+    from underclock.report import plan_tables
     from underclock.stages.plan import latencies_of, plan
     from underclock.store import check_output, read_document, write_document
 
@@ -123,7 +123,7 @@ def command(
     if as_json:
         print_record(made)
     else:
-        print_table(arms_table(made), *latency_tables(made))
+        print_table(*plan_tables(made))
         if given is not None and isinstance(sample_set, SampleSet):
             click.echo(_compared(made, given, sample_set))
 

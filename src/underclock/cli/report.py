@@ -17,7 +17,7 @@ from underclock.cli.common import file_argument, force_option, json_option, outp
 def command(
     *, plan: Path, validation: Path | None, output: Path, as_json: bool, force: bool
 ) -> None:
-    """Write PLAN, and a VALIDATION of it, as one page that needs no network.
+    """Write PLAN and a VALIDATION of it, in either order, as one page that needs no network.
 
     Example: underclock report plan.json validation.json -o report.html
     """

@@ -4,11 +4,19 @@ What the paper reports stands beside ours in every one: ours filled, the paper's
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from underclock.paper.records import Change, Lever, Study, Table1Row, Transfer
 from underclock.records import Clocks, Granularity, Objective
-from underclock.report.drawing import BLUE, GREEN, GREY, ORANGE, PINK, VERMILION
+from underclock.report.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    VERMILION,
+    Chart,
+    Series,
+)
 from underclock.report.wording import clocks_text
 
 _TIME, _ENERGY = "time, change against auto (%)", "energy, change against auto (%)"
@@ -19,51 +27,6 @@ _LEVER_COLOURS = {
     Lever.NEITHER: GREY,
 }
 _SHOWN_BEYOND_PCT = 2.0  # of the frontier, beyond the slowest choice that is marked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """Points that belong together.
-
-    Attributes:
-        name: In the legend.
-        points: Positions, x and y.
-        colour: As ``#rrggbb``.
-        symbol: ``circle``, ``square``, ``diamond`` or ``star``; empty for a line without marks.
-        hollow: Whether it is the paper's.
-        notes: What to say of each point; empty for nothing.
-    """
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    colour: str
-    symbol: str = ""
-    hollow: bool = False
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """One drawing.
-
-    Attributes:
-        key: Name of its file, and of its place on the page.
-        title: What it shows, without where the numbers come from.
-        caption: How to read it.
-        x_title: Of the axis. So ``y_title``.
-        series: In order of drawing.
-        x_labels: Words in place of numbers, at 0, 1, 2, …; empty for numbers.
-        y_labels: Likewise, from the top.
-    """
-
-    key: str
-    title: str
-    caption: str
-    x_title: str
-    y_title: str
-    series: tuple[Series, ...]
-    x_labels: tuple[str, ...] = ()
-    y_labels: tuple[str, ...] = ()
 
 
 def charts(study: Study) -> tuple[Chart, ...]:

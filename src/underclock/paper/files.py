@@ -8,7 +8,6 @@ from underclock.errors import UsageError
 from underclock.paper.page import CHART_KEYS, paper_drawings, paper_page
 from underclock.paper.records import Study
 from underclock.paper.study import PAPERS_GPU, run_study, simulated
-from underclock.paper.svg import require
 from underclock.stages.campaign import Grid
 from underclock.stages.measure import Tally
 from underclock.store import check_output, write_document, write_text
@@ -60,7 +59,6 @@ def run_paper(
 
     Raises:
         UsageError: Not a simulated GPU, no such model, or a folder that holds an earlier study.
-        NotSupportedError: Drawings are asked for and matplotlib is missing.
         DeviceError, MeasurementError: From the GPU.
     """
     simulated(gpu)  # refuses before a folder is made
@@ -74,8 +72,6 @@ def run_paper(
 
 def _prepare(outputs: Outputs) -> None:
     """Refuse what cannot be written, before any work is spent on it."""
-    if outputs.svg:
-        require()
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

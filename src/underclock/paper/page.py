@@ -6,6 +6,8 @@ the figures themselves could not be looked at.
 
 from itertools import groupby
 
+from underclock.paper.charts import charts
+from underclock.paper.figures import figure
 from underclock.paper.records import Study
 from underclock.paper.svg import svg
 from underclock.paper.tables import agreement_text, number_text
@@ -26,10 +28,6 @@ FIGURE_NUMBERS = {
 
 def paper_page(study: Study) -> str:
     """Return the HTML page of a study."""
-    from underclock.paper import figures as paper_figures  # noqa: PLC0415 - plotly is slow to load
-    from underclock.paper.charts import charts  # noqa: PLC0415 - likewise
-    from underclock.report import figures  # noqa: PLC0415 - likewise
-
     return rendered(
         "paper.html.jinja",
         {"mhz": format_mhz, "number": _number},
@@ -40,20 +38,13 @@ def paper_page(study: Study) -> str:
         groups=[
             (group, list(rows)) for group, rows in groupby(study.figures, key=lambda f: f.group)
         ],
-        drawings=[(chart, paper_figures.figure(chart, study.evidence)) for chart in charts(study)],
+        drawings=[(chart, figure(chart, study.evidence)) for chart in charts(study)],
         numbers={key: number for number, key in FIGURE_NUMBERS.items()},
-        plotly_js=figures.script(),
     )
 
 
 def paper_drawings(study: Study) -> dict[str, str]:
-    """Return every drawing as SVG, by the chart's key.
-
-    Raises:
-        NotSupportedError: matplotlib is not installed.
-    """
-    from underclock.paper.charts import charts  # noqa: PLC0415 - as above
-
+    """Return every drawing as SVG, by the chart's key."""
     return {chart.key: svg(chart, study.evidence) for chart in charts(study)}
 
 

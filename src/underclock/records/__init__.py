@@ -7,6 +7,7 @@
 * `validated`: what became of it (`Validation`)
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
 * `launches`: what tracing sees before it is a step
+* `shown`: how records look in a shell and in a notebook
 
 Every record that is a file of its own carries its ``kind`` and a ``schema`` number; a reader
 refuses other kinds, and numbers other than the one in `schemas`.

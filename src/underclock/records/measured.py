@@ -6,6 +6,7 @@ from enum import IntFlag
 import msgspec
 
 from underclock.records.common import AUTO, Clocks, Evidence, Record, check_positive
+from underclock.records.shown import as_html, as_line
 from underclock.records.work import Kernel, StepSource
 
 
@@ -216,3 +217,25 @@ class SampleSet(Record, frozen=True, kw_only=True):
     provenance: Provenance | None = None
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return as_line("SampleSet", self._heading, self._facts)
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        return as_html("SampleSet", self._heading, self._facts)
+
+    @property
+    def _heading(self) -> str:
+        return f"{self.workload} on {self.gpu.name}, {self.evidence}"
+
+    @property
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        expected = self.expected_samples
+        total = "" if expected in (None, len(self.samples)) else f" of {expected}"
+        return (
+            ("samples", f"{len(self.samples)}{total}"),
+            ("kernels", str(len(self.kernels))),
+            ("clock pairs", str(len({sample.asked for sample in self.samples}))),
+            ("whole-step runs", str(len(self.in_situ))),
+        )

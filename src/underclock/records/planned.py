@@ -8,7 +8,9 @@ from typing import Self
 from underclock.records.common import Clocks, Evidence, Record, check_mhz, check_positive
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schemas import SCHEMAS
+from underclock.records.shown import as_html, as_line
 from underclock.records.work import Kernel, StepSource
+from underclock.units import format_percent
 
 
 class Objective(StrEnum):
@@ -46,21 +48,38 @@ class Status(StrEnum):
 
 
 class Choice(Record, frozen=True, kw_only=True):
-    """Clocks chosen for one kernel and what they do to it, as fractions of its auto cost."""
+    """Clocks chosen for one kernel and what they do to it.
+
+    Attributes:
+        core_mhz: Core clock; ``None`` is auto.
+        mem_mhz: Memory clock; ``None`` is auto.
+        time_change: Fraction of its time at auto.
+        energy_change: Fraction of its energy at auto.
+        auto_time_s: Per step at auto, all its runs together.
+        auto_energy_j: Per step at auto, all its runs together.
+    """
 
     core_mhz: int | None
     mem_mhz: int | None
     time_change: float
     energy_change: float
+    auto_time_s: float
+    auto_energy_j: float
 
     def __post_init__(self) -> None:
-        """Reject clocks that no GPU has."""
+        """Reject clocks that no GPU has, and impossible costs."""
         check_mhz(self, "core_mhz", "mem_mhz")
+        check_positive(self, "auto_time_s", "auto_energy_j")
 
     @property
     def clocks(self) -> Clocks:
         """The chosen pair."""
         return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+    @property
+    def saved_j(self) -> float:
+        """Energy of a step that these clocks save; negative where they cost some."""
+        return -self.energy_change * self.auto_energy_j
 
 
 class Cost(Record, frozen=True, kw_only=True):
@@ -365,6 +384,34 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             if arm.name == name:
                 return arm
         raise KeyError(name)
+
+    def __repr__(self) -> str:
+        return as_line("Plan", self._heading, self._facts)
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        return as_html("Plan", self._heading, self._facts)
+
+    @property
+    def _heading(self) -> str:
+        return f"{self.workload} on {self.gpu.name}, {self.evidence}"
+
+    @property
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        achievable = next((a.cost for a in self.arms if a.name == "achievable"), None)
+        held = (("achievable", _changes(achievable)),) if achievable is not None else ()
+        budget = self.max_slowdown
+        return (
+            (self.chosen, _changes(self.promise)),
+            *held,
+            ("budget", "none" if budget is None else format_percent(budget)),
+            ("kernels", str(len(self.kernels))),
+        )
+
+
+def _changes(cost: Cost) -> str:
+    energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
+    return f"{energy} energy at {time} time"
 
 
 class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):

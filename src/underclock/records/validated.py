@@ -5,6 +5,8 @@ from enum import StrEnum
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
+from underclock.records.shown import as_html, as_line
+from underclock.units import format_percent
 
 
 class Spread(Record, frozen=True, kw_only=True):
@@ -106,3 +108,27 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     further_repeats: int | None = None
     others: tuple[OtherArm, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return as_line("Validation", self._heading, self._facts)
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        return as_html("Validation", self._heading, self._facts)
+
+    @property
+    def _heading(self) -> str:
+        return f"{self.workload} on {self.gpu.name}, {self.evidence}"
+
+    @property
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("verdict", "unknown" if self.verdict is None else str(self.verdict)),
+            ("energy", _against(self.energy_change, self.promised_energy_change)),
+            ("time", _against(self.time_change, self.promised_time_change)),
+            ("repeats", str(self.repeats)),
+        )
+
+
+def _against(changes: Spread, promised: float) -> str:
+    return f"{format_percent(changes.mean)} against {format_percent(promised)} promised"

@@ -1,11 +1,14 @@
-"""Records as people read them: terminal tables and one offline page. Nothing is computed here.
+"""Records as people read them: terminal tables and one offline page. Nothing is decided here.
 
-* `tables`: what a command prints, for an 80-column terminal
+* `tables`: what a command prints; `fitting` makes it fit narrow terminals
 * `page`: one self-contained HTML page of a plan, and of its validation where there is one
-* `figures`: the page's figures
-* `wording`: how both name arms, statuses and missing values
+* `figures`, `bars`: the page's figures; `chart` is a drawing as data, `plot` draws it as SVG from
+  `axes` and `svg` elements
+* `answer`, `expected`, `ranking`: what a reader should take away, what more time would give, and
+  which kernels save most
+* `wording`: how all of them name arms, statuses and missing values
 
-plotly and jinja2 load when a page is made, not before.
+jinja2 loads when a page is made, not before.
 """
 
 from underclock.report.page import page
@@ -13,9 +16,10 @@ from underclock.report.tables import (
     arms_table,
     breakdown_tables,
     clock_log_table,
-    clocks_table,
     latency_table,
     latency_tables,
+    plan_tables,
+    savings_table,
     score_table,
     validation_table,
 )
@@ -25,10 +29,11 @@ __all__ = [
     "arms_table",
     "breakdown_tables",
     "clock_log_table",
-    "clocks_table",
     "latency_table",
     "latency_tables",
     "page",
+    "plan_tables",
+    "savings_table",
     "score_table",
     "validation_table",
     "verdict_text",

@@ -1,11 +1,15 @@
 """One self-contained page of a plan: it opens offline, and equal input gives equal bytes."""
 
+import re
 from typing import Any
 
 from underclock.records import Plan, Validation
-from underclock.report import wording
+from underclock.report import answer, figures, ranking, wording
+from underclock.report.axes import MINUS
 from underclock.report.templating import rendered
 from underclock.units import format_mhz
+
+_MOST_SEGMENTS = 24
 
 
 def page(plan: Plan, validation: Validation | None) -> str:
@@ -15,8 +19,8 @@ def page(plan: Plan, validation: Validation | None) -> str:
         plan: What to report.
         validation: What became of it; ``None`` where it was not run again.
     """
-    from underclock.report import figures  # noqa: PLC0415 - plotly takes long to load
-
+    kernels = ranking.by_savings(plan)
+    saved_unit, saved = ranking.joules_column([choice.saved_j for _, choice in kernels])
     return rendered(
         "page.html.jinja",
         _FILTERS,
@@ -24,39 +28,51 @@ def page(plan: Plan, validation: Validation | None) -> str:
         validation=validation,
         arm=plan.arm(plan.chosen),
         auto=plan.arm("auto"),
+        first=answer.headline_arm(plan),
         counts={kernel.name: kernel.count for kernel in plan.runs},
-        headline=headline(plan),
+        kernels=kernels,
+        saved_unit=saved_unit,
+        saved=[_minus(text) for text in saved],
+        top=ranking.top_savings(plan, figures.MOST_BARS),
         warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),
         words=wording,
-        most_bars=figures.MOST_BARS,
-        plotly_js=figures.script(),
+        most_segments=_MOST_SEGMENTS,
+        answer=answer,
+        auto_sentence=wording.auto_plan_sentence(plan),
         frontier_figure=figures.frontier(plan),
-        kernels_figure=figures.kernels(plan) if plan.kernels else None,
-        validation_figure=figures.repeats(validation) if validation else None,
+        frontier_points=[
+            (round(cost.time_change, 7), round(cost.energy_change, 7))
+            for cost in figures.shown_frontier(plan)
+        ],
+        savings_figure=figures.savings(plan),
+        repeats_figure=figures.repeats(validation) if validation else None,
     )
 
 
-def headline(plan: Plan) -> str:
-    """Say the page in a sentence: what is saved, at what time, and how that is known."""
-    energy = _signed(plan.promise.energy_change, digits=1)
-    time = _signed(plan.promise.time_change, digits=1)
-    return f"{energy} energy at {time} time, {plan.evidence} on {plan.gpu.name}"
+def _minus(text: str) -> str:
+    """Write true minus signs before numbers: a hyphen is too short to be seen."""
+    return re.sub(r"(?<![\w-])-(?=\d)", MINUS, text)
 
 
-def _signed(fraction: float | None, *, digits: int = 2) -> str:
-    """Write a change with a true minus sign: a hyphen is too short to be seen."""
-    return wording.change_text(fraction, digits=digits).replace("-", "\N{MINUS SIGN}")
+def _change(fraction: float | None) -> str:
+    return _minus(wording.change_text(fraction))
 
 
 def _interval(ends: tuple[float, float] | None) -> str:
-    """Write an interval with true minus signs."""
-    return wording.interval_text(ends).replace("-", "\N{MINUS SIGN}")
+    return _minus(wording.interval_text(ends))
 
 
 def _verdict(validation: Validation) -> str:
-    """Write the verdict as a sentence, with true minus signs."""
-    text = wording.verdict_text(validation).replace("-", "\N{MINUS SIGN}")
+    return _sentence(_minus(wording.verdict_text(validation)))
+
+
+def _sentence(text: str) -> str:
+    """Write words as a sentence of their own."""
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _saved(joules: float) -> str:
+    return _minus(wording.energy_text(joules))
 
 
 def _known(value: object) -> object:
@@ -64,12 +80,21 @@ def _known(value: object) -> object:
     return wording.UNKNOWN if value is None or value == "" else value
 
 
+def _brief(value: float) -> str:
+    """Write a number for machines, to six digits."""
+    return f"{value:.6g}"
+
+
 _FILTERS: dict[str, Any] = {
-    "change": _signed,
+    "brief": _brief,
+    "change": _change,
     "duration": wording.duration_text,
     "energy": wording.energy_text,
     "interval": _interval,
     "known": _known,
     "mhz": format_mhz,
+    "minus": _minus,
+    "saved": _saved,
+    "sentence": _sentence,
     "verdict": _verdict,
 }

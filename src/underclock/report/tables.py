@@ -4,20 +4,27 @@ Cells are `rich.text.Text`, never plain strings: rich would read ``[...]`` in a 
 markup.
 """
 
-from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from underclock.records import Arm, Plan, Score, Validation
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Breakdown, ClockLog
+from underclock.report.answer import (
+    fixed_sentence,
+    hold_commands,
+    switching_sentence,
+    undo_command,
+)
+from underclock.report.fitting import FittingTable
+from underclock.report.ranking import joules_column, others_text, top_savings
 from underclock.report.wording import (
     arm_title,
     change_text,
     clocks_text,
     duration_text,
     energy_text,
-    greatest_savings,
     interval_text,
     measured_changes,
     promise_text,
@@ -26,7 +33,7 @@ from underclock.report.wording import (
 from underclock.units import format_mhz
 
 _MOST_OPERATORS = 12
-_MIN_WIDTH = 64  # so that a narrow table does not break its title into many lines
+_MOST_SAVINGS = 8
 
 
 def arms_table(plan: Plan) -> Table:
@@ -47,37 +54,49 @@ def arms_table(plan: Plan) -> Table:
             Text(status_text(arm)),
             style="bold" if chosen else "",
         )
+    lines = [promise_text(plan), "* the plan holds these clocks; time and energy against auto"]
+    if any(arm.name == "achievable" for arm in plan.arms):
+        lines.insert(0, switching_sentence(plan))
+    table.caption = Text("\n".join(lines))
+    return table
+
+
+def savings_table(plan: Plan) -> FittingTable:
+    """Return the clocks of the kernels that save most of the step's energy, and the others' sum."""
+    ranking = top_savings(plan, _MOST_SAVINGS)
+    choices = [choice for _, choice in ranking.rows]
+    unit, saved = joules_column([*(c.saved_j for c in choices), ranking.others_j, ranking.total_j])
+    table = bare_table(f"top savings of a step: {plan.evidence}")
+    table.add_column("kernel", overflow="fold")
+    for header in ("core / mem\nMHz", f"saved\n{unit}", "time", "energy"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for (name, choice), joules in zip(ranking.rows, saved, strict=False):
+        table.add_row(
+            Text(name),
+            Text(f"{format_mhz(choice.core_mhz)} / {format_mhz(choice.mem_mhz)}"),
+            Text(joules),
+            Text(change_text(choice.time_change)),
+            Text(change_text(choice.energy_change)),
+        )
+    if ranking.others:
+        table.add_row(Text(others_text(ranking)), Text(""), Text(saved[-2]), Text(""), Text(""))
     table.caption = Text(
-        f"{promise_text(plan)}\n* the plan holds these clocks; time and energy against auto"
+        f"{saved[-1]} {unit} of a step are saved; time and energy against the kernel's own at auto"
     )
     return table
 
 
-def clocks_table(plan: Plan, limit: int | None) -> Table:
-    """Return the clocks of each kernel.
-
-    Args:
-        plan: Whose clocks to show.
-        limit: Show only so many kernels, those that save most first; ``None`` shows all, in the
-            plan's order.
-    """
-    table = bare_table(f"{plan.workload} on {plan.gpu.name}, clocks per kernel: {plan.evidence}")
-    table.add_column("kernel", overflow="fold")
-    for header in ("core\nMHz", "memory\nMHz", "time", "energy"):
-        table.add_column(header, justify="right", no_wrap=True)
-    whole = limit is None or limit >= len(plan.kernels)
-    rows = plan.kernels.items() if limit is None else greatest_savings(plan.kernels, limit)
-    for name, choice in rows:
-        table.add_row(
-            Text(name),
-            Text(format_mhz(choice.core_mhz)),
-            Text(format_mhz(choice.mem_mhz)),
-            Text(change_text(choice.time_change)),
-            Text(change_text(choice.energy_change)),
-        )
-    which = "" if whole else f"{limit} of {len(plan.kernels)} kernels, greatest savings first; "
-    table.caption = Text(f"{which}time and energy against the kernel's own at auto")
-    return table
+def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
+    """Return all that a terminal shows of a plan: arms, savings, what to paste, latencies."""
+    parts: list[RenderableType] = [arms_table(plan)]
+    if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
+        parts.append(savings_table(plan))
+    sentence = fixed_sentence(plan)
+    if sentence is not None and plan.fixed is not None:
+        parts.append(Text(f"{sentence}; to hold it (undo: {undo_command(plan.fixed)})"))
+        # Never wrapped, for these lines are to be pasted.
+        parts += [Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)]
+    return (*parts, *latency_tables(plan))
 
 
 def validation_table(validation: Validation) -> Table:
@@ -88,12 +107,12 @@ def validation_table(validation: Validation) -> Table:
     table.add_column("")
     for header in ("promised", "mean", "95 %\ninterval", "best\npair", "worst\npair"):
         table.add_column(header, justify="right", no_wrap=True)
-    for name, promised, found, interval in measured_changes(validation):
-        changes = (found.best, found.worst)
+    for name, promised, spread, interval in measured_changes(validation):
+        changes = (spread.best, spread.worst)
         table.add_row(
-            Text(name),
+            Text(name.replace(", ", ",\n  ")),
             Text(change_text(promised)),
-            Text(change_text(found.mean)),
+            Text(change_text(spread.mean)),
             Text(interval_text(interval)),
             *(Text(change_text(change)) for change in changes),
         )
@@ -159,17 +178,14 @@ def latency_table(latencies: LatencyTable) -> Table:
     return table
 
 
-def bare_table(title: str) -> Table:
-    """Return a table without rows or columns, in the style of all of them."""
-    return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        min_width=_MIN_WIDTH,
-    )
+def bare_table(title: str, *, keep: int = 3) -> FittingTable:
+    """Return a table without rows or columns, in the style of all of them.
+
+    Args:
+        title: What it shows.
+        keep: How many columns, from the left, stay however narrow the terminal is.
+    """
+    return FittingTable(title, keep=keep)
 
 
 def _arm_cell(plan: Plan, arm: Arm) -> Text:

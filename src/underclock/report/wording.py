@@ -4,13 +4,12 @@ Both say the same thing in the same words, so the words live here once.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from underclock.records import (
     MOST_REPEATS,
     Aggregate,
     Arm,
-    Choice,
     Clocks,
     Evidence,
     Granularity,
@@ -21,6 +20,7 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.report.expected import expected_energy_change
 from underclock.units import format_duration, format_mhz, format_percent
 
 DASH = "\N{EN DASH}"
@@ -70,7 +70,10 @@ _GRANULARITY = {
     Granularity.STEP: "one pair of clocks for the whole step",
 }
 
-_JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
+# Slowdowns, as fractions, that a plan without savings is compared with.
+_LENT = (0.005, 0.01, 0.02)
+
+_JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6))
 
 
 def change_text(fraction: float | None, *, digits: int = 2) -> str:
@@ -92,21 +95,70 @@ def promise_text(plan: Plan) -> str:
     return f"{text} at ≤ {slower} slower (95 %)"
 
 
+def auto_plan_sentence(plan: Plan) -> str | None:
+    """Say that a plan sets no clocks, and what some more time would give.
+
+    Returns:
+        ``None`` where the plan sets clocks.
+    """
+    if any(choice.clocks != plan.baseline for choice in plan.kernels.values()):
+        return None
+    if plan.max_slowdown is None:
+        text = f"the plan is auto: no other clocks are better for {plan.objective}"
+    else:
+        text = (
+            "the plan is auto: no other clocks surely save energy at \N{LESS-THAN OR EQUAL TO} "
+            f"{_plain_percent(plan.max_slowdown)} % slower"
+        )
+    lent = [
+        (slowdown, change)
+        for slowdown in _LENT
+        if len(plan.frontier) > 1  # a single point knows of nothing else
+        and slowdown > (plan.max_slowdown or 0.0)
+        and (change := expected_energy_change(plan.frontier, slowdown)) is not None
+    ]
+    if not lent:
+        return text
+    at = f"at {_listed([_plain_percent(slowdown) for slowdown, _ in lent])} % slower"
+    if all(round(change, 3) >= 0.0 for _, change in lent):
+        return f"{text}; {at} none are expected to either"
+    changes = [change_text(change, digits=1).removesuffix(" %") for _, change in lent]
+    return f"{text}; {at} about {_listed(changes)} % energy is expected, not promised"
+
+
+def _plain_percent(fraction: float) -> str:
+    """Write a fraction in percent without sign, unit or needless digits."""
+    return f"{round(100.0 * fraction, 4) + 0.0:g}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Join words as a sentence does."""
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+
+
 def duration_text(seconds: float | None) -> str:
     """Write a duration; a missing one is a dash."""
     return DASH if seconds is None else format_duration(seconds)
 
 
 def energy_text(joules: float | None) -> str:
-    """Write an energy to three digits in the largest unit that keeps it above one."""
+    """Write an energy to three digits in the largest unit that keeps it above one.
+
+    A missing one is a dash; one that is lost instead of saved has a minus sign.
+    """
     if joules is None:
         return DASH
-    for unit, size in _JOULES:
-        if joules >= size:
-            value = joules / size
-            digits = ".0f" if value >= 100.0 else "#.3g"  # noqa: PLR2004 - g would write 1e+03
-            return f"{value:{digits}}".rstrip(".") + f" {unit}"
-    return f"{joules / 1e-6:.3g} µJ"
+    if joules <= 0.0:
+        return f"-{energy_text(-joules)}" if joules else "0 J"
+    unit, size = energy_unit(joules)
+    value = joules / size
+    digits = ".0f" if value >= 100.0 else "#.3g"  # noqa: PLR2004 - g would write 1e+03
+    return f"{value:{digits}}".rstrip(".") + f" {unit}"
+
+
+def energy_unit(joules: float) -> tuple[str, float]:
+    """Return the largest unit that keeps an energy above one, else the smallest, and its size."""
+    return next((unit for unit in _JOULES if joules >= unit[1]), _JOULES[-1])
 
 
 def clocks_text(clocks: Clocks) -> str:
@@ -145,12 +197,16 @@ def measured_changes(
     Returns:
         Its name, what was promised, what all pairs gave, and its interval.
     """
-    found = validation
     rows: list[tuple[str, float | None, Spread, tuple[float, float] | None]] = [
-        ("time", found.promised_time_change, found.time_change, found.time_interval),
-        ("energy", found.promised_energy_change, found.energy_change, found.energy_interval),
+        ("time", validation.promised_time_change, validation.time_change, validation.time_interval),
+        (
+            "energy",
+            validation.promised_energy_change,
+            validation.energy_change,
+            validation.energy_interval,
+        ),
     ]
-    for other in found.others:
+    for other in validation.others:
         title = arm_title(other.name)
         rows.append((f"{title}, time", None, other.time_change, other.time_interval))
         rows.append((f"{title}, energy", None, other.energy_change, other.energy_interval))
@@ -221,11 +277,6 @@ def budget_text(plan: Plan) -> str:
 def granularity_text(plan: Plan) -> str:
     """Say what got clocks of its own."""
     return _GRANULARITY[plan.granularity]
-
-
-def greatest_savings(kernels: Mapping[str, Choice], limit: int) -> list[tuple[str, Choice]]:
-    """Return the kernels that save the largest share of their own energy, best first."""
-    return sorted(kernels.items(), key=lambda item: item[1].energy_change)[:limit]
 
 
 def once(sentences: Iterable[str]) -> tuple[str, ...]:

@@ -1,19 +1,27 @@
 """report: a plan, and how it validated, as one page."""
 
 from pathlib import Path
+from typing import Final
 
 from underclock.errors import DataError
 from underclock.records import Plan, Validation
 from underclock.report import page
-from underclock.stages.sources import as_plan
-from underclock.store import check_output, read_document, write_text
+from underclock.store import check_output, is_samples, kind_of, read_document, write_text
+
+_OTHERS: Final = {
+    "step": "`underclock measure` and `underclock plan` make a plan of it",
+    "latencies": "give the plan that was made with it",
+    "score": "give the plan that was scored",
+    "fit": "`underclock plan` makes a plan of the same samples",
+    "study": "its page was written beside it",
+}
 
 
 def write_report(
-    plan: Plan | str | Path,
+    plan: Plan | Validation | str | Path,
     *,
     to: str | Path,
-    validation: Validation | str | Path | None = None,
+    validation: Plan | Validation | str | Path | None = None,
     force: bool = False,
 ) -> Path:
     """Write the page.
@@ -21,7 +29,7 @@ def write_report(
     Args:
         plan: A plan, or its file.
         to: Where the page goes.
-        validation: Of this plan, or its file.
+        validation: Of this plan, or its file; the two may stand in either order.
         force: Whether an existing file may be replaced.
 
     Returns:
@@ -29,18 +37,54 @@ def write_report(
 
     Raises:
         UsageError: The file exists or cannot be written.
-        DataError: A file cannot be read, or the validation is of another plan.
+        DataError: A file cannot be read or is of another kind, or the validation is of another
+            plan.
     """
     path = Path(to)
     inputs = [Path(each) for each in (plan, validation) if isinstance(each, str | Path)]
     check_output(path, force=force, inputs=inputs)
-    plan = as_plan(plan)
-    if isinstance(validation, str | Path):
-        validation = read_document(Path(validation), Validation)
-    if validation is not None:
-        _check_same(plan, validation)
-    write_text(path, page(plan, validation), force=force)
+    write_text(path, render_report(plan, validation), force=force)
     return path
+
+
+def render_report(
+    plan: Plan | Validation | str | Path, validation: Plan | Validation | str | Path | None = None
+) -> str:
+    """Return the page as text; arguments and errors are those of `write_report`."""
+    given = [_read(each) for each in (plan, validation) if each is not None]
+    plans = [record for record in given if isinstance(record, Plan)]
+    validations = [record for record in given if isinstance(record, Validation)]
+    if len(plans) != 1 or len(validations) > 1:
+        had = " and ".join("a plan" if isinstance(each, Plan) else "a validation" for each in given)
+        raise DataError(
+            f"a page is of one plan, and of a validation where there is one; given was {had}",
+            hint="underclock report plan.json validation.json -o report.html",
+        )
+    for record in validations:
+        _check_same(plans[0], record)
+    # A plan that sets nothing is validated without running anything: there is nothing to show.
+    shown = [record for record in validations if record.repeats > 0]
+    return page(plans[0], shown[0] if shown else None)
+
+
+def _read(given: Plan | Validation | str | Path) -> Plan | Validation:
+    """Return a plan or a validation, whichever a file holds.
+
+    Raises:
+        DataError: It cannot be read, or holds something else.
+    """
+    if isinstance(given, Plan | Validation):
+        return given
+    path = Path(given)
+    if is_samples(path):
+        raise DataError(
+            f"{path} holds samples, and a page is of a plan",
+            hint=f"`underclock plan {path} -o plan.json`, then report plan.json",
+        )
+    kind = kind_of(path)
+    if kind in _OTHERS:
+        raise DataError(f"{path} is a {kind} file, and a page is of a plan", hint=_OTHERS[kind])
+    return read_document(path, Validation) if kind == "validation" else read_document(path, Plan)
 
 
 def _check_same(plan: Plan, validation: Validation) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from underclock.errors import DataError
 from underclock.records import SampleSet
-from underclock.store.documents import read_document, write_document
+from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import SQLITE_MAGIC, check_output, write_text
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
@@ -18,6 +18,8 @@ from underclock.store.tables import read_table
 __all__ = [
     "SampleFile",
     "check_output",
+    "is_samples",
+    "kind_of",
     "read_document",
     "read_samples",
     "read_table",
@@ -32,11 +34,7 @@ def read_samples(path: Path) -> SampleSet:
     Raises:
         DataError: The file is missing, damaged, or neither.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(SQLITE_MAGIC))
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    head = _head(path)
     if head == SQLITE_MAGIC:
         return SampleFile.read(path)
     if path.suffix == ".db":
@@ -49,3 +47,20 @@ def read_samples(path: Path) -> SampleSet:
             f"{path} is JSON, not samples", hint="give a samples.db or a CSV table of a sweep"
         )
     return read_table(path)
+
+
+def is_samples(path: Path) -> bool:
+    """Whether a file is a database, as our own measurements are.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return _head(path) == SQLITE_MAGIC
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC))
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc

@@ -49,6 +49,24 @@ def write_document(
     write_text(path, body + "\n", force=force, inputs=inputs)
 
 
+def kind_of(path: Path) -> str:
+    """Return which kind of document a file says it is; empty where it says none, or is no document.
+
+    Raises:
+        DataError: The file cannot be read at all.
+    """
+    try:
+        body = path.read_bytes()
+    except OSError as exc:
+        raise DataError(
+            f"cannot read {path}: {exc.strerror}", hint="`underclock --help` says what makes files"
+        ) from exc
+    try:
+        return msgspec.json.decode(body, type=_Head).kind
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 def read_document(path: Path, kind: type[_R]) -> _R:
     """Read a record of a known kind.
 

@@ -1,7 +1,6 @@
 """The paper's study: complete, beside the paper's numbers, and honest about its own."""
 
 import csv
-import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from html.parser import HTMLParser
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.planning.strategies import Goal
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import UsageError
 from underclock.paper import Outputs, run_paper, run_study
 from underclock.paper.charts import charts
 from underclock.paper.choices import agreement, beside_table1, clock_changes, lever, noun
@@ -425,7 +424,6 @@ def test_every_drawing_says_what_is_the_papers(study: Study) -> None:
 
 
 def test_drawings_are_svg_and_the_same_each_time(study: Study) -> None:
-    pytest.importorskip("matplotlib")
     drawn = paper_drawings(study)
 
     assert tuple(drawn) == CHART_KEYS
@@ -433,17 +431,6 @@ def test_drawings_are_svg_and_the_same_each_time(study: Study) -> None:
     for text in drawn.values():
         assert ET.fromstring(text).tag.endswith("svg")  # noqa: S314 - our own
         assert "simulated" in text
-
-
-def test_without_matplotlib_drawings_are_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(NotSupportedError, match="need matplotlib") as caught:
-        run_paper(outputs=Outputs(folder=tmp_path / "out", svg=True))
-
-    assert "underclock[figures]" in caught.value.hint
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gpu_without_a_drawn_figure_still_has_a_page(study: Study) -> None:

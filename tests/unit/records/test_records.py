@@ -42,6 +42,7 @@ from underclock.workloads import workload
 NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
 mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
+CHANGES = {"core_mhz": None, "mem_mhz": None, "time_change": 0.0, "energy_change": 0.0}
 COST = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=-0.1)
 
 _SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
@@ -56,6 +57,8 @@ _SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
         (Kernel, "count", {"name": "k"}),
         (Kernel, "bytes_moved", {"name": "k"}),
         (GpuInfo, "power_limit_w", {"name": "g"}),
+        (Choice, "auto_time_s", CHANGES | {"auto_energy_j": 1.0}),
+        (Choice, "auto_energy_j", CHANGES | {"auto_time_s": 1.0}),
         (Sample, "time_s", {"kernel": "k", "energy_j": 1.0}),
         (Sample, "energy_j", {"kernel": "k", "time_s": 1.0}),
         (Sample, "window_s", {"kernel": "k", "time_s": 1.0, "energy_j": 1.0}),
@@ -231,7 +234,13 @@ def test_a_pass_is_called_pass_in_files() -> None:
 
 @given(
     st.builds(
-        Choice, core_mhz=mhz, mem_mhz=mhz, time_change=st.just(0.0), energy_change=st.just(0.0)
+        Choice,
+        core_mhz=mhz,
+        mem_mhz=mhz,
+        time_change=st.just(0.0),
+        energy_change=st.just(0.0),
+        auto_time_s=st.just(1.0),
+        auto_energy_j=st.just(100.0),
     )
 )
 def test_a_choice_gives_its_clocks(choice: Choice) -> None:
@@ -304,7 +313,14 @@ def test_a_plan_without_auto_is_refused() -> None:
 
 
 def _choice(core_mhz: int | None = 900) -> Choice:
-    return Choice(core_mhz=core_mhz, mem_mhz=None, time_change=0.0, energy_change=0.0)
+    return Choice(
+        core_mhz=core_mhz,
+        mem_mhz=None,
+        time_change=0.0,
+        energy_change=0.0,
+        auto_time_s=1.0,
+        auto_energy_j=1.0,
+    )
 
 
 _RUNS = (Kernel(name="a", count=2), Kernel(name="b"))

@@ -99,7 +99,14 @@ def test_the_json_holds_what_the_readme_names(table: Path) -> None:
             "energy_interval",
         }
     assert body["evidence"] == "replayed"
-    assert body["kernels"]["a"].keys() == {"core_mhz", "mem_mhz", "time_change", "energy_change"}
+    assert body["kernels"]["a"].keys() == {
+        "core_mhz",
+        "mem_mhz",
+        "time_change",
+        "energy_change",
+        "auto_time_s",
+        "auto_energy_j",
+    }
     assert body["kernels"]["a"]["mem_mhz"] is None
 
 

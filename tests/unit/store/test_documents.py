@@ -74,7 +74,13 @@ def steps(draw: st.DrawFn) -> Step:
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     choices = st.builds(
-        Choice, core_mhz=mhz, mem_mhz=mhz, time_change=changes, energy_change=changes
+        Choice,
+        core_mhz=mhz,
+        mem_mhz=mhz,
+        time_change=changes,
+        energy_change=changes,
+        auto_time_s=amounts,
+        auto_energy_j=amounts,
     )
     return Plan(
         evidence=draw(evidence),

@@ -8,6 +8,8 @@ a corner of their convex hull, which is a supported point. Looking at each of th
 Shape letters: T trades.
 """
 
+import heapq
+
 import numpy as np
 
 from underclock.arrays import Floats
@@ -40,9 +42,36 @@ def least_product(problem: Problem, *, power: int) -> Solution:
 
 
 def thinned(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats]:
-    """Keep at most so many points, evenly spread in time, both ends included."""
+    """Keep at most so many points, both ends included, so that a line through them misses little.
+
+    The point whose energy the line misses by most is added until there are enough (Ramer 1972,
+    Douglas and Peucker 1973): the points stand close where the frontier bends.
+
+    Args:
+        time_s: Ascending. Shape (T + 1,).
+        energy_j: At each time. Shape (T + 1,).
+        most: At least 2.
+    """
     if len(time_s) <= most:
         return time_s, energy_j
-    wanted = np.linspace(time_s[0], time_s[-1], most)[:-1]
-    kept = np.unique(np.append(np.searchsorted(time_s, wanted), len(time_s) - 1))
+    kept = [0, len(time_s) - 1]
+    chords = [_missed(time_s, energy_j, *kept)]
+    while len(kept) < most and chords[0][0] < 0.0:
+        _, start, point, end = heapq.heappop(chords)
+        kept.append(point)
+        heapq.heappush(chords, _missed(time_s, energy_j, start, point))
+        heapq.heappush(chords, _missed(time_s, energy_j, point, end))
+    kept.sort()
     return time_s[kept], energy_j[kept]
+
+
+def _missed(time_s: Floats, energy_j: Floats, start: int, end: int) -> tuple[float, int, int, int]:
+    """Return by how much energy, negated, a chord misses which point, between which ends."""
+    span_s = time_s[end] - time_s[start]
+    if end - start < 2 or span_s == 0.0:  # noqa: PLR2004 - no point between, or all in its time
+        return 0.0, start, start, end
+    inner = slice(start + 1, end)
+    slope_w = (energy_j[end] - energy_j[start]) / span_s
+    off_j = np.abs(energy_j[inner] - energy_j[start] - slope_w * (time_s[inner] - time_s[start]))
+    worst = int(np.argmax(off_j))
+    return -float(off_j[worst]), start, start + 1 + worst, end

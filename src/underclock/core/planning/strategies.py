@@ -152,16 +152,20 @@ def _interval(mean: float, spread: float) -> tuple[float, float]:
 
 def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
     """Return the clocks of every kernel and what they do to it."""
-    found = {}
+    chosen = {}
     for k, (kernel, s) in enumerate(zip(table.kernels, setting.tolist(), strict=True)):
         clocks = table.settings[s]
-        found[kernel.name] = Choice(
+        auto_s = float(table.time_s[k, table.baseline])
+        auto_j = float(table.energy_j[k, table.baseline])
+        chosen[kernel.name] = Choice(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
-            time_change=float(table.time_s[k, s] / table.time_s[k, table.baseline]) - 1.0,
-            energy_change=float(table.energy_j[k, s] / table.energy_j[k, table.baseline]) - 1.0,
+            time_change=float(table.time_s[k, s] / auto_s) - 1.0,
+            energy_change=float(table.energy_j[k, s] / auto_j) - 1.0,
+            auto_time_s=auto_s,
+            auto_energy_j=auto_j,
         )
-    return found
+    return chosen
 
 
 def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:

@@ -256,9 +256,15 @@ def test_a_long_frontier_is_thinned() -> None:
         baseline=7,
     )
 
-    found = compare_arms(table, Goal())
+    found = compare_arms(table, Goal(max_slowdown=-0.2))
 
-    assert 150 < len(found.frontier) <= 200
+    assert len(found.frontier) == 200
+    times = [point.time_change for point in found.frontier]
+    energies = [point.energy_change for point in found.frontier]
+    costs = [arm.cost for arm in found.arms if arm.cost is not None]
+    assert len(costs) > 1
+    for cost in costs:  # no arm lies visibly below the line
+        assert np.interp(cost.time_change, times, energies) <= cost.energy_change + 5e-5
 
 
 @pytest.mark.parametrize("max_slowdown", [-1.0, -2.0, math.inf, math.nan])
@@ -297,8 +303,11 @@ def test_choices_and_their_cost_add_up_to_the_arm(table: CostTable, budget: floa
         choice = chosen[kernel.name]
         column = table.settings.index(choice.clocks)
         auto_s, auto_j = table.time_s[k, table.baseline], table.energy_j[k, table.baseline]
+        assert (choice.auto_time_s, choice.auto_energy_j) == (auto_s, auto_j)
         assert auto_s * (1 + choice.time_change) == pytest.approx(table.time_s[k, column])
         assert auto_j * (1 + choice.energy_change) == pytest.approx(table.energy_j[k, column])
+    saved_j = table.auto_energy_j - (arm.energy_j or 0.0)
+    assert sum(choice.saved_j for choice in chosen.values()) == pytest.approx(saved_j, abs=1e-9)
 
 
 def test_clocks_at_which_a_kernel_was_not_measured_cannot_be_costed() -> None:

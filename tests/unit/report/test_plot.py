@@ -1,0 +1,175 @@
+"""Charts as SVG: round numbers beside the axes, and names that nothing strikes through."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.report.axes import MINUS, Axis, padded, round_ticks
+from underclock.report.chart import BLUE, ORANGE, Chart, Series, Shade
+from underclock.report.plot import draw
+from underclock.report.svg import shortened
+
+SVG = "{http://www.w3.org/2000/svg}"
+limits = st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6)).map(lambda x: (x[0], x[0] + x[1]))
+NASTY = "<b>&\"'"
+
+
+def chart(*series: Series) -> Chart:
+    return Chart(key="k", title="title", x_title="x", y_title="y", series=series)
+
+
+def named(name: str, x: float, y: float) -> Series:
+    return Series(name=name, points=((x, y),), colour=ORANGE, symbol="square", labelled=True)
+
+
+def elements(text: str, tag: str) -> list[ET.Element]:
+    return list(ET.fromstring(text).iter(f"{SVG}{tag}"))  # noqa: S314 - our own
+
+
+@given(limits, st.integers(2, 12))
+def test_ticks_are_round_lie_within_and_are_told_apart(
+    ends: tuple[float, float], most: int
+) -> None:
+    low, high = ends
+
+    ticks = round_ticks(low, high, most, signed=True)
+
+    span = high - low
+    assert all(low - 1e-6 * span <= tick.value <= high + 1e-6 * span for tick in ticks)
+    assert len({tick.text for tick in ticks}) == len(ticks) <= most + 1
+    for tick in ticks:
+        written = float(tick.text.replace(MINUS, "-"))
+        assert math.isclose(written, tick.value, rel_tol=1e-6, abs_tol=1e-6 * span)
+
+
+@pytest.mark.parametrize(
+    ("signed", "texts"),
+    [
+        (True, [f"{MINUS}10", f"{MINUS}5", "0", "+5"]),
+        (False, [f"{MINUS}10", f"{MINUS}5", "0", "5"]),
+    ],
+)
+def test_a_change_has_a_sign_and_an_amount_has_none(signed: bool, texts: list[str]) -> None:  # noqa: FBT001
+    assert [tick.text for tick in round_ticks(-10.0, 5.0, 4, signed=signed)] == texts
+
+
+@pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1.0, 2.0]])
+def test_limits_differ_and_hold_all_values(values: list[float]) -> None:
+    low, high = padded(values)
+
+    assert low < min(values) <= max(values) < high
+
+
+def test_an_axis_maps_its_ends_to_its_ends() -> None:
+    axis = Axis(low=-1.0, high=3.0, start_px=300.0, end_px=20.0, ticks=())
+
+    assert (axis.px(-1.0), axis.px(3.0), axis.px(1.0)) == (300.0, 20.0, 160.0)
+
+
+@given(st.text(max_size=80), st.integers(5, 40))
+def test_a_shortened_name_keeps_both_its_ends(words: str, most: int) -> None:
+    short = shortened(words, most)
+
+    assert len(short) <= most or short == words
+    assert short[:2] == words[:2]
+    assert short[-2:] == words[-2:]
+
+
+def test_markup_in_a_name_is_text() -> None:
+    text = draw(replace(chart(named(NASTY, 1.0, 1.0)), title=NASTY), 400)
+
+    assert any(element.text == NASTY for element in elements(text, "text"))
+    assert any(element.text == f"{NASTY}: 1, 1" for element in elements(text, "title"))
+    assert ET.fromstring(text).get("aria-label") == NASTY  # noqa: S314
+
+
+@pytest.mark.parametrize("width_px", [350, 880])
+def test_names_of_points_that_coincide_stand_apart_and_within_the_drawing(width_px: int) -> None:
+    names = ["auto", "best fixed clock", "pass-level", "kernel, local", "kernel, global"]
+    line = Series(name="frontier", points=((0.0, 0.0), (5.0, -20.0)), colour=BLUE)
+    crowded = [named(name, 0.0, 0.01 * n) for n, name in enumerate(names)]
+    shaded = replace(chart(line, *crowded), shade=Shade(start=1.0, text="over the time budget"))
+
+    found = [e for e in elements(draw(shaded, width_px), "text") if e.text in {*names}]
+
+    places = [(float(e.get("x", 0)), float(e.get("y", 0)), len(e.text or "")) for e in found]
+    assert len(places) == len(names)
+    for n, (x, y, length) in enumerate(places):
+        assert y > 12
+        assert x + 6 * length <= width_px
+        for other_x, other_y, other_length in places[:n]:
+            beside = x > other_x + 6 * other_length or other_x > x + 6 * length
+            assert abs(y - other_y) >= 12 or beside
+
+
+def test_names_stand_above_a_falling_line_and_have_a_halo() -> None:
+    line = Series(name="frontier", points=((0.0, 0.0), (5.0, -20.0)), colour=BLUE)
+
+    text = draw(chart(line, named("on it", 2.5, -10.0)), 880)
+
+    (label,) = (e for e in elements(text, "text") if e.text == "on it")
+    (marker,) = elements(text, "polygon")
+    corners = [tuple(map(float, pair.split(","))) for pair in marker.get("points", "").split()]
+    assert float(label.get("x", 0)) > max(x for x, _ in corners)
+    assert float(label.get("y", 0)) < sum(y for _, y in corners) / 4
+    assert label.get("paint-order") == "stroke"
+
+
+def test_words_on_an_axis_stand_once_each_in_order() -> None:
+    rows = tuple(f"{n} kernel" for n in range(40))
+    points = tuple((float(n), float(n)) for n in range(40))
+    series = Series(name="s", points=points, colour=BLUE, symbol="circle")
+
+    text = draw(replace(chart(series), y_labels=rows, y_title=""), 350)
+
+    shown = [(e.text, float(e.get("y", 0))) for e in elements(text, "text") if e.text in rows]
+    assert [words for words, _ in shown] == list(rows)
+    assert sorted(y for _, y in shown) == [y for _, y in shown]
+
+
+@pytest.mark.parametrize("symbol", ["circle", "square", "diamond", "triangle", "star"])
+def test_a_hollow_symbol_is_not_filled(symbol: str) -> None:
+    series = Series(name="s", points=((0.0, 0.0),), colour=BLUE, symbol=symbol)
+
+    filled, hollow = (
+        elements(draw(chart(replace(series, hollow=each)), 400), tag)[-1].get("fill")
+        for tag in ("circle" if symbol == "circle" else "polygon",)
+        for each in (False, True)
+    )
+
+    assert (filled, hollow) == (BLUE, "none")
+
+
+def test_a_long_title_of_an_axis_is_not_cut_off() -> None:
+    title = "energy of the kernel, change against auto (%)"
+    rows = tuple("a name of some length" for _ in range(3))
+    series = Series(name="s", points=((0.0, 0.0),), colour=BLUE, symbol="circle")
+
+    text = draw(replace(chart(series), x_title=title, y_labels=rows), 350)
+
+    (element,) = (e for e in elements(text, "text") if e.text == title)
+    assert float(element.get("x", 0)) + 3.3 * len(title) <= 350
+
+
+def test_a_file_of_its_own_has_a_title_on_white_and_a_page_has_neither() -> None:
+    series = Series(name="s", points=((0.0, 0.0), (1.0, 1.0)), colour=BLUE)
+
+    alone, on_page = (draw(chart(series), 400, alone=each) for each in (True, False))
+
+    assert next(e.text for e in elements(alone, "text")) == "title"
+    assert elements(alone, "rect")[0].get("fill") == "#fff"
+    assert all(e.text != "title" for e in elements(on_page, "text"))
+    assert not elements(on_page, "rect")
+
+
+def test_no_number_is_written_that_a_browser_cannot_read() -> None:
+    series = Series(name="s", points=((0.1, -1e-9), (1 / 3, 2.0)), colour=BLUE, symbol="star")
+
+    text = draw(chart(series), 880)
+
+    assert not re.search(r'"-0"|nan|inf|e-\d', re.sub(r"<title>.*?</title>", "", text))

@@ -1,0 +1,162 @@
+"""Records at a glance: short in a shell, a table in a notebook, and nothing in them is markup."""
+
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Arm,
+    Choice,
+    Clocks,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    Objective,
+    Plan,
+    Sample,
+    SampleSet,
+    Spread,
+    Status,
+    Validation,
+    Verdict,
+)
+
+NASTY = "<script>alert('x')</script>\x1b[2J"
+GPU = GpuInfo(name="RTX")
+CHOICE = Choice(
+    core_mhz=900,
+    mem_mhz=None,
+    time_change=0.01,
+    energy_change=-0.2,
+    auto_time_s=1.0,
+    auto_energy_j=100.0,
+)
+SAVED = Cost(time_s=1.01, energy_j=80.0, time_change=0.01, energy_change=-0.2)
+PLAN = Plan(
+    evidence=Evidence.SIMULATED,
+    gpu=GPU,
+    workload="gpt3-xl",
+    objective=Objective.WASTE,
+    max_slowdown=0.02,
+    granularity=Granularity.KERNEL,
+    aggregate=Aggregate.GLOBAL,
+    baseline=AUTO,
+    chosen="kernel_global",
+    arms=(Arm.of("kernel_global", SAVED, Status.OPTIMAL),),
+    kernels={f"k{n}": CHOICE for n in range(500)},
+    fixed=None,
+)
+SAMPLES = SampleSet(
+    evidence=Evidence.MEASURED,
+    gpu=GPU,
+    workload="gpt3-xl",
+    kernels=tuple(Kernel(name=f"k{n}") for n in range(500)),
+    samples=tuple(
+        Sample(kernel=f"k{n}", asked=clocks, time_s=1.0, energy_j=1.0)
+        for n in range(500)
+        for clocks in (AUTO, Clocks(core_mhz=900))
+    ),
+)
+VALIDATION = Validation(
+    evidence=Evidence.SIMULATED,
+    gpu=GPU,
+    workload="gpt3-xl",
+    chosen="kernel_global",
+    repeats=1,
+    auto_time_s=(1.0,),
+    auto_energy_j=(100.0,),
+    plan_time_s=(1.01,),
+    plan_energy_j=(81.0,),
+    time_change=Spread(mean=0.01, best=0.01, worst=0.01),
+    energy_change=Spread(mean=-0.19, best=-0.19, worst=-0.19),
+    promised_time_change=0.01,
+    promised_energy_change=-0.2,
+    pairs_keeping_energy=0,
+    pairs_keeping_time=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (
+            PLAN,
+            (
+                "<Plan of gpt3-xl on RTX, simulated: kernel_global -20.00 % energy at "
+                "+1.00 % time, "
+                "budget +2.00 %, kernels 500>"
+            ),
+        ),
+        (
+            msgspec.structs.replace(
+                PLAN,
+                max_slowdown=None,
+                arms=(*PLAN.arms, Arm.of("achievable", SAVED, Status.OPTIMAL)),
+            ),
+            (
+                "<Plan of gpt3-xl on RTX, simulated: kernel_global -20.00 % energy at "
+                "+1.00 % time, "
+                "achievable -20.00 % energy at +1.00 % time, budget none, kernels 500>"
+            ),
+        ),
+        (
+            SAMPLES,
+            (
+                "of gpt3-xl on RTX, measured: samples 1000, kernels 500, clock pairs 2, "
+                "whole-step runs 0>"
+            ),
+        ),
+        (msgspec.structs.replace(SAMPLES, expected_samples=1000), "samples 1000, kernels 500"),
+        (msgspec.structs.replace(SAMPLES, expected_samples=1200), "samples 1000 of 1200"),
+        (
+            VALIDATION,
+            (
+                "<Validation of gpt3-xl on RTX, simulated: verdict unknown, energy -19.00 % "
+                "against "
+                "-20.00 % promised, time +1.00 % against +1.00 % promised, repeats 1>"
+            ),
+        ),
+        (msgspec.structs.replace(VALIDATION, verdict=Verdict.NOT_KEPT), "verdict not kept,"),
+    ],
+)
+def test_a_record_shows_itself_in_one_line(
+    record: Plan | SampleSet | Validation, line: str
+) -> None:
+    assert line in repr(record)
+    assert len(repr(record)) < 200
+
+
+class _Seen(HTMLParser):
+    """Collects tags and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not attrs
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("record", [PLAN, SAMPLES, VALIDATION])
+def test_a_notebook_shows_a_small_table_and_reads_no_name_as_markup(
+    record: Plan | SampleSet | Validation,
+) -> None:
+    named = msgspec.structs.replace(record, workload=NASTY, gpu=GpuInfo(name=NASTY))
+
+    seen = _Seen(named._repr_html_())
+
+    assert seen.tags == {"table", "caption", "tbody", "tr", "th", "td"}
+    assert seen.text.count("<script>alert('x')</script>") == 2
+    assert len(named._repr_html_()) < 1000
+    assert "\x1b" not in repr(named)
