@@ -11,6 +11,8 @@ import msgspec
 from underclock.records.common import Record, check_positive
 from underclock.records.schemas import SCHEMAS
 
+_MOST_FLOPS, _MOST_BYTES = 1e18, 1e15  # of one launch: a quarter of an hour on the fastest GPU
+
 
 class Pass(StrEnum):
     """The part of a training step that a kernel belongs to."""
@@ -89,6 +91,9 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         check_positive(self, "count", "bytes_moved")
         if self.flops is not None and not (self.flops >= 0 and math.isfinite(self.flops)):
             raise ValueError(f"flops must be finite and not negative, got {self.flops}")
+        for name, most in (("flops", _MOST_FLOPS), ("bytes_moved", _MOST_BYTES)):
+            if (getattr(self, name) or 0) > most:
+                raise ValueError(f"{name} of one launch is {getattr(self, name):g}, over {most:g}")
 
 
 class StepSource(Record, frozen=True, kw_only=True):

@@ -228,6 +228,12 @@ def test_utilisation_is_a_fraction_that_may_overshoot_a_little(part: str) -> Non
             made(bad)
 
 
+@pytest.mark.parametrize("work", [{"flops": 1e19}, {"bytes_moved": 1e16}])
+def test_a_launch_that_no_gpu_ends_is_refused(work: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="of one launch is 1e"):
+        Kernel(name="k", **work)  # type: ignore[arg-type]
+
+
 def test_a_pass_is_called_pass_in_files() -> None:
     assert b'"pass":"forward"' in msgspec.json.encode(Kernel(name="k", pass_=Pass.FORWARD))
 

@@ -110,6 +110,16 @@ def test_the_json_holds_what_the_readme_names(table: Path) -> None:
     assert body["kernels"]["a"]["mem_mhz"] is None
 
 
+def test_samples_at_one_clock_pair_point_to_predict(table: Path) -> None:
+    assert not [words for words in plan(table).warnings if "underclock predict" in words]
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([lines[0], *(line for line in lines if ",,," in line)]) + "\n")
+
+    (told,) = [words for words in plan(table).warnings if "underclock predict" in words]
+
+    assert "every sample is at core auto, memory auto" in told
+
+
 def test_samples_replayed_from_a_table_plan_like_the_table(table: Path, tmp_path: Path) -> None:
     replayed = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
 
