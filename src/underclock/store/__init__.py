@@ -63,4 +63,6 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(len(SQLITE_MAGIC))
     except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+        raise DataError(
+            f"cannot read {path}: {exc.strerror}", hint="`underclock --help` says what makes files"
+        ) from exc
