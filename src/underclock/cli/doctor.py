@@ -2,7 +2,9 @@
 
 import click
 
-from underclock.cli.common import json_option, print_record
+from underclock.cli.common import json_option
+from underclock.cli.printing import print_json
+from underclock.cli.terminal import say
 
 
 @click.command(name="doctor")
@@ -19,20 +21,20 @@ def command(gpu: str | None, *, as_json: bool) -> None:
 
     findings = examine(gpu)
     if as_json:
-        print_record(findings)
+        print_json(findings)
         return
-    click.echo(f"underclock {findings.version}, Python {findings.python}")
-    click.echo(f"locking clocks: {findings.permission}")
+    say(f"underclock {findings.version}, Python {findings.python}")
+    say(f"locking clocks: {findings.permission}")
     for note in findings.notes:
-        click.echo(note)
+        say(note)
     for found in findings.gpus:
-        click.echo(f"\n{found.spec}: {found.gpu.name} ({found.evidence})")
-        click.echo(f"  driver        {found.gpu.driver or 'unknown'}")
+        say(f"\n{found.spec}: {found.gpu.name} ({found.evidence})")
+        say(f"  driver        {found.gpu.driver or 'unknown'}")
         limit = found.gpu.power_limit_w
-        click.echo(f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}")
-        click.echo(f"  core clocks   {_span(found.core_mhz)}")
-        click.echo(f"  memory clocks {', '.join(map(str, found.mem_mhz))} MHz")
-        click.echo(f"  calibration   {found.calibration}")
+        say(f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}")
+        say(f"  core clocks   {_span(found.core_mhz)}")
+        say(f"  memory clocks {', '.join(map(str, found.mem_mhz))} MHz")
+        say(f"  calibration   {found.calibration}")
 
 
 def _span(clocks: tuple[int, ...]) -> str:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import click
 
-from underclock.cli.common import force_option, json_option, output_option, print_record, warn
+from underclock.cli.common import force_option, json_option, output_option
+from underclock.cli.printing import check_place, deliver
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
+from underclock.records import Step
 
 
 @click.command(name="trace")
@@ -28,21 +31,24 @@ def command(
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
     """
     from underclock.stages.trace import trace
-    from underclock.store import check_output, write_document
 
-    if output:
-        check_output(output, force=force)
+    check_place(output, force=force)
     step = trace(workload, **dict(_size(text) for text in sizes))
-    if output:
-        write_document(output, step, force=force)
-    if as_json:
-        print_record(step)
-        return
-    warn(step.warnings)
+    deliver(
+        step,
+        output,
+        lambda: _show(step),
+        as_json=as_json,
+        force=force,
+        warnings=step.warnings,
+    )
+
+
+def _show(step: Step) -> None:
     launches = len(step.order)
-    click.echo(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
+    say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
     for kernel in step.kernels:
-        click.echo(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
+        say(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
 
 
 def _size(text: str) -> tuple[str, int]:

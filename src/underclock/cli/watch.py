@@ -11,15 +11,14 @@ from underclock.cli.common import (
     gpu_option,
     json_option,
     output_option,
-    print_record,
-    print_table,
 )
+from underclock.cli.printing import print_json, print_table
 
 
 @click.command(name="watch")
 @file_argument("step", required=False)
 @gpu_option
-@output_option("log", required=False)
+@output_option("log", required=False, stdout=False)
 @click.option("--for", "duration", type=DURATION, default=10.0, help="How long. [default: 10s]")
 @json_option
 @force_option
@@ -51,6 +50,6 @@ def command(
         force=force,
     )
     if as_json:
-        print_record(found)
+        print_json(found)
     else:
         print_table(clock_log_table(found))

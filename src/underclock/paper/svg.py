@@ -35,7 +35,7 @@ def require() -> ModuleType:
     except ImportError as exc:
         raise NotSupportedError(
             "SVG figures need matplotlib, which is not installed",
-            hint="pip install 'underclock[figures]', or leave --svg away",
+            hint="in a clone of underclock: pip install '.[figures]'; or leave --svg away",
         ) from exc
 
 

@@ -4,7 +4,7 @@ Both say the same thing in the same words, so the words live here once.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from underclock.records import (
     MOST_REPEATS,
@@ -21,6 +21,7 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.report.expected import expected_energy_change
 from underclock.units import format_duration, format_mhz, format_percent
 
 DASH = "\N{EN DASH}"
@@ -70,6 +71,9 @@ _GRANULARITY = {
     Granularity.STEP: "one pair of clocks for the whole step",
 }
 
+# Slowdowns, as fractions, that a plan without savings is compared with.
+_LENT = (0.005, 0.01, 0.02)
+
 _JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
 
 
@@ -90,6 +94,46 @@ def promise_text(plan: Plan) -> str:
         return f"{text}, {change_text(arm.time_change)} time (95 %)"
     slower = format_percent(plan.max_slowdown).removeprefix("+")
     return f"{text} at ≤ {slower} slower (95 %)"
+
+
+def auto_plan_sentence(plan: Plan) -> str | None:
+    """Say that a plan sets no clocks, and what some more time would give.
+
+    Returns:
+        ``None`` where the plan sets clocks.
+    """
+    if any(choice.clocks != plan.baseline for choice in plan.kernels.values()):
+        return None
+    if plan.max_slowdown is None:
+        text = f"the plan is auto: no other clocks are better for {plan.objective}"
+    else:
+        text = (
+            "the plan is auto: no other clocks surely save energy at \N{LESS-THAN OR EQUAL TO} "
+            f"{_plain_percent(plan.max_slowdown)} % slower"
+        )
+    lent = [
+        (slowdown, change)
+        for slowdown in _LENT
+        if slowdown > (plan.max_slowdown or 0.0)
+        and (change := expected_energy_change(plan.frontier, slowdown)) is not None
+    ]
+    if not lent:
+        return text
+    at = f"at {_listed([_plain_percent(slowdown) for slowdown, _ in lent])} % slower"
+    if all(round(change, 3) >= 0.0 for _, change in lent):
+        return f"{text}; {at} none are expected to either"
+    changes = [change_text(change, digits=1).removesuffix(" %") for _, change in lent]
+    return f"{text}; {at} about {_listed(changes)} % energy is expected, not promised"
+
+
+def _plain_percent(fraction: float) -> str:
+    """Write a fraction in percent without sign, unit or needless digits."""
+    return f"{round(100.0 * fraction, 4) + 0.0:g}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Join words as a sentence does."""
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 
 def duration_text(seconds: float | None) -> str:

@@ -33,9 +33,15 @@ from underclock.records import (
     SampleSet,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.report.wording import auto_plan_sentence
 from underclock.stages.sources import as_samples
 from underclock.store import read_document
 from underclock.units import format_percent, parse_duration
+
+ONLY_AUTO = (
+    "only auto clocks were measured, so there is nothing to choose from: `underclock predict` says "
+    "what other clocks would save"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +186,20 @@ def plan(
         schedule=real.schedule,
         latency_curve=real.curve,
         proposals=real.proposals,
-        warnings=(*table.warnings, *real.warnings),
+        warnings=(*table.warnings, *real.warnings, *_warnings(sample_set)),
     )
+
+
+def _warnings(sample_set: SampleSet) -> tuple[str, ...]:
+    """Say where there was nothing to choose from."""
+    if any(not sample.asked.is_auto for sample in sample_set.samples):
+        return ()
+    return (ONLY_AUTO,)
+
+
+def why_auto(plan: Plan) -> str | None:
+    """Say why a plan sets nothing; ``None`` where it does, or where its warnings say so."""
+    return None if ONLY_AUTO in plan.warnings else auto_plan_sentence(plan)
 
 
 def _costs(

@@ -33,13 +33,22 @@ def write_report(
     """
     path = Path(to)
     check_output(path, force=force)
+    write_text(path, render_report(plan, validation), force=force)
+    return path
+
+
+def render_report(
+    plan: Plan | str | Path, validation: Validation | str | Path | None = None
+) -> str:
+    """Return the page as text; arguments and errors are those of `write_report`."""
     plan = as_plan(plan)
     if isinstance(validation, str | Path):
         validation = read_document(Path(validation), Validation)
     if validation is not None:
         _check_same(plan, validation)
-    write_text(path, page(plan, validation), force=force)
-    return path
+        if validation.repeats == 0:  # of a plan that sets nothing: there is nothing to show
+            validation = None
+    return page(plan, validation)
 
 
 def _check_same(plan: Plan, validation: Validation) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from underclock.errors import DataError
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Pass, Sample, SampleSet
+from underclock.store.readings import READINGS, with_readings
 from underclock.units import nearest
 
 _REQUIRED = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s", "energy_j", "power_w")
-_OPTIONAL = ("count", "pass")
+_OPTIONAL = ("count", "pass", *READINGS)
 _LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 
@@ -62,7 +63,8 @@ def read_table(path: Path) -> SampleSet:
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, energy_j, power_w; optionally ``count``
     (invocations per step, default 1) and ``pass`` (forward, backward, optimizer, communication,
     other). Without ``pass``, a kernel named ``…/forward`` or ``…/backward`` belongs there.
-    Repeated rows are repeats. Power may be empty; where given it is checked against energy/time.
+    What was read meanwhile may be there too: see `readings`. Repeated rows are repeats. Power may
+    be empty; where given it is checked against energy/time.
 
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
@@ -152,13 +154,14 @@ def _sample(row: _Row, repeats: Counter[tuple[str, Clocks]]) -> Sample:
     asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
     repeat = repeats[name, asked]
     repeats[name, asked] += 1
-    return Sample(
+    sample = Sample(
         kernel=name,
         asked=asked,
         repeat=repeat,
         time_s=row.quantity("time_s"),
         energy_j=row.quantity("energy_j"),
     )
+    return with_readings(sample, row)
 
 
 def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:

@@ -454,7 +454,7 @@ def test_without_matplotlib_drawings_are_refused_before_anything_is_made(
     with pytest.raises(NotSupportedError, match="need matplotlib") as caught:
         run_paper(outputs=Outputs(folder=tmp_path / "out", svg=True))
 
-    assert "underclock[figures]" in caught.value.hint
+    assert "'.[figures]'" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
