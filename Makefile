@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
+	@echo "the command is $(BIN)/underclock; after \`. $(BIN)/activate\` it is underclock"
 
 test: check  ## everything CI runs; no GPU needed
 

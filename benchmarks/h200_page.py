@@ -25,6 +25,20 @@ Driver {driver}, PyTorch {torch}, power limit {limit_w:g} W, {date}. Reproduce w
     python benchmarks/h200_page.py results.json
 
 The machine is shared and virtual: neighbours' heat and the host's power budget are not ours to see.
+
+## Try it without an H200
+
+The tables beside this page (`xl`, `layer`, `small`, `llama`) hold every kernel as it ran alone,
+with clocks, event reasons and utilisation read meanwhile; `python benchmarks/h200_tables.py` made
+them of the results. Commands read them anywhere, and say *replayed*: they were measured elsewhere.
+
+    underclock breakdown docs/evidence/h200/xl.csv
+    underclock predict docs/evidence/h200/small.csv --max-slowdown 1%
+    underclock plan docs/evidence/h200/layer.csv
+
+A table knows isolated kernels only, so shares differ by up to five points from those below, which
+are settled on the whole step. There is nothing to plan yet: only auto clocks were measured, and the
+plan says so.
 """
 
 

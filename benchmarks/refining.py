@@ -154,7 +154,7 @@ _PAGE_TEXT = """# A plan from another GPU of the same model
 
 GPUs of one model are not alike: on simulated units of an RTX 3080 Ti power sensors show up to 5 %
 more or less than is true, leakage has a spread of 10 % and the core voltage one of 8 mV. What is a
-plan from one of them worth on the others, and what does `underclock plan --refine` add, which
+plan from one of them worth on the others, and what does `underclock refine` add, which
 measures again only around the plan's clocks? All of it is **simulated**; the sizes of the spreads
 in leakage and voltage are assumed, so whether real units differ more is open. Command:
 

@@ -58,7 +58,7 @@ def tuner() -> Any:  # noqa: ANN401 - Kernel Tuner is untyped
             warnings.simplefilter("ignore")
             return importlib.import_module("kernel_tuner.interface")
     except ImportError as exc:
-        raise SystemExit("Kernel Tuner is missing: pip install 'underclock[measurer]'") from exc
+        raise SystemExit("Kernel Tuner is missing: pip install '.[measurer]'") from exc
 
 
 def version() -> str:

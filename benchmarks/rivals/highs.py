@@ -19,7 +19,7 @@ def loaded() -> Any:  # noqa: ANN401 - highspy is untyped
         import highspy  # noqa: PLC0415 - an extra: its absence is said where it is used
     except ImportError as exc:
         raise NotSupportedError(
-            "the milp solver needs highspy", hint="pip install 'underclock[milp]'"
+            "the milp solver needs highspy", hint="in a clone of underclock: pip install '.[milp]'"
         ) from exc
     return highspy
 

@@ -4,9 +4,19 @@ The stages are functions here; what they take and return are the records::
 
     step = underclock.trace("gpt3-xl")
     samples = underclock.measure(step, gpu="sim:rtx3080ti", to="samples.db")
-    plan = underclock.plan(samples)
+    plan = underclock.plan(samples, underclock.Goal(max_slowdown=0.01))
     validation = underclock.validate(plan, gpu="sim:rtx3080ti")
     underclock.write_report(plan, to="report.html", validation=validation)
+
+* what stages are asked: `Campaign` and `Grid`, `Protocol`, `Goal` with `Objective`, `Granularity`
+  and `Aggregate` (as text too: ``Goal(objective="energy")``), `Switching`, `LatencyTable`
+* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Prediction`, `Score`, `GpuFit`; and
+  the records that these are made of
+* what they tell meanwhile: `Tally`
+* what they raise: `UnderclockError` and its kinds
+
+Samples of another unit are refined into a plan by ``plan(refine(given, gpu=..., to=...),
+Goal.of(given))``.
 
 Importing this package loads nothing heavy; a name loads its module on first use.
 """
@@ -15,47 +25,130 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    __version__: str
     from underclock.core.planning.strategies import Goal
-    from underclock.errors import UnderclockError
-    from underclock.records import (
-        Clocks,
-        Evidence,
-        MeasurementSettings,
-        Plan,
-        SampleSet,
-        Step,
-        Validation,
+    from underclock.errors import (
+        DataError,
+        DeviceError,
+        InfeasibleError,
+        MeasurementError,
+        NotAppliedError,
+        NotPermittedError,
+        NotSupportedError,
+        UnderclockError,
+        UsageError,
     )
-    from underclock.records.latencies import LatencyTable
-    from underclock.stages.campaign import Campaign
+    from underclock.records import (
+        Aggregate,
+        Arm,
+        Choice,
+        Clocks,
+        ClockSchedule,
+        Closure,
+        Cost,
+        Evidence,
+        GpuInfo,
+        Granularity,
+        Kernel,
+        Kind,
+        LatencyPoint,
+        Launch,
+        Objective,
+        OtherArm,
+        Pass,
+        Plan,
+        Proposal,
+        Sample,
+        SampleSet,
+        Score,
+        Segment,
+        Spread,
+        Status,
+        Step,
+        Utilisation,
+        Validation,
+        Verdict,
+    )
+    from underclock.records.fitted import Constant, GpuFit, KernelFit
+    from underclock.records.latencies import Domain, LatencyTable, Switch
+    from underclock.records.observed import Foreseen, Interval, Prediction
+    from underclock.stages.campaign import Campaign, Grid
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
-    from underclock.stages.measure import measure
-    from underclock.stages.plan import plan
+    from underclock.stages.measure import Tally, measure
+    from underclock.stages.plan import Switching, plan
     from underclock.stages.predict import predict
+    from underclock.stages.refine import refine
     from underclock.stages.report import write_report
     from underclock.stages.score import score
     from underclock.stages.trace import trace
     from underclock.stages.validate import validate
 
+    __version__: str
+
 _HOMES = {
+    "Aggregate": "records",
+    "Arm": "records",
     "Campaign": "stages.campaign",
+    "Choice": "records",
+    "ClockSchedule": "records",
     "Clocks": "records",
+    "Closure": "records",
+    "Constant": "records.fitted",
+    "Cost": "records",
+    "DataError": "errors",
+    "DeviceError": "errors",
+    "Domain": "records.latencies",
     "Evidence": "records",
+    "Foreseen": "records.observed",
     "Goal": "core.planning.strategies",
+    "GpuFit": "records.fitted",
+    "GpuInfo": "records",
+    "Granularity": "records",
+    "Grid": "stages.campaign",
+    "InfeasibleError": "errors",
+    "Interval": "records.observed",
+    "Kernel": "records",
+    "KernelFit": "records.fitted",
+    "Kind": "records",
+    "LatencyPoint": "records",
     "LatencyTable": "records.latencies",
-    "Plan": "records",
-    "SampleSet": "records",
+    "Launch": "records",
+    "MeasurementError": "errors",
     "MeasurementSettings": "records",
+    "NotAppliedError": "errors",
+    "NotPermittedError": "errors",
+    "NotSupportedError": "errors",
+    "Objective": "records",
+    "OtherArm": "records",
+    "Pass": "records",
+    "Plan": "records",
+    "Prediction": "records.observed",
+    "Proposal": "records",
+    "Provenance": "records",
+    "Sample": "records",
+    "SampleSet": "records",
+    "Score": "records",
+    "Segment": "records",
+    "Spread": "records",
+    "Status": "records",
     "Step": "records",
+    "StepFile": "stages.step_source",
+    "StepSource": "records",
+    "Switch": "records.latencies",
+    "Switching": "stages.plan",
+    "Tally": "stages.measure",
+    "ThrottleReason": "records",
     "UnderclockError": "errors",
+    "UsageError": "errors",
+    "Utilisation": "records",
     "Validation": "records",
+    "Verdict": "records",
     "fit": "stages.fit",
     "measure": "stages.measure",
     "measure_latency": "stages.latency",
     "plan": "stages.plan",
     "predict": "stages.predict",
+    "refine": "stages.refine",
     "score": "stages.score",
     "trace": "stages.trace",
     "validate": "stages.validate",
@@ -63,22 +156,69 @@ _HOMES = {
 }
 
 __all__ = [
+    "Aggregate",
+    "Arm",
     "Campaign",
+    "Choice",
+    "ClockSchedule",
     "Clocks",
+    "Closure",
+    "Constant",
+    "Cost",
+    "DataError",
+    "DeviceError",
+    "Domain",
     "Evidence",
+    "Foreseen",
     "Goal",
+    "GpuFit",
+    "GpuInfo",
+    "Granularity",
+    "Grid",
+    "InfeasibleError",
+    "Interval",
+    "Kernel",
+    "KernelFit",
+    "Kind",
+    "LatencyPoint",
     "LatencyTable",
+    "Launch",
+    "MeasurementError",
     "MeasurementSettings",
+    "NotAppliedError",
+    "NotPermittedError",
+    "NotSupportedError",
+    "Objective",
+    "OtherArm",
+    "Pass",
     "Plan",
+    "Prediction",
+    "Proposal",
+    "Provenance",
+    "Sample",
     "SampleSet",
+    "Score",
+    "Segment",
+    "Spread",
+    "Status",
     "Step",
+    "StepFile",
+    "StepSource",
+    "Switch",
+    "Switching",
+    "Tally",
+    "ThrottleReason",
     "UnderclockError",
+    "UsageError",
+    "Utilisation",
     "Validation",
+    "Verdict",
     "fit",
     "measure",
     "measure_latency",
     "plan",
     "predict",
+    "refine",
     "score",
     "trace",
     "validate",

@@ -10,7 +10,8 @@
   * MeasurementError (5)          the numbers cannot be trusted: measure again
   * InfeasibleError (6)           no choice of clocks meets the budget: loosen it
 
-`underclock validate` ends with 7 where a plan did not keep its promise: an answer, not an error.
+`underclock validate` ends with 7 where a plan did not keep its promise, and with 8 where the runs
+do not decide it: answers, not errors.
 A bad argument from Python code is a plain ``ValueError``.
 """
 

@@ -7,8 +7,14 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeVar
 
 from underclock.errors import UsageError
+
+_E = TypeVar("_E", bound=StrEnum)
+
+_PLAIN_FRACTION = 0.2  # a bare number above this is more likely meant in per cent
 
 _DURATION = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(?P<unit>[a-zµ]*)")
 _MHZ = re.compile(r"0*[1-9][0-9]{0,5}")  # up to a terahertz
@@ -27,35 +33,50 @@ _SECONDS = {
 def parse_fraction(text: str) -> float:
     """Read ``1%`` or ``0.01`` as the fraction 0.01.
 
+    Above 20 % the percent sign is required, because a bare ``1`` is more likely 1 % than 100 %.
+
     Raises:
-        UsageError: Not a finite number with an optional percent sign.
+        UsageError: Not a finite number with an optional percent sign, or more than 100 %.
     """
     body = text.strip()
     percent = body.endswith("%")
+    number = body.removesuffix("%").strip()
     try:
-        value = float(body.removesuffix("%"))
+        value = float(number)
     except ValueError:
         value = float("nan")
-    if not abs(value) < float("inf"):
+    if not abs(value) < math.inf:
         raise UsageError(
             f"cannot read {text!r} as a fraction", hint="write 0.01 or 1%; 0 means not slower"
         )
-    return value / 100.0 if percent else value
+    fraction = value / 100.0 if percent else value
+    if not percent and abs(fraction) > _PLAIN_FRACTION:
+        raise UsageError(
+            f"as a fraction, {number} is {100.0 * fraction:g} %",
+            hint=f"did you mean {number}%? above {_PLAIN_FRACTION:.0%} the % must be written",
+        )
+    if abs(fraction) > 1.0:
+        raise UsageError(f"{body} is more than the whole", hint="write 1% for one in a hundred")
+    return fraction
 
 
 def parse_duration(text: str) -> float:
-    """Read ``25s``, ``3ms``, ``20min`` or a bare number of seconds, in seconds.
+    """Read ``25s``, ``3ms`` or ``20min``, in seconds; only 0 needs no unit.
 
     Raises:
-        UsageError: Not a duration.
+        UsageError: Not a duration, or one without a unit.
     """
     body = text.strip().lower().replace("\u03bc", "µ")  # Greek mu, as many keyboards have it
     match = _DURATION.fullmatch(body)
+    units = f"a number and one of {', '.join(_SECONDS)}"
     scale = _SECONDS.get(match["unit"] or "s") if match else None
     seconds = float(match["number"]) * scale if match and scale else math.inf
     if not seconds < math.inf:
+        raise UsageError(f"cannot read {text!r} as a duration", hint=units)
+    if match and not match["unit"] and seconds > 0:
         raise UsageError(
-            f"cannot read {text!r} as a duration", hint=f"a number and one of {', '.join(_SECONDS)}"
+            f"cannot read {text!r} as a duration: it has no unit",
+            hint=f"did you mean {body}ms, {body}s or {body}min? write {units}",
         )
     return seconds
 
@@ -98,3 +119,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listing = ", ".join(names)
     return f"did you mean {close[0]!r}? known: {listing}" if close else f"known: {listing}"
+
+
+def member(choices: type[_E], value: str, what: str) -> _E:
+    """Return the member of a closed set that a text names.
+
+    Args:
+        choices: The set.
+        value: A member, or its value as text.
+        what: What is being chosen, for the message.
+
+    Raises:
+        ValueError: The set has no such member.
+    """
+    try:
+        return choices(value)
+    except ValueError:
+        raise ValueError(f"unknown {what} {value!r}; {nearest(str(value), choices)}") from None

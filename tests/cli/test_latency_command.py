@@ -48,7 +48,7 @@ def test_machines_get_json_and_force_replaces(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ("latency --gpu sim:a100", 2, "Missing option '-o'"),
+        ("latency --gpu sim:a100", 2, "missing option '-o'"),
         ("latency --gpu sim:a100x -o l.json", 2, "no simulated GPU"),
         ("latency --gpu cpu -o l.json", 2, "unknown GPU 'cpu'"),
         ("latency --gpu replay:sweep.csv -o l.json", 2, "cannot be watched changing its clocks"),

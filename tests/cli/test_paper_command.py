@@ -55,7 +55,7 @@ def test_the_study_is_printed_written_and_the_same_again(
         ("paper --gpu cpu", 2, "unknown GPU 'cpu'"),
         ("paper --gpu replay:sweep.csv", 2, "'replay:sweep.csv' is not simulated"),
         ("paper --gpu nvml:0 -o out", 2, "'nvml:0' is not simulated"),
-        ("paper --grid fine", 2, "Invalid value"),
+        ("paper --grid fine", 2, "invalid value"),
         ("paper --svg", 2, "--svg needs a folder"),
         ("paper -o /proc/out", 2, "cannot make /proc/out"),
     ],

@@ -58,12 +58,14 @@ def test_a_broken_promise_ends_with_a_code_of_its_own_and_still_writes(
     assert json.loads(Path("v.json").read_text())["verdict"] == "not kept"
 
 
-def test_what_is_not_decided_says_what_would_decide_it(
+def test_what_is_not_decided_has_a_code_and_says_what_would_decide_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _table(saved_j=2.0, noise=0.02)
-    _validate()
+    with pytest.raises(SystemExit) as ended:
+        _validate()
 
+    assert ended.value.code == 8
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("verdict: inconclusive: about ")
     assert "would decide" in last
@@ -92,6 +94,7 @@ def test_a_generous_tolerance_forgives(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
+        (["--tolerance", "1"], "did you mean 1%?"),
         (["--tolerance", "-1%"], "a tolerance of -0.01 has no meaning"),
         (["--tolerance", "nan"], "as a fraction"),
         (["--tolerance", "inf"], "as a fraction"),
@@ -109,7 +112,31 @@ def test_options_without_meaning_are_refused(
     assert not Path("v.json").exists()
 
 
+def test_a_plan_that_sets_nothing_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sweep.csv").write_text(f"{_HEADER}\nG,a,,,1.0,100,\nG,a,900,,1.1,90,\n")
+    main(["plan", "sweep.csv", "-o", "auto.json"])
+    assert "the plan is auto" in capsys.readouterr().out
+
+    # Not even the GPU is looked for.
+    arguments = ["validate", "auto.json", "--gpu", "nvml:0"]
+    main([*arguments, "-o", "v.json"])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.startswith("nothing was run: the plan sets no clocks")
+    assert "the plan is auto" in said.out
+    assert "repeats would decide" not in said.out
+
+    main([*arguments, "--json"])
+    body = json.loads(capsys.readouterr().out)
+    assert body == json.loads(Path("v.json").read_text())
+    assert (body["verdict"], body["repeats"], body["energy_change"]["mean"]) == ("kept", 0, 0.0)
+
+    main(["report", "auto.json", "v.json", "-o", "page.html"])
+    assert Path("page.html").is_file()
+
+
 def test_the_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["validate", "--help"])
 
-    assert "7 not kept" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "7 not kept; 8 inconclusive" in said

@@ -77,7 +77,7 @@ def test_force_replaces(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ("watch", 2, "Missing option '--gpu'"),
+        ("watch", 2, "missing option '--gpu'"),
         ("watch --gpu cpu", 2, "unknown GPU 'cpu'"),
         ("watch --gpu sim:a100x", 2, "no simulated GPU"),
         ("watch --gpu replay:sweep.csv", 2, "cannot show what its clocks do"),

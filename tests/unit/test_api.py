@@ -1,11 +1,17 @@
 """The package's face: what it exports, and what importing it costs."""
 
+import inspect
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
 
 import pytest
 
 import underclock
+from underclock import Campaign, Goal, Grid, Kernel, Kind, Objective, Pass
 
 
 def test_every_exported_name_is_there_and_documented() -> None:
@@ -19,11 +25,79 @@ def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
         _ = underclock.frobnicate
 
 
+def test_the_version_is_that_of_the_package() -> None:
+    assert underclock.__version__ == version("underclock")
+
+
 def test_importing_loads_nothing_heavy() -> None:
-    heavy = {"numpy", "rich", "jinja2", "click", "pynvml", "torch"}
+    heavy = {"numpy", "rich", "jinja2", "click", "pynvml", "torch", "importlib.metadata"}
     script = "import sys, underclock; print(' '.join(sys.modules))"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
 
     assert not heavy & set(ended.stdout.split())
+
+
+def test_whatever_is_taken_or_returned_is_exported() -> None:
+    """Walk the annotations of public functions, and the fields of all classes they lead to."""
+    seen: dict[type, str] = {}
+    for name in underclock.__all__:
+        for cls, where in _reached(getattr(underclock, name), name):
+            _collect(cls, where, seen)
+
+    closed_in = {
+        f"{cls.__name__}, in {where}"
+        for cls, where in seen.items()
+        if not cls.__name__.startswith("_") and cls.__name__ not in underclock.__all__
+    }
+    assert not closed_in
+
+
+def _collect(cls: type, where: str, seen: dict[type, str]) -> None:
+    if cls not in seen:
+        seen[cls] = where
+        for inner, place in _reached(cls, cls.__name__):
+            _collect(inner, place, seen)
+
+
+def _reached(thing: object, name: str) -> Iterator[tuple[type, str]]:
+    """Yield our classes in the annotations of a function, or in the fields of a class."""
+    hints = [typing.get_type_hints(thing)]
+    if isinstance(thing, type):
+        yield thing, name
+        properties = inspect.getmembers(thing, lambda member: isinstance(member, property))
+        hints += [typing.get_type_hints(member.fget) for _, member in properties]
+    for each in hints:
+        for field, annotation in each.items():
+            for cls in _classes_in(annotation):
+                yield cls, f"{name}.{field}"
+
+
+def _classes_in(annotation: Any) -> Iterator[type]:
+    for inner in typing.get_args(annotation):
+        for each in inner if isinstance(inner, list) else [inner]:  # of a Callable's arguments
+            yield from _classes_in(each)
+    if isinstance(annotation, type) and annotation.__module__.startswith("underclock"):
+        yield annotation
+
+
+def test_choices_may_be_given_as_text() -> None:
+    given: Any = {"grid": "coarse", "objective": "energy", "kind": "gemm", "pass_": "backward"}
+    assert Campaign(grid=given["grid"]).grid is Grid.COARSE
+    assert Goal(objective=given["objective"]).objective is Objective.ENERGY
+    kernel = Kernel(name="k", kind=given["kind"], pass_=given["pass_"])
+    assert kernel.kind is Kind.GEMM
+    assert kernel.pass_ is Pass.BACKWARD
+
+
+def test_unknown_choices_are_refused_and_the_known_ones_named() -> None:
+    unknown: Any = "foo"
+    with pytest.raises(ValueError, match="unknown grid 'foo'; known: adaptive, coarse, full"):
+        Campaign(grid=unknown)
+    with pytest.raises(ValueError, match="unknown objective 'foo'; known: ed2p, edp, energy, wast"):
+        Goal(objective=unknown)
+    with pytest.raises(ValueError, match="unknown kind 'foo'; known: gemm, mem"):
+        Kernel(name="k", kind=unknown)
+    with pytest.raises(ValueError, match="unknown pass 'foo'"):
+        Kernel(name="k", pass_=unknown)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from underclock.errors import UsageError
@@ -12,6 +12,7 @@ from underclock.units import (
     format_duration,
     format_mhz,
     format_percent,
+    member,
     nearest,
     parse_duration,
     parse_fraction,
@@ -22,12 +23,28 @@ durations = st.floats(1e-9, 1e9)
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
-@given(st.floats(-1e6, 1e6))
+@given(st.floats(-1.0, 1.0))
 def test_a_fraction_is_read_as_written(value: float) -> None:
-    assert parse_fraction(str(value)) == value
-    assert parse_fraction(f" {value} ") == value
-    assert parse_fraction(f"{value}%") == pytest.approx(value / 100.0)
-    assert parse_fraction(f"{value} %") == parse_fraction(f"{value}%")
+    percent = 100.0 * value
+    assert parse_fraction(f"{percent}%") == pytest.approx(value)
+    assert parse_fraction(f" {percent} % ") == parse_fraction(f"{percent}%")
+    if abs(value) <= 0.2:
+        assert parse_fraction(str(value)) == value
+        assert parse_fraction(f" {value} ") == value
+
+
+@given(st.floats(0.2, 1e6, exclude_min=True), st.sampled_from([1, -1]))
+def test_a_bare_number_that_may_be_meant_in_percent_asks_back(value: float, sign: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fraction(str(sign * value))
+
+    assert f"did you mean {sign * value}%?" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["101%", "10000%", "-200%"])
+def test_no_fraction_is_above_the_whole(text: str) -> None:
+    with pytest.raises(UsageError, match="more than the whole"):
+        parse_fraction(text)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +61,20 @@ def test_what_is_no_fraction_is_refused(text: str) -> None:
 @given(st.floats(0.0, 1e6), st.sampled_from(sorted(SECONDS)), st.sampled_from(["", " ", "  "]))
 def test_a_duration_is_read_in_any_unit(value: float, unit: str, space: str) -> None:
     text = f"{value}{space}{unit}".replace("e+", "e")
+    assume(unit or value == 0)
 
     assert parse_duration(text) == pytest.approx(value * SECONDS[unit])
     assert parse_duration(text.upper()) == parse_duration(text)
 
 
-@given(st.integers(0, 10**6))
-def test_a_bare_number_is_seconds(value: int) -> None:
-    assert parse_duration(str(value)) == value
+@given(st.integers(1, 10**6))
+def test_a_bare_number_is_no_duration_but_0(value: int) -> None:
+    assert parse_duration("0") == 0
     assert parse_duration(f"{value}s") == value
+    with pytest.raises(UsageError, match="it has no unit") as caught:
+        parse_duration(str(value))
+
+    assert f"did you mean {value}ms, {value}s" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -134,6 +156,13 @@ def test_every_known_name_is_listed_and_one_of_them_may_be_meant(known: list[str
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:
     assert nearest("zzz", ["backward", "forward"]) == "known: backward, forward"
+
+
+def test_a_member_of_a_closed_set_is_found_by_its_text() -> None:
+    assert member(Pass, "forward", "pass") is Pass.FORWARD
+    assert member(Pass, Pass.BACKWARD, "pass") is Pass.BACKWARD
+    with pytest.raises(ValueError, match="unknown pass 'foward'; did you mean 'forward'"):
+        member(Pass, "foward", "pass")
 
 
 def test_a_member_of_an_enum_is_named_by_its_value() -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from underclock.cli.common import file_argument, json_option, print_record, print_table, warn
+from underclock.cli.common import file_argument, json_option
+from underclock.cli.printing import print_json, print_table, warn
 
 
 @click.command(name="breakdown")
@@ -19,9 +20,9 @@ def command(samples: Path, *, as_json: bool) -> None:
     from underclock.report import breakdown_tables
     from underclock.store import read_samples
 
-    found = breakdown(read_samples(samples))
-    warn(found.warnings)
+    parts = breakdown(read_samples(samples))
+    warn(parts.warnings)
     if as_json:
-        print_record(found)
+        print_json(parts)
     else:
-        print_table(*breakdown_tables(found))
+        print_table(*breakdown_tables(parts))

@@ -5,19 +5,16 @@ from pathlib import Path
 
 import click
 
-from underclock.cli.common import (
-    file_argument,
-    force_option,
-    json_option,
-    output_option,
-    print_record,
-)
+from underclock.cli.common import file_argument, force_option, json_option, output_option
+from underclock.cli.printing import print_json
+from underclock.cli.progress import share_bar
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
 
 
 @click.command(name="calibrate")
 @file_argument("table")
-@output_option("simulated GPU (.json)", required=False)
+@output_option("simulated GPU (.json)", required=False, stdout=False)
 @click.option("--gpu", metavar="GPU", help="With --check: the simulated GPU to check.")
 @click.option("--check", is_flag=True, help="Predict TABLE with --gpu instead of fitting.")
 @click.option("--points", default=4, show_default=True, help="With --check: rows a kernel.")
@@ -49,30 +46,29 @@ def command(
             "say where the simulated GPU goes, or what to check",
             hint="-o mygpu.json, or --check --gpu sim:rtx3080ti",
         )
-    import msgspec
-
     from underclock.stages.calibrate import write_calibration
 
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    model = write_calibration(table, to=output, date=today, force=force)
+    with share_bar("fitting") as show:
+        model = write_calibration(table, to=output, date=today, force=force, progress=show)
     if as_json:
-        body = {"file": str(output), "calibration": model.calibration}
-        click.echo(msgspec.json.encode(body).decode())
+        print_json({"file": str(output), "calibration": model.calibration})
     else:
-        click.echo(f"sim:{output}: {model.calibration}")
+        say(f"sim:{output}: {model.calibration}")
 
 
 def _check(table: Path, gpu: str, points: int, *, as_json: bool) -> None:
     from underclock.stages.calibrate import check_calibration
 
-    found = check_calibration(table, gpu=gpu, points=points)
+    with share_bar("checking") as show:
+        errors = check_calibration(table, gpu=gpu, points=points, progress=show)
     if as_json:
-        print_record(found)
+        print_json(errors)
         return
-    click.echo(
-        f"{gpu} against {found.evidence} rows: {points} rows a kernel fitted, "
-        f"{found.rows} predicted"
+    say(
+        f"{gpu} against {errors.evidence} rows: {points} rows a kernel fitted, "
+        f"{errors.rows} predicted"
     )
-    click.echo(f"mean error: time {found.time_mape:.1%}, power {found.power_mape:.1%}")
-    for name, one in found.kernels.items():
-        click.echo(f"  {name:40.40s} time {one.time_mape:6.1%}  power {one.power_mape:6.1%}")
+    say(f"mean error: time {errors.time_mape:.1%}, power {errors.power_mape:.1%}")
+    for name, one in errors.kernels.items():
+        say(f"  {name:40.40s} time {one.time_mape:6.1%}  power {one.power_mape:6.1%}")

@@ -1,21 +1,18 @@
-"""What commands share: options, parsing of clocks, printing, progress."""
+"""What commands share: their options, and how what is typed is parsed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from underclock.cli.terminal import clean, say
+from underclock.cli.printing import STDOUT
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
-from underclock.records import Clocks, Record
-from underclock.units import format_duration, parse_duration, parse_fraction, parse_mhz
+from underclock.records import Clocks
+from underclock.units import parse_duration, parse_fraction, parse_mhz
 
 if TYPE_CHECKING:
-    from rich.console import ConsoleOptions, RenderableType
-
-    from underclock.stages.measure import Tally
     from underclock.stages.step_source import StepFile
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -52,15 +49,49 @@ def step_file(document: Path | None, source: str) -> "StepFile":
     )
 
 
-def output_option(noun: str, *, required: bool) -> Callable[[_F], _F]:
-    """Return the ``-o`` option."""
+def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable[[_F], _F]:
+    """Return the ``-o`` option.
+
+    Args:
+        noun: What goes there.
+        required: Whether it must be given.
+        stdout: Whether ``-o -`` may send it to stdout.
+    """
+
+    def check(_context: object, _option: object, path: Path | None) -> Path | None:
+        if path == STDOUT and not stdout:
+            raise UsageError(f"the {noun} cannot go to stdout", hint="name a file with -o")
+        return path
+
     return click.option(
         "-o",
         "--output",
         type=_FILE,
         required=required,
         metavar="FILE",
-        help=f"Where the {noun} goes.",
+        callback=check,
+        help=f"Where the {noun} go{'' if noun.endswith('s') else 'es'}"
+        f"{'; - is stdout' if stdout else ''}.",
+    )
+
+
+def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:
+    """Return the ``-o`` option of a command that leaves several files."""
+
+    def check(_context: object, _option: object, path: Path | None) -> Path | None:
+        if path == STDOUT:
+            raise UsageError("several files cannot go to stdout", hint="name a folder with -o")
+        return path
+
+    return click.option(
+        "-o",
+        "--output",
+        type=_FILE,
+        default=default,
+        show_default=default is not None,
+        metavar="FOLDER",
+        callback=check,
+        help=help_text,
     )
 
 
@@ -109,80 +140,3 @@ FRACTION = _Parsed("fraction", parse_fraction)
 DURATION = _Parsed("duration", parse_duration)
 CLOCKS = _Parsed("core,memory", _parse_clocks)
 MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
-
-
-def print_record(record: Record) -> None:
-    """Print a record as JSON."""
-    import msgspec
-
-    say(msgspec.json.encode(record).decode())
-
-
-def print_table(*parts: "RenderableType") -> None:
-    """Print tables for a person."""
-    from rich.console import Console
-    from rich.segment import Segment
-
-    class Cleaning(Console):
-        """Writes out control characters in text; styles are none."""
-
-        def render(
-            self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
-        ) -> Iterator[Segment]:
-            for text, style, control in super().render(renderable, options):
-                yield Segment(text if control else clean(text), style, control)
-
-    console = Cleaning()
-    for part in parts:
-        console.print(part)
-
-
-def warn(sentences: tuple[str, ...]) -> None:
-    """Print what the reader must see beside the numbers."""
-    for sentence in sentences:
-        say(f"warning: {sentence}", err=True)
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
-    """Show progress with time left on stderr; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.table import Column
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[gpu_time]}"),
-        # The only column that may be cut short.
-        TextColumn("{task.fields[doing]}", table_column=Column(ratio=1, no_wrap=True)),
-    )
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        expand=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(title, total=None, doing="", gpu_time="")
-
-        def show(tally: "Tally") -> None:
-            bar.update(
-                task,
-                completed=tally.done,
-                total=tally.total,
-                gpu_time=f"{format_duration(tally.gpu_s)} of GPU time",
-                doing=escape(clean(tally.doing)),
-            )
-
-        yield show

@@ -3,28 +3,22 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from underclock.cli.common import (
     FRACTION,
+    folder_option,
     force_option,
     json_option,
-    print_table,
-    progress_bar,
     seed_option,
 )
+from underclock.cli.printing import print_json, print_table
+from underclock.cli.progress import progress_bar
+from underclock.cli.terminal import say
+from underclock.cli.validate import show_validation
 
 
 @click.command(name="demo")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("underclock-demo"),
-    show_default=True,
-    metavar="FOLDER",
-    help="Where the files go.",
-)
+@folder_option("Where the files go.", default=Path("underclock-demo"))
 @click.option("--max-slowdown", type=FRACTION, default=0.01, help="Time budget. [default: 1%]")
 @seed_option
 @json_option
@@ -34,15 +28,14 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
 
     Example: underclock demo -o underclock-demo
     """
-    from underclock.report import plan_tables, validation_table, verdict_text
+    from underclock.report import plan_tables
     from underclock.stages.demo import run_demo
 
     with progress_bar("demo") as show:
         made = run_demo(output, max_slowdown=max_slowdown, seed=seed, force=force, progress=show)
     if as_json:
-        body = {"plan": made.plan, "validation": made.validation, "report": str(made.page)}
-        click.echo(msgspec.json.encode(body).decode())
+        print_json({"plan": made.plan, "validation": made.validation, "report": str(made.page)})
         return
-    print_table(*plan_tables(made.plan), validation_table(made.validation))
-    click.echo(f"verdict: {verdict_text(made.validation)}")
-    click.echo(f"page: {made.page}")
+    print_table(*plan_tables(made.plan))
+    show_validation(made.validation)
+    say(f"page: {made.page}")

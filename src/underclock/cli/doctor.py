@@ -2,7 +2,8 @@
 
 import click
 
-from underclock.cli.common import json_option, print_record
+from underclock.cli.common import json_option
+from underclock.cli.printing import print_json
 from underclock.cli.terminal import say
 
 
@@ -20,7 +21,7 @@ def command(gpu: str | None, *, as_json: bool) -> None:
 
     findings = examine(gpu)
     if as_json:
-        print_record(findings)
+        print_json(findings)
         return
     say(f"underclock {findings.version}, Python {findings.python}")
     say(f"locking clocks: {findings.permission}")

@@ -9,10 +9,9 @@ from underclock.cli.common import (
     force_option,
     json_option,
     output_option,
-    print_record,
-    print_table,
-    warn,
 )
+from underclock.cli.printing import check_place, deliver, print_table
+from underclock.cli.progress import share_bar
 from underclock.records import Clocks
 
 
@@ -38,15 +37,15 @@ def command(
     """
     from underclock.report.fit import fit_tables
     from underclock.stages.fit import fit
-    from underclock.store import check_output, write_document
 
-    if output:
-        check_output(output, force=force, inputs=samples)
-    found = fit(samples, baseline=baseline)
-    if output:
-        write_document(output, found, force=force)
-    warn(found.warnings)
-    if as_json:
-        print_record(found)
-    else:
-        print_table(*fit_tables(found))
+    check_place(output, force=force, inputs=samples)
+    with share_bar("fitting"):
+        model = fit(samples, baseline=baseline)
+    deliver(
+        model,
+        output,
+        lambda: print_table(*fit_tables(model)),
+        as_json=as_json,
+        force=force,
+        warnings=model.warnings,
+    )

@@ -8,12 +8,10 @@ from underclock.cli.common import (
     force_option,
     json_option,
     output_option,
-    print_record,
-    print_table,
-    progress_bar,
     seed_option,
-    warn,
 )
+from underclock.cli.printing import check_place, deliver, print_table
+from underclock.cli.progress import progress_bar
 
 
 @click.command(name="latency")
@@ -42,14 +40,15 @@ def command(
     """
     from underclock.report import latency_table
     from underclock.stages.latency import measure_latency
-    from underclock.store import check_output, write_document
 
-    check_output(output, force=force)
+    check_place(output, force=force)
     with progress_bar("changing clocks") as show:
         table = measure_latency(gpu, targets=targets, repeats=repeats, seed=seed, progress=show)
-    write_document(output, table, force=force)
-    warn(table.warnings)
-    if as_json:
-        print_record(table)
-    else:
-        print_table(latency_table(table))
+    deliver(
+        table,
+        output,
+        lambda: print_table(latency_table(table)),
+        as_json=as_json,
+        force=force,
+        warnings=table.warnings,
+    )

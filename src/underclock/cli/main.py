@@ -2,18 +2,17 @@
 
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
+from underclock.cli.printing import print_json
+from underclock.cli.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.cli.terminal import say
-from underclock.errors import UnderclockError
-from underclock.hw.interrupts import INTERRUPTS
+from underclock.errors import UnderclockError, UsageError
+from underclock.units import nearest
 
 _COMMANDS = {
     "trace": "List the kernels of a training step.",
@@ -23,6 +22,7 @@ _COMMANDS = {
     "watch": "Log what a GPU's clocks do, kernel by kernel.",
     "predict": "Say what clocks would save, from auto clocks only.",
     "plan": "Choose clocks for every kernel.",
+    "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
     "validate": "Measure a plan again, against auto clocks.",
     "report": "Write a plan as one offline page.",
@@ -33,15 +33,12 @@ _COMMANDS = {
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
 }
 
-_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
-
-
-class _InterruptedError(BaseException):
-    """A signal asks the command to end; raised wherever it is, so that every ``with`` is left."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = _BY_SIGNAL + number
+_RESUMED = {"measure", "refine"}  # their samples are on disk as soon as they are taken
+_CODES = (
+    "0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, 5 the numbers cannot be "
+    "trusted, 6 no clocks meet the budget, 7 a plan did not keep its promise, 8 too few runs to "
+    "decide whether it did, 129, 130 or 143 interrupted (SIGHUP, SIGINT, SIGTERM)"
+)
 
 
 class _LazyGroup(click.Group):
@@ -54,10 +51,21 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         if cmd_name not in _COMMANDS:
-            return None
+            return None  # resolve_command says it better
         module = importlib.import_module(f"underclock.cli.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Say which command was probably meant."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise UsageError(
+                f"there is no command {args[0]!r}",
+                hint=f"{nearest(args[0], _COMMANDS)}",
+            )
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
@@ -67,11 +75,10 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
-    epilog="Exit codes: 0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, "
-    "5 the numbers cannot be trusted, 6 no clocks meet the budget, 7 a plan did not keep its "
-    "promise, 129, 130 or 143 interrupted (SIGHUP, SIGINT, SIGTERM).",
+    epilog=f"Exit codes: {_CODES}.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="underclock")
+@click.version_option(None, "-V", "--version", package_name="underclock")
 def cli() -> None:
     """Find the GPU clocks at which a training step wastes no energy, kernel by kernel."""
 
@@ -82,47 +89,60 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Without the program's name; by default the process's own.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with _interruptible():
-            cli.main(args=arguments, prog_name="underclock", standalone_mode=False)
-    except click.ClickException as exc:
+        with interruptible():
+            cli.main(args=given, prog_name="underclock", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
         sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        context: click.Context | None = getattr(exc, "ctx", None)
+        _fail(
+            given,
+            _sentence(exc),
+            f"{context.command_path} --help" if context else "",
+            exc.exit_code,
+        )
     except UnderclockError as exc:
-        say(f"underclock: {exc}", err=True)
-        if exc.hint:
-            say(f"  hint: {exc.hint}", err=True)
-        for note in getattr(exc, "__notes__", ()):
-            say(f"underclock: {note}", err=True)
-        sys.exit(exc.exit_code)
-    except (click.Abort, KeyboardInterrupt, _InterruptedError) as exc:
-        words = ("interrupted", *getattr(exc, "__notes__", ()))
-        say(f"underclock: {'; '.join(words)}", err=True)
-        sys.exit(getattr(exc, "exit_code", _BY_SIGNAL + signal.SIGINT))
+        _fail(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+    except (click.Abort, KeyboardInterrupt, InterruptedBySignal) as exc:
+        words = ("interrupted", *_notes(exc))
+        _fail(given, "; ".join(words), _resumes(given), getattr(exc, "exit_code", INTERRUPTED))
     except BrokenPipeError:
         # The reader left; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into an exception for the length of a command.
+def _fail(
+    given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
+) -> NoReturn:
+    """Say what went wrong, for a person on stderr or as an object on stdout, and exit."""
+    if "--json" in given:
+        print_json({"error": "; ".join((error, *notes)), "hint": hint, "exit_code": code})
+        sys.exit(code)
+    say(f"underclock: {error}", err=True)
+    if hint:
+        say(f"  hint: {hint}", err=True)
+    for note in notes:
+        say(f"underclock: {note}", err=True)
+    sys.exit(code)
 
-    What the process was told to ignore, as by ``nohup``, stays ignored. Python takes signals in
-    its main thread only.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise _InterruptedError(number)
+def _notes(exc: BaseException) -> Sequence[str]:
+    """Return what was noted on an exception's way."""
+    return getattr(exc, "__notes__", ())
 
-    with ExitStack() as stack:
-        for number in INTERRUPTS:
-            handler = signal.getsignal(number)
-            if handler is not None and handler != signal.SIG_IGN:
-                stack.callback(signal.signal, number, handler)
-                signal.signal(number, interrupt)
-        yield
+
+def _sentence(exc: click.ClickException) -> str:
+    """Return click's sentence as one of ours: without a capital, without a full stop."""
+    text = exc.format_message().removesuffix(".")
+    return text[:1].lower() + text[1:]
+
+
+def _resumes(given: Sequence[str]) -> str:
+    """Say how to go on after an interruption."""
+    if given and given[0] in _RESUMED:
+        return "the same command goes on where it stopped: no sample is lost"
+    return ""

@@ -1,6 +1,7 @@
 """``underclock measure``."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,19 +14,23 @@ from underclock.cli.common import (
     gpu_option,
     json_option,
     output_option,
-    progress_bar,
     seed_option,
     source_option,
     step_file,
-    warn,
 )
+from underclock.cli.printing import print_json, warn
+from underclock.cli.progress import progress_bar
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
+
+if TYPE_CHECKING:
+    from underclock.records import SampleSet
 
 
 @click.command(name="measure")
 @file_argument("step", required=False)
 @gpu_option
-@output_option("samples", required=True)
+@output_option("samples", required=True, stdout=False)
 @click.option(
     "--grid",
     type=click.Choice(["adaptive", "coarse", "full"]),
@@ -119,10 +124,17 @@ def command(
         "file": str(output),
     }
     if as_json:
-        click.echo(msgspec.json.encode(summary).decode())
+        print_json(summary)
         return
-    click.echo(
-        f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}: "
-        f"{len(sample_set.samples)} samples of {len(sample_set.kernels)} kernels at "
-        f"{len(sample_set.settings)} clock pairs in {output}"
-    )
+    header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
+    say(f"{header}: {_taken(sample_set)} in {output}")
+
+
+def _taken(sample_set: "SampleSet") -> str:
+    """Say how much was measured."""
+    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
+    kernels, offered = len(sample_set.kernels), len(sample_set.settings)
+    each = pairs / kernels
+    share = f"all {offered}" if each == offered else f"{each:.3g} of {offered}"
+    samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
+    return f"{samples}, each at {share} clock pairs on average"

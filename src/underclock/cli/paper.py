@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from underclock.cli.common import (
+    folder_option,
     force_option,
     json_option,
-    print_record,
-    print_table,
-    progress_bar,
     seed_option,
-    warn,
 )
+from underclock.cli.printing import print_json, print_table, warn
+from underclock.cli.progress import progress_bar
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
 
 
@@ -21,13 +21,7 @@ from underclock.errors import UsageError
     "--gpu", default="sim:rtx3080ti", show_default=True, metavar="GPU", help="A simulated one."
 )
 @click.option("--grid", type=click.Choice(["coarse", "full"]), default="coarse", show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Where numbers and a page go.",
-)
+@folder_option("Where numbers and a page go.")
 @click.option("--svg", is_flag=True, help="Write every drawing as SVG too.")
 @seed_option
 @json_option
@@ -57,7 +51,7 @@ def command(
         study = run_paper(gpu=gpu, grid=Grid(grid), seed=seed, outputs=outputs, progress=show)
     warn(study.warnings)
     if as_json:
-        print_record(study)
+        print_json(study)
         return
     print_table(
         figures_table(study),
@@ -66,8 +60,8 @@ def command(
         transfer_table(study),
         table2_table(study),
     )
-    click.echo(f"{study.evidence}: {agreement_text(study)}")
-    click.echo(f"{study.gpu.name}: {study.calibration}")
-    click.echo(study.a4000.missing or f"{study.a4000.gpu}: {study.a4000.calibration}")
+    say(f"{study.evidence}: {agreement_text(study)}")
+    say(f"{study.gpu.name}: {study.calibration}")
+    say(study.a4000.missing or f"{study.a4000.gpu}: {study.a4000.calibration}")
     if outputs:
-        click.echo(f"page: {outputs.page}")
+        say(f"page: {outputs.page}")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from underclock.cli.common import (
     CLOCKS,
@@ -15,17 +14,16 @@ from underclock.cli.common import (
     force_option,
     json_option,
     output_option,
-    print_record,
-    print_table,
-    progress_bar,
-    warn,
 )
+from underclock.cli.printing import check_place, deliver, print_table
+from underclock.cli.progress import counted_bar
+from underclock.cli.terminal import say
 from underclock.errors import UsageError
-from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan, SampleSet
-from underclock.units import format_percent
+from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan
 
 if TYPE_CHECKING:
     from underclock.core.planning.strategies import Goal
+    from underclock.stages.plan import Switching
 
 
 @click.command(name="plan")
@@ -64,9 +62,6 @@ if TYPE_CHECKING:
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
-@click.option(
-    "--refine", metavar="GPU", help="Measure a plan of the same GPU model again: sim:rtx3080ti#1."
-)
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
 @json_option
 @force_option
@@ -82,76 +77,56 @@ def command(
     latency: str,
     max_switches: int | None,
     min_dwell: float | None,
-    refine: str | None,
     raw: bool,
     as_json: bool,
     force: bool,
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
-    With a latency the plan also says what this GPU can achieve, and what others could. With
-    --refine SAMPLES is a plan made on another unit; this GPU is measured around its clocks.
+    With a latency the plan also says what this GPU can achieve, and what others could.
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
+    from underclock.stages.plan import plan
+
+    goal = _goal(objective, max_slowdown, granularity, aggregate)
+    check_place(output, force=force, inputs=(samples, Path(latency)))
+    switching = _switching(latency, samples, max_switches, min_dwell)
+    with counted_bar("planning"):
+        made = plan(samples, goal, baseline=baseline, switching=switching, raw=raw or None)
+    deliver(
+        made,
+        output,
+        lambda: _show(made),
+        as_json=as_json,
+        force=force,
+        warnings=made.warnings,
+    )
+
+
+def _show(made: Plan) -> None:
+    """Print the ways compared, and where nothing is worth setting say so."""
     from underclock.report import plan_tables
-    from underclock.stages.plan import latencies_of, plan
-    from underclock.store import check_output, read_document, write_document
+    from underclock.stages.plan import why_auto
 
-    given = read_document(samples, Plan) if refine else None
-    if given is not None:
-        samples = (output or Path("refined.json")).with_suffix(".samples.db")
-        baseline = baseline or given.baseline
-    goal = _goal(objective, max_slowdown, granularity, aggregate, given)
-    if output:
-        check_output(output, force=force, inputs=(samples, Path(latency)))
-    switching = latencies_of(latency, samples)
-    if switching is None and (max_switches is not None or min_dwell is not None):
-        raise UsageError(
-            "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"
-        )
-    if switching is not None:
-        try:
-            switching = replace(switching, max_switches=max_switches, min_dwell_s=min_dwell or 0.0)
-        except ValueError as exc:
-            raise UsageError(str(exc)) from exc
-    sample_set = _refined(given, refine, samples) if given is not None and refine else samples
-    made = plan(sample_set, goal, baseline=baseline, switching=switching, raw=raw or None)
-    if output:
-        write_document(output, made, force=force)
-    warn(made.warnings)
-    if as_json:
-        print_record(made)
-    else:
-        print_table(*plan_tables(made))
-        if given is not None and isinstance(sample_set, SampleSet):
-            click.echo(_compared(made, given, sample_set))
+    print_table(*plan_tables(made))
+    sentence = why_auto(made)
+    if sentence is not None:
+        say(sentence)
 
 
-def _goal(
-    objective: str,
-    max_slowdown: float | None,
-    granularity: str,
-    aggregate: str,
-    given: Plan | None,
-) -> "Goal":
-    """Return what to plan for; what is not asked for is as in the plan to refine.
+def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregate: str) -> "Goal":
+    """Return what to plan for.
 
     Raises:
         UsageError: A time budget where time is free, or one that no step can have.
     """
     from underclock.core.planning.strategies import Goal
 
-    if given is not None:
-        objective = objective if _asked("objective") else given.objective
-        granularity = granularity if _asked("granularity") else given.granularity
-        aggregate = aggregate if _asked("aggregate") else given.aggregate
     if max_slowdown is not None and objective != Objective.WASTE:
         raise UsageError(
             f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
         )
-    if max_slowdown is None and given is not None and objective == Objective.WASTE:
-        max_slowdown = given.max_slowdown
     try:
         return Goal(
             objective=Objective(objective),
@@ -163,25 +138,24 @@ def _goal(
         raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
 
 
-def _asked(name: str) -> bool:
-    """Whether the user gave an option."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+def _switching(
+    latency: str, samples: Path, max_switches: int | None, min_dwell_s: float | None
+) -> "Switching | None":
+    """Return what changing clocks takes; ``None`` where it is free.
 
+    Raises:
+        UsageError: Limits without a latency, or ones that mean nothing.
+    """
+    from underclock.stages.plan import latencies_of
 
-def _refined(given: Plan, gpu: str, samples: Path) -> SampleSet:
-    """Measure around a plan's clocks, showing how far it is."""
-    from underclock.stages.refine import refine
-
-    with progress_bar("refining") as show:
-        return refine(given, gpu=gpu, to=samples, progress=show)
-
-
-def _compared(made: Plan, given: Plan, sample_set: SampleSet) -> str:
-    """Say what refining changed, and what it took."""
-    new, old = made.promise, given.promise
-    return (
-        f"refined with {len(sample_set.samples) + len(sample_set.in_situ)} samples: "
-        f"energy {format_percent(new.energy_change)}, time {format_percent(new.time_change)}; "
-        f"the plan given promised {format_percent(old.energy_change)}, "
-        f"{format_percent(old.time_change)}"
-    )
+    switching = latencies_of(latency, samples)
+    if switching is not None:
+        try:
+            return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+    if max_switches is not None or min_dwell_s is not None:
+        raise UsageError(
+            "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"
+        )
+    return None

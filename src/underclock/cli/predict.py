@@ -9,10 +9,10 @@ from underclock.cli.common import (
     FRACTION,
     file_argument,
     json_option,
-    print_record,
-    print_table,
-    warn,
 )
+from underclock.cli.printing import print_json, print_table, warn
+from underclock.cli.progress import share_bar
+from underclock.cli.terminal import say
 from underclock.records import Clocks
 
 
@@ -41,10 +41,17 @@ def command(
     from underclock.report.prediction import prediction_sentence, prediction_table
     from underclock.stages.predict import predict
 
-    found = predict(samples, max_slowdown=max_slowdown or 0.0, like=like, baseline=baseline)
-    warn(found.warnings)
+    with share_bar("predicting") as show:
+        prediction = predict(
+            samples,
+            max_slowdown=max_slowdown or 0.0,
+            like=like,
+            baseline=baseline,
+            progress=show,
+        )
+    warn(prediction.warnings)
     if as_json:
-        print_record(found)
+        print_json(prediction)
     else:
-        click.echo(prediction_sentence(found))
-        print_table(prediction_table(found))
+        say(prediction_sentence(prediction))
+        print_table(prediction_table(prediction))

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from underclock.cli.common import file_argument, force_option, json_option, output_option
+from underclock.cli.printing import STDOUT, print_json
+from underclock.cli.terminal import say
 
 
 @click.command(name="report")
@@ -21,10 +22,13 @@ def command(
 
     Example: underclock report plan.json validation.json -o report.html
     """
-    from underclock.stages.report import write_report
+    from underclock.stages.report import render_report, write_report
 
+    if output == STDOUT:
+        click.echo(render_report(plan, validation))
+        return
     write_report(plan, to=output, validation=validation, force=force)
     if as_json:
-        click.echo(msgspec.json.encode({"report": str(output)}).decode())
+        print_json({"report": str(output)})
     else:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from underclock.cli.common import file_argument, json_option, print_record, print_table, warn
+from underclock.cli.common import file_argument, json_option
+from underclock.cli.printing import print_json, print_table, warn
 
 
 @click.command(name="score")
@@ -19,9 +20,9 @@ def command(plan: Path, table: Path, *, as_json: bool) -> None:
     from underclock.report import score_table
     from underclock.stages.score import score
 
-    found = score(plan, table)
-    warn(found.warnings)
+    cost = score(plan, table)
+    warn(cost.warnings)
     if as_json:
-        print_record(found)
+        print_json(cost)
     else:
-        print_table(score_table(found))
+        print_table(score_table(cost))

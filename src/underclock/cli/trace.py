@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
-from underclock.cli.common import force_option, json_option, output_option, print_record, warn
+from underclock.cli.common import force_option, json_option, output_option
+from underclock.cli.printing import STDOUT, check_place, deliver
 from underclock.cli.terminal import say
 from underclock.errors import UsageError
+from underclock.records import Step
 
 
 @click.command(name="trace")
@@ -29,18 +31,21 @@ def command(
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
     """
     from underclock.stages.trace import trace
-    from underclock.store import check_output, write_document
 
-    if output:
-        check_output(output, force=force)
-    folder = output.parent if output else None
+    check_place(output, force=force)
+    folder = output.parent if output and output != STDOUT else None
     step = trace(workload, folder=folder, **dict(_size(text) for text in sizes))
-    if output:
-        write_document(output, step, force=force)
-    if as_json:
-        print_record(step)
-        return
-    warn(step.warnings)
+    deliver(
+        step,
+        output,
+        lambda: _show(step),
+        as_json=as_json,
+        force=force,
+        warnings=step.warnings,
+    )
+
+
+def _show(step: Step) -> None:
     launches = len(step.order)
     say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
     for kernel in step.kernels:

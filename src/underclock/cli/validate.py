@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,16 +13,19 @@ from underclock.cli.common import (
     gpu_option,
     json_option,
     output_option,
-    print_record,
-    print_table,
-    progress_bar,
     seed_option,
     source_option,
     step_file,
-    warn,
 )
+from underclock.cli.printing import check_place, deliver, print_table
+from underclock.cli.progress import progress_bar
+from underclock.cli.terminal import say
+
+if TYPE_CHECKING:
+    from underclock.records import Validation
 
 NOT_KEPT = 7
+INCONCLUSIVE = 8
 
 
 @click.command(name="validate")
@@ -55,19 +59,16 @@ def command(
 ) -> None:
     """Measure PLAN and auto clocks again, and say whether the promise holds.
 
-    Exit codes: 0 kept or inconclusive, 7 not kept.
+    Exit codes: 0 kept, or nothing to keep, for the plan sets no clocks; 7 not kept; 8 inconclusive.
 
     Example: underclock validate plan.json --gpu sim:rtx3080ti -o validation.json
     """
     from underclock.records import Verdict
-    from underclock.report import validation_table, verdict_text
     from underclock.stages.validate import validate
-    from underclock.store import check_output, write_document
 
-    if output:
-        check_output(output, force=force, inputs=(plan,))
+    check_place(output, force=force, inputs=(plan,))
     with progress_bar("validating") as show:
-        found = validate(
+        validation = validate(
             plan,
             gpu=gpu,
             repeats=repeats,
@@ -77,13 +78,27 @@ def command(
             progress=show,
             run=step_file(plan, source),
         )
-    if output:
-        write_document(output, found, force=force)
-    warn(found.warnings)
-    if as_json:
-        print_record(found)
-    else:
-        print_table(validation_table(found))
-        click.echo(f"verdict: {verdict_text(found)}")
-    if found.verdict is Verdict.NOT_KEPT:
+    deliver(
+        validation,
+        output,
+        lambda: show_validation(validation),
+        as_json=as_json,
+        force=force,
+        warnings=validation.warnings if validation.repeats else (),
+    )
+    if validation.verdict is Verdict.NOT_KEPT:
         sys.exit(NOT_KEPT)
+    if validation.verdict is Verdict.INCONCLUSIVE:
+        sys.exit(INCONCLUSIVE)
+
+
+def show_validation(validation: "Validation") -> None:
+    """Print what was promised, what was measured, and the verdict."""
+    from underclock.report import validation_table, verdict_text
+
+    if validation.repeats == 0:
+        for sentence in validation.warnings:
+            say(sentence)
+        return
+    print_table(validation_table(validation))
+    say(f"verdict: {verdict_text(validation)}")

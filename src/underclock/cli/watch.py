@@ -11,17 +11,16 @@ from underclock.cli.common import (
     gpu_option,
     json_option,
     output_option,
-    print_record,
-    print_table,
     source_option,
     step_file,
 )
+from underclock.cli.printing import print_json, print_table
 
 
 @click.command(name="watch")
 @file_argument("step", required=False)
 @gpu_option
-@output_option("log", required=False)
+@output_option("log", required=False, stdout=False)
 @click.option("--for", "duration", type=DURATION, default=10.0, help="How long. [default: 10s]")
 @source_option
 @json_option
@@ -56,6 +55,6 @@ def command(
         run=step_file(step, source),
     )
     if as_json:
-        print_record(log)
+        print_json(log)
     else:
         print_table(clock_log_table(log))

@@ -10,6 +10,7 @@ import msgspec
 
 from underclock.records.common import Record, check_positive
 from underclock.records.schemas import SCHEMAS
+from underclock.units import member
 
 _MOST_FLOPS, _MOST_BYTES = 1e18, 1e15  # of one launch: a quarter of an hour on the fastest GPU
 
@@ -85,7 +86,10 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
     launch: Launch | None = None
 
     def __post_init__(self) -> None:
-        """Reject nameless kernels and impossible quantities."""
+        """Read kind and pass given as text; reject nameless kernels, impossible quantities."""
+        if self.kind is not None:
+            msgspec.structs.force_setattr(self, "kind", member(Kind, self.kind, "kind"))
+        msgspec.structs.force_setattr(self, "pass_", member(Pass, self.pass_, "pass"))
         if not self.name:
             raise ValueError("a kernel needs a name")
         check_positive(self, "count", "bytes_moved")

@@ -1,6 +1,7 @@
 """calibrate: a measured sweep in, a simulated GPU out; or a check of one against a sweep."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from underclock.stages.sources import as_samples
 from underclock.store import check_output, write_text
 
 _POINTS = 4
+_FITTING = 0.2  # of the time goes into the fit itself, the rest into checking it in five folds
 _DUMMY_MEM_MHZ = 1000
 
 
@@ -64,7 +66,12 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 def calibrate_gpu(
-    table: SampleSet | str | Path, *, base: GpuModel | None = None, date: str, note: str = ""
+    table: SampleSet | str | Path,
+    *,
+    base: GpuModel | None = None,
+    date: str,
+    note: str = "",
+    progress: Callable[[float], None] | None = None,
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep.
 
@@ -73,6 +80,7 @@ def calibrate_gpu(
         base: Clock tables, limits and rates to keep; by default those the table itself shows.
         date: When, as YYYY-MM-DD.
         note: What else went into the base.
+        progress: Told which share is done.
 
     Raises:
         DataError: The table cannot be read, or says too little.
@@ -82,7 +90,16 @@ def calibrate_gpu(
     sweep = _sweep(sample_set, base)
     found = calibrate(sweep, base.constants)
     fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
-    out = held_out(sweep, base.constants, _POINTS) if len(sweep.kernels) > 1 else None
+    show = progress or (lambda _share: None)
+    out = None
+    if len(sweep.kernels) > 1:
+        show(_FITTING)
+        out = held_out(
+            sweep,
+            base.constants,
+            _POINTS,
+            lambda share: show(_FITTING + (1.0 - _FITTING) * share),
+        )
     return dataclasses.replace(
         base,
         constants=found.gpu,
@@ -103,7 +120,12 @@ def calibrate_gpu(
 
 
 def write_calibration(
-    table: SampleSet | str | Path, *, to: str | Path, date: str, force: bool = False
+    table: SampleSet | str | Path,
+    *,
+    to: str | Path,
+    date: str,
+    force: bool = False,
+    progress: Callable[[float], None] | None = None,
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep and write it for ``sim:FILE.json``.
 
@@ -116,12 +138,18 @@ def write_calibration(
         raise UsageError(f"{path} must end in .json", hint="that is how sim:FILE.json is known")
     source = None if isinstance(table, SampleSet) else Path(table)
     check_output(path, force=force, inputs=(source,))
-    model = calibrate_gpu(table, date=date)
+    model = calibrate_gpu(table, date=date, progress=progress)
     write_text(path, encode(model), force=force)
     return model
 
 
-def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = _POINTS) -> Check:
+def check_calibration(
+    table: SampleSet | str | Path,
+    *,
+    gpu: str,
+    points: int = _POINTS,
+    progress: Callable[[float], None] | None = None,
+) -> Check:
     """Predict a sweep with a model whose shared constants stay as they are.
 
     Each kernel's own constants are fitted to a few of its rows, chosen for what they tell; all its
@@ -131,6 +159,7 @@ def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = 
         table: The sweep.
         gpu: ``sim:NAME``, ``sim:NAME#UNIT`` or ``sim:FILE.json``.
         points: Rows of each kernel to fit.
+        progress: Told which share is done.
 
     Raises:
         UsageError: A table, no such model, or no points.
@@ -143,7 +172,7 @@ def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = 
         raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
     model, sample_set = model_of(name), as_samples(table)
     sweep = _sweep(sample_set, model)
-    results = check(_calibrated(model), sweep, points)
+    results = check(_calibrated(model), sweep, points, progress=progress)
     if not results:
         raise UsageError(
             f"no rows are left to predict after {points} of each kernel", hint="use fewer points"

@@ -7,7 +7,7 @@ from enum import StrEnum
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.records import AUTO, Clocks, Kernel, Provenance, SampleSet, Step
-from underclock.units import format_mhz
+from underclock.units import format_mhz, member
 
 
 class Grid(StrEnum):
@@ -48,7 +48,9 @@ class Campaign:
     """The time budgets that an adaptive campaign measures for."""
 
     def __post_init__(self) -> None:
-        """Reject campaigns that measure nothing."""
+        """Read a grid given as text; reject campaigns that measure nothing."""
+        if self.grid is not None:
+            object.__setattr__(self, "grid", member(Grid, self.grid, "grid"))
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         if not self.precision > 0:

@@ -24,15 +24,27 @@ class Tally:
 
     Attributes:
         done: Samples on file.
-        total: Samples it set out to take.
+        total: Samples it set out to take; ``None`` where it takes as many as it needs.
         gpu_s: The measurer's own time since this run began; virtual on a simulated GPU.
         doing: What is being done, for a person.
+        budget_s: Of that time; ``None`` where it has none.
     """
 
     done: int
-    total: int
+    total: int | None
     gpu_s: float
     doing: str
+    budget_s: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """How much of it is done, 0 to 1; ``None`` where nobody can know."""
+        shares = [
+            done / whole
+            for done, whole in ((self.done, self.total), (self.gpu_s, self.budget_s))
+            if whole
+        ]
+        return min(1.0, max(shares)) if shares else None
 
 
 def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
@@ -131,8 +143,15 @@ def _adapt(
     started_s = measurer.now_s()
 
     def tell(doing: str) -> None:
-        total = max(done, campaign.max_samples or 0)
-        progress(Tally(done=done, total=total, gpu_s=measurer.now_s() - started_s, doing=doing))
+        progress(
+            Tally(
+                done=done,
+                total=campaign.max_samples,
+                gpu_s=measurer.now_s() - started_s,
+                doing=doing,
+                budget_s=campaign.budget_s,
+            )
+        )
 
     def append(name: str, asked: Clocks, repeat: int, reading: Reading, whole: bool) -> None:  # noqa: FBT001
         nonlocal done

@@ -34,9 +34,15 @@ from underclock.records import (
     SampleSet,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.report.wording import auto_plan_sentence
 from underclock.stages.sources import as_samples
 from underclock.store import read_document
 from underclock.units import format_percent, parse_duration
+
+ONE_PAIR = (
+    "every sample is at one pair of clocks, so there is nothing to choose from: "
+    "`underclock predict` says what other clocks would save"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +193,11 @@ def plan(
     )
 
 
+def why_auto(plan: Plan) -> str | None:
+    """Say why a plan sets nothing; ``None`` where it does, or where its warnings say so."""
+    return None if ONE_PAIR in plan.warnings else auto_plan_sentence(plan)
+
+
 def _costs(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None
 ) -> tuple[CostTable, Callable[[Ints], PredictedChange] | None]:
@@ -210,13 +221,7 @@ def _costs(
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
-    if len(visited) > 1:
-        return ()
-    words = (
-        f"every sample is at {', '.join(map(str, visited))}, so there is nothing to choose from: "
-        "`underclock predict` says what other clocks would save"
-    )
-    return (words,)
+    return (ONE_PAIR,) if len(visited) == 1 else ()
 
 
 def _is_whole_table(sample_set: SampleSet) -> bool:

@@ -1,6 +1,6 @@
 """predict: what other clocks would save, from samples at auto clocks; no permission needed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from underclock.stages.sources import as_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
+_DRAWING = 0.8  # of the time goes into drawing tables, the rest into planning on them
 _CORE_CLOCKS = 24  # more would change no prediction
 _BRANDS = ("nvidia", "geforce")
 
@@ -28,6 +29,7 @@ def predict(
     baseline: Clocks | None = None,
     draws: int = DRAWS,
     seed: int = 0,
+    progress: Callable[[float], None] | None = None,
 ) -> Prediction:
     """Predict what a plan would save, from samples at auto clocks only.
 
@@ -39,15 +41,16 @@ def predict(
         baseline: The clocks to call auto, where a table has no auto rows.
         draws: How many possible tables to plan on.
         seed: Of the draws.
+        progress: Told which share is done.
 
     Raises:
         UsageError: No model of that GPU, or a budget below auto.
         DataError: The samples cannot be read, or a kernel has none at auto.
     """
-    if not 0 <= max_slowdown < np.inf:
+    if not 0 <= max_slowdown < 1:
         raise UsageError(
             f"cannot predict a change of time of {max_slowdown:+.2%} or less",
-            hint="--max-slowdown 0 or more: auto itself keeps such a budget",
+            hint="a fraction, 0 or more: auto itself keeps such a budget",
         )
     if draws < 1:
         raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
@@ -61,8 +64,16 @@ def predict(
         mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
         limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
     )
+    show = progress or (lambda _share: None)
     tables = tables_of(
-        used, baseline, known_of(model), runs, settings_of(model), draws=draws, seed=seed
+        used,
+        baseline,
+        known_of(model),
+        runs,
+        settings_of(model),
+        draws=draws,
+        seed=seed,
+        progress=lambda share: show(_DRAWING * share),
     )
     counted = sum(run.utilisation is not None for run in runs)
     unused = len(sample_set.samples) - len(used.samples)
@@ -77,7 +88,12 @@ def predict(
         draws=draws,
         kernels=len(runs),
         counted=counted,
-        arms=foresee(tables, max_slowdown, _CONFIDENCE),
+        arms=foresee(
+            tables,
+            max_slowdown,
+            _CONFIDENCE,
+            lambda share: show(_DRAWING + (1.0 - _DRAWING) * share),
+        ),
         blind=blind(tables, max_slowdown, _CONFIDENCE),
         warnings=(
             *sample_set.warnings,
@@ -128,15 +144,15 @@ def settings_of(model: GpuModel) -> tuple[Clocks, ...]:
     """Return clock pairs to plan with: enough of those that a GPU can hold."""
     step = -(-len(model.core_mhz) // _CORE_CLOCKS)
     cores = model.core_mhz[::-1][::step][::-1]
-    found = [Clocks(core_mhz=core) for core in cores]
+    settings = [Clocks(core_mhz=core) for core in cores]
     for mem in model.mem_mhz if model.memory_lockable else ():
         bound = model.low_mem_core_mhz if mem == model.mem_mhz[0] else None
-        found += [
+        settings += [
             Clocks(core_mhz=core, mem_mhz=mem) for core in cores if bound is None or core <= bound
         ]
         if bound is None:
-            found.append(Clocks(mem_mhz=mem))
-    return tuple(found)
+            settings.append(Clocks(mem_mhz=mem))
+    return tuple(settings)
 
 
 def _settled_w(model: GpuModel) -> float:

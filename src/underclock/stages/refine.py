@@ -58,7 +58,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         run: The step's function, or where it may be found.
 
     Returns:
-        Everything in the file, to be planned on.
+        Everything in the file, to be planned on: ``plan(refine(given, ...), Goal.of(given))``.
 
     Raises:
         UsageError: A GPU that offers none of these clocks, or a file of another campaign.

@@ -52,7 +52,13 @@ def load_step(source: str) -> StepFunction:
     # As `python train.py` would: its folder comes first, and its classes can be found by name.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as exc:
+        raise NotSupportedError(
+            f"{file} needs {exc.name or 'a module'!r}, which cannot be imported here: {exc}",
+            hint="install it beside underclock; a step needs PyTorch 2.8 or newer",
+        ) from exc
     step = getattr(module, name, None)
     if not callable(step):
         functions = [n for n, thing in vars(module).items() if callable(thing) and n[0] != "_"]

@@ -25,11 +25,14 @@ from underclock.records import (
     MeasurementSettings,
     OtherArm,
     Plan,
+    Spread,
     ThrottleReason,
     Validation,
+    Verdict,
 )
 from underclock.stages.backends import open_measurer
 from underclock.stages.measure import Tally
+from underclock.stages.plan import why_auto
 from underclock.stages.sources import as_plan, check_clocks, check_gpu, step_of
 from underclock.stages.step_source import StepFile, StepFunction
 
@@ -51,6 +54,9 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     run: StepFunction | StepFile | None = None,
 ) -> Validation:
     """Measure a plan against auto clocks, and say whether it keeps its promise.
+
+    A plan that leaves every kernel at auto is not run: it keeps its promise of no change by
+    definition, with 0 repeats and a warning that says so.
 
     Args:
         plan: A plan, or its file.
@@ -75,6 +81,8 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
         )
     plan = as_plan(plan)
+    if _sets_nothing(plan):
+        return _kept_by_definition(plan, tolerance)
     with open_measurer(
         gpu, measuring=measuring, seed=seed + _SEED_OFFSET, step=step_of(plan), run=run
     ) as measurer:
@@ -126,6 +134,43 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             if name not in {"auto", "plan"}
         ),
         warnings=(*told, *_warnings(distinct, repeats)),
+    )
+
+
+def _sets_nothing(plan: Plan) -> bool:
+    """Whether a plan leaves every kernel at the clocks it compares with."""
+    return bool(plan.kernels) and all(
+        choice.clocks == plan.baseline for choice in plan.kernels.values()
+    )
+
+
+def _kept_by_definition(plan: Plan, tolerance: float) -> Validation:
+    """Return the validation of a plan that sets nothing."""
+    none = Spread(mean=0.0, best=0.0, worst=0.0)
+    why = why_auto(plan)
+    return Validation(
+        evidence=plan.evidence,
+        gpu=plan.gpu,
+        workload=plan.workload,
+        chosen=plan.chosen,
+        repeats=0,
+        auto_time_s=(),
+        auto_energy_j=(),
+        plan_time_s=(),
+        plan_energy_j=(),
+        time_change=none,
+        energy_change=none,
+        promised_time_change=plan.promise.time_change,
+        promised_energy_change=plan.promise.energy_change,
+        pairs_keeping_energy=0,
+        pairs_keeping_time=None if plan.max_slowdown is None else 0,
+        max_slowdown=plan.max_slowdown,
+        tolerance=tolerance,
+        verdict=Verdict.KEPT,
+        warnings=(
+            "nothing was run: the plan sets no clocks, so there is nothing to validate",
+            *(() if why is None else (why,)),
+        ),
     )
 
 
@@ -262,13 +307,13 @@ def measured(
     measurer: Measurer, kernels: Sequence[Kernel], clocks: Sequence[Clocks], repeat: int
 ) -> list[Reading]:
     """Measure every kernel at its clocks, one change of clocks per distinct pair."""
-    found: dict[int, Reading] = {}
+    readings: dict[int, Reading] = {}
     for setting in dict.fromkeys(clocks):
         with measurer.hold(setting):
             for k, kernel in enumerate(kernels):
                 if clocks[k] == setting:
-                    found[k] = measurer.measure([kernel], repeat)
-    return [found[k] for k in range(len(kernels))]
+                    readings[k] = measurer.measure([kernel], repeat)
+    return [readings[k] for k in range(len(kernels))]
 
 
 def _costs(readings: Sequence[Reading]) -> Floats:

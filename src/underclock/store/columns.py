@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from underclock.errors import DataError
+from underclock.store.readings import READINGS
 from underclock.units import nearest
 
-_NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
-_EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
-_OPTIONAL: Final = ("count", "pass")
-KNOWN: Final = (*_NEEDED, *_EITHER, *_OPTIONAL)
+NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
+EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
+_OPTIONAL: Final = ("count", "pass", *READINGS)
+KNOWN: Final = (*NEEDED, *EITHER, *_OPTIONAL)
 _SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
@@ -50,13 +51,13 @@ class Columns:
         """
         names = tuple(_plain(name) for name in header)
         read = f"{where}, read with {_SEPARATORS[separator]} between columns,"
-        missing = [name for name in _NEEDED if name not in names]
-        if not set(_EITHER) & set(names):
-            missing.append(" or ".join(_EITHER))
+        missing = [name for name in NEEDED if name not in names]
+        if not set(EITHER) & set(names):
+            missing.append(" or ".join(EITHER))
         if missing:
             raise DataError(
                 f"{read} lacks the column {', '.join(missing)}",
-                hint=f"it needs {', '.join(_NEEDED)}, and {' or '.join(_EITHER)}; it has "
+                hint=f"it needs {', '.join(NEEDED)}, and {' or '.join(EITHER)}; it has "
                 f"{', '.join(names)}",
             )
         twice = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN]

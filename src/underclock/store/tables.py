@@ -22,7 +22,8 @@ from underclock.records import (
     Sample,
     SampleSet,
 )
-from underclock.store.columns import KNOWN, Columns, separator_of
+from underclock.store.columns import EITHER, NEEDED, Columns, separator_of
+from underclock.store.readings import with_readings
 from underclock.units import nearest
 
 _LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
@@ -114,7 +115,8 @@ def read_table(path: Path) -> SampleSet:
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
     (invocations per step, default 1) and ``pass`` (forward, backward, optimizer, communication,
     other). Commas, semicolons or tabs separate them; capitals and spaces in their names do not
-    matter, and others are left out with a warning. Without ``pass``, a kernel named ``…/forward``
+    matter, and others are left out with a warning. What was read meanwhile may be there too: see
+    `readings`. Without ``pass``, a kernel named ``…/forward``
     or ``…/backward`` belongs there. Repeated rows are repeats. Where energy and power are both
     given they are compared.
 
@@ -175,7 +177,10 @@ def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
     lines = csv.reader(file, delimiter=separator, strict=True)
     header = next((cells for cells in lines if cells), None)
     if header is None:
-        raise DataError(f"{path} is empty", hint=f"it needs the columns {', '.join(KNOWN[:-2])}")
+        raise DataError(
+            f"{path} is empty",
+            hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
+        )
     columns = Columns.of(path, header, separator)
     rows = []
     for cells in lines:
@@ -206,9 +211,10 @@ def _sample(row: _Row, repeats: Counter[tuple[str, Clocks]]) -> Sample:
     asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
     repeat = repeats[name, asked]
     repeats[name, asked] += 1
-    return Sample(
+    sample = Sample(
         kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
     )
+    return with_readings(sample, row)
 
 
 def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:

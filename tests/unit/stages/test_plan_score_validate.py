@@ -208,7 +208,7 @@ def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: Sam
 
 
 def test_validation_compares_all_pairs_with_the_promise(simulated: SampleSet) -> None:
-    made = plan(simulated)
+    made = plan(simulated, underclock.Goal(max_slowdown=0.01), raw=True)
     found = validate(made, gpu="sim:rtx3080ti", repeats=3, measuring=_QUICK)
 
     assert found.evidence is Evidence.SIMULATED
@@ -221,7 +221,7 @@ def test_validation_compares_all_pairs_with_the_promise(simulated: SampleSet) ->
 
 
 def test_the_same_seed_validates_the_same(simulated: SampleSet) -> None:
-    made = plan(simulated)
+    made = plan(simulated, underclock.Goal(max_slowdown=0.01))
     first, again = (
         validate(made, gpu="sim:rtx3080ti", repeats=2, measuring=_QUICK) for _ in range(2)
     )

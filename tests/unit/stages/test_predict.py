@@ -140,3 +140,21 @@ def test_only_clocks_that_hold_are_planned_with() -> None:
             assert clocks.core_mhz is not None
             assert clocks.core_mhz <= (model.low_mem_core_mhz or 0)
     assert all(clocks.mem_mhz is None for clocks in settings_of(gpu_model("a100")))
+
+
+def test_progress_goes_from_drawing_to_planning_and_ends() -> None:
+    shares: list[float] = []
+    kernels = (Kernel(name="a"), Kernel(name="b"))
+    sample_set = SampleSet(
+        evidence=Evidence.REPLAYED,
+        gpu=GpuInfo(name="RTX 3080 Ti"),
+        workload="w",
+        kernels=kernels,
+        samples=tuple(Sample(kernel=k.name, time_s=1.0, energy_j=200.0) for k in kernels),
+    )
+    told = predict(sample_set, draws=4, progress=shares.append)
+
+    assert shares == sorted(shares)
+    assert len(shares) == 8
+    assert shares[-1] == pytest.approx(1.0)
+    assert told == predict(sample_set, draws=4)

@@ -13,7 +13,7 @@ Shape letters: R rows, K kernels, P parameters.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,15 +114,27 @@ def fit_kernel(found: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:
     return min(ways, key=lambda way: way[0])[1]
 
 
-def held_out(sweep: Sweep, start: GpuConstants, points: int) -> Errors:
+def held_out(
+    sweep: Sweep,
+    start: GpuConstants,
+    points: int,
+    progress: Callable[[float], None] | None = None,
+) -> Errors:
     """Return errors on kernels that took no part in fitting the shared constants.
 
     Kernels are left out in five folds; of each left-out kernel, a few rows fit its own constants
     and the others are predicted.
+
+    Args:
+        sweep: The rows.
+        start: As of `calibrate`.
+        points: Rows of each left-out kernel to fit.
+        progress: Told which share is done.
     """
     kernels = np.arange(len(sweep.kernels))
     parts: list[Errors] = []
-    for fold in range(min(_FOLDS, len(kernels))):
+    folds = min(_FOLDS, len(kernels))
+    for fold in range(folds):
         out = kernels % _FOLDS == fold
         keep = np.flatnonzero(~out[sweep.kernel])
         names = [name for k, name in enumerate(sweep.kernels) if not out[k]]
@@ -132,16 +144,32 @@ def held_out(sweep: Sweep, start: GpuConstants, points: int) -> Errors:
         )
         found = calibrate(rest, start)
         parts += [part for _, part in check(found, sweep, points, np.flatnonzero(out))]
+        if progress is not None:
+            progress((fold + 1) / folds)
     return pooled(parts)
 
 
 def check(
-    found: Calibrated, sweep: Sweep, points: int, kernels: Ints | None = None
+    found: Calibrated,
+    sweep: Sweep,
+    points: int,
+    kernels: Ints | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> list[tuple[str, Errors]]:
-    """Predict each kernel from a few of its rows; return name and errors on its other rows."""
+    """Predict each kernel from a few of its rows; return name and errors on its other rows.
+
+    Args:
+        found: Shared constants.
+        sweep: The rows.
+        points: Rows of each kernel to fit.
+        kernels: Which kernels; by default all.
+        progress: Told which share is done.
+    """
     chosen = np.arange(len(sweep.kernels)) if kernels is None else kernels
     results = []
-    for k in chosen.tolist():
+    for i, k in enumerate(chosen.tolist()):
+        if progress is not None:
+            progress(i / len(chosen))
         rows = np.flatnonzero(sweep.kernel == k)
         usable = rows[sweep.free[rows]]
         picked = usable[design(found, sweep.only(usable), points)]

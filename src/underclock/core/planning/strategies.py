@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -30,8 +31,10 @@ from underclock.records import (
     Cost,
     Granularity,
     Objective,
+    Plan,
     Status,
 )
+from underclock.units import member
 
 # Of expected costs a proof to the last joule proves nothing: past so many labels, a gap is stated.
 _LABELS, _FEW_LABELS = 200_000, 20_000
@@ -42,20 +45,40 @@ _TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What to minimise, and who keeps the time budget."""
+    """What to minimise, and who keeps the time budget; choices may be given as text."""
 
     objective: Objective = Objective.WASTE
     max_slowdown: float = 0.0
-    """Budget of the waste objective, as a fraction above auto; 0 is strict. May be negative."""
+    """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict. May be
+    negative."""
     granularity: Granularity = Granularity.KERNEL
     """Of the arm whose clocks the plan holds."""
     aggregate: Aggregate = Aggregate.GLOBAL
     """Of that arm."""
 
     def __post_init__(self) -> None:
-        """Reject budgets no step can have."""
-        if not -1.0 < self.max_slowdown < math.inf:
-            raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
+        """Read choices given as text; reject unknown ones, and budgets no step can have."""
+        for name, choices in (
+            ("objective", Objective),
+            ("granularity", Granularity),
+            ("aggregate", Aggregate),
+        ):
+            object.__setattr__(self, name, member(choices, getattr(self, name), name))
+        if not -1.0 < self.max_slowdown < 1.0:
+            raise ValueError(
+                "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
+                f"got {self.max_slowdown}"
+            )
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the goal that a plan was made for."""
+        return cls(
+            objective=plan.objective,
+            max_slowdown=plan.max_slowdown or 0.0,
+            granularity=plan.granularity,
+            aggregate=plan.aggregate,
+        )
 
     @property
     def chosen(self) -> str:

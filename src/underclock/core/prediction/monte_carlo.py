@@ -13,7 +13,7 @@ Shape letters: D draws, K kernels, S settings, N known kernels.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +70,7 @@ def possible(
     *,
     draws: int,
     seed: int,
+    progress: Callable[[float], None] | None = None,
 ) -> Possible:
     """Draw what kernels may cost at other clocks.
 
@@ -80,6 +81,7 @@ def possible(
         mem_mhz: Memory clock, likewise.
         draws: How many.
         seed: Of the draws.
+        progress: Told which share of the draws is done.
     """
     random = np.random.default_rng(seed)
     time = np.empty((draws, len(runs), len(core_mhz)))
@@ -113,6 +115,8 @@ def possible(
                 gpu, kernel, run, (ran_mhz, warm_c, limit_w), core_mhz, mem_mhz
             )
             time[d, k], energy[d, k] = shorter * off[0], less * off[0] * off[1]
+        if progress is not None:
+            progress((d + 1) / draws)
     return Possible(time=time, energy=energy)
 
 

@@ -11,7 +11,7 @@ Shape letters: D draws, K kernels, S settings.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -95,7 +95,7 @@ def runs_of(
     ]
 
 
-def tables_of(
+def tables_of(  # noqa: PLR0913 - three of them say only how it is drawn
     sample_set: SampleSet,
     baseline: Clocks,
     known: Known,
@@ -104,6 +104,7 @@ def tables_of(
     *,
     draws: int = 200,
     seed: int = 0,
+    progress: Callable[[float], None] | None = None,
 ) -> Tables:
     """Draw the cost tables that samples at one pair of clocks leave possible.
 
@@ -115,6 +116,7 @@ def tables_of(
         settings: Clocks that a plan may hold, beside the baseline.
         draws: How many tables.
         seed: Of the draws.
+        progress: Told which share of the draws is done.
 
     Raises:
         DataError: The whole step does not agree with its kernels.
@@ -129,6 +131,7 @@ def tables_of(
         _clocks([clocks.mem_mhz for clocks in every]),
         draws=draws,
         seed=seed,
+        progress=progress,
     )
     drawn.time[:, :, place] = drawn.energy[:, :, place] = 1.0
     of = dataclasses.replace(
@@ -146,7 +149,12 @@ def tables_of(
     return Tables(of=of, time_s=time_s, energy_j=energy_j)
 
 
-def foresee(tables: Tables, max_slowdown: float, confidence: float) -> tuple[Foreseen, ...]:
+def foresee(
+    tables: Tables,
+    max_slowdown: float,
+    confidence: float,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Foreseen, ...]:
     """Say what each way of choosing clocks would bring to one who measures and plans.
 
     Args:
@@ -154,6 +162,7 @@ def foresee(tables: Tables, max_slowdown: float, confidence: float) -> tuple[For
         max_slowdown: Time budget as a fraction above the baseline; not negative, so that the
             baseline keeps it.
         confidence: Of the intervals, 0 to 1.
+        progress: Told which share is done.
 
     Raises:
         ValueError: A budget that no choice keeps.
@@ -163,6 +172,8 @@ def foresee(tables: Tables, max_slowdown: float, confidence: float) -> tuple[For
     for d in range(len(tables.time_s)):
         for arm in compare_arms(tables.draw(d), goal).arms[1:]:
             changes.setdefault(arm.name, []).append(_changes(arm))
+        if progress is not None:
+            progress((d + 1) / len(tables.time_s))
     return tuple(
         foreseen(name, np.array([t for t, _ in pairs]), np.array([e for _, e in pairs]), confidence)
         for name, pairs in changes.items()

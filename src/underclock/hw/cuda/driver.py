@@ -7,7 +7,7 @@ from typing import Any
 
 from underclock.errors import DeviceError, NotSupportedError
 
-_MISSING = "pip install 'underclock[cuda]'"
+_MISSING = "in a clone of underclock: pip install '.[cuda]'"
 
 
 def cuda() -> ModuleType:

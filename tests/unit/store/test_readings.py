@@ -1,0 +1,79 @@
+"""What a row of a table may say besides time and energy."""
+
+from pathlib import Path
+
+import pytest
+
+from underclock import predict
+from underclock.core.costs.breakdown import breakdown
+from underclock.errors import DataError
+from underclock.records import Clocks, Evidence
+from underclock.records.observed import Bound
+from underclock.store import read_table
+from underclock.store.readings import READINGS
+
+_HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w," + ",".join(READINGS)
+_ROW = "G,a,,,1.0,100,100,1980,3201,51.5,4,0.9,0.1,0.2,0.8"
+_H200 = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
+
+
+def _table(folder: Path, *rows: str, header: str = _HEADER) -> Path:
+    path = folder / "t.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_what_was_read_is_there(tmp_path: Path) -> None:
+    (sample,) = read_table(_table(tmp_path, _ROW)).samples
+
+    assert sample.observed == Clocks(core_mhz=1980, mem_mhz=3201)
+    assert (sample.temperature_c, sample.throttle_reasons) == (51.5, 4)
+    assert sample.utilisation is not None
+    assert (sample.utilisation.sm, sample.utilisation.dram) == (0.9, 0.8)
+
+
+def test_an_empty_cell_was_not_read(tmp_path: Path) -> None:
+    (sample,) = read_table(_table(tmp_path, "G,a,,,1.0,100,100" + "," * len(READINGS))).samples
+
+    assert sample.observed is None
+    assert sample.temperature_c is None
+    assert sample.throttle_reasons is None
+    assert sample.utilisation is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("1980", "fast", "line 2: observed_core_mhz is 'fast', not a number"),
+        ("1980", "-1980", "line 2: core_mhz must be positive"),
+        ("51.5", "nan", "line 2: temperature_c is 'nan'"),
+        ("0.8", "80", "line 2: dram must be a fraction"),
+        (",0.9,", ",,", "line 2: utilisation needs all of sm, tensor, fp32, dram"),
+    ],
+)
+def test_a_reading_that_cannot_be_is_refused(
+    old: str, new: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        read_table(_table(tmp_path, _ROW.replace(old, new)))
+
+
+@pytest.mark.parametrize("step", ["xl", "layer", "small", "llama"])
+def test_the_tables_of_the_h200_tell_what_bounds_its_kernels(step: str) -> None:
+    sample_set = read_table(_H200 / f"{step}.csv")
+    parts = breakdown(sample_set)
+
+    assert sample_set.evidence is Evidence.REPLAYED
+    assert parts.full_core_mhz == 1980
+    assert parts.reachable_j is not None
+    assert 0.3 < parts.reachable_j / parts.energy_j < 0.65
+    assert Bound.UNKNOWN not in {part.name for part in parts.by_bound}
+    assert {"forward", "backward", "optimizer"} == {part.name for part in parts.by_pass}
+
+
+def test_what_an_h200_would_save_is_predicted_from_its_table() -> None:
+    prediction = predict(_H200 / "layer.csv", max_slowdown=0.01, draws=4)
+
+    assert prediction.like == "sim:h200"
+    assert prediction.counted == prediction.kernels == 52
+    assert prediction.arm("kernel_global").energy_change.expected < 0
