@@ -33,7 +33,7 @@ from underclock.core.prediction.savings import Tables, at_baseline, interval, ru
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel, encode
 from underclock.gpus.specs import SPECS
-from underclock.records import SampleSet
+from underclock.records import SampleSet, Strategy
 from underclock.records.observed import Interval
 from underclock.stages.predict import DRAWS, members, settings_of
 from underclock.store import read_samples, read_table
@@ -189,7 +189,10 @@ def _simulated(name: str, model: GpuModel | None, folder: Path) -> list[str]:
         said = underclock.predict(sample_set, max_slowdown=budget, like=f"sim:{name}")
         spent_s = time.perf_counter() - begun
         case = Case(
-            group="step", budget=budget, truth=best, said=said.arm("kernel_global").energy_change
+            group="step",
+            budget=budget,
+            truth=best,
+            said=said.arm(Strategy.KERNEL_GLOBAL).energy_change,
         )
         counted = "yes" if said.counted else "no"
         lines.append(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from promises_truth import Truth, truth_of
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid

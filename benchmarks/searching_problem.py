@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.planning.strategies import Goal, compare_arms, cost_of
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import compare_strategies, cost_of
 from underclock.errors import InfeasibleError
 from underclock.hw.base import Loop
 from underclock.hw.measurer import GpuMeasurer, Protocol
@@ -131,7 +132,7 @@ class Problem:
     def _best(self, max_slowdown: float) -> list[Clocks]:
         """Return the clocks of every kernel that are best in truth, which leaves no doubt."""
         goal = Goal(max_slowdown=max_slowdown)
-        setting = compare_arms(self.costs, goal).settings[goal.chosen]
+        setting = compare_strategies(self.costs, goal).settings[goal.chosen]
         return [self.costs.settings[s] for s in setting.tolist()]
 
     def full_saving(self, max_slowdown: float) -> float:

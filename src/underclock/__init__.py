@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
     from underclock.errors import UnderclockError
     from underclock.hw.measurer import Protocol
     from underclock.records import Clocks, Evidence, Plan, SampleSet, Step, Validation
@@ -35,7 +35,7 @@ _HOMES = {
     "Campaign": "stages.campaign",
     "Clocks": "records",
     "Evidence": "records",
-    "Goal": "core.planning.strategies",
+    "Goal": "core.planning.goal",
     "LatencyTable": "records.latencies",
     "Plan": "records",
     "SampleSet": "records",

@@ -25,7 +25,7 @@ from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan, 
 from underclock.units import format_percent
 
 if TYPE_CHECKING:
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
 
 
 @click.command(name="plan")
@@ -140,7 +140,7 @@ def _goal(
     Raises:
         UsageError: A time budget where time is free, or one that no step can have.
     """
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
 
     if given is not None:
         objective = objective if _asked("objective") else given.objective

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.core.statistics.pairs import pair_changes
 from underclock.errors import UsageError
 from underclock.hw.measurer import Protocol
@@ -28,6 +28,7 @@ from underclock.records import (
     Plan,
     SampleSet,
     Step,
+    Strategy,
     Validation,
 )
 from underclock.stages.backends import open_measurer, split_spec
@@ -200,8 +201,8 @@ def _cell(
     objective: Objective,
     aggregate: Aggregate,
 ) -> Table2Cell:
-    name = "pass" if granularity is Granularity.PASS else f"kernel_{aggregate}"
-    ours = _of_arm(plans[objective, aggregate].arm(name))
+    strategy = Goal(granularity=granularity, aggregate=aggregate).chosen
+    ours = _of_arm(plans[objective, aggregate].arm(strategy))
     if ours is None:
         raise AssertionError("auto itself meets a strict budget")
     paper = published.TABLE2[granularity, objective, aggregate]
@@ -223,9 +224,9 @@ def _relaxed(sample_set: SampleSet) -> tuple[RelaxedPoint, ...]:
         points.append(
             RelaxedPoint(
                 max_slowdown_pct=slowdown_pct,
-                pass_global=_of_arm(made.arm("pass")),
-                kernel_local=_of_arm(made.arm("kernel_local")),
-                kernel_global=_of_arm(made.arm("kernel_global")),
+                pass_global=_of_arm(made.arm(Strategy.PASS)),
+                kernel_local=_of_arm(made.arm(Strategy.KERNEL_LOCAL)),
+                kernel_global=_of_arm(made.arm(Strategy.KERNEL_GLOBAL)),
             )
         )
     return tuple(points)

@@ -28,6 +28,7 @@ from underclock.records.planned import (
     Score,
     Segment,
     Status,
+    Strategy,
 )
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
 from underclock.records.work import Kernel, Kind, Launch, Pass, Step
@@ -64,6 +65,7 @@ __all__ = [
     "Spread",
     "Status",
     "Step",
+    "Strategy",
     "Utilisation",
     "Validation",
     "Verdict",

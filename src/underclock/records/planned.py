@@ -32,6 +32,17 @@ class Aggregate(StrEnum):
     LOCAL = "local"
 
 
+class Strategy(StrEnum):
+    """A way of choosing clocks, in order of freedom."""
+
+    AUTO = "auto"  # nothing is set
+    BEST_FIXED = "best_fixed"  # one clock pair for the whole step
+    PASS = "pass"  # noqa: S105 - one a pass of the step
+    KERNEL_LOCAL = "kernel_local"  # one a kernel, each within the time budget by itself
+    KERNEL_GLOBAL = "kernel_global"  # one a kernel, together within the time budget
+    ACHIEVABLE = "achievable"  # one a launch, as fast as this GPU switches
+
+
 class Status(StrEnum):
     """How a choice came about; the value is the sentence shown to the user."""
 
@@ -69,8 +80,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks costs per step.
 
     Attributes:
-        name: ``auto``, ``best_fixed``, ``pass``, ``kernel_local``, ``kernel_global`` or
-            ``achievable``.
+        name: The strategy.
         time_s: Per step; ``None`` when infeasible.
         energy_j: Per step; ``None`` when infeasible.
         time_change: Fraction of auto; ``None`` when infeasible.
@@ -83,7 +93,7 @@ class Arm(Record, frozen=True, kw_only=True):
         energy_interval: Likewise of ``energy_change``.
     """
 
-    name: str
+    name: Strategy
     time_s: float | None
     energy_j: float | None
     time_change: float | None
@@ -94,7 +104,9 @@ class Arm(Record, frozen=True, kw_only=True):
     energy_interval: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, name: str, cost: Cost | None, status: Status, gap: float | None = None) -> Self:
+    def of(
+        cls, name: Strategy, cost: Cost | None, status: Status, gap: float | None = None
+    ) -> Self:
         """Build an arm from a cost; ``None`` where nothing feasible was found."""
         return cls(
             name=name,
@@ -224,7 +236,7 @@ class Plan(Record, frozen=True, kw_only=True):
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
-        chosen: Name of the arm whose clocks are in ``kernels``.
+        chosen: The strategy whose clocks are in ``kernels``.
         arms: The ways compared, in order of freedom.
         kernels: Clocks per kernel of the chosen arm.
         fixed: The best fixed clock pair; ``None`` when infeasible.
@@ -250,7 +262,7 @@ class Plan(Record, frozen=True, kw_only=True):
     granularity: Granularity
     aggregate: Aggregate
     baseline: Clocks
-    chosen: str
+    chosen: Strategy
     arms: tuple[Arm, ...]
     kernels: dict[str, Choice]
     fixed: Clocks | None
@@ -267,7 +279,7 @@ class Plan(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Reject a plan whose chosen arm is missing or infeasible."""
         if all(arm.name != self.chosen or arm.cost is None for arm in self.arms):
-            raise ValueError(f"the chosen arm {self.chosen!r} has no costs")
+            raise ValueError(f"the chosen arm {str(self.chosen)!r} has no costs")
 
     @property
     def promise(self) -> Cost:
@@ -278,10 +290,13 @@ class Plan(Record, frozen=True, kw_only=True):
         return cost
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of that name.
+        """Return the arm of a strategy.
+
+        Args:
+            name: The strategy, or its value, such as ``kernel_global``.
 
         Raises:
-            KeyError: No such arm.
+            KeyError: The plan has no such arm.
         """
         for arm in self.arms:
             if arm.name == name:
@@ -293,6 +308,7 @@ class Score(Record, frozen=True, kw_only=True):
     """What a plan really costs on a full table, in a plan's own terms.
 
     Attributes:
+        plan: The strategy whose clocks the plan holds.
         time_s: Per step, under the plan's clocks.
         energy_j: Per step, under the plan's clocks.
         time_change: Fraction of the table's auto cost.
@@ -305,7 +321,7 @@ class Score(Record, frozen=True, kw_only=True):
     schema: int = SCHEMA
     evidence: Evidence
     gpu: GpuInfo
-    plan: str
+    plan: Strategy
     time_s: float
     energy_j: float
     time_change: float

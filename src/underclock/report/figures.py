@@ -6,7 +6,7 @@ Loaded only when a page is made. Arms differ in symbol as well as in colour.
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from underclock.records import Arm, Choice, Cost, Plan, Validation
+from underclock.records import Arm, Choice, Cost, Plan, Strategy, Validation
 from underclock.report.drawing import (
     BLUE,
     BOTTOM_PX,
@@ -25,12 +25,12 @@ from underclock.report.wording import arm_title, change_text, greatest_savings
 from underclock.units import format_mhz
 
 MOST_BARS = 40
-_ARM_MARKERS = {
-    "auto": (GREY, "circle"),
-    "best_fixed": (ORANGE, "square"),
-    "pass": (SKY, "diamond"),
-    "kernel_local": (PINK, "triangle-up"),
-    "kernel_global": (VERMILION, "star"),
+_ARM_MARKERS: dict[str, tuple[str, str]] = {
+    Strategy.AUTO: (GREY, "circle"),
+    Strategy.BEST_FIXED: (ORANGE, "square"),
+    Strategy.PASS: (SKY, "diamond"),
+    Strategy.KERNEL_LOCAL: (PINK, "triangle-up"),
+    Strategy.KERNEL_GLOBAL: (VERMILION, "star"),
 }
 _LEVERS = {
     "core clock set": BLUE,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from underclock.records import Plan, Validation
+from underclock.records import Plan, Strategy, Validation
 from underclock.report import wording
 from underclock.report.templating import rendered
 from underclock.units import format_mhz
@@ -23,7 +23,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         plan=plan,
         validation=validation,
         arm=plan.arm(plan.chosen),
-        auto=plan.arm("auto"),
+        auto=plan.arm(Strategy.AUTO),
         counts={kernel.name: kernel.count for kernel in plan.runs},
         headline=headline(plan),
         warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),

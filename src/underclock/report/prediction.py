@@ -3,12 +3,13 @@
 from rich.table import Table
 from rich.text import Text
 
+from underclock.records import Strategy
 from underclock.records.observed import Foreseen, Interval, Prediction
 from underclock.report.tables import bare_table
 from underclock.report.wording import ARM_TITLES, change_text
 from underclock.units import format_percent
 
-_CHOSEN = "kernel_global"
+_CHOSEN = Strategy.KERNEL_GLOBAL
 _BLIND = "kernel, not measured"
 _TO = "\N{HORIZONTAL ELLIPSIS}"
 

@@ -27,6 +27,7 @@ from underclock.records import (
     Kernel,
     OtherArm,
     Plan,
+    Strategy,
     Validation,
 )
 from underclock.stages.backends import open_measurer
@@ -35,7 +36,7 @@ from underclock.stages.sources import as_plan, check_gpu
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
-_TITLES = {"best_fixed": "the best fixed clock"}
+_TITLES: dict[str, str] = {Strategy.BEST_FIXED: "the best fixed clock"}
 
 
 def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
@@ -138,7 +139,7 @@ def _other(name: str, clocks: Clocks, auto: Floats, runs: Floats, distinct: int)
     """Compare another arm with auto. Shapes (N, 2)."""
     time, energy = _estimates(auto[:distinct], runs[:distinct])
     return OtherArm(
-        name=name,
+        name=Strategy(name),
         clocks=clocks,
         time_s=tuple(runs[:, 0].tolist()),
         energy_j=tuple(runs[:, 1].tolist()),
@@ -173,7 +174,7 @@ def _arms(plan: Plan, measurer: Measurer, *, only_plan: bool) -> dict[str, list[
         fixed = [plan.fixed] * len(plan.runs)
         known = all(measurer.can_measure(kernel, plan.fixed) for kernel in plan.runs)
         if known and fixed not in arms.values():
-            arms["best_fixed"] = fixed
+            arms[Strategy.BEST_FIXED] = fixed
     return arms
 
 

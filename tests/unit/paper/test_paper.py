@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.measurer import Protocol
 from underclock.hw.nvml import READ_ONLY

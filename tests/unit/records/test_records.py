@@ -27,6 +27,7 @@ from underclock.records import (
     Sample,
     Status,
     Step,
+    Strategy,
     Utilisation,
 )
 from underclock.workloads import workload
@@ -229,8 +230,8 @@ def test_a_choice_gives_its_clocks(choice: Choice) -> None:
 
 
 def test_an_arm_has_all_of_its_cost_or_none() -> None:
-    feasible = Arm.of("pass", COST, Status.OPTIMAL, gap=0.0)
-    infeasible = Arm.of("pass", None, Status.INFEASIBLE)
+    feasible = Arm.of(Strategy.PASS, COST, Status.OPTIMAL, gap=0.0)
+    infeasible = Arm.of(Strategy.PASS, None, Status.INFEASIBLE)
 
     assert feasible.cost == COST
     assert (feasible.time_s, feasible.energy_change) == (COST.time_s, COST.energy_change)
@@ -241,7 +242,7 @@ def test_an_arm_has_all_of_its_cost_or_none() -> None:
         assert msgspec.structs.replace(feasible, **{field: None}).cost is None
 
 
-def plan(*arms: Arm, chosen: str = "kernel_global") -> Plan:
+def plan(*arms: Arm, chosen: Strategy = Strategy.KERNEL_GLOBAL) -> Plan:
     return Plan(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="g"),
@@ -258,26 +259,35 @@ def plan(*arms: Arm, chosen: str = "kernel_global") -> Plan:
     )
 
 
+def test_a_strategy_nobody_knows_is_refused() -> None:
+    body = msgspec.json.encode(Arm.of(Strategy.PASS, COST, Status.OPTIMAL))
+    assert msgspec.json.decode(body, type=Arm).name is Strategy.PASS
+    with pytest.raises(msgspec.ValidationError, match="luck"):
+        msgspec.json.decode(body.replace(b'"pass"', b'"luck"'), type=Arm)
+
+
 def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
     auto = Arm.of(
-        "auto", Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0), Status.BASELINE
+        Strategy.AUTO,
+        Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0),
+        Status.BASELINE,
     )
-    best = Arm.of("kernel_global", COST, Status.OPTIMAL, gap=0.0)
+    best = Arm.of(Strategy.KERNEL_GLOBAL, COST, Status.OPTIMAL, gap=0.0)
 
     made = plan(auto, best)
 
     assert made.promise == COST
-    assert made.arm("auto") == auto
+    assert made.arm(Strategy.AUTO) == auto
     with pytest.raises(KeyError, match="pass"):
-        made.arm("pass")
+        made.arm(Strategy.PASS)
 
 
 @pytest.mark.parametrize(
     "arms",
     [
         (),
-        (Arm.of("pass", COST, Status.OPTIMAL, gap=0.0),),
-        (Arm.of("kernel_global", None, Status.INFEASIBLE),),
+        (Arm.of(Strategy.PASS, COST, Status.OPTIMAL, gap=0.0),),
+        (Arm.of(Strategy.KERNEL_GLOBAL, None, Status.INFEASIBLE),),
     ],
     ids=["no arm", "another arm", "infeasible"],
 )

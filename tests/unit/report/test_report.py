@@ -28,6 +28,7 @@ from underclock.records import (
     Score,
     Spread,
     Status,
+    Strategy,
     Validation,
     Verdict,
 )
@@ -57,11 +58,11 @@ def cost(time_change: float, energy_change: float) -> Cost:
 
 
 ARMS = (
-    Arm.of("auto", cost(0.0, 0.0), Status.BASELINE),
-    Arm.of("best_fixed", cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
-    Arm.of("pass", cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
-    Arm.of("kernel_local", cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
-    Arm.of("kernel_global", cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
+    Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE),
+    Arm.of(Strategy.BEST_FIXED, cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.PASS, cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.KERNEL_LOCAL, cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.KERNEL_GLOBAL, cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
 )
 
 
@@ -88,7 +89,7 @@ PLAN = Plan(
     granularity=Granularity.KERNEL,
     aggregate=Aggregate.GLOBAL,
     baseline=AUTO,
-    chosen="kernel_global",
+    chosen=Strategy.KERNEL_GLOBAL,
     arms=ARMS,
     kernels=choices(48),
     fixed=Clocks(core_mhz=1680, mem_mhz=9251),
@@ -99,7 +100,7 @@ VALIDATION = Validation(
     evidence=Evidence.MEASURED,
     gpu=GPU,
     workload="gpt3-xl",
-    chosen="kernel_global",
+    chosen=Strategy.KERNEL_GLOBAL,
     repeats=3,
     auto_time_s=(12.30, 12.31, 12.32),
     auto_energy_j=(4210.0, 4212.0, 4214.0),
@@ -115,7 +116,7 @@ VALIDATION = Validation(
 SCORE = Score(
     evidence=Evidence.REPLAYED,
     gpu=GPU,
-    plan="plan.json",
+    plan=Strategy.KERNEL_GLOBAL,
     time_s=12.38,
     energy_j=3600.0,
     time_change=0.006,
@@ -204,7 +205,7 @@ def test_the_chosen_arm_alone_has_a_star() -> None:
 
 
 def test_an_infeasible_arm_shows_dashes_and_no_numbers() -> None:
-    arms = (ARMS[0], Arm.of("best_fixed", None, Status.INFEASIBLE), *ARMS[2:])
+    arms = (ARMS[0], Arm.of(Strategy.BEST_FIXED, None, Status.INFEASIBLE), *ARMS[2:])
     plan = with_plan(arms=arms, fixed=None)
 
     (line,) = (t for t in printed(arms_table(plan)).splitlines() if "best fixed" in t)
@@ -254,7 +255,7 @@ JUDGED = {
     "tolerance": 0.001,
 }
 FIXED = OtherArm(
-    name="best_fixed",
+    name=Strategy.BEST_FIXED,
     clocks=Clocks(core_mhz=1680),
     time_s=(12.1, 12.2, 12.3),
     energy_j=(4100.0, 4110.0, 4120.0),
@@ -453,7 +454,7 @@ def test_what_is_unknown_is_called_unknown() -> None:
     ],
 )
 def test_the_page_says_what_is_proven(status: Status, sentence: str) -> None:
-    chosen = Arm.of("kernel_global", cost(0.0, -0.15), status, 5e-5)
+    chosen = Arm.of(Strategy.KERNEL_GLOBAL, cost(0.0, -0.15), status, 5e-5)
 
     assert sentence in Seen(page(with_plan(arms=(*ARMS[:4], chosen)), None)).text
 

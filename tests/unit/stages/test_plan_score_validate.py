@@ -21,6 +21,7 @@ from underclock.records import (
     Objective,
     Plan,
     SampleSet,
+    Strategy,
     Validation,
     Verdict,
 )
@@ -71,7 +72,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
 
 def test_kernels_lend_each_other_time_only_globally(table: Path) -> None:
     made = plan(table)
-    local, best = made.arm("kernel_local").cost, made.arm("kernel_global").cost
+    local, best = made.arm(Strategy.KERNEL_LOCAL).cost, made.arm(Strategy.KERNEL_GLOBAL).cost
 
     assert made.evidence is Evidence.REPLAYED
     assert local is not None
@@ -88,11 +89,11 @@ def test_the_json_holds_what_the_readme_names(table: Path) -> None:
     body = json.loads(msgspec.json.encode(plan(table)))
 
     assert [arm["name"] for arm in body["arms"]] == [
-        "auto",
-        "best_fixed",
-        "pass",
-        "kernel_local",
-        "kernel_global",
+        Strategy.AUTO,
+        Strategy.BEST_FIXED,
+        Strategy.PASS,
+        Strategy.KERNEL_LOCAL,
+        Strategy.KERNEL_GLOBAL,
     ]
     for arm in body["arms"]:
         assert set(arm) == {
@@ -137,7 +138,7 @@ def test_objectives_without_a_budget_say_so(table: Path, objective: Objective) -
 def test_the_chosen_arm_is_the_one_asked_for(table: Path, granularity: Granularity) -> None:
     made = plan(table, underclock.Goal(granularity=granularity, max_slowdown=0.5))
 
-    assert made.chosen in {"kernel_global", "pass", "best_fixed"}
+    assert made.chosen in {Strategy.KERNEL_GLOBAL, "pass", Strategy.BEST_FIXED}
     total_j = sum(
         {"a": {AUTO: 100, Clocks(core_mhz=900): 60}, "b": {AUTO: 100, Clocks(core_mhz=900): 95}}[
             name
@@ -153,7 +154,7 @@ def test_a_score_on_the_plans_own_table_is_its_promise(table: Path) -> None:
 
     assert found.energy_change == made.promise.energy_change
     assert found.time_s == made.promise.time_s
-    assert [arm.name for arm in found.arms] == ["auto", "kernel_global"]
+    assert [arm.name for arm in found.arms] == [Strategy.AUTO, Strategy.KERNEL_GLOBAL]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_plan_for_another_power_limit_is_refused(simulated: SampleSet) -> None
 
 def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: SampleSet) -> None:
     made = plan(simulated, raw=True)
-    auto = made.arm("auto")
+    auto = made.arm(Strategy.AUTO)
 
     assert made.closure is not None
     assert made.closure.time == pytest.approx(1.0, abs=0.05)
@@ -312,8 +313,8 @@ def test_the_best_fixed_clock_takes_turns_unless_left_away(table: Path) -> None:
     alone = validate(made, gpu=f"replay:{table}", repeats=2, only_plan=True)
 
     (other,) = found.others
-    assert (other.name, other.clocks) == ("best_fixed", Clocks(core_mhz=1200))
-    assert other.energy_change.mean == pytest.approx(made.arm("best_fixed").energy_change)
+    assert (other.name, other.clocks) == (Strategy.BEST_FIXED, Clocks(core_mhz=1200))
+    assert other.energy_change.mean == pytest.approx(made.arm(Strategy.BEST_FIXED).energy_change)
     assert len(other.time_s) == len(other.energy_j) == 2
     assert alone.others == ()
     assert alone.plan_energy_j == found.plan_energy_j

@@ -8,12 +8,12 @@ import pytest
 
 import underclock
 from underclock.core.costs.table import cost_table
-from underclock.core.planning.strategies import compare_arms
+from underclock.core.planning.strategies import compare_strategies
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
 from underclock.hw.measurer import Protocol
-from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Sample, SampleSet, Step
+from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Sample, SampleSet, Step, Strategy
 from underclock.stages.predict import is_fitted, known_of, members, predict, settings_of
 from underclock.store import read_table
 from underclock.workloads import workload
@@ -29,8 +29,8 @@ def step() -> Step:
 
 
 def _truth(sample_set: SampleSet, budget: float) -> float:
-    arm = compare_arms(cost_table(sample_set), underclock.Goal(max_slowdown=budget)).arms[-1]
-    assert arm.name == "kernel_global"
+    arm = compare_strategies(cost_table(sample_set), underclock.Goal(max_slowdown=budget)).arms[-1]
+    assert arm.name == Strategy.KERNEL_GLOBAL
     assert arm.energy_change is not None
     return arm.energy_change
 
@@ -54,7 +54,7 @@ def test_the_interval_covers_what_measuring_then_gives(
 
     found = predict(measured, max_slowdown=0.05, like=f"sim:{gpu}", draws=_DRAWS)
 
-    change = found.arm("kernel_global").energy_change
+    change = found.arm(Strategy.KERNEL_GLOBAL).energy_change
     assert change.low <= truth <= change.high
     assert found.evidence is Evidence.SIMULATED
     assert found.counted == (found.kernels if counts else 0)
@@ -69,7 +69,7 @@ def test_the_interval_covers_what_a_measured_sweep_gives() -> None:
 
     found = predict(msgspec.structs.replace(sample_set, samples=auto), max_slowdown=0.01)
 
-    change = found.arm("kernel_global").energy_change
+    change = found.arm(Strategy.KERNEL_GLOBAL).energy_change
     assert found.evidence is Evidence.REPLAYED
     assert found.like == "sim:rtx3080ti"
     assert change.low <= _truth(sample_set, 0.01) <= change.high
@@ -109,7 +109,7 @@ def test_nothing_comes_of_no_draws() -> None:
 
 def test_an_arm_that_was_not_compared_is_a_key_error() -> None:
     with pytest.raises(KeyError, match="achievable"):
-        predict(_one("A40"), draws=2).arm("achievable")
+        predict(_one("A40"), draws=2).arm(Strategy.ACHIEVABLE)
 
 
 def test_a_model_without_a_sweep_borrows_the_kernels_of_those_that_have_one() -> None:

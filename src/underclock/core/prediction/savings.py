@@ -18,11 +18,12 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable, capped_kernels, cost_table, settle_auto
-from underclock.core.planning.strategies import Goal, compare_arms
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import compare_strategies
 from underclock.core.prediction.monte_carlo import possible
 from underclock.core.prediction.prior import Known, Run
 from underclock.errors import DataError
-from underclock.records import POWER_CAP_REASON, Arm, Clocks, Sample, SampleSet
+from underclock.records import POWER_CAP_REASON, Arm, Clocks, Sample, SampleSet, Strategy
 from underclock.records.observed import Foreseen, Interval
 
 _NEAR_CAP = 0.93  # where nobody asked for event reasons
@@ -161,7 +162,7 @@ def foresee(tables: Tables, max_slowdown: float, confidence: float) -> tuple[For
     goal = Goal(max_slowdown=max_slowdown)
     changes: dict[str, list[tuple[float, float]]] = {}
     for d in range(len(tables.time_s)):
-        for arm in compare_arms(tables.draw(d), goal).arms[1:]:
+        for arm in compare_strategies(tables.draw(d), goal).arms[1:]:
             changes.setdefault(arm.name, []).append(_changes(arm))
     return tuple(
         foreseen(name, np.array([t for t, _ in pairs]), np.array([e for _, e in pairs]), confidence)
@@ -177,8 +178,8 @@ def blind(tables: Tables, max_slowdown: float, confidence: float) -> Foreseen:
         max_slowdown: As above.
         confidence: As above.
     """
-    found = compare_arms(tables.mean(), Goal(max_slowdown=max_slowdown))
-    setting = found.settings["kernel_global"]
+    found = compare_strategies(tables.mean(), Goal(max_slowdown=max_slowdown))
+    setting = found.settings[Strategy.KERNEL_GLOBAL]
     time_s, energy_j = (_total(costs, setting) for costs in (tables.time_s, tables.energy_j))
     return foreseen(
         "blind",

@@ -41,6 +41,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
+    Strategy,
     Utilisation,
 )
 
@@ -310,9 +311,9 @@ def test_freer_ways_and_looser_budgets_save_more() -> None:
             savings[arm.name, budget] = -change.expected
             assert change.low <= change.expected <= change.high + 1e-12 <= 1e-9
             assert arm.time_change.high <= budget + 1e-9
-    for name in ("best_fixed", "pass", "kernel_local", "kernel_global"):
+    for name in (Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_LOCAL, Strategy.KERNEL_GLOBAL):
         assert savings[name, 0.05] >= savings[name, 0.0]
-        assert savings["kernel_global", 0.05] >= savings[name, 0.05] - 1e-9
+        assert savings[Strategy.KERNEL_GLOBAL, 0.05] >= savings[name, 0.05] - 1e-9
 
 
 def test_a_budget_that_nothing_keeps_is_no_budget() -> None:
@@ -323,7 +324,7 @@ def test_a_budget_that_nothing_keeps_is_no_budget() -> None:
 def test_who_does_not_measure_saves_less() -> None:
     tables = _tables(_profile(*_TWO))
     blindly = blind(tables, 0.05, 0.95)
-    informed = {arm.name: arm for arm in foresee(tables, 0.05, 0.95)}["kernel_global"]
+    informed = {arm.name: arm for arm in foresee(tables, 0.05, 0.95)}[Strategy.KERNEL_GLOBAL]
 
     assert blindly.name == "blind"
     assert blindly.time_change.expected == pytest.approx(0.05, abs=0.02)
