@@ -5,8 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.prediction.prior import FITTED, PUBLISHED, Known, Member, members_of
-from underclock.core.prediction.savings import at_baseline, blind, foresee, runs_of, tables_of
+from underclock.core.prediction.prior import (
+    FITTED,
+    PUBLISHED,
+    Prior,
+    ReferenceKernel,
+    reference_kernels,
+)
+from underclock.core.prediction.savings import (
+    at_baseline,
+    baseline_runs,
+    draw_tables,
+    savings_after_measuring,
+    savings_without_measuring,
+)
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import GpuModel
@@ -55,14 +67,14 @@ def predict(
     baseline = baseline or AUTO
     used = at_baseline(sample_set, baseline)
     name, model = _model(sample_set.gpu.name, like)
-    runs = runs_of(
+    runs = baseline_runs(
         used,
         baseline,
         mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
         limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
     )
-    tables = tables_of(
-        used, baseline, known_of(model), runs, settings_of(model), draws=draws, seed=seed
+    tables = draw_tables(
+        used, baseline, prior_of(model), runs, settings_of(model), draws=draws, seed=seed
     )
     counted = sum(run.utilisation is not None for run in runs)
     unused = len(sample_set.samples) - len(used.samples)
@@ -77,8 +89,8 @@ def predict(
         draws=draws,
         kernels=len(runs),
         counted=counted,
-        arms=foresee(tables, max_slowdown, _CONFIDENCE),
-        blind=blind(tables, max_slowdown, _CONFIDENCE),
+        arms=savings_after_measuring(tables, max_slowdown, _CONFIDENCE),
+        without_measuring=savings_without_measuring(tables, max_slowdown, _CONFIDENCE),
         warnings=(
             *sample_set.warnings,
             *_warnings(sample_set.gpu.name, model, unused, counted, len(runs)),
@@ -86,16 +98,16 @@ def predict(
     )
 
 
-def known_of(model: GpuModel) -> Known:
-    """Say what a model knows of its GPU.
+def prior_of(model: GpuModel) -> Prior:
+    """Return what a model knows of its GPU.
 
-    One that was not fitted to a sweep does not know how kernels split; those of the fitted models
-    are taken besides its own.
+    A model that was not fitted to a sweep does not know the time shares of kernels, so the kernels
+    of the fitted models join its own.
     """
-    population = members(model)
+    references = own_kernels(model)
     if not is_fitted(model):
         others = [gpu_model(name) for name in model_names()]
-        population += tuple(m for other in others if is_fitted(other) for m in members(other))
+        references += tuple(k for other in others if is_fitted(other) for k in own_kernels(other))
     traffic = [
         own.constants.dram_j / own.constants.dram_mcycles
         for own in model.own
@@ -103,40 +115,40 @@ def known_of(model: GpuModel) -> Known:
     ]
     if not traffic and model.throughput is not None:
         traffic = [1e6 * model.throughput.dram_byte_j * model.throughput.dram_byte]
-    return Known(
+    return Prior(
         gpu=model.constants,
-        spread=FITTED if is_fitted(model) else PUBLISHED,
-        members=population,
+        deviations=FITTED if is_fitted(model) else PUBLISHED,
+        references=references,
         dram_j_per_mcycle=float(np.median(traffic)) if traffic else 0.0,
         limit_w=_settled_w(model),
     )
 
 
 def is_fitted(model: GpuModel) -> bool:
-    """Whether a sweep told the model's constants."""
+    """Whether the model's constants were fitted to a sweep."""
     return model.calibration.fit is not None and bool(model.own)
 
 
-def members(model: GpuModel) -> tuple[Member, ...]:
-    """Return a model's own kernels as a population."""
+def own_kernels(model: GpuModel) -> tuple[ReferenceKernel, ...]:
+    """Return a model's own kernels, as references for others."""
     bins_mhz = np.array(model.core_mhz, dtype=np.float64)
     constants = [own.constants for own in model.own]
-    return members_of(model.constants, constants, bins_mhz, _settled_w(model))
+    return reference_kernels(model.constants, constants, bins_mhz, _settled_w(model))
 
 
 def settings_of(model: GpuModel) -> tuple[Clocks, ...]:
     """Return clock pairs to plan with: enough of those that a GPU can hold."""
     step = -(-len(model.core_mhz) // _CORE_CLOCKS)
     cores = model.core_mhz[::-1][::step][::-1]
-    found = [Clocks(core_mhz=core) for core in cores]
+    settings = [Clocks(core_mhz=core) for core in cores]
     for mem in model.mem_mhz if model.memory_lockable else ():
         bound = model.low_mem_core_mhz if mem == model.mem_mhz[0] else None
-        found += [
+        settings += [
             Clocks(core_mhz=core, mem_mhz=mem) for core in cores if bound is None or core <= bound
         ]
         if bound is None:
-            found.append(Clocks(mem_mhz=mem))
-    return tuple(found)
+            settings.append(Clocks(mem_mhz=mem))
+    return tuple(settings)
 
 
 def _settled_w(model: GpuModel) -> float:

@@ -14,7 +14,7 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
 from underclock.hw.measurer import Protocol
 from underclock.records import AUTO, Evidence, GpuInfo, Kernel, Sample, SampleSet, Step, Strategy
-from underclock.stages.predict import is_fitted, known_of, members, predict, settings_of
+from underclock.stages.predict import is_fitted, own_kernels, predict, prior_of, settings_of
 from underclock.store import read_table
 from underclock.workloads import workload
 
@@ -99,7 +99,7 @@ def test_the_same_seed_predicts_the_same() -> None:
     )
 
     assert one == two
-    assert one.blind != other.blind
+    assert one.without_measuring != other.without_measuring
 
 
 def test_nothing_comes_of_no_draws() -> None:
@@ -116,10 +116,10 @@ def test_a_model_without_a_sweep_borrows_the_kernels_of_those_that_have_one() ->
     fitted, guessed = gpu_model("a100"), gpu_model("a4000")
 
     assert is_fitted(fitted)
-    assert known_of(fitted).members == members(fitted)
+    assert prior_of(fitted).references == own_kernels(fitted)
     assert not is_fitted(guessed)
-    assert len(known_of(guessed).members) > len(known_of(fitted).members)
-    assert known_of(guessed).dram_j_per_mcycle > 0
+    assert len(prior_of(guessed).references) > len(prior_of(fitted).references)
+    assert prior_of(guessed).dram_j_per_mcycle > 0
 
 
 def test_only_clocks_that_hold_are_planned_with() -> None:
