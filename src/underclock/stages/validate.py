@@ -15,7 +15,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.costs.table import near_cap, settling_factors
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
-from underclock.core.statistics.verdict import TOLERANCE, Estimate, estimate, judge
+from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Measurer, Reading
 from underclock.hw.measurer import Protocol
@@ -85,7 +85,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     energy = pair_changes(auto[:, 1], planned[:, 1])
     promise = plan.promise
     distinct = min(repeats, rows["auto"], rows["plan"])
-    change_s, change_j = _estimates(auto[:distinct], planned[:distinct])
+    change_s, change_j = _changes(auto[:distinct], planned[:distinct])
     judged = judge(
         change_j,
         change_s,
@@ -126,18 +126,18 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     )
 
 
-def _estimates(auto: Floats, runs: Floats) -> tuple[Estimate, Estimate]:
+def _changes(auto: Floats, runs: Floats) -> tuple[MeanChange, MeanChange]:
     """Return the change of time and of energy against auto. Shapes (N, 2)."""
     random = np.random.default_rng(_BOOTSTRAP_SEED)
     return (
-        estimate(auto[:, 0], runs[:, 0], random),
-        estimate(auto[:, 1], runs[:, 1], random),
+        mean_change(auto[:, 0], runs[:, 0], random),
+        mean_change(auto[:, 1], runs[:, 1], random),
     )
 
 
 def _other(name: str, clocks: Clocks, auto: Floats, runs: Floats, distinct: int) -> OtherArm:
     """Compare another arm with auto. Shapes (N, 2)."""
-    time, energy = _estimates(auto[:distinct], runs[:distinct])
+    time, energy = _changes(auto[:distinct], runs[:distinct])
     return OtherArm(
         name=Strategy(name),
         clocks=clocks,
