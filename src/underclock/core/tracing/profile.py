@@ -14,7 +14,7 @@ import msgspec
 
 from underclock.errors import DataError
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, Activity, NodeKind
+from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _GPU = {
@@ -51,8 +51,8 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
-    """A host range: an operator, a module, an autograd function."""
+class _HostRange:
+    """A range of time on a host thread: an operator, a module, an autograd function."""
 
     name: str
     start: float
@@ -61,19 +61,19 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Host:
+class _HostTimeline:
     """What was open on the host at each launching call.
 
     Attributes:
         chains: Ranges around each call, outermost first, by correlation id.
         at: When each call began, in µs.
         backward_ends: Last moment of autograd's work, in µs.
-        optimizer_ends: Last moment of an optimizer's, in µs.
+        optimizer_ends: Last moment of an optimizer's work, in µs.
         modules: Module of the forward operator of each autograd sequence number.
         differentiated: Module whose operator was differentiated last.
     """
 
-    chains: dict[int, tuple[_Open, ...]] = field(default_factory=dict)
+    chains: dict[int, tuple[_HostRange, ...]] = field(default_factory=dict)
     at: dict[int, float] = field(default_factory=dict)
     backward_ends: float = -math.inf
     optimizer_ends: float = -math.inf
@@ -81,7 +81,7 @@ class _Host:
     differentiated: str = ""
 
 
-def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
+def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """Return what the GPU did, in the order it was asked to.
 
     Args:
@@ -91,8 +91,8 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
         DataError: It is no such trace.
     """
     events = _events(trace)
-    host = _host(events)
-    found = []
+    host = _host_timeline(events)
+    done = []
     gpu = [event for event in events if event.get("cat") in _GPU]
     gpu.sort(key=lambda event: host.at.get(_correlation(event), float(event["ts"])))
     for event in gpu:
@@ -106,11 +106,11 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
                 grid=_three(arguments.get("grid")),
                 block=_three(arguments.get("block")),
             )
-        found.append(one)
-    return tuple(found)
+        done.append(one)
+    return tuple(done)
 
 
-def captured_calls(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
+def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """Return what a step's capture recorded, in order: one call for each node of its graph.
 
     Nothing runs meanwhile, so that neither functions nor durations are known (empty, 0 s); what
@@ -123,7 +123,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
         DataError: It is no such trace.
     """
     events = _events(trace)
-    host = _host(events)
+    host = _host_timeline(events)
     begun = min((float(e["ts"]) for e in events if e["name"] == _CAPTURE_BEGINS), default=math.inf)
     ended = max((float(e["ts"]) for e in events if e["name"] == _CAPTURE_ENDS), default=-math.inf)
     calls = [
@@ -151,14 +151,14 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
     """
     names: dict[str, None] = {}
 
-    def note(event: Mapping[str, Any], chain: Sequence[_Open]) -> None:
+    def note(event: Mapping[str, Any], chain: Sequence[_HostRange]) -> None:
         name = str(event["name"])
         if any(mark in name for mark in _SYNCHRONISING) and "Async" not in name:
             # The outermost operator is what the user wrote: item(), not what it is made of.
             operators = [range_.name for range_ in chain if range_.name.startswith("aten::")]
             names.update(dict.fromkeys(operators[:1]))
 
-    _sweep(_events(trace), note)
+    _walk_threads(_events(trace), note)
     return tuple(names)
 
 
@@ -172,16 +172,16 @@ def _events(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         ) from exc
 
 
-def _host(events: Sequence[Mapping[str, Any]]) -> _Host:
+def _host_timeline(events: Sequence[Mapping[str, Any]]) -> _HostTimeline:
     """Read the host's side once."""
-    host = _Host()
+    host = _HostTimeline()
 
-    def note(event: Mapping[str, Any], chain: Sequence[_Open]) -> None:
+    def note(event: Mapping[str, Any], chain: Sequence[_HostRange]) -> None:
         correlation = _correlation(event)
         host.chains[correlation] = tuple(chain)
         host.at[correlation] = float(event["ts"])
 
-    def opened(range_: _Open, chain: Sequence[_Open]) -> None:
+    def opened(range_: _HostRange, chain: Sequence[_HostRange]) -> None:
         if range_.name.startswith(_BACKWARD):
             host.backward_ends = max(host.backward_ends, range_.end)
         elif _is_optimizer(range_.name):
@@ -195,14 +195,14 @@ def _host(events: Sequence[Mapping[str, Any]]) -> _Host:
         if number is not None and module is not None and not differentiates:
             host.modules[int(number)] = module
 
-    _sweep(events, note, opened)
+    _walk_threads(events, note, opened)
     return host
 
 
-def _sweep(
+def _walk_threads(
     events: Sequence[Mapping[str, Any]],
-    call: Callable[[Mapping[str, Any], Sequence[_Open]], None],
-    opened: Callable[[_Open, Sequence[_Open]], None] = lambda _range, _chain: None,
+    call: Callable[[Mapping[str, Any], Sequence[_HostRange]], None],
+    opened: Callable[[_HostRange, Sequence[_HostRange]], None] = lambda _range, _chain: None,
 ) -> None:
     """Walk every host thread in time, telling of each GPU call what was open around it."""
     threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
@@ -212,7 +212,7 @@ def _sweep(
     for mine in threads.values():
         # Of ranges that begin together the longer is the outer.
         mine.sort(key=lambda event: (float(event["ts"]), -float(event.get("dur", 0.0))))
-        stack: list[_Open] = []
+        stack: list[_HostRange] = []
         for event in mine:
             start = float(event["ts"])
             while stack and stack[-1].end <= start:
@@ -220,7 +220,7 @@ def _sweep(
             if event["cat"] in _CALLS:
                 call(event, stack)
                 continue
-            range_ = _Open(
+            range_ = _HostRange(
                 str(event["name"]),
                 start,
                 start + float(event.get("dur", 0.0)),
@@ -234,12 +234,12 @@ def _correlation(event: Mapping[str, Any]) -> int:
     return int(event.get("args", {}).get("correlation", -1))
 
 
-def _activity(event: Mapping[str, Any], kind: NodeKind, host: _Host) -> Activity:
-    """Say what asked for something the GPU does, or was told to do."""
+def _activity(event: Mapping[str, Any], kind: NodeKind, host: _HostTimeline) -> TracedActivity:
+    """Return an activity of the GPU, with what asked for it."""
     chain = host.chains.get(_correlation(event), ())
     launched_at = host.at.get(_correlation(event), float(event["ts"]))
     operator = _operator(chain)
-    return Activity(
+    return TracedActivity(
         kind=kind,
         start_s=float(event["ts"]) * _US,
         duration_s=float(event.get("dur", 0.0)) * _US,
@@ -257,7 +257,7 @@ def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:
     return (x, y, z)
 
 
-def _operator(chain: Sequence[_Open]) -> _Open | None:
+def _operator(chain: Sequence[_HostRange]) -> _HostRange | None:
     """Return the innermost operator that is not a module, a phase or autograd's own frame."""
     for range_ in reversed(chain):
         name = range_.name
@@ -277,7 +277,7 @@ def _is_optimizer(name: str) -> bool:
     return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
 
 
-def _pass(name: str, chain: Sequence[_Open], launched_at: float, host: _Host) -> Pass:
+def _pass(name: str, chain: Sequence[_HostRange], launched_at: float, host: _HostTimeline) -> Pass:
     """Tell the pass from what was open, and on the main thread from what is still to come."""
     names = [range_.name for range_ in chain]
     if name.startswith("ncclDevKernel") or any(n.startswith(("nccl:", "c10d::")) for n in names):
@@ -295,14 +295,14 @@ def _pass(name: str, chain: Sequence[_Open], launched_at: float, host: _Host) ->
     return Pass.OTHER
 
 
-def _innermost_module(chain: Sequence[_Open]) -> str | None:
+def _innermost_module(chain: Sequence[_HostRange]) -> str | None:
     for range_ in reversed(chain):
         if range_.name.startswith(MODULE_MARK):
             return range_.name.removeprefix(MODULE_MARK)
     return None
 
 
-def _module(chain: Sequence[_Open], host: _Host) -> str:
+def _module(chain: Sequence[_HostRange], host: _HostTimeline) -> str:
     """Return the module an activity ran for.
 
     In the backward pass it is the module of the forward operator with the same sequence number.
