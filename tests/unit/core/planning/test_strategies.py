@@ -60,8 +60,8 @@ def energy(arm: Arm) -> float:
     return math.inf if arm.energy_j is None else arm.energy_j
 
 
-def by_name(found: ComparedStrategies) -> dict[str, Arm]:
-    return {arm.name: arm for arm in found.arms}
+def by_name(compared: ComparedStrategies) -> dict[str, Arm]:
+    return {arm.name: arm for arm in compared.arms}
 
 
 def product(objective: Objective, time_s: float, energy_j: float) -> float:
@@ -98,9 +98,9 @@ def test_a_looser_budget_never_costs_more_energy(
 def test_every_feasible_arm_keeps_the_budget(
     table: CostTable, budget: float, aggregate: Aggregate
 ) -> None:
-    found = compare_strategies(table, Goal(max_slowdown=budget, aggregate=aggregate))
+    compared = compare_strategies(table, Goal(max_slowdown=budget, aggregate=aggregate))
 
-    for arm in found.arms[1:]:
+    for arm in compared.arms[1:]:
         assert arm.time_change is None or arm.time_change <= budget + 1e-9
 
 
@@ -109,13 +109,13 @@ def test_every_feasible_arm_keeps_the_budget(
 def test_local_arms_keep_the_budget_kernel_by_kernel_or_pass_by_pass(
     table: CostTable, budget: float
 ) -> None:
-    found = compare_strategies(table, Goal(max_slowdown=budget, aggregate=Aggregate.LOCAL))
+    compared = compare_strategies(table, Goal(max_slowdown=budget, aggregate=Aggregate.LOCAL))
 
     kernels = np.arange(len(table.kernels))
     auto_s = table.time_s[:, table.baseline]
-    plan_s = table.time_s[kernels, found.settings[Strategy.KERNEL_LOCAL]]
+    plan_s = table.time_s[kernels, compared.settings[Strategy.KERNEL_LOCAL]]
     assert (plan_s <= auto_s * (1 + budget) * (1 + 1e-9)).all()
-    plan_s = table.time_s[kernels, found.settings[Strategy.PASS]]
+    plan_s = table.time_s[kernels, compared.settings[Strategy.PASS]]
     for pass_ in Pass:
         belongs = np.array([kernel.pass_ is pass_ for kernel in table.kernels])
         assert plan_s[belongs].sum() <= auto_s[belongs].sum() * (1 + budget) * (1 + 1e-9)
@@ -127,11 +127,11 @@ def test_an_arms_figures_are_those_of_its_settings(
     table: CostTable, budget: float, objective: Objective, aggregate: Aggregate
 ) -> None:
     goal = Goal(max_slowdown=budget, objective=objective, aggregate=aggregate)
-    found = compare_strategies(table, goal)
+    compared = compare_strategies(table, goal)
 
     kernels = np.arange(len(table.kernels))
-    for arm in found.arms:
-        chosen = found.settings[arm.name]
+    for arm in compared.arms:
+        chosen = compared.settings[arm.name]
         assert arm.time_s == pytest.approx(table.time_s[kernels, chosen].sum())
         assert arm.energy_j == pytest.approx(table.energy_j[kernels, chosen].sum())
         assert arm.time_s is not None
@@ -145,11 +145,11 @@ def test_an_arms_figures_are_those_of_its_settings(
 def test_kernels_that_share_clocks_get_the_same(
     table: CostTable, budget: float, objective: Objective
 ) -> None:
-    found = compare_strategies(table, Goal(max_slowdown=budget, objective=objective))
+    compared = compare_strategies(table, Goal(max_slowdown=budget, objective=objective))
 
-    assert len(set(found.settings[Strategy.BEST_FIXED].tolist())) == 1
-    for one, mine in zip(table.kernels, found.settings[Strategy.PASS], strict=True):
-        for other, theirs in zip(table.kernels, found.settings[Strategy.PASS], strict=True):
+    assert len(set(compared.settings[Strategy.BEST_FIXED].tolist())) == 1
+    for one, mine in zip(table.kernels, compared.settings[Strategy.PASS], strict=True):
+        for other, theirs in zip(table.kernels, compared.settings[Strategy.PASS], strict=True):
             assert one.pass_ is not other.pass_ or mine == theirs
 
 
@@ -175,9 +175,9 @@ def test_edp_and_ed2p_are_least_over_all_choices(table: CostTable, objective: Ob
 @settings(deadline=None)
 @given(cost_tables(), st.sampled_from([Objective.EDP, Objective.ED2P, Objective.ENERGY]))
 def test_alone_every_kernel_takes_its_own_best(table: CostTable, objective: Objective) -> None:
-    found = compare_strategies(table, Goal(objective=objective, aggregate=Aggregate.LOCAL))
+    compared = compare_strategies(table, Goal(objective=objective, aggregate=Aggregate.LOCAL))
 
-    for k, s in enumerate(found.settings[Strategy.KERNEL_LOCAL]):
+    for k, s in enumerate(compared.settings[Strategy.KERNEL_LOCAL]):
         values = [
             product(objective, time_s, energy_j) if math.isfinite(time_s) else math.inf
             for time_s, energy_j in zip(table.time_s[k], table.energy_j[k], strict=True)
@@ -190,10 +190,10 @@ def test_alone_every_kernel_takes_its_own_best(table: CostTable, objective: Obje
 @settings(deadline=None)
 @given(cost_tables(), aggregates)
 def test_least_energy_is_the_sum_of_the_least(table: CostTable, aggregate: Aggregate) -> None:
-    found = compare_strategies(table, Goal(objective=Objective.ENERGY, aggregate=aggregate))
+    compared = compare_strategies(table, Goal(objective=Objective.ENERGY, aggregate=aggregate))
 
     least_j = table.energy_j.min(axis=1).sum()
-    assert by_name(found)[Strategy.KERNEL_GLOBAL].energy_j == pytest.approx(least_j)
+    assert by_name(compared)[Strategy.KERNEL_GLOBAL].energy_j == pytest.approx(least_j)
 
 
 @settings(deadline=None)
@@ -230,10 +230,10 @@ def test_an_infeasible_arm_has_no_settings() -> None:
         baseline=0,
     )
 
-    found = compare_strategies(table, Goal(max_slowdown=-0.5))
+    compared = compare_strategies(table, Goal(max_slowdown=-0.5))
 
-    assert set(found.settings) == {"auto"}
-    assert [arm.status for arm in found.arms] == [Status.BASELINE, *[Status.INFEASIBLE] * 4]
+    assert set(compared.settings) == {"auto"}
+    assert [arm.status for arm in compared.arms] == [Status.BASELINE, *[Status.INFEASIBLE] * 4]
 
 
 @settings(deadline=None)
@@ -242,13 +242,13 @@ def test_the_frontier_is_that_of_the_chosen_granularity(
     table: CostTable, granularity: Granularity
 ) -> None:
     goal = Goal(granularity=granularity, max_slowdown=1e6)
-    found = compare_strategies(table, goal)
-    arms = by_name(found)
+    compared = compare_strategies(table, goal)
+    arms = by_name(compared)
 
-    times_s = [point.time_s for point in found.frontier]
+    times_s = [point.time_s for point in compared.frontier]
     assert times_s == sorted(times_s)
-    assert found.frontier[0].time_change == pytest.approx(found.fastest_change, abs=1e-12)
-    assert found.frontier[-1].energy_change == pytest.approx(
+    assert compared.frontier[0].time_change == pytest.approx(compared.fastest_change, abs=1e-12)
+    assert compared.frontier[-1].energy_change == pytest.approx(
         arms[goal.chosen].energy_change, abs=1e-12
     )
 
@@ -263,9 +263,9 @@ def test_a_long_frontier_is_thinned() -> None:
         baseline=7,
     )
 
-    found = compare_strategies(table, Goal())
+    compared = compare_strategies(table, Goal())
 
-    assert 150 < len(found.frontier) <= 200
+    assert 150 < len(compared.frontier) <= 200
 
 
 @pytest.mark.parametrize("max_slowdown", [-1.0, -2.0, math.inf, math.nan])
@@ -293,10 +293,10 @@ def test_the_chosen_arm_is_one_of_those_compared(
 @settings(deadline=None)
 @given(cost_tables(), budgets)
 def test_choices_and_their_cost_add_up_to_the_arm(table: CostTable, budget: float) -> None:
-    found = compare_strategies(table, Goal(max_slowdown=budget))
-    arm = by_name(found)[Strategy.KERNEL_GLOBAL]
+    compared = compare_strategies(table, Goal(max_slowdown=budget))
+    arm = by_name(compared)[Strategy.KERNEL_GLOBAL]
 
-    chosen = choices(table, found.settings[Strategy.KERNEL_GLOBAL])
+    chosen = choices(table, compared.settings[Strategy.KERNEL_GLOBAL])
     again = cost_of(table, {name: choice.clocks for name, choice in chosen.items()})
 
     assert again == arm.cost
