@@ -90,7 +90,8 @@ class Arm(Record, frozen=True, kw_only=True):
             was optimised or nothing found.
         time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
             costs are taken as measured, without a fit.
-        energy_interval: Likewise of ``energy_change``.
+        energy_interval: Least and greatest ``energy_change`` with 95 % confidence; ``None`` in the
+            same case.
     """
 
     name: Strategy
@@ -154,7 +155,7 @@ class Segment(Record, frozen=True, kw_only=True):
     Attributes:
         launches: How many.
         core_mhz: Core clock; ``None`` is auto.
-        mem_mhz: Memory clock, likewise.
+        mem_mhz: Memory clock; ``None`` is auto.
     """
 
     launches: int
@@ -193,7 +194,8 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
         time_change: Fraction of auto; ``None`` where no schedule was found.
         energy_change: Fraction of auto; ``None`` where no schedule was found.
         switches: In one step; ``None`` where no schedule was found.
-        gap: How far the energy may be from the least, as a fraction; ``None`` likewise.
+        gap: How far the energy may be from the least, as a fraction; ``None`` where no schedule was
+            found.
         hardware: Known hardware with about that latency; empty for none.
     """
 
@@ -247,8 +249,10 @@ class Plan(Record, frozen=True, kw_only=True):
         order: The launch sequence, as indices into ``runs``; empty when unknown.
         source: ``FILE.py:FUNCTION`` of a traced step; empty for any other.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
-        latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
-        proposals: What longer segments would bring, greatest saving first; empty likewise.
+        latency_curve: What could be achieved at other latencies, shortest first; empty where
+            switching was taken as free.
+        proposals: What longer segments would bring, greatest saving first; empty where switching
+            was taken as free.
         warnings: Sentences the reader must see beside the numbers.
     """
 

@@ -25,7 +25,7 @@ _LEAST_CONTRAST = 0.005  # of a duration: heat and noise move levels by about th
 _ARRIVED = 0.05  # of the new duration: so far from it counts as there
 _ARRIVED_SIGMAS = 4.0
 _LONG_TICKS = 3.0  # a tick this much longer than any ordinary one did not work all the time
-_LONG_BEFORE = 1.5  # likewise, against the longest seen before anything was asked
+_LONG_BEFORE = 1.5  # or than the longest before anything was asked: then it did not either
 _LEAST_SPREAD = 0.01  # of the median: repeats this near are no outliers
 
 
