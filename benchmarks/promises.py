@@ -152,9 +152,10 @@ TOLD = 1e-9  # of a step's time: what rounding makes of a budget used whole
 
 def page(campaigns: list[Mapping[str, Any]], best: Mapping[float, float], command: str) -> str:
     """Return the page."""
+    count = len(campaigns)
     return f"""# Promises against the truth
 
-Every number on this page is **simulated**: GPT-3 XL on `sim:{GPU}`, {len(campaigns)} campaigns, each
+Every number on this page is **simulated**: GPT-3 XL on `sim:{GPU}`, {count} campaigns, each
 with noise of its own. The truth is the simulated GPU's hidden physics at the temperature the step
 runs at, and the mean of 400 runs of the whole step at auto clocks.
 

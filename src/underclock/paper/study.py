@@ -75,7 +75,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
+class _SearchedStep:
     """A step measured at every clock pair of the grid.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Findings:
 
     gpu: GpuFinding
     step: Step
-    search: _Search
+    search: _SearchedStep
     plans: dict[tuple[Objective, Aggregate], Plan]
     validation: Validation
     transfers: Transfers
@@ -210,7 +210,7 @@ def simulated_gpu(gpu: str) -> GpuFinding:
     return examine(gpu).gpus[0]
 
 
-def _search(step: Step, conditions: Conditions) -> _Search:
+def _search(step: Step, conditions: Conditions) -> _SearchedStep:
     """Measure every kernel at every clock pair; isolated kernels only, as in the paper."""
     gpu_s = 0.0
 
@@ -229,7 +229,7 @@ def _search(step: Step, conditions: Conditions) -> _Search:
             seed=conditions.seed,
             progress=note,
         )
-    return _Search(sample_set=sample_set, gpu_s=gpu_s)
+    return _SearchedStep(sample_set=sample_set, gpu_s=gpu_s)
 
 
 def _transfers(discovered: Plan, conditions: Conditions) -> Transfers:

@@ -56,13 +56,7 @@ def predict(
         UsageError: No model of that GPU, or a budget below auto.
         DataError: The samples cannot be read, or a kernel has none at auto.
     """
-    if not 0 <= max_slowdown < np.inf:
-        raise UsageError(
-            f"cannot predict a change of time of {max_slowdown:+.2%} or less",
-            hint="--max-slowdown 0 or more: auto itself keeps such a budget",
-        )
-    if draws < 1:
-        raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
+    _check(max_slowdown, draws)
     sample_set = as_samples(samples)
     baseline = baseline or AUTO
     used = at_baseline(sample_set, baseline)
@@ -96,6 +90,16 @@ def predict(
             *_warnings(sample_set.gpu.name, model, unused, counted, len(runs)),
         ),
     )
+
+
+def _check(max_slowdown: float, draws: int) -> None:
+    if not 0 <= max_slowdown < np.inf:
+        raise UsageError(
+            f"cannot predict a change of time of {max_slowdown:+.2%} or less",
+            hint="--max-slowdown 0 or more: auto itself keeps such a budget",
+        )
+    if draws < 1:
+        raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
 
 
 def prior_of(model: GpuModel) -> Prior:
