@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
+from underclock.core.prediction.extrapolation import AskedClocks, DrawnKernel, ratios_to_run
 from underclock.core.prediction.prior import (
     BaselineRun,
     LogDeviations,
@@ -36,11 +37,9 @@ from underclock.core.prediction.time_shares import (
     kernel_with_shares,
     shares_from_dram,
 )
-from underclock.physics.cap import capped_core_mhz
-from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w, idle_w
+from underclock.physics.constants import GpuConstants
+from underclock.physics.power import idle_w
 from underclock.physics.thermal import boost_mhz
-from underclock.physics.timing import duration_s
 from underclock.records import Clocks
 
 _CANDIDATES = 12  # shared constants looked at for each draw
@@ -90,7 +89,7 @@ def draw_costs(
         seed: Of the draws.
     """
     random = np.random.default_rng(seed)
-    asked = _AskedClocks.of(settings)
+    asked = AskedClocks.of(settings)
     time = np.empty((draws, len(runs), len(settings)))
     energy = np.empty_like(time)
     likeness = np.stack([_likeness(prior, run) for run in runs])
@@ -100,29 +99,10 @@ def draw_costs(
             weight = likeness[k] * shared.hyper.popularity
             n = int(random.choice(len(weight), p=weight / weight.sum()))
             kernel = _draw_kernel(prior, shared, prior.references[n], run, random)
-            ratios = _ratios_to_run(shared.gpu, kernel, asked)
+            ratios = ratios_to_run(shared.gpu, kernel, asked)
             time[d, k] = ratios.time * shared.time_factor
             energy[d, k] = ratios.energy * shared.time_factor * shared.power_factor
     return CostDraws(time=time, energy=energy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AskedClocks:
-    """The clocks of every setting; ``nan`` is auto. Shapes (S,)."""
-
-    core_mhz: Floats
-    mem_mhz: Floats
-
-    @classmethod
-    def of(cls, settings: Sequence[Clocks]) -> "_AskedClocks":
-        core_mhz, mem_mhz = (
-            np.array([math.nan if mhz is None else float(mhz) for mhz in column])
-            for column in (
-                [clocks.core_mhz for clocks in settings],
-                [clocks.mem_mhz for clocks in settings],
-            )
-        )
-        return cls(core_mhz=core_mhz, mem_mhz=mem_mhz)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,31 +167,6 @@ class _SharedDraw:
             time_factor=_factor(prior.deviations.time, random),
             power_factor=_factor(prior.deviations.power, random),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DrawnKernel:
-    """One kernel of one draw.
-
-    Attributes:
-        constants: The kernel's constants, which reproduce the run.
-        run: What was measured.
-        point: The run's conditions; what nobody read of them is drawn.
-        limit_w: Power that the kernel cannot exceed.
-    """
-
-    constants: KernelConstants
-    run: BaselineRun
-    point: OperatingPoint
-    limit_w: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ratios:
-    """Costs at settings over those of the run. Shapes (S,)."""
-
-    time: Floats
-    energy: Floats
 
 
 def _factor(deviation: float, random: np.random.Generator) -> float:
@@ -282,7 +237,7 @@ def _draw_kernel(
     reference: ReferenceKernel,
     run: BaselineRun,
     random: np.random.Generator,
-) -> _DrawnKernel:
+) -> DrawnKernel:
     """Draw a kernel that reproduces a run, with time shares near those of a reference."""
     gpu = shared.gpu
     shares = _draw_shares(shared, reference.shares, run, random)
@@ -294,7 +249,7 @@ def _draw_kernel(
         mem_mhz=run.mem_mhz,
         temperature_c=warm_c,
     )
-    return _DrawnKernel(
+    return DrawnKernel(
         constants=kernel_with_shares(gpu, shares, point, shared.dram_j_per_mcycle),
         run=run,
         point=point,
@@ -338,32 +293,3 @@ def _draw_core_mhz(
         return run.core_mhz
     highest = boost_mhz(gpu, warm_c)
     return highest * float(random.uniform(_SLOWEST, 1.0)) if run.capped else highest
-
-
-def _ratios_to_run(gpu: GpuConstants, drawn: _DrawnKernel, asked: _AskedClocks) -> _Ratios:
-    """Return what a drawn kernel costs at settings, over what it cost in its run."""
-    kernel, run, point = drawn.constants, drawn.run, drawn.point
-    warm_c, limit_w = point.temperature_c, drawn.limit_w
-    boost = boost_mhz(gpu, warm_c)
-    auto_mhz = max(point.core_mhz, boost) if run.capped else point.core_mhz
-    core_mhz = np.where(np.isnan(asked.core_mhz), auto_mhz, asked.core_mhz)
-    if not run.locked:
-        core_mhz = np.minimum(core_mhz, auto_mhz)
-    mem_mhz = np.where(np.isnan(asked.mem_mhz), run.mem_mhz, asked.mem_mhz)
-    drawn_w = np.minimum(busy_w(gpu, kernel, core_mhz, mem_mhz, warm_c), limit_w)
-    settled_c = warm_c + gpu.c_per_w * (drawn_w - run.power_w)
-    if not run.locked:  # a cooler GPU boosts higher
-        for s in np.flatnonzero(~(asked.core_mhz < auto_mhz)).tolist():
-            cooler_mhz = auto_mhz * boost_mhz(gpu, float(settled_c[s])) / boost
-            core_mhz[s] = np.fmin(asked.core_mhz[s], cooler_mhz)
-    over: Bools = busy_w(gpu, kernel, core_mhz, mem_mhz, settled_c) > limit_w
-    for mem in np.unique(mem_mhz[over]).tolist():
-        rows = mem_mhz == mem
-        bins_mhz = np.unique(core_mhz[rows])
-        most = capped_core_mhz(gpu, kernel, bins_mhz, mem, warm_c, limit_w)
-        core_mhz[rows] = np.minimum(core_mhz[rows], most)
-    power_w = busy_w(gpu, kernel, core_mhz, mem_mhz, settled_c)
-    run_w = float(busy_w(gpu, kernel, point.core_mhz, run.mem_mhz, warm_c))
-    run_s = float(duration_s(gpu, kernel, point.core_mhz, run.mem_mhz))
-    time = duration_s(gpu, kernel, core_mhz, mem_mhz) / run_s
-    return _Ratios(time=time, energy=time * power_w / run_w)
