@@ -28,6 +28,8 @@ from underclock.records import POWER_CAP_REASON, Arm, Clocks, Cost, Sample, Samp
 from underclock.records.observed import Interval, PredictedArm
 
 _NEAR_CAP = 0.93  # where nobody asked for event reasons
+# Of the power limit: less is below any GPU at rest, and no mean over a launch overshoots by more.
+_LEAST_POWER, _MOST_POWER = 0.01, 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +87,31 @@ def baseline_runs(
         baseline: Its clocks.
         mem_mhz: Memory clock that auto stands for, where nobody read it.
         limit_w: Power limit.
+
+    Raises:
+        DataError: A power that no GPU with such a limit draws.
     """
+    by_kernel: dict[str, list[Sample]] = {kernel.name: [] for kernel in sample_set.kernels}
+    for sample in sample_set.samples:
+        by_kernel[sample.kernel].append(sample)
     return [
-        _run(
-            [sample for sample in sample_set.samples if sample.kernel == kernel.name],
-            baseline,
-            mem_mhz,
-            limit_w,
-        )
-        for kernel in sample_set.kernels
+        _checked(name, _run(samples, baseline, mem_mhz, limit_w), limit_w)
+        for name, samples in by_kernel.items()
     ]
+
+
+def _checked(kernel: str, run: BaselineRun, limit_w: float) -> BaselineRun:
+    """Refuse a run whose power tells of wrong units; constants that reproduce it have no meaning.
+
+    Raises:
+        DataError: It draws far more, or far less, than the power limit.
+    """
+    if _LEAST_POWER * limit_w <= run.power_w <= _MOST_POWER * limit_w:
+        return run
+    raise DataError(
+        f"{kernel!r} draws {run.power_w:.4g} W in the mean on a GPU limited to {limit_w:.4g} W",
+        hint="check the units: times are in seconds of one launch, energies in joules",
+    )
 
 
 def draw_tables(

@@ -174,14 +174,14 @@ def test_nothing_is_said_without_reference_kernels() -> None:
     ],
 )
 def test_every_draw_is_a_possible_gpu(run: BaselineRun) -> None:
-    found = draw_costs(_PRIOR, [run], _CLOCKS, draws=20, seed=0)
+    costs = draw_costs(_PRIOR, [run], _CLOCKS, draws=20, seed=0)
 
-    assert found.time.shape == found.energy.shape == (20, 1, 6)
-    assert np.isfinite(found.time).all()
-    assert (found.time > 0).all()
-    assert (found.energy > 0).all()
+    assert costs.time.shape == costs.energy.shape == (20, 1, 6)
+    assert np.isfinite(costs.time).all()
+    assert (costs.time > 0).all()
+    assert (costs.energy > 0).all()
     # A slower core never makes a kernel faster.
-    assert (np.diff(found.time[:, 0, :5], axis=1) <= 1e-12).all()
+    assert (np.diff(costs.time[:, 0, :5], axis=1) <= 1e-12).all()
 
 
 def test_the_same_seed_draws_alike() -> None:
@@ -195,8 +195,8 @@ def test_the_same_seed_draws_alike() -> None:
 
 def test_counters_tell_what_a_clock_costs() -> None:
     runs = [_run(), _run(utilisation=_COPY), _run(utilisation=_PRODUCT)]
-    found = draw_costs(_PRIOR, runs, _CLOCKS, draws=200, seed=0)
-    unknown, copy, product = found.time[:, :, 3].T
+    costs = draw_costs(_PRIOR, runs, _CLOCKS, draws=200, seed=0)
+    unknown, copy, product = costs.time[:, :, 3].T
 
     assert copy.mean() < unknown.mean() < product.mean()
     assert max(copy.std(), product.std()) < unknown.std()
@@ -213,7 +213,7 @@ def test_what_is_less_known_spreads_more() -> None:
 
 
 def test_no_memory_clock_is_free_where_memory_bounds() -> None:
-    found = draw_costs(
+    costs = draw_costs(
         _PRIOR,
         [_run(utilisation=_COPY)],
         [Clocks(mem_mhz=5001), Clocks(mem_mhz=9251), AUTO],
@@ -221,11 +221,11 @@ def test_no_memory_clock_is_free_where_memory_bounds() -> None:
         seed=0,
     )
 
-    assert np.median(found.time[:, 0, 0]) > 1.3
-    assert np.median(found.time[:, 0, 2]) == pytest.approx(1.0, abs=0.01)
+    assert np.median(costs.time[:, 0, 0]) > 1.3
+    assert np.median(costs.time[:, 0, 2]) == pytest.approx(1.0, abs=0.01)
 
 
-def _profile(*samples: Sample, in_situ: tuple[Sample, ...] = ()) -> SampleSet:
+def _sample_set(*samples: Sample, in_situ: tuple[Sample, ...] = ()) -> SampleSet:
     names = dict.fromkeys(sample.kernel for sample in samples)
     return SampleSet(
         evidence=Evidence.MEASURED,
@@ -252,19 +252,19 @@ def _tables(sample_set: SampleSet, baseline: Clocks = AUTO, draws: int = 30) -> 
 
 def test_only_the_baseline_is_looked_at() -> None:
     locked = msgspec.structs.replace(_TWO[0], asked=Clocks(core_mhz=900))
-    found = at_baseline(_profile(*_TWO, locked, in_situ=_TWO[:1]), AUTO)
+    kept = at_baseline(_sample_set(*_TWO, locked, in_situ=_TWO[:1]), AUTO)
 
-    assert found.samples == _TWO
-    assert found.in_situ == _TWO[:1]
+    assert kept.samples == _TWO
+    assert kept.in_situ == _TWO[:1]
 
 
 def test_locked_rows_can_be_the_baseline_but_the_step_was_not_run_there() -> None:
     asked = Clocks(core_mhz=1500)
     locked = tuple(msgspec.structs.replace(s, asked=asked, observed=None) for s in _TWO)
-    found = at_baseline(_profile(*locked, in_situ=_TWO[:1]), asked)
-    runs = baseline_runs(found, asked, mem_mhz=_TOP, limit_w=350.0)
+    kept = at_baseline(_sample_set(*locked, in_situ=_TWO[:1]), asked)
+    runs = baseline_runs(kept, asked, mem_mhz=_TOP, limit_w=350.0)
 
-    assert not found.in_situ
+    assert not kept.in_situ
     assert [run.locked for run in runs] == [True, True]
     assert [run.core_mhz for run in runs] == [1500, None]  # the cap outranks a lock
 
@@ -273,13 +273,13 @@ def test_a_kernel_without_a_row_at_auto_is_named() -> None:
     locked = msgspec.structs.replace(_TWO[1], asked=Clocks(core_mhz=900))
 
     with pytest.raises(DataError, match="'b' has no sample at core auto"):
-        at_baseline(_profile(_TWO[0], locked), AUTO)
+        at_baseline(_sample_set(_TWO[0], locked), AUTO)
 
 
 def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
     bare = Sample(kernel="a", time_s=3e-3, energy_j=0.75)
     seen = msgspec.structs.replace(_TWO[0], observed=Clocks(), utilisation=_COPY)
-    (run,) = baseline_runs(_profile(bare, seen), AUTO, mem_mhz=_TOP, limit_w=350.0)
+    (run,) = baseline_runs(_sample_set(bare, seen), AUTO, mem_mhz=_TOP, limit_w=350.0)
 
     assert run == BaselineRun(
         time_s=2e-3,
@@ -291,15 +291,24 @@ def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
     )
 
 
+@pytest.mark.parametrize(("time_s", "energy_j"), [(1e-3, 250.0), (1.0, 0.25)])
+def test_a_power_that_tells_of_wrong_units_is_refused(time_s: float, energy_j: float) -> None:
+    wrong = Sample(kernel="a", time_s=time_s, energy_j=energy_j)
+
+    with pytest.raises(DataError, match="'a' draws") as caught:
+        baseline_runs(_sample_set(wrong), AUTO, mem_mhz=_TOP, limit_w=350.0)
+    assert "units" in caught.value.hint
+
+
 def test_without_event_reasons_power_tells_who_is_capped() -> None:
     hungry = Sample(kernel="a", time_s=1.0, energy_j=345.0)
-    (run,) = baseline_runs(_profile(hungry), AUTO, mem_mhz=_TOP, limit_w=350.0)
+    (run,) = baseline_runs(_sample_set(hungry), AUTO, mem_mhz=_TOP, limit_w=350.0)
 
     assert run.capped
 
 
 def test_the_baseline_costs_what_was_measured_in_every_draw() -> None:
-    tables = _tables(_profile(*_TWO))
+    tables = _tables(_sample_set(*_TWO))
     place = tables.measured.baseline
 
     assert tables.measured.settings == (*_SETTINGS, AUTO)
@@ -309,7 +318,7 @@ def test_the_baseline_costs_what_was_measured_in_every_draw() -> None:
 
 def test_the_whole_step_settles_what_auto_costs() -> None:
     step = Sample(kernel="train", time_s=5.9e-3, energy_j=1.85)
-    tables = _tables(_profile(*_TWO, in_situ=(step,)))
+    tables = _tables(_sample_set(*_TWO, in_situ=(step,)))
 
     assert tables.measured.auto_time_s == pytest.approx(5.9e-3)
     assert np.allclose(tables.energy_j[:, :, tables.measured.baseline].sum(axis=1), 1.85)
@@ -317,7 +326,7 @@ def test_the_whole_step_settles_what_auto_costs() -> None:
 
 
 def test_freer_ways_and_looser_budgets_save_more() -> None:
-    tables = _tables(_profile(*_TWO))
+    tables = _tables(_sample_set(*_TWO))
     savings = {}
     for budget in (0.0, 0.05):
         for arm in savings_after_measuring(tables, budget, 0.95):
@@ -332,11 +341,11 @@ def test_freer_ways_and_looser_budgets_save_more() -> None:
 
 def test_a_budget_that_nothing_keeps_is_no_budget() -> None:
     with pytest.raises(ValueError, match="below the baseline"):
-        savings_after_measuring(_tables(_profile(*_TWO), draws=2), -0.9, 0.95)
+        savings_after_measuring(_tables(_sample_set(*_TWO), draws=2), -0.9, 0.95)
 
 
 def test_who_does_not_measure_saves_less() -> None:
-    tables = _tables(_profile(*_TWO))
+    tables = _tables(_sample_set(*_TWO))
     unmeasured = savings_without_measuring(tables, 0.05, 0.95)
     informed = {arm.name: arm for arm in savings_after_measuring(tables, 0.05, 0.95)}[
         Strategy.KERNEL_GLOBAL
