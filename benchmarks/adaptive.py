@@ -19,7 +19,7 @@ from underclock.core.model.parameters import Shared
 from underclock.core.model.posterior import posterior_of
 from underclock.core.model.rows import rows_of
 from underclock.core.model.subsample import fitted
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.core.sampling.acquisition import prices
 from underclock.records import SampleSet
 from underclock.stages.campaign import Campaign, Grid

@@ -142,7 +142,7 @@ def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
     """
     step = launcher.traced.step
     off_cap = [i for i, k in enumerate(step.order) if step.kernels[k].kind != "gemm"]
-    nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.units[i].nodes]
+    nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.groups[i].nodes]
     launcher.rewind(0)
     with Chain(nodes) as chain:
         once = [_timed(torch, _launching(chain), 20) / 20 for _ in range(7)]

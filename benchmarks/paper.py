@@ -64,17 +64,17 @@ def _percents(values: Iterable[float | None]) -> list[str]:
 
 def _quoted(study: Study) -> str:
     parts = []
-    for group, figures in groupby(study.figures, key=lambda figure: figure.group):
+    for group, numbers in groupby(study.quoted, key=lambda number: number.group):
         rows = [
             [
-                figure.name,
+                number.name,
                 *(
-                    number_text(value, figure.unit)
-                    for value in (figure.paper, figure.ours, figure.difference)
+                    number_text(value, number.unit)
+                    for value in (number.paper, number.ours, number.difference)
                 ),
-                figure.unit,
+                number.unit,
             ]
-            for figure in figures
+            for number in numbers
         ]
         parts.append(f"### {group}\n\n" + _table(("", "paper", "ours", "difference", ""), rows))
     return "## Every quoted number\n\nThe difference is ours less the paper's.\n\n" + "\n".join(

@@ -1,11 +1,11 @@
 """Predict savings from one clock, compare with full sweeps, and write docs/evidence/prediction.md.
 
-Usage: python benchmarks/foresight.py [FOLDER]   (default: ../shared/data/measured)
+Usage: python benchmarks/prediction.py [FOLDER]   (default: ../shared/data/measured)
 
 Simulated: a GPT-3 XL step on simulated GPUs, predicted from its samples at auto clocks; the truth
 is a plan on all its samples. Replayed: of each measured sweep, kernels are left out in five folds;
-what is known comes from the other kernels, the prediction from one row of each left-out kernel,
-and the truth from all their rows.
+the prior comes from the other kernels, the prediction from one row of each left-out kernel, and the
+truth from all their rows.
 """
 
 import dataclasses
@@ -28,14 +28,20 @@ from underclock.core.calibration.gpu import calibrate
 from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.knapsack import Exact, Problem
-from underclock.core.prediction.prior import FITTED, PUBLISHED, Known, members_of
-from underclock.core.prediction.savings import Tables, at_baseline, interval, runs_of, tables_of
+from underclock.core.prediction.prior import FITTED, PUBLISHED, Prior, reference_kernels
+from underclock.core.prediction.savings import (
+    CostTableDraws,
+    at_baseline,
+    baseline_runs,
+    draw_tables,
+    interval,
+)
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel, encode
 from underclock.gpus.specs import SPECS
-from underclock.records import SampleSet
+from underclock.records import SampleSet, Strategy
 from underclock.records.observed import Interval
-from underclock.stages.predict import DRAWS, members, settings_of
+from underclock.stages.predict import DRAWS, own_kernels, settings_of
 from underclock.store import read_samples, read_table
 from underclock.units import format_percent
 
@@ -60,12 +66,12 @@ class Case:
     group: str
     budget: float
     truth: float
-    said: Interval
+    predicted: Interval
 
     @property
     def covered(self) -> bool:
         """Whether the truth lies in the interval."""
-        return self.said.low - _ROUNDING <= self.truth <= self.said.high + _ROUNDING
+        return self.predicted.low - _ROUNDING <= self.truth <= self.predicted.high + _ROUNDING
 
 
 def _without(sweep: Sweep, out: np.ndarray) -> Sweep:
@@ -78,28 +84,28 @@ def _without(sweep: Sweep, out: np.ndarray) -> Sweep:
     )
 
 
-def _from_others(sweep: Sweep, out: np.ndarray, spec: GpuModel) -> Known:
-    """Fit what is known of a GPU to the kernels that are not left out."""
-    found = calibrate(_without(sweep, out), spec.constants)
+def _from_others(sweep: Sweep, out: np.ndarray, spec: GpuModel) -> Prior:
+    """Fit the prior of a GPU to the kernels that are not left out."""
+    fit = calibrate(_without(sweep, out), spec.constants)
     bins_mhz = np.unique(sweep.core_mhz[np.isfinite(sweep.core_mhz)])
-    return Known(
-        gpu=found.gpu,
-        spread=FITTED,
-        members=members_of(found.gpu, found.kernels.values(), bins_mhz, found.limit_w),
-        dram_j_per_mcycle=found.dram_j_per_mcycle,
-        limit_w=found.limit_w,
+    return Prior(
+        gpu=fit.gpu,
+        deviations=FITTED,
+        references=reference_kernels(fit.gpu, fit.kernels.values(), bins_mhz, fit.limit_w),
+        dram_j_per_mcycle=fit.dram_j_per_mcycle,
+        limit_w=fit.limit_w,
     )
 
 
-def _from_data_sheets(name: str, spec: GpuModel) -> Known:
-    """Know published constants only, and the kernels of other GPUs."""
+def _from_data_sheets(name: str, spec: GpuModel) -> Prior:
+    """Return a prior of published constants only, and the kernels of other GPUs."""
     others = [gpu_model(other) for other in _SWEEPS if other != name]
     if spec.throughput is None:
         raise AssertionError(f"{name} has no published rates")
-    return Known(
+    return Prior(
         gpu=spec.constants,
-        spread=PUBLISHED,
-        members=tuple(member for other in others for member in members(other)),
+        deviations=PUBLISHED,
+        references=tuple(kernel for other in others for kernel in own_kernels(other)),
         dram_j_per_mcycle=1e6 * spec.throughput.dram_byte_j * spec.throughput.dram_byte,
         limit_w=spec.limit_w[0] - spec.cap_margin_w,
     )
@@ -124,24 +130,27 @@ def _least(time_s: np.ndarray, energy_j: np.ndarray, place: int, budget: float) 
 def _best(table: CostTable, budget: float) -> float:
     """Return the least energy change of all kernels together within a budget."""
     budget_s = table.auto_time_s * (1.0 + budget)
-    found = Exact().solve(Problem(time_s=table.time_s, energy_j=table.energy_j, budget_s=budget_s))
+    problem = Problem(time_s=table.time_s, energy_j=table.energy_j, budget_s=budget_s)
     rows = np.arange(len(table.kernels))
-    energy_j = math.fsum(table.energy_j[rows, np.array(found.choice)])
+    energy_j = math.fsum(table.energy_j[rows, np.array(Exact().solve(problem).choice)])
     return energy_j / table.auto_energy_j - 1.0
 
 
-def _cases(tables: Tables, truth: CostTable) -> Iterator[Case]:
+def _cases(tables: CostTableDraws, truth: CostTable) -> Iterator[Case]:
     """Compare a group of kernels, as one step and one by one."""
     for budget in _BUDGETS:
         drawn_steps = [_best(tables.draw(d), budget) for d in range(DRAWS)]
-        said = interval(np.array(drawn_steps), _CONFIDENCE)
-        yield Case(group="step", budget=budget, truth=_best(truth, budget), said=said)
-        place = tables.of.baseline
+        predicted = interval(np.array(drawn_steps), _CONFIDENCE)
+        yield Case(group="step", budget=budget, truth=_best(truth, budget), predicted=predicted)
+        place = tables.measured.baseline
         alone = _least(truth.time_s, truth.energy_j, truth.baseline, budget)
         drawn = _least(tables.time_s, tables.energy_j, place, budget)
         for k, one in enumerate(alone.tolist()):
             yield Case(
-                group="kernel", budget=budget, truth=one, said=interval(drawn[:, k], _CONFIDENCE)
+                group="kernel",
+                budget=budget,
+                truth=one,
+                predicted=interval(drawn[:, k], _CONFIDENCE),
             )
 
 
@@ -151,32 +160,34 @@ def _sweep_cases(name: str, table: Path, *, fitted: bool) -> list[Case]:
     whole = cost_table(sample_set)
     baseline = whole.settings[whole.baseline]
     sweep = sweep_of(sample_set, auto_mem_mhz=float(spec.mem_mhz[-1]), limit_w=spec.limit_w[0])
-    found: list[Case] = []
+    cases: list[Case] = []
     for fold in range(_FOLDS):
         out = np.arange(len(sweep.kernels)) % _FOLDS == fold
-        known = _from_others(sweep, out, spec) if fitted else _from_data_sheets(name, spec)
+        prior = _from_others(sweep, out, spec) if fitted else _from_data_sheets(name, spec)
         part = _part(sample_set, {n for k, n in enumerate(sweep.kernels) if out[k]})
         truth = cost_table(part, baseline=baseline)
         seen = at_baseline(part, baseline)
-        runs = runs_of(seen, baseline, mem_mhz=float(spec.mem_mhz[-1]), limit_w=spec.limit_w[0])
-        tables = tables_of(seen, baseline, known, runs, truth.settings, draws=DRAWS, seed=fold)
+        runs = baseline_runs(
+            seen, baseline, mem_mhz=float(spec.mem_mhz[-1]), limit_w=spec.limit_w[0]
+        )
+        tables = draw_tables(seen, baseline, prior, runs, truth.settings, draws=DRAWS, seed=fold)
         absent = ~np.isfinite(truth.time_s)
         tables.time_s[:, absent] = tables.energy_j[:, absent] = np.inf
-        found += _cases(tables, truth)
-    return found
+        cases += _cases(tables, truth)
+    return cases
 
 
 def _simulated(name: str, model: GpuModel | None, folder: Path) -> list[str]:
     """Predict a GPT-3 XL step from auto clocks; the truth is a plan on all its samples."""
-    gpu, found = f"sim:{name}", gpu_model(name)
+    gpu, simulated = f"sim:{name}", gpu_model(name)
     if model is not None:
-        found, file = model, folder / f"{name}.json"
+        simulated, file = model, folder / f"{name}.json"
         file.write_text(encode(model), encoding="utf-8")
         gpu = f"sim:{file}"
-    cores = {clocks.core_mhz for clocks in settings_of(found)}
+    cores = {clocks.core_mhz for clocks in settings_of(simulated)}
     campaign = underclock.Campaign(
         core_mhz=(*sorted(mhz for mhz in cores if mhz is not None), None),
-        mem_mhz=() if found.memory_lockable else (None,),
+        mem_mhz=() if simulated.memory_lockable else (None,),
     )
     samples = folder / f"{name}-{model is None}.db"
     underclock.measure(underclock.trace("gpt3-xl"), gpu=gpu, to=samples, campaign=campaign)
@@ -186,18 +197,23 @@ def _simulated(name: str, model: GpuModel | None, folder: Path) -> list[str]:
     for budget in _BUDGETS:
         best = _best(truth, budget)
         begun = time.perf_counter()
-        said = underclock.predict(sample_set, max_slowdown=budget, like=f"sim:{name}")
+        prediction = underclock.predict(sample_set, max_slowdown=budget, like=f"sim:{name}")
         spent_s = time.perf_counter() - begun
         case = Case(
-            group="step", budget=budget, truth=best, said=said.arm("kernel_global").energy_change
+            group="step",
+            budget=budget,
+            truth=best,
+            predicted=prediction.arm(Strategy.KERNEL_GLOBAL).energy_change,
         )
-        counted = "yes" if said.counted else "no"
+        counted = "yes" if prediction.counted else "no"
+        unmeasured = prediction.without_measuring
+        time_change = unmeasured.time_change
         lines.append(
             f"| `sim:{name}` | {counted} | {budget:.0%} | {_percent(best)} "
-            f"| {_percent(case.said.expected)} | {_percent(case.said.low)} … "
-            f"{_percent(case.said.high)} | {'yes' if case.covered else '**no**'} "
-            f"| {_percent(said.blind.energy_change.expected)} "
-            f"| {_percent(said.blind.time_change.low)} … {_percent(said.blind.time_change.high)} "
+            f"| {_percent(case.predicted.expected)} | {_percent(case.predicted.low)} … "
+            f"{_percent(case.predicted.high)} | {'yes' if case.covered else '**no**'} "
+            f"| {_percent(unmeasured.energy_change.expected)} "
+            f"| {_percent(time_change.low)} … {_percent(time_change.high)} "
             f"| {spent_s:.1f} s |"
         )
     return lines
@@ -210,9 +226,9 @@ def _percent(fraction: float) -> str:
 def _line(name: str, cases: list[Case]) -> str:
     """Sum up cases that are alike."""
     covered = sum(case.covered for case in cases)
-    width = float(np.mean([case.said.high - case.said.low for case in cases]))
+    width = float(np.mean([case.predicted.high - case.predicted.low for case in cases]))
     truths = [case.truth for case in cases]
-    off = [case.said.expected - case.truth for case in cases]
+    off = [case.predicted.expected - case.truth for case in cases]
     return (
         f"| `{name}` | {cases[0].budget:.0%} | {covered} of {len(cases)} "
         f"| {_percent(float(np.mean(truths)))} ({_percent(min(truths))} … {_percent(max(truths))}) "
@@ -231,12 +247,12 @@ def _tables_of_sweeps(folder: Path) -> tuple[list[str], list[str]]:
         }
         for group in ("step", "kernel"):
             rows = [
-                _line(_SWEEPS[name], [c for c in found if (c.group, c.budget) == (group, budget)])
-                for name, found in cases.items()
+                _line(_SWEEPS[name], [c for c in mine if (c.group, c.budget) == (group, budget)])
+                for name, mine in cases.items()
                 for budget in _BUDGETS
             ]
             parts.append("\n".join(rows))
-            every = [c for found in cases.values() for c in found if c.group == group]
+            every = [c for mine in cases.values() for c in mine if c.group == group]
             covered = sum(c.covered for c in every)
             totals.append(f"{covered} of {len(every)} ({covered / len(every):.0%})")
         print(f"fitted to others: {fitted}: {totals[-2:]}", flush=True)
@@ -254,7 +270,7 @@ Every figure is the change of a step's energy under the plan that is free to cho
 kernel within the time budget. An interval is said to hold the truth in 95 % of cases; it *covers*
 where it does.
 
-Made by `python benchmarks/foresight.py` on {date}; {machine}.
+Made by `python benchmarks/prediction.py` on {date}; {machine}.
 Every prediction was made once, with {draws} draws; draws are seeded, so a second run gives the same
 numbers but for the seconds.
 
@@ -262,15 +278,15 @@ numbers but for the seconds.
 
 A GPT-3 XL step. The truth is a plan on a simulated measurement of the same clocks, one sample each.
 *Counted*: whether samples say how busy tensor pipes, FP32 pipes and DRAM were; the RTX 3080 Ti
-has no such counters in reality and was given them for the second block. *Blind* is the plan that
-would be locked without measuring, by the mean of what is possible: what it would save, and how much
-time it would take.
+has no such counters in reality and was given them for the second block. *Unmeasured* is the plan
+that would be locked without measuring, made for the mean of the draws: what it would save, and how
+much time it would take.
 
-| GPU | counted | budget | truth | predicted | interval | covers | blind | blind, time | took |
+| GPU | counted | budget | truth | predicted | interval | covers | unmeasured | its time | took |
 |---|---|---|---|---|---|---|---|---|---|
 {simulated}
 
-The population behind `sim:rtx3080ti` is 15 benchmark kernels, which spend much of their time on
+The reference kernels of `sim:rtx3080ti` are 15 benchmark kernels, which spend much of their time on
 what no clock changes; GPT-3's matrix products do not. Without counters nothing tells that, so the
 prediction is too hopeful there, and the interval wide. `sim:h200` has no sweep: its constants are
 drawn from the wide spread, its kernels from all fitted models and its own.
@@ -284,7 +300,7 @@ each: at a budget of 0 % the noise of two rows decides what is allowed, and the 
 overstates. *Off* is predicted less true, its mean and the mean of its size, and *width* is of the
 interval; both in percent of energy.
 
-### Constants and population from the other kernels of the sweep
+### Constants and reference kernels from the other kernels of the sweep
 
 Steps of left-out kernels: covered {totals[0]}.
 
@@ -296,7 +312,7 @@ Single kernels: covered {totals[1]}.
 {head}
 {parts[1]}
 
-### Constants from data sheets, population from other GPUs' sweeps
+### Constants from data sheets, reference kernels from other GPUs' sweeps
 
 As for a GPU of which no sweep is at hand. Steps of left-out kernels: covered {totals[2]}.
 
@@ -316,7 +332,7 @@ Single kernels: covered {totals[3]}.
   `a100_apps` times whole applications, host phases included: its noisy rows allow savings that no
   clock makes, and the intervals do not follow.
 * Single kernels that save most, more than 30 %, lie outside most often: kernels that follow neither
-  clock are rare in every population.
+  clock are rare among all reference kernels.
 * The spreads around the constants were chosen by hand with these tables in view. Folds keep the
   kernels apart, not that choice.
 """

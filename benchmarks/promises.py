@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from promises_truth import Truth, truth_of
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid
@@ -37,14 +37,14 @@ COMPARED = 10  # campaigns that are also run the second way: its grid has eight 
 @cache
 def truth() -> Truth:
     """Return what the step truly costs; once a process."""
-    with truth_of(GPU, trace(WORKLOAD)) as found:
-        return found
+    with truth_of(GPU, trace(WORKLOAD)) as steady_costs:
+        return steady_costs
 
 
 def campaign(seed: int) -> dict[str, Any]:
     """Run both ways of measuring and planning with one seed."""
     step = trace(WORKLOAD)
-    found: dict[str, Any] = {"seed": seed}
+    outcome: dict[str, Any] = {"seed": seed}
     for way in WAYS if seed < COMPARED else WAYS[:1]:
         adaptive = way == "adaptive"
         wanted = Campaign(grid=Grid.ADAPTIVE if adaptive else Grid.COARSE)
@@ -64,16 +64,18 @@ def campaign(seed: int) -> dict[str, Any]:
                 seed=seed,
                 progress=told,
             )
-        found[way] = {
+        outcome[way] = {
             "samples": len(sample_set.samples) + len(sample_set.in_situ),
             "gpu_s": spent[0],
             "host_s": time.perf_counter() - begun,
-            "plans": [judged(sample_set, budget, raw=not adaptive) for budget in BUDGETS],
+            "plans": [
+                promise_and_truth(sample_set, budget, raw=not adaptive) for budget in BUDGETS
+            ],
         }
-    return found
+    return outcome
 
 
-def judged(sample_set: SampleSet, budget: float, *, raw: bool) -> dict[str, Any]:
+def promise_and_truth(sample_set: SampleSet, budget: float, *, raw: bool) -> dict[str, Any]:
     """Plan, and say what was promised and what is true."""
     made: Plan = plan(sample_set, Goal(max_slowdown=budget), raw=raw)
     arm = made.arm(made.chosen)
@@ -99,7 +101,7 @@ def points(value: float, digits: int = 2) -> str:
     return f"{100 * value:+.{digits}f}"
 
 
-def summary(found: list[Mapping[str, Any]], best: Mapping[float, float]) -> str:
+def summary(campaigns: list[Mapping[str, Any]], best: Mapping[float, float]) -> str:
     """Return the table of all campaigns, beside the best that the truth allows."""
     rows: list[tuple[object, ...]] = [
         (
@@ -118,7 +120,7 @@ def summary(found: list[Mapping[str, Any]], best: Mapping[float, float]) -> str:
         )
     ]
     for way in WAYS:
-        mine = [one for one in found if way in one]
+        mine = [one for one in campaigns if way in one]
         for b, budget in enumerate(BUDGETS):
             plans = [one[way]["plans"][b] for one in mine]
             off = [p["promise"] - p["energy"] for p in plans]
@@ -148,11 +150,12 @@ def summary(found: list[Mapping[str, Any]], best: Mapping[float, float]) -> str:
 TOLD = 1e-9  # of a step's time: what rounding makes of a budget used whole
 
 
-def page(found: list[Mapping[str, Any]], best: Mapping[float, float], command: str) -> str:
+def page(campaigns: list[Mapping[str, Any]], best: Mapping[float, float], command: str) -> str:
     """Return the page."""
+    count = len(campaigns)
     return f"""# Promises against the truth
 
-Every number on this page is **simulated**: GPT-3 XL on `sim:{GPU}`, {len(found)} campaigns, each
+Every number on this page is **simulated**: GPT-3 XL on `sim:{GPU}`, {count} campaigns, each
 with noise of its own. The truth is the simulated GPU's hidden physics at the temperature the step
 runs at, and the mean of 400 runs of the whole step at auto clocks.
 
@@ -165,7 +168,7 @@ takes each sample for the truth. *Best there is* is the exact plan on the truth,
 pairs: no measuring could do better. Energy and time are changes against auto, in per cent;
 differences in points.
 
-{summary(found, best)}
+{summary(campaigns, best)}
 Wanted of adaptive: the mean promise within 0.1 points of the truth, intervals that hold in at least
 93 %, the budget broken in at most 5 %.
 
@@ -180,16 +183,20 @@ def main() -> None:
     """Run what is missing, then write the page."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     kept = Path(sys.argv[2] if len(sys.argv) > 2 else "promises.jsonl")  # noqa: PLR2004
-    found = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    missing = sorted(set(range(count)) - {one["seed"] for one in found})
+    campaigns = (
+        [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    )
+    missing = sorted(set(range(count)) - {one["seed"] for one in campaigns})
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool, kept.open("a") as file:
         for one in pool.map(campaign, missing):
-            found.append(one)
+            campaigns.append(one)
             file.write(json.dumps(one) + "\n")
             file.flush()
-            print(f"{len(found)} of {count}: seed {one['seed']}", flush=True)
+            print(f"{len(campaigns)} of {count}: seed {one['seed']}", flush=True)
     best = {budget: truth().best(budget) for budget in BUDGETS}
-    PAGE.write_text(page(found, best, f"OMP_NUM_THREADS=1 python benchmarks/promises.py {count}"))
+    PAGE.write_text(
+        page(campaigns, best, f"OMP_NUM_THREADS=1 python benchmarks/promises.py {count}")
+    )
     print(PAGE.read_text())
 
 

@@ -80,19 +80,19 @@ class Truth:
 
     def _left_at_auto(self, kernels: Sequence[Kernel]) -> tuple[float, float]:
         """Share the whole step's cost among kernels as a plan does: the capped ones settle it."""
-        found = []
+        totals = []
         for part, whole in enumerate((self.auto_s, self.auto_j)):
             fixed = math.fsum(c[part] for n, c in self.isolated.items() if n not in self.capped)
             movable = math.fsum(self.isolated[n][part] for n in self.capped)
             factor = (whole - fixed) / movable if self.capped else whole / fixed
-            found.append(
+            totals.append(
                 math.fsum(
                     self.isolated[k.name][part]
                     * (factor if k.name in self.capped or not self.capped else 1.0)
                     for k in kernels
                 )
             )
-        return found[0], found[1]
+        return totals[0], totals[1]
 
     def _cost(self, kernel: Kernel, clocks: Clocks) -> tuple[float, float]:
         return steady(self.rig, kernel, clocks, self.temperature_c)[:2]

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from promises_truth import Truth, truth_of
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid

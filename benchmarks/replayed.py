@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import underclock
-from underclock.records import Aggregate, Arm, Clocks, Plan, Status
+from underclock.records import Aggregate, Arm, Clocks, Plan, Status, Strategy
 from underclock.units import format_percent
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -70,12 +70,12 @@ def _section(table: Path, what: str, baseline: Clocks | None) -> str:
         local = _plan(table, budget, baseline, Aggregate.LOCAL)
         made = _plan(table, budget, baseline, Aggregate.GLOBAL)
         arms = [
-            made.arm("auto"),
-            made.arm("best_fixed"),
-            local.arm("pass"),
-            made.arm("pass"),
-            made.arm("kernel_local"),
-            made.arm("kernel_global"),
+            made.arm(Strategy.AUTO),
+            made.arm(Strategy.BEST_FIXED),
+            local.arm(Strategy.PASS),
+            made.arm(Strategy.PASS),
+            made.arm(Strategy.KERNEL_LOCAL),
+            made.arm(Strategy.KERNEL_GLOBAL),
         ]
         lines.append(f"| {budget:.0%} | " + " | ".join(map(_cell, arms)) + " |")
     title = f"## {made.gpu.name}: {what}\n\n`{table.name}`, baseline {made.baseline}"

@@ -18,7 +18,7 @@ from pathlib import Path
 import searching_tuner
 from searching_page import page
 from searching_problem import Problem, Row, simulated_problem, table_problem
-from searching_results import Cell, Found, Outcome, finalists
+from searching_results import Cell, DataSetResults, Outcome, finalists
 from searching_searchers import SEARCHERS, Searcher
 from underclock.records import SampleSet
 from underclock.stages.trace import trace
@@ -59,8 +59,8 @@ def try_out(
 
 
 def outcomes_of(problem: Problem, searcher: Searcher, size: int, seed: int) -> list[Outcome]:
-    """Search at every budget, plan on what was found, and execute the plans."""
-    if searcher.blind:
+    """Search at every budget, plan on what was taken, and execute the plans."""
+    if searcher.ignores_budget:
         taken = searcher.take(problem, size, seed, 0.0)
         return [outcome(problem, taken, budget) for budget in _BUDGETS]
     return [
@@ -71,10 +71,10 @@ def outcomes_of(problem: Problem, searcher: Searcher, size: int, seed: int) -> l
 def outcome(problem: Problem, taken: Sequence[Row] | SampleSet, budget: float) -> Outcome:
     """Plan on what a search took, and execute the plan."""
     if isinstance(taken, SampleSet):
-        profile, rows = taken, problem.rows_of(taken)
+        sample_set, rows = taken, problem.rows_of(taken)
     else:
-        profile, rows = problem.take(taken), list(dict.fromkeys(taken))
-    cost = problem.executed(profile, budget, raw=None if profile is taken else True)
+        sample_set, rows = problem.take(taken), list(dict.fromkeys(taken))
+    cost = problem.executed(sample_set, budget, raw=None if sample_set is taken else True)
     return Outcome(
         taken=len(rows),
         gpu_s=problem.gpu_s(rows),
@@ -84,7 +84,7 @@ def outcome(problem: Problem, taken: Sequence[Row] | SampleSet, budget: float) -
     )
 
 
-def compare(problem: Problem, pool: Executor, *, quick: bool, middle_only: bool) -> Found:
+def compare(problem: Problem, pool: Executor, *, quick: bool, middle_only: bool) -> DataSetResults:
     """Run every searcher: Kernel Tuner's at the middle size, and the best of them at all."""
     many = len(problem.kernels)
     if problem.step is None:
@@ -98,7 +98,7 @@ def compare(problem: Problem, pool: Executor, *, quick: bool, middle_only: bool)
         sizes, seeds = (middle,), 2
         names = [name for name in names if name in _QUICK_STRATEGIES]
     rivals = {searcher.name: searcher for searcher in searching_tuner.searchers(names)}
-    found = Found(
+    results = DataSetResults(
         name=problem.name,
         gpu=problem.rows.gpu.name,
         evidence=problem.rows.evidence,
@@ -113,15 +113,15 @@ def compare(problem: Problem, pool: Executor, *, quick: bool, middle_only: bool)
     )
     if middle_only:
         sizes = (middle,)
-        found = replace(found, sizes=sizes)
+        results = replace(results, sizes=sizes)
     own = _run(pool, SEARCHERS, problem, sizes, seeds)
     all_rivals = _run(pool, list(rivals.values()), problem, (middle,), seeds)
-    found = replace(found, cells=(*own, *all_rivals))
+    results = replace(results, cells=(*own, *all_rivals))
     if middle_only:
-        return found
-    best = [rivals[name] for name in finalists(found, _BUDGETS, _FINALISTS)]
+        return results
+    best = [rivals[name] for name in finalists(results, _BUDGETS, _FINALISTS)]
     rest = tuple(size for size in sizes if size != middle)
-    return replace(found, cells=(*found.cells, *_run(pool, best, problem, rest, seeds)))
+    return replace(results, cells=(*results.cells, *_run(pool, best, problem, rest, seeds)))
 
 
 def _run(

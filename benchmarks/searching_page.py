@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import searching_tuner
-from searching_results import MORE, Cell, Found, strategy_of
+from searching_results import MORE, Cell, DataSetResults, strategy_of
 
 _HEAD = """# Searches for the samples of a plan
 
@@ -62,7 +62,7 @@ On the Titan X the plan on the whole table saves 0.3 % at 0 %, no more than sing
 """
 
 
-def page(found: Sequence[Found], budgets: Sequence[float], *, minutes: float) -> str:
+def page(results: Sequence[DataSetResults], budgets: Sequence[float], *, minutes: float) -> str:
     """Return the whole page."""
     head = _HEAD.format(
         machine=f"{os.cpu_count()} cores, Python {platform.python_version()}, "
@@ -72,12 +72,12 @@ def page(found: Sequence[Found], budgets: Sequence[float], *, minutes: float) ->
         seeds=searching_tuner.SEEDS,
         left_out="; ".join(f"`{n}`, for {why}" for n, why in searching_tuner.LEFT_OUT.items()),
     )
-    parts = [head, _summary(found, budgets)]
-    parts += [section(one, budgets) for one in found]
+    parts = [head, _summary(results, budgets)]
+    parts += [section(one, budgets) for one in results]
     return "\n".join(parts)
 
 
-def _summary(found: Sequence[Found], budgets: Sequence[float]) -> str:
+def _summary(results: Sequence[DataSetResults], budgets: Sequence[float]) -> str:
     lines = [
         "## In short",
         "",
@@ -96,7 +96,7 @@ def _summary(found: Sequence[Found], budgets: Sequence[float]) -> str:
         ),
         "|---" * 11 + "|",
     ]
-    for one in found:
+    for one in results:
         for budget in budgets:
             best = one.ranked(budget)[0]
             coarse = one.cell("the paper's grid", one.sizes[0], budget)
@@ -119,7 +119,7 @@ def _summary(found: Sequence[Found], budgets: Sequence[float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def section(one: Found, budgets: Sequence[float]) -> str:
+def section(one: DataSetResults, budgets: Sequence[float]) -> str:
     """Return the part about one data set."""
     parts = [
         f"## `{one.name}`\n\n{one.gpu}, **{one.evidence}**: {one.kernels} kernels, {one.rows} rows."
@@ -135,14 +135,14 @@ def section(one: Found, budgets: Sequence[float]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _names(one: Found, budget: float) -> list[str]:
+def _names(one: DataSetResults, budget: float) -> list[str]:
     """Return searchers worth a line: ours, and those of Kernel Tuner that ran at every size."""
     own = [c.searcher for c in one.cells if c.searcher not in one.rivals]
     best = [c.searcher for c in one.ranked(budget)[:3]]
     return list(dict.fromkeys([*own, *best]))
 
 
-def _by_size(one: Found, budget: float) -> str:
+def _by_size(one: DataSetResults, budget: float) -> str:
     heads = [f"{size} ({size / one.rows:.0%})" for size in one.sizes]
     lines = [_row("searcher", *heads), "|---" * (1 + len(heads)) + "|"]
     for name in _names(one, budget):
@@ -155,7 +155,7 @@ def _by_size(one: Found, budget: float) -> str:
     return "\n".join(lines)
 
 
-def _strategies(one: Found, budget: float) -> str:
+def _strategies(one: DataSetResults, budget: float) -> str:
     ranked = one.ranked(budget)
     items = [
         f"{strategy_of(c.searcher)} {_points(one.regret(c))}"
@@ -165,7 +165,7 @@ def _strategies(one: Found, budget: float) -> str:
     return f"Kernel Tuner's at {one.middle} samples, regret: {', '.join(items)}."
 
 
-def _time(one: Found) -> str:
+def _time(one: DataSetResults) -> str:
     heads = [f"{size}" for size in one.sizes]
     lines = [
         f"GPU time in s, {one.evidence}, at a budget of 0 %:\n",
@@ -178,7 +178,7 @@ def _time(one: Found) -> str:
     return "\n".join(lines)
 
 
-def _full(one: Found, cell: Cell | None) -> str:
+def _full(one: DataSetResults, cell: Cell | None) -> str:
     if cell is None:
         return "-"
     spread = "" if cell.spread is None else f" ± {_points(cell.spread)}"
@@ -188,11 +188,11 @@ def _full(one: Found, cell: Cell | None) -> str:
     return text
 
 
-def _regret(one: Found, cell: Cell | None) -> str:
+def _regret(one: DataSetResults, cell: Cell | None) -> str:
     return "-" if cell is None else f"{_points(one.regret(cell))} ({_share(one, cell)})"
 
 
-def _share(one: Found, cell: Cell) -> str:
+def _share(one: DataSetResults, cell: Cell) -> str:
     return f"{cell.saving / one.full[cell.budget]:.0%}"
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.planning.strategies import Goal, compare_arms, cost_of
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import compare_strategies, cost_of
 from underclock.errors import InfeasibleError
 from underclock.hw.base import Loop
 from underclock.hw.measurer import GpuMeasurer
@@ -66,10 +67,10 @@ class Problem:
     def samples(self) -> dict[Row, Sample]:
         """Return every row by kernel and clocks."""
         index = {kernel.name: k for k, kernel in enumerate(self.rows.kernels)}
-        found = {(index[sample.kernel], sample.asked): sample for sample in self.rows.samples}
-        if len(found) != len(self.rows.samples):
+        by_row = {(index[sample.kernel], sample.asked): sample for sample in self.rows.samples}
+        if len(by_row) != len(self.rows.samples):
             raise ValueError(f"{self.name} has repeated rows")
-        return found
+        return by_row
 
     @cached_property
     def costs(self) -> CostTable:
@@ -94,21 +95,21 @@ class Problem:
     @cached_property
     def offered(self) -> tuple[tuple[Clocks, ...], ...]:
         """Return the settings of each kernel beside the baseline, slow to fast."""
-        found: list[list[Clocks]] = [[] for _ in self.kernels]
+        offered: list[list[Clocks]] = [[] for _ in self.kernels]
         for k, clocks in self.samples:
             if clocks != self.baseline:
-                found[k].append(clocks)
-        return tuple(tuple(sorted(some, key=lambda clocks: clocks.rank)) for some in found)
+                offered[k].append(clocks)
+        return tuple(tuple(sorted(some, key=lambda clocks: clocks.rank)) for some in offered)
 
     def take(self, rows: Sequence[Row]) -> SampleSet:
-        """Return a profile of some rows."""
+        """Return a sample set of some rows."""
         samples = tuple(self.samples[row] for row in dict.fromkeys(rows))
         return msgspec.structs.replace(self.rows, samples=samples, expected_samples=len(samples))
 
-    def rows_of(self, profile: SampleSet) -> list[Row]:
-        """Return what a profile has taken, in its order."""
+    def rows_of(self, sample_set: SampleSet) -> list[Row]:
+        """Return what a sample set has taken, in its order."""
         index = {kernel.name: k for k, kernel in enumerate(self.kernels)}
-        return [(index[sample.kernel], sample.asked) for sample in profile.samples]
+        return [(index[sample.kernel], sample.asked) for sample in sample_set.samples]
 
     def gpu_s(self, rows: Sequence[Row]) -> float:
         """Return the GPU time of rows taken in this order."""
@@ -116,11 +117,11 @@ class Problem:
         changes = 1 + sum(a[1] != b[1] for a, b in itertools.pairwise(rows))
         return self.warm_s + sum(each_s[row] for row in rows) + PAPER.settle_s * changes
 
-    def executed(self, profile: SampleSet, max_slowdown: float, *, raw: bool | None) -> Cost:
-        """Plan on a profile, and return what the plan costs in truth.
+    def executed(self, sample_set: SampleSet, max_slowdown: float, *, raw: bool | None) -> Cost:
+        """Plan on a sample set, and return what the plan costs in truth.
 
         Args:
-            profile: What a search took.
+            sample_set: What a search took.
             max_slowdown: Time budget.
             raw: Whether each row is taken for the truth; ``None`` as `plan` decides by itself.
         """
@@ -132,7 +133,7 @@ class Problem:
         )
         try:
             goal = Goal(max_slowdown=max_slowdown)
-            made = plan(profile, goal, baseline=self.baseline, raw=raw)
+            made = plan(sample_set, goal, baseline=self.baseline, raw=raw)
         except InfeasibleError:
             return auto
         return cost_of(self.costs, {name: choice.clocks for name, choice in made.kernels.items()})
@@ -140,7 +141,7 @@ class Problem:
     def _best(self, max_slowdown: float) -> list[Clocks]:
         """Return the clocks of every kernel that are best in truth, which leaves no doubt."""
         goal = Goal(max_slowdown=max_slowdown)
-        setting = compare_arms(self.costs, goal).settings[goal.chosen]
+        setting = compare_strategies(self.costs, goal).settings[goal.chosen]
         return [self.costs.settings[s] for s in setting.tolist()]
 
     def full_saving(self, max_slowdown: float) -> float:
@@ -265,7 +266,7 @@ def _sweep(
                     before_s = measurer.now_s()
                     samples.append(as_sample(kernel.name, clocks, 0, measurer.measure([kernel])))
                     row_s.append(measurer.now_s() - before_s)
-        profile = SampleSet(
+        sample_set = SampleSet(
             evidence=Evidence.SIMULATED,
             gpu=measurer.info(),
             workload=step.name,
@@ -276,4 +277,4 @@ def _sweep(
             expected_samples=len(samples),
             order=step.order,
         )
-    return profile, tuple(row_s), warm_s
+    return sample_set, tuple(row_s), warm_s

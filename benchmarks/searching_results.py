@@ -12,11 +12,11 @@ class Outcome:
     """One search, and the plan made from it, executed.
 
     Attributes:
-        taken: Samples.
-        gpu_s: What they took of the GPU's time.
+        taken: Number of samples.
+        gpu_s: How long they kept the GPU busy.
         saving: Of the executed plan, as a fraction of the baseline's energy.
-        time_change: Of the executed plan, likewise of its time.
-        budget: The most it was allowed to be.
+        time_change: Of the executed plan, as a fraction of the baseline's time.
+        budget: The greatest time change allowed.
     """
 
     taken: int
@@ -72,11 +72,11 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class DataSetResults:
     """Everything about one data set.
 
     Attributes:
-        name: Of the data set.
+        name: The data set's.
         gpu: Name of the GPU.
         evidence: Of every number.
         kernels: How many.
@@ -128,7 +128,7 @@ def strategy_of(searcher: str) -> str:
     return searcher.partition(",")[0]
 
 
-def finalists(found: Found, budgets: Sequence[float], count: int) -> list[str]:
+def finalists(results: DataSetResults, budgets: Sequence[float], count: int) -> list[str]:
     """Return the searchers that are among the best of the middle size at any budget."""
-    best = [cell.searcher for budget in budgets for cell in found.ranked(budget)[:count]]
+    best = [cell.searcher for budget in budgets for cell in results.ranked(budget)[:count]]
     return list(dict.fromkeys(best))

@@ -1,7 +1,7 @@
 """Ways to decide which kernels to measure at which clocks.
 
 A searcher is asked for a number of samples and gives them in the order it takes them, the
-baseline of every kernel among them. One that measures by itself gives a profile instead.
+baseline of every kernel among them. One that measures by itself gives a sample set instead.
 """
 
 import random
@@ -30,7 +30,7 @@ class Searcher:
         take: Chooses.
         seeds: How many are worth running; 1 where nothing is random.
         fixed: Whether it takes as many samples as it takes, whatever it is asked for.
-        blind: Whether it takes the same whatever the time budget.
+        ignores_budget: Whether it takes the same samples whatever the time budget.
         most: Samples a kernel, beyond which it is not asked; ``None`` for no such limit.
     """
 
@@ -38,7 +38,7 @@ class Searcher:
     take: Take
     seeds: int = 1
     fixed: bool = False
-    blind: bool = False
+    ignores_budget: bool = False
     most: int | None = None
 
 
@@ -118,9 +118,9 @@ def adaptive(problem: Problem, samples: int, seed: int, max_slowdown: float) -> 
 
 SEARCHERS = (
     Searcher(name="adaptive", take=adaptive, most=16),
-    Searcher(name="exhaustive", take=exhaustive, fixed=True, blind=True),
-    Searcher(name="the paper's grid", take=coarse, fixed=True, blind=True),
-    Searcher(name="spread evenly", take=even, blind=True),
-    Searcher(name="random", take=by_chance, seeds=10, blind=True),
+    Searcher(name="exhaustive", take=exhaustive, fixed=True, ignores_budget=True),
+    Searcher(name="the paper's grid", take=coarse, fixed=True, ignores_budget=True),
+    Searcher(name="spread evenly", take=even, ignores_budget=True),
+    Searcher(name="random", take=by_chance, seeds=10, ignores_budget=True),
 )
 """All but Kernel Tuner's."""

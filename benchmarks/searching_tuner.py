@@ -78,7 +78,7 @@ def searchers(names: list[str], seeds: int = SEEDS) -> list[Searcher]:
             name=f"{name}, {objective}",
             take=partial(_take, strategy=name, limited=objective == LIMITED),
             seeds=seeds,
-            blind=objective == PLAIN,
+            ignores_budget=objective == PLAIN,
         )
         for name in names
         for objective in (PLAIN, LIMITED)
@@ -166,8 +166,8 @@ def _take(
         for k, most in enumerate(shares(problem, samples)):
             if most:
                 file = Path(folder) / f"{k}.json"
-                found = search(problem, k, most, file, strategy, seed * 1000 + k, limit)
-                rows += [(k, clocks) for clocks in found]
+                searched = search(problem, k, most, file, strategy, seed * 1000 + k, limit)
+                rows += [(k, clocks) for clocks in searched]
     return rows
 
 

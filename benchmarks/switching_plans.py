@@ -20,11 +20,12 @@ from rivals.baselines import FixedPerPass, Genetic, LeastProduct, Local, PowerCa
 from underclock import measure, trace
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.achievable import Rules, achieved, sequence_problem
-from underclock.core.planning.strategies import Goal, compare_arms
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import compare_strategies
 from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import Switching
-from underclock.records import MeasurementSettings, Pass, SampleSet, Step
+from underclock.records import MeasurementSettings, Pass, SampleSet, Step, Strategy
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.execute import execute
@@ -142,14 +143,14 @@ def profile_of(gpu: str, step: Step, folder: Path) -> SampleSet:
 def cells(table: CostTable, sample_set: SampleSet) -> Iterator[Cell]:
     """Plan every budget at every latency."""
     for budget in BUDGETS:
-        arms = compare_arms(table, Goal(max_slowdown=budget))
+        arms = compare_strategies(table, Goal(max_slowdown=budget))
         starts = list(arms.settings.values())
         for latency_s in LATENCIES_S:
             rules = Rules(latencies=latencies(latency_s), max_slowdown=budget)
             problem = sequence_problem(table, sample_set.order, rules)
             begun = time.perf_counter()
             arm, found = achieved(table, problem, starts)
-            follows = not violations(problem, arms.settings["pass"][problem.order])
+            follows = not violations(problem, arms.settings[Strategy.PASS][problem.order])
             yield Cell(
                 budget=budget,
                 latency_s=latency_s,
@@ -198,12 +199,12 @@ def arms_table(table: CostTable, found: list[Cell]) -> str:
     head = ["budget", "best fixed", "pass-level", "ideal", *map(duration, LATENCIES_S)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for budget in BUDGETS:
-        arms = {arm.name: arm for arm in compare_arms(table, Goal(max_slowdown=budget)).arms}
+        arms = {arm.name: arm for arm in compare_strategies(table, Goal(max_slowdown=budget)).arms}
         mine = [cell for cell in found if cell.budget == budget]
         row = [
             f"{budget:.1%}",
-            *(percent(arms[n].energy_change or 0.0) for n in ("best_fixed", "pass")),
-            percent(arms["kernel_global"].energy_change or 0.0),
+            *(percent(arms[n].energy_change or 0.0) for n in (Strategy.BEST_FIXED, Strategy.PASS)),
+            percent(arms[Strategy.KERNEL_GLOBAL].energy_change or 0.0),
             *(
                 f"{percent(c.energy_change)} ({c.found.switches})"
                 + ("" if c.pass_follows else " -")
@@ -220,8 +221,8 @@ def arms_table(table: CostTable, found: list[Cell]) -> str:
     worse = [
         cell
         for cell in found
-        for arm in compare_arms(table, Goal(max_slowdown=cell.budget)).arms
-        if arm.name == "best_fixed" or (arm.name == "pass" and cell.pass_follows)
+        for arm in compare_strategies(table, Goal(max_slowdown=cell.budget)).arms
+        if arm.name is Strategy.BEST_FIXED or (arm.name is Strategy.PASS and cell.pass_follows)
         if cell.energy_change > (arm.energy_change or 0.0) + 1e-12
     ]
     lines.append(

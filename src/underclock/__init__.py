@@ -25,7 +25,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
     from underclock.errors import (
         DataError,
         DeviceError,
@@ -64,13 +64,14 @@ if TYPE_CHECKING:
         Spread,
         Status,
         Step,
+        Strategy,
         Utilisation,
         Validation,
         Verdict,
     )
     from underclock.records.fitted import Constant, GpuFit, KernelFit
     from underclock.records.latencies import Domain, LatencyTable, Switch
-    from underclock.records.observed import Foreseen, Interval, Prediction
+    from underclock.records.observed import Interval, PredictedArm, Prediction
     from underclock.stages.campaign import Campaign, Grid
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
@@ -99,8 +100,7 @@ _HOMES = {
     "DeviceError": "errors",
     "Domain": "records.latencies",
     "Evidence": "records",
-    "Foreseen": "records.observed",
-    "Goal": "core.planning.strategies",
+    "Goal": "core.planning.goal",
     "GpuFit": "records.fitted",
     "GpuInfo": "records",
     "Granularity": "records",
@@ -122,6 +122,7 @@ _HOMES = {
     "OtherArm": "records",
     "Pass": "records",
     "Plan": "records",
+    "PredictedArm": "records.observed",
     "Prediction": "records.observed",
     "Proposal": "records",
     "Provenance": "records",
@@ -134,6 +135,7 @@ _HOMES = {
     "Step": "records",
     "StepFile": "stages.step_source",
     "StepSource": "records",
+    "Strategy": "records",
     "Switch": "records.latencies",
     "Switching": "stages.plan",
     "Tally": "stages.measure",
@@ -169,7 +171,6 @@ __all__ = [
     "DeviceError",
     "Domain",
     "Evidence",
-    "Foreseen",
     "Goal",
     "GpuFit",
     "GpuInfo",
@@ -192,6 +193,7 @@ __all__ = [
     "OtherArm",
     "Pass",
     "Plan",
+    "PredictedArm",
     "Prediction",
     "Proposal",
     "Provenance",
@@ -204,6 +206,7 @@ __all__ = [
     "Step",
     "StepFile",
     "StepSource",
+    "Strategy",
     "Switch",
     "Switching",
     "Tally",

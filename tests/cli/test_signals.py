@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.gpus.switching import Bounds
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Kernel, Kind, MeasurementSettings, Step

@@ -152,7 +152,7 @@ def test_every_kind_of_step_is_named_and_counted(name: str) -> None:
     assert not traced.step.warnings
     passes = {kernel.pass_ for kernel in traced.step.kernels}
     assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= passes
-    assert all(unit.activity is not None for unit in traced.units)
+    assert all(group.activity is not None for group in traced.groups)
 
 
 def test_a_step_that_asks_whether_it_is_captured_is_named_and_says_so() -> None:

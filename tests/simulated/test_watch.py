@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.tracing.timeline import beat_of, launch_at
+from underclock.core.tracing.timeline import fit_period, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.sampler import Entry, Sampler
@@ -118,8 +118,8 @@ def test_the_log_lies_over_the_kernel_that_truly_ran(rig: Rig, long: Step) -> No
         entries = Sampler(rig.gpu, rig.clock, steps=steps).run(2.0)
 
     at_s = np.array([entry.at_s for entry in entries])
-    beat = beat_of(at_s, np.array([entry.steps for entry in entries]))
-    right = launch_at(at_s, beat, alone_s) == np.array(truth)
+    period = fit_period(at_s, np.array([entry.steps for entry in entries]))
+    right = launch_at(at_s, period, alone_s) == np.array(truth)
 
     # Readings are 1 ms apart and launches 11 ms or more: only those next to a border may be wrong.
     assert set(truth) == {0, 1, 2, 3}

@@ -22,6 +22,7 @@ from underclock.records import (
     SampleSet,
     Spread,
     Status,
+    Strategy,
     Validation,
     Verdict,
 )
@@ -46,8 +47,8 @@ PLAN = Plan(
     granularity=Granularity.KERNEL,
     aggregate=Aggregate.GLOBAL,
     baseline=AUTO,
-    chosen="kernel_global",
-    arms=(Arm.of("kernel_global", SAVED, Status.OPTIMAL),),
+    chosen=Strategy.KERNEL_GLOBAL,
+    arms=(Arm.of(Strategy.KERNEL_GLOBAL, SAVED, Status.OPTIMAL),),
     kernels={f"k{n}": CHOICE for n in range(500)},
     fixed=None,
 )
@@ -66,7 +67,7 @@ VALIDATION = Validation(
     evidence=Evidence.SIMULATED,
     gpu=GPU,
     workload="gpt3-xl",
-    chosen="kernel_global",
+    chosen=Strategy.KERNEL_GLOBAL,
     repeats=1,
     auto_time_s=(1.0,),
     auto_energy_j=(100.0,),
@@ -96,7 +97,7 @@ VALIDATION = Validation(
             msgspec.structs.replace(
                 PLAN,
                 max_slowdown=None,
-                arms=(*PLAN.arms, Arm.of("achievable", SAVED, Status.OPTIMAL)),
+                arms=(*PLAN.arms, Arm.of(Strategy.ACHIEVABLE, SAVED, Status.OPTIMAL)),
             ),
             (
                 "<Plan of gpt3-xl on RTX, simulated: kernel_global -20.00 % energy at "

@@ -33,10 +33,10 @@ def command(
 
     Example: underclock paper -o underclock-paper
     """
-    from underclock.paper import Outputs, run_paper
+    from underclock.paper import Conditions, Outputs, run_paper
     from underclock.paper.tables import (
         agreement_text,
-        figures_table,
+        quoted_table,
         relaxed_table,
         table1_table,
         table2_table,
@@ -48,13 +48,14 @@ def command(
         raise UsageError("--svg needs a folder to write to", hint="name one with -o")
     outputs = Outputs(folder=output, svg=svg, force=force) if output else None
     with progress_bar("paper") as show:
-        study = run_paper(gpu=gpu, grid=Grid(grid), seed=seed, outputs=outputs, progress=show)
+        conditions = Conditions(gpu=gpu, grid=Grid(grid), seed=seed, progress=show)
+        study = run_paper(conditions, outputs)
     warn(study.warnings)
     if as_json:
         print_json(study)
         return
     print_table(
-        figures_table(study),
+        quoted_table(study),
         table1_table(study),
         relaxed_table(study),
         transfer_table(study),

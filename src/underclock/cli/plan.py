@@ -22,7 +22,7 @@ from underclock.errors import UsageError
 from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan
 
 if TYPE_CHECKING:
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
     from underclock.stages.plan import Switching
 
 
@@ -121,7 +121,7 @@ def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregat
     Raises:
         UsageError: A time budget where time is free, or one that no step can have.
     """
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
 
     if max_slowdown is not None and objective != Objective.WASTE:
         raise UsageError(

@@ -51,7 +51,7 @@ def command(
 
     Example: underclock refine plan.json --gpu sim:rtx3080ti#1 -o mine.json
     """
-    from underclock.core.planning.strategies import Goal
+    from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables
     from underclock.stages.plan import plan as plan_on
     from underclock.stages.plan import why_auto

@@ -1,17 +1,17 @@
 """paper: the whole study of arXiv 2601.08539 on a simulated GPU, beside what the paper reports.
 
-* `published`: the paper's numbers; the test, never an input
-* `study`: search, choose, validate, carry over, through the stages that everyone uses
-* `choices`: clocks per kernel beside Table 1
-* `elsewhere`: the discovered clocks on other batches and under tensor parallelism
-* `comparison`: every quoted number with ours
-* `files`: what it leaves on disk
-* `records`: its nouns, in percent as the paper prints them
-* `tables`, `page`: what a person reads; the drawings as data (`charts`), on the page (`figures`)
-  and as SVG (`svg`)
+* `published`: the paper's numbers; ours are compared with them and never fitted to them
+* `study`: search, choose, validate and transfer, through the stages that everyone uses
+* `table1`: our clocks per kernel beside Table 1
+* `transfer`: the discovered clocks at other batches and under tensor parallelism
+* `comparison`: every number quoted from the paper, with ours
+* `records`: the study's nouns, with changes in percent as the paper prints them
+* `charts`: the drawings as data, for the page (`figures`) and for files of their own (`svg`)
+* `tables`, `page`: what a reader sees, in the terminal and in a browser
+* `outputs`: the files that a study is written to
 """
 
-from underclock.paper.files import Outputs, run_paper
-from underclock.paper.study import PAPERS_GPU, run_study
+from underclock.paper.outputs import Outputs, run_paper
+from underclock.paper.study import PAPERS_GPU, Conditions, run_study
 
-__all__ = ["PAPERS_GPU", "Outputs", "run_paper", "run_study"]
+__all__ = ["PAPERS_GPU", "Conditions", "Outputs", "run_paper", "run_study"]

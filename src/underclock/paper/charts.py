@@ -4,8 +4,9 @@ What the paper reports stands beside ours in every one: ours filled, the paper's
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from underclock.paper.records import Change, Lever, Study, Table1Row, Transfer
+from underclock.paper.records import Lever, PercentChange, Study, Table1Row, Transfer
 from underclock.records import Clocks, Granularity, Objective
 from underclock.report.chart import (
     BLUE,
@@ -51,8 +52,8 @@ def charts(study: Study) -> tuple[Chart, ...]:
     )
 
 
-def _places(changes: Iterable[Change]) -> tuple[tuple[float, float], ...]:
-    """Return time against energy."""
+def _places(changes: Iterable[PercentChange]) -> tuple[tuple[float, float], ...]:
+    """Return changes as points, time across and energy upwards."""
     return tuple((change.time_pct, change.energy_pct) for change in changes)
 
 
@@ -109,7 +110,7 @@ def _cells(study: Study, granularity: Granularity, objective: Objective, *, holl
 
 
 def _relaxed(study: Study) -> Chart:
-    curves: dict[str, tuple[str, list[Change | None]]] = {
+    curves: dict[str, tuple[str, list[PercentChange | None]]] = {
         "pass-level": (ORANGE, [point.pass_global for point in study.relaxed]),
         "kernel-level, local": (PINK, [point.kernel_local for point in study.relaxed]),
         "kernel-level, global": (BLUE, [point.kernel_global for point in study.relaxed]),
@@ -164,62 +165,74 @@ def _kernels(study: Study) -> Chart:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KernelChoice:
+    """The clocks of one kernel, ours or the paper's, and what they do to its energy."""
+
+    row: int
+    energy_pct: float
+    clocks: Clocks
+    lever: Lever
+
+
+def _choice(row: Table1Row, *, papers: bool) -> _KernelChoice:
+    if papers:
+        return _KernelChoice(
+            row=row.kernel_id,
+            energy_pct=row.paper_energy_pct,
+            clocks=Clocks(core_mhz=row.paper_core_mhz, mem_mhz=row.paper_mem_mhz),
+            lever=row.paper_lever,
+        )
+    return _KernelChoice(
+        row=row.kernel_id,
+        energy_pct=row.energy_pct,
+        clocks=Clocks(core_mhz=row.core_mhz, mem_mhz=row.mem_mhz),
+        lever=row.lever,
+    )
+
+
 def _lowered(rows: Sequence[Table1Row], lever: Lever, *, hollow: bool) -> Series:
     """Return the kernels whose choice, ours or the paper's, pulls one lever."""
-    if hollow:
-        found = [
-            (row.kernel_id, row.paper_energy_pct, row.paper_core_mhz, row.paper_mem_mhz)
-            for row in rows
-            if row.paper_lever is lever
-        ]
-    else:
-        found = [
-            (row.kernel_id, row.energy_pct, row.core_mhz, row.mem_mhz)
-            for row in rows
-            if row.lever is lever
-        ]
+    every = [_choice(row, papers=hollow) for row in rows]
+    choices = [choice for choice in every if choice.lever is lever]
     return Series(
         name=f"lowered: {lever}" + (", paper" if hollow else ""),
-        points=tuple((energy_pct, float(place)) for place, energy_pct, _, _ in found),
+        points=tuple((choice.energy_pct, float(choice.row)) for choice in choices),
         colour=_LEVER_COLOURS[lever],
         symbol="circle",
         hollow=hollow,
-        notes=tuple(
-            clocks_text(Clocks(core_mhz=core_mhz, mem_mhz=mem_mhz))
-            for _, _, core_mhz, mem_mhz in found
-        ),
+        notes=tuple(clocks_text(choice.clocks) for choice in choices),
     )
 
 
 def _validation(study: Study) -> Chart:
-    found = study.validation
-    mean, discovered = (
-        (found.time_pct, found.energy_pct),
-        (found.discovered_time_pct, found.discovered_energy_pct),
-    )
-    paper_mean = (found.paper_time_pct, found.paper_energy_pct)
-    paper_discovered = (0.0, found.paper_discovered_energy_pct)
-    marks = (
-        ("mean", mean, BLUE, "diamond", False),
-        ("discovered", discovered, VERMILION, "star", False),
-        ("mean, paper", paper_mean, BLUE, "diamond", True),
-        ("discovered, paper", paper_discovered, VERMILION, "star", True),
-    )
+    again = study.validation
+    repeats = again.repeats
     return Chart(
         key="validation",
         title="The discovered clocks measured again",
-        caption=f"One point a pair: {found.repeats} runs of auto with {found.repeats} of the "
+        caption=f"One point a pair: {repeats} runs of auto with {repeats} of the "
         "discovered clocks. Stars are what was discovered, diamonds the means of all pairs.",
         x_title=_TIME,
         y_title=_ENERGY,
         series=(
-            Series(name="pairs", points=_places(found.pairs), colour=GREY, symbol="circle"),
-            *(
-                Series(name=name, points=(at,), colour=colour, symbol=symbol, hollow=hollow)
-                for name, at, colour, symbol, hollow in marks
-            ),
+            Series(name="pairs", points=_places(again.pairs), colour=GREY, symbol="circle"),
+            _mean("mean", again.time_pct, again.energy_pct),
+            _discovered("discovered", again.discovered_time_pct, again.discovered_energy_pct),
+            _mean("mean, paper", again.paper_time_pct, again.paper_energy_pct, hollow=True),
+            _discovered("discovered, paper", 0.0, again.paper_discovered_energy_pct, hollow=True),
         ),
     )
+
+
+def _mean(name: str, time_pct: float, energy_pct: float, *, hollow: bool = False) -> Series:
+    at = ((time_pct, energy_pct),)
+    return Series(name=name, points=at, colour=BLUE, symbol="diamond", hollow=hollow)
+
+
+def _discovered(name: str, time_pct: float, energy_pct: float, *, hollow: bool = False) -> Series:
+    at = ((time_pct, energy_pct),)
+    return Series(name=name, points=at, colour=VERMILION, symbol="star", hollow=hollow)
 
 
 def _transfer(key: str, title: str, x_title: str, rows: dict[str, Transfer]) -> Chart:

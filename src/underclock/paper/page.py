@@ -36,7 +36,8 @@ def paper_page(study: Study) -> str:
         agreement=agreement_text(study),
         evidence_sentence=wording.EVIDENCE_SENTENCES[study.evidence],
         groups=[
-            (group, list(rows)) for group, rows in groupby(study.figures, key=lambda f: f.group)
+            (group, list(rows))
+            for group, rows in groupby(study.quoted, key=lambda number: number.group)
         ],
         drawings=[(chart, figure(chart, study.evidence)) for chart in charts(study)],
         numbers={key: number for number, key in FIGURE_NUMBERS.items()},

@@ -8,7 +8,7 @@ numbers is here.
 import csv
 from dataclasses import dataclass
 
-from underclock.paper.records import Change
+from underclock.paper.records import PercentChange
 from underclock.records import Aggregate, Clocks, Granularity, Objective
 from underclock.units import parse_mhz
 
@@ -18,8 +18,8 @@ SOURCE = (
 )
 
 
-def _change(time_pct: float, energy_pct: float) -> Change:
-    return Change(time_pct=time_pct, energy_pct=energy_pct)
+def _change(time_pct: float, energy_pct: float) -> PercentChange:
+    return PercentChange(time_pct=time_pct, energy_pct=energy_pct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class PublishedKernel:
     kernel: str
     invocations: int
     clocks: Clocks
-    change: Change
+    change: PercentChange
 
 
 TABLE2 = {

@@ -27,7 +27,7 @@ class Lever(StrEnum):
     NEITHER = "neither"
 
 
-class Change(Record, frozen=True, kw_only=True):
+class PercentChange(Record, frozen=True, kw_only=True):
     """Time and energy of the step against auto, in percent."""
 
     time_pct: float
@@ -56,8 +56,11 @@ class Table1Row(Record, frozen=True, kw_only=True):
         name: What we call it.
         invocations: Per step.
         auto_core_mhz: Core clock read back under auto; ``None`` when not read.
-        auto_mem_mhz: Memory clock, likewise.
-        core_mhz: Chosen by us; ``None`` is auto. So ``mem_mhz``, and the paper's two.
+        auto_mem_mhz: Memory clock read back under auto; ``None`` when not read.
+        core_mhz: Chosen by us; ``None`` is auto, here and in the next three.
+        mem_mhz: Chosen by us.
+        paper_core_mhz: Chosen by the paper.
+        paper_mem_mhz: Chosen by the paper.
         lever: What our choice lowers, against the two clocks under auto.
         paper_lever: What the paper's choice lowers, against the same two.
     """
@@ -111,9 +114,11 @@ class Revalidation(Record, frozen=True, kw_only=True):
     """Auto and the discovered clocks measured again, all pairs compared.
 
     Attributes:
-        repeats: Of each.
-        time_pct: Mean over all pairs. So ``energy_pct``.
-        discovered_time_pct: What the choice promised. So ``discovered_energy_pct``.
+        repeats: Runs of auto, and of the discovered clocks.
+        time_pct: Mean over all pairs.
+        energy_pct: Mean over all pairs.
+        discovered_time_pct: What the choice promised.
+        discovered_energy_pct: What the choice promised.
         pairs_reaching_discovered: Pairs that save at least the discovered energy.
         pairs: Every pair: all runs of the plan against the first of auto, then the next.
     """
@@ -128,7 +133,7 @@ class Revalidation(Record, frozen=True, kw_only=True):
     paper_energy_pct: float
     paper_discovered_energy_pct: float
     paper_pairs_reaching_discovered: int
-    pairs: tuple[Change, ...]
+    pairs: tuple[PercentChange, ...]
 
 
 class Transfer(Record, frozen=True, kw_only=True):
@@ -136,9 +141,10 @@ class Transfer(Record, frozen=True, kw_only=True):
 
     Attributes:
         batch: Sequences per step.
-        tensor_parallel: GPUs that share it; the figures are of one.
+        tensor_parallel: GPUs that share the step; the changes are those of one GPU.
         unplanned: Kernels that the discovered clocks do not know, left at auto.
-        paper_time_pct: ``None`` where the paper gives no number. So ``paper_energy_pct``.
+        paper_time_pct: ``None`` where the paper gives no number.
+        paper_energy_pct: ``None`` where the paper gives no number.
     """
 
     batch: int
@@ -160,17 +166,19 @@ class RelaxedPoint(Record, frozen=True, kw_only=True):
     """
 
     max_slowdown_pct: float
-    pass_global: Change | None
-    kernel_local: Change | None
-    kernel_global: Change | None
+    pass_global: PercentChange | None
+    kernel_local: PercentChange | None
+    kernel_global: PercentChange | None
 
 
-class Search(Record, frozen=True, kw_only=True):
-    """The clocks searched again on another GPU.
+class SecondGpu(Record, frozen=True, kw_only=True):
+    """The clocks searched again on the paper's second GPU.
 
     Attributes:
-        gpu: Which; ``None`` where it could not be simulated.
-        calibration: How far to trust it, likewise.
+        gpu: Its name; ``None`` where it could not be simulated.
+        calibration: How far to trust its simulation; ``None`` where there is none.
+        time_pct: What our choice changes; ``None`` where there is none.
+        energy_pct: What our choice changes; ``None`` where there is none.
         missing: Why there is nothing of ours; empty where there is.
     """
 
@@ -183,7 +191,7 @@ class Search(Record, frozen=True, kw_only=True):
     missing: str = ""
 
 
-class Figure(Record, frozen=True, kw_only=True):
+class QuotedNumber(Record, frozen=True, kw_only=True):
     """One number that is quoted from the paper, and ours.
 
     Attributes:
@@ -191,8 +199,8 @@ class Figure(Record, frozen=True, kw_only=True):
         name: What it is.
         unit: Of all three numbers; empty for a count.
         paper: As quoted.
-        ours: ``None`` where there is none.
-        difference: Ours less the paper's, in the same unit; ``None`` likewise.
+        ours: ``None`` where we have none.
+        difference: Ours less the paper's, in the same unit; ``None`` where we have none.
     """
 
     group: str
@@ -216,8 +224,8 @@ class Study(Record, frozen=True, kw_only=True, tag_field="kind", tag="study"):
         seed: Of the simulated GPU's noise.
         clock_changes_per_layer: Boundaries between kernels of a layer where clocks change.
         pass_frontier: Choices per pass that no mixture of others beats, fastest first.
-        kernel_frontier: Choices per kernel, likewise.
-        figures: Every number quoted from the paper, with ours.
+        kernel_frontier: Choices per kernel that no mixture of others beats, fastest first.
+        quoted: Every number quoted from the paper, with ours.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -237,8 +245,8 @@ class Study(Record, frozen=True, kw_only=True, tag_field="kind", tag="study"):
     batch_transfer: tuple[Transfer, ...]
     tensor_parallel_transfer: tuple[Transfer, ...]
     relaxed: tuple[RelaxedPoint, ...]
-    a4000: Search
-    pass_frontier: tuple[Change, ...]
-    kernel_frontier: tuple[Change, ...]
-    figures: tuple[Figure, ...]
+    a4000: SecondGpu
+    pass_frontier: tuple[PercentChange, ...]
+    kernel_frontier: tuple[PercentChange, ...]
+    quoted: tuple[QuotedNumber, ...]
     warnings: tuple[str, ...] = ()

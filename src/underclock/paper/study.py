@@ -1,5 +1,6 @@
 """The paper's study from end to end: search, choose in eight ways, validate, carry over."""
 
+import dataclasses
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +9,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.core.statistics.pairs import pair_changes
 from underclock.errors import UsageError
 from underclock.paper import published
-from underclock.paper.choices import agreement, beside_table1, clock_changes
-from underclock.paper.comparison import Setup, figures
-from underclock.paper.elsewhere import WORKLOAD, before_optimizer, transfers
-from underclock.paper.records import Change, RelaxedPoint, Revalidation, Search, Study, Table2Cell
+from underclock.paper.comparison import Setup, quoted_numbers
+from underclock.paper.records import (
+    PercentChange,
+    RelaxedPoint,
+    Revalidation,
+    SecondGpu,
+    Study,
+    Table2Cell,
+)
+from underclock.paper.table1 import agreement, beside_table1, clock_changes
+from underclock.paper.transfer import WORKLOAD, Transfers, before_optimizer, transfers
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -28,6 +36,7 @@ from underclock.records import (
     Plan,
     SampleSet,
     Step,
+    Strategy,
     Validation,
 )
 from underclock.stages.backends import open_measurer, parse_gpu
@@ -39,46 +48,87 @@ from underclock.stages.trace import trace
 from underclock.stages.validate import validate
 
 PAPERS_GPU = "sim:rtx3080ti"
-_OTHER_GPU = "sim:a4000"
+_SECOND_GPU = "sim:a4000"
 _SLOWDOWNS_PCT = tuple(half / 2.0 for half in range(21))  # 0 to 10 %
 _TRANSFER_SEED_OFFSET = 2  # neither the noise of the search nor that of the validation
 _DAY_S = 86_400.0
 _LAYER_SECTIONS = ("Lf", "Lb")
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """A step measured at every clock pair of the grid, and what that took of the GPU's time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Where the study is run, and how.
+
+    Attributes:
+        gpu: ``sim:NAME``.
+        grid: Which clock pairs to visit.
+        seed: Of the GPU's noise.
+        measuring: How long to wait and measure; ``None`` for as long as the paper.
+        progress: Is told of every sample.
+    """
+
+    gpu: str = PAPERS_GPU
+    grid: Grid = Grid.COARSE
+    seed: int = 0
+    measuring: MeasurementSettings | None = None
+    progress: Callable[[Tally], None] = lambda _tally: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SearchedStep:
+    """A step measured at every clock pair of the grid.
+
+    Attributes:
+        sample_set: What was measured.
+        gpu_s: How long that kept the GPU busy.
+    """
 
     sample_set: SampleSet
     gpu_s: float
 
 
-def run_study(
-    *,
-    gpu: str = PAPERS_GPU,
-    grid: Grid = Grid.COARSE,
-    seed: int = 0,
-    progress: Callable[[Tally], None] | None = None,
-) -> Study:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Findings:
+    """What the parts of the study gave on the paper's GPU.
+
+    Attributes:
+        gpu: What is known of it.
+        step: What was trained.
+        search: Every kernel at every clock pair.
+        plans: Chosen from it, by objective and aggregate.
+        validation: Of the discovered clocks.
+        transfers: Of the discovered clocks.
+    """
+
+    gpu: GpuFinding
+    step: Step
+    search: _SearchedStep
+    plans: dict[tuple[Objective, Aggregate], Plan]
+    validation: Validation
+    transfers: Transfers
+
+    @property
+    def discovered(self) -> Plan:
+        """The paper's best choice: per kernel, global, strict."""
+        return self.plans[Objective.WASTE, Aggregate.GLOBAL]
+
+
+def run_study(conditions: Conditions | None = None) -> Study:
     """Run the paper's study on a simulated GPU.
 
     Costs are sums of isolated kernels and clocks change for free, both as in the paper.
 
     Args:
-        gpu: ``sim:NAME``.
-        grid: Which clock pairs to visit.
-        seed: Of the GPU's noise.
-        progress: Told of every sample.
+        conditions: Where and how; by default the paper's.
 
     Raises:
         UsageError: Not a simulated GPU, or no such model.
         DeviceError, MeasurementError: From the GPU.
     """
-    finding = simulated(gpu)
-    show = progress or (lambda _tally: None)
+    conditions = conditions or Conditions()
+    gpu = simulated_gpu(conditions.gpu)
     step = before_optimizer(trace(WORKLOAD))
-    search = _search(step, gpu, grid, seed, show)
+    search = _search(step, conditions)
     plans = {
         (objective, aggregate): plan(
             search.sample_set, Goal(objective=objective, aggregate=aggregate), raw=True
@@ -86,49 +136,66 @@ def run_study(
         for objective in (Objective.EDP, Objective.WASTE)
         for aggregate in Aggregate
     }
-    best = plans[Objective.WASTE, Aggregate.GLOBAL]
-    validation = validate(
-        best, gpu=gpu, repeats=published.REPEATS, only_plan=True, seed=seed, progress=show
-    )
-    with open_measurer(gpu, seed=seed + _TRANSFER_SEED_OFFSET) as measurer:
-        by_batch, by_degree = transfers(measurer, best, tell=_as_tally(show))
-    rows = beside_table1(best, _auto_clocks(search.sample_set))
-    study = Study(
-        evidence=search.sample_set.evidence,
-        gpu=search.sample_set.gpu,
-        calibration=finding.calibration,
-        source=published.SOURCE,
-        workload=step.name,
-        grid=grid.value,
-        seed=seed,
-        table2=tuple(_cell(plans, *way) for way in published.TABLE2),
-        table1=rows,
-        agreement=agreement(rows),
-        clock_changes_per_layer=_clock_changes_per_layer(best),
-        validation=_revalidation(validation),
-        batch_transfer=by_batch,
-        tensor_parallel_transfer=by_degree,
-        relaxed=_relaxed(search.sample_set),
-        a4000=search_again(step, _OTHER_GPU, grid, seed, show),
-        pass_frontier=_frontier(
-            plan(search.sample_set, Goal(granularity=Granularity.PASS), raw=True)
+    discovered = plans[Objective.WASTE, Aggregate.GLOBAL]
+    findings = _Findings(
+        gpu=gpu,
+        step=step,
+        search=search,
+        plans=plans,
+        validation=validate(
+            discovered,
+            gpu=conditions.gpu,
+            repeats=published.REPEATS,
+            only_plan=True,
+            measuring=conditions.measuring,
+            seed=conditions.seed,
+            progress=conditions.progress,
         ),
-        kernel_frontier=_frontier(best),
-        figures=(),
-        warnings=(*best.warnings, *_warnings(gpu)),
+        transfers=_transfers(discovered, conditions),
     )
+    second = dataclasses.replace(conditions, gpu=_SECOND_GPU)
+    study = _study(findings, conditions, search_second_gpu(step, second))
     setup = Setup(
         parameters=step.parameters,
-        core_mhz=finding.core_mhz,
-        mem_mhz=finding.mem_mhz,
+        core_mhz=gpu.core_mhz,
+        mem_mhz=gpu.mem_mhz,
         sample_set=search.sample_set,
-        measuring=MeasurementSettings(),
+        measuring=conditions.measuring or MeasurementSettings(),
         gpu_days=search.gpu_s / _DAY_S,
     )
-    return msgspec.structs.replace(study, figures=figures(study, setup))
+    return msgspec.structs.replace(study, quoted=quoted_numbers(study, setup))
 
 
-def simulated(gpu: str) -> GpuFinding:
+def _study(findings: _Findings, conditions: Conditions, second: SecondGpu) -> Study:
+    """Put the findings beside the paper's numbers, all but those quoted one by one."""
+    sample_set, discovered = findings.search.sample_set, findings.discovered
+    rows = beside_table1(discovered, _auto_clocks(sample_set))
+    per_pass = plan(sample_set, Goal(granularity=Granularity.PASS), raw=True)
+    return Study(
+        evidence=sample_set.evidence,
+        gpu=sample_set.gpu,
+        calibration=findings.gpu.calibration,
+        source=published.SOURCE,
+        workload=findings.step.name,
+        grid=conditions.grid.value,
+        seed=conditions.seed,
+        table2=tuple(_cell(findings.plans, *way) for way in published.TABLE2),
+        table1=rows,
+        agreement=agreement(rows),
+        clock_changes_per_layer=_clock_changes_per_layer(discovered),
+        validation=_revalidation(findings.validation),
+        batch_transfer=findings.transfers.by_batch,
+        tensor_parallel_transfer=findings.transfers.by_tensor_parallel,
+        relaxed=_relaxed(sample_set),
+        a4000=second,
+        pass_frontier=_frontier(per_pass),
+        kernel_frontier=_frontier(discovered),
+        quoted=(),
+        warnings=(*discovered.warnings, *_warnings(conditions.gpu)),
+    )
+
+
+def simulated_gpu(gpu: str) -> GpuFinding:
     """Return what is known of a simulated GPU.
 
     Raises:
@@ -142,38 +209,46 @@ def simulated(gpu: str) -> GpuFinding:
     return examine(gpu).gpus[0]
 
 
-def _search(
-    step: Step, gpu: str, grid: Grid, seed: int, progress: Callable[[Tally], None]
-) -> _Search:
+def _search(step: Step, conditions: Conditions) -> _SearchedStep:
     """Measure every kernel at every clock pair; isolated kernels only, as in the paper."""
     gpu_s = 0.0
 
     def note(tally: Tally) -> None:
         nonlocal gpu_s
         gpu_s = tally.gpu_s
-        progress(tally)
+        conditions.progress(tally)
 
     with tempfile.TemporaryDirectory(prefix="underclock-") as folder:
         sample_set = measure(
             step,
-            gpu=gpu,
+            gpu=conditions.gpu,
             to=Path(folder) / "samples.db",
-            campaign=Campaign(grid=grid, in_situ=False),
-            seed=seed,
+            campaign=Campaign(grid=conditions.grid, in_situ=False),
+            measuring=conditions.measuring,
+            seed=conditions.seed,
             progress=note,
         )
-    return _Search(sample_set, gpu_s)
+    return _SearchedStep(sample_set=sample_set, gpu_s=gpu_s)
 
 
-def search_again(
-    step: Step, gpu: str, grid: Grid, seed: int, progress: Callable[[Tally], None]
-) -> Search:
-    """Search clocks on the paper's other GPU, where the simulator knows it."""
+def _transfers(discovered: Plan, conditions: Conditions) -> Transfers:
+    """Measure the discovered clocks on other steps."""
+
+    def tell(doing: str) -> None:
+        conditions.progress(Tally(done=0, total=1, gpu_s=0.0, doing=doing))
+
+    seed = conditions.seed + _TRANSFER_SEED_OFFSET
+    with open_measurer(conditions.gpu, measuring=conditions.measuring, seed=seed) as measurer:
+        return transfers(measurer, discovered, tell=tell)
+
+
+def search_second_gpu(step: Step, conditions: Conditions) -> SecondGpu:
+    """Search clocks on the paper's second GPU, where the simulator knows it."""
     try:
-        finding = simulated(gpu)
-        made = plan(_search(step, gpu, grid, seed, progress).sample_set, raw=True)
+        gpu = simulated_gpu(conditions.gpu)
+        discovered = plan(_search(step, conditions).sample_set, raw=True)
     except UsageError as exc:
-        return Search(
+        return SecondGpu(
             gpu=None,
             calibration=None,
             time_pct=None,
@@ -182,10 +257,10 @@ def search_again(
             paper_energy_pct=published.A4000.energy_pct,
             missing=f"this version cannot simulate an RTX A4000: {exc}",
         )
-    change = _change(made.promise)
-    return Search(
-        gpu=made.gpu.name,
-        calibration=finding.calibration,
+    change = _change(discovered.promise)
+    return SecondGpu(
+        gpu=discovered.gpu.name,
+        calibration=gpu.calibration,
         time_pct=change.time_pct,
         energy_pct=change.energy_pct,
         paper_time_pct=published.A4000.time_pct,
@@ -199,8 +274,8 @@ def _cell(
     objective: Objective,
     aggregate: Aggregate,
 ) -> Table2Cell:
-    name = "pass" if granularity is Granularity.PASS else f"kernel_{aggregate}"
-    ours = _of_arm(plans[objective, aggregate].arm(name))
+    strategy = Goal(granularity=granularity, aggregate=aggregate).chosen
+    ours = _of_arm(plans[objective, aggregate].arm(strategy))
     if ours is None:
         raise AssertionError("auto itself meets a strict budget")
     paper = published.TABLE2[granularity, objective, aggregate]
@@ -218,33 +293,33 @@ def _cell(
 def _relaxed(sample_set: SampleSet) -> tuple[RelaxedPoint, ...]:
     points = []
     for slowdown_pct in _SLOWDOWNS_PCT:
-        made = plan(sample_set, Goal(max_slowdown=slowdown_pct / 100.0), raw=True)
+        relaxed = plan(sample_set, Goal(max_slowdown=slowdown_pct / 100.0), raw=True)
         points.append(
             RelaxedPoint(
                 max_slowdown_pct=slowdown_pct,
-                pass_global=_of_arm(made.arm("pass")),
-                kernel_local=_of_arm(made.arm("kernel_local")),
-                kernel_global=_of_arm(made.arm("kernel_global")),
+                pass_global=_of_arm(relaxed.arm(Strategy.PASS)),
+                kernel_local=_of_arm(relaxed.arm(Strategy.KERNEL_LOCAL)),
+                kernel_global=_of_arm(relaxed.arm(Strategy.KERNEL_GLOBAL)),
             )
         )
     return tuple(points)
 
 
-def _revalidation(found: Validation) -> Revalidation:
+def _revalidation(validation: Validation) -> Revalidation:
     time, energy = (
         100.0 * pair_changes(np.array(auto), np.array(planned))
         for auto, planned in (
-            (found.auto_time_s, found.plan_time_s),
-            (found.auto_energy_j, found.plan_energy_j),
+            (validation.auto_time_s, validation.plan_time_s),
+            (validation.auto_energy_j, validation.plan_energy_j),
         )
     )
     return Revalidation(
-        repeats=found.repeats,
-        time_pct=100.0 * found.time_change.mean,
-        energy_pct=100.0 * found.energy_change.mean,
-        discovered_time_pct=100.0 * found.promised_time_change,
-        discovered_energy_pct=100.0 * found.promised_energy_change,
-        pairs_reaching_discovered=found.pairs_keeping_energy,
+        repeats=validation.repeats,
+        time_pct=100.0 * validation.time_change.mean,
+        energy_pct=100.0 * validation.energy_change.mean,
+        discovered_time_pct=100.0 * validation.promised_time_change,
+        discovered_energy_pct=100.0 * validation.promised_energy_change,
+        pairs_reaching_discovered=validation.pairs_keeping_energy,
         paper_time_pct=published.VALIDATED.time_pct,
         paper_energy_pct=published.VALIDATED.energy_pct,
         paper_discovered_energy_pct=published.TABLE2[
@@ -252,15 +327,15 @@ def _revalidation(found: Validation) -> Revalidation:
         ].energy_pct,
         paper_pairs_reaching_discovered=published.PAIRS_REACHING_DISCOVERED,
         pairs=tuple(
-            Change(time_pct=t, energy_pct=e)
+            PercentChange(time_pct=t, energy_pct=e)
             for t, e in zip(time.ravel().tolist(), energy.ravel().tolist(), strict=True)
         ),
     )
 
 
-def _clock_changes_per_layer(made: Plan) -> int:
+def _clock_changes_per_layer(discovered: Plan) -> int:
     loops: list[list[Clocks]] = [
-        [made.kernels[k.name].clocks for k in made.runs if k.section == section]
+        [discovered.kernels[k.name].clocks for k in discovered.runs if k.section == section]
         for section in _LAYER_SECTIONS
     ]
     return clock_changes(loops)
@@ -275,28 +350,19 @@ def _auto_clocks(sample_set: SampleSet) -> dict[str, Clocks]:
     }
 
 
-def _frontier(made: Plan) -> tuple[Change, ...]:
+def _frontier(made: Plan) -> tuple[PercentChange, ...]:
     return tuple(_change(cost) for cost in made.frontier)
 
 
-def _of_arm(arm: Arm) -> Change | None:
+def _of_arm(arm: Arm) -> PercentChange | None:
     return None if arm.cost is None else _change(arm.cost)
 
 
-def _change(cost: Cost) -> Change:
-    return Change(time_pct=100.0 * cost.time_change, energy_pct=100.0 * cost.energy_change)
+def _change(cost: Cost) -> PercentChange:
+    return PercentChange(time_pct=100.0 * cost.time_change, energy_pct=100.0 * cost.energy_change)
 
 
 def _warnings(gpu: str) -> tuple[str, ...]:
     if gpu == PAPERS_GPU:
         return ()
     return (f"the paper measured an RTX 3080 Ti; ours are of {gpu}",)
-
-
-def _as_tally(progress: Callable[[Tally], None]) -> Callable[[str], None]:
-    """Turn sentences into progress without a known end."""
-
-    def tell(doing: str) -> None:
-        progress(Tally(done=0, total=1, gpu_s=0.0, doing=doing))
-
-    return tell

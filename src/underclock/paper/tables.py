@@ -99,23 +99,23 @@ def transfer_table(study: Study) -> Table:
     return table
 
 
-def figures_table(study: Study) -> Table:
+def quoted_table(study: Study) -> Table:
     """Return every quoted number with ours and the difference."""
     table = _table(
         f"The paper's numbers and ours, {study.gpu.name}: {study.evidence}",
         ("",),
         ("paper", "ours", "difference", ""),
     )
-    for group, figures in groupby(study.figures, key=lambda figure: figure.group):
+    for group, numbers in groupby(study.quoted, key=lambda number: number.group):
         table.add_row(Text(group, style="bold"))
-        for figure in figures:
+        for number in numbers:
             table.add_row(
-                f"  {figure.name}",
+                f"  {number.name}",
                 *(
-                    number_text(value, figure.unit)
-                    for value in (figure.paper, figure.ours, figure.difference)
+                    number_text(value, number.unit)
+                    for value in (number.paper, number.ours, number.difference)
                 ),
-                figure.unit,
+                number.unit,
             )
         table.add_section()
     return table
@@ -123,10 +123,11 @@ def figures_table(study: Study) -> Table:
 
 def agreement_text(study: Study) -> str:
     """Say in a sentence how often the same clocks are lowered."""
-    found = study.agreement
+    agreement = study.agreement
     return (
-        f"{found.same} of {found.kernels} kernels ({found.share:.0%}) lower exactly the clocks "
-        f"that the paper lowers; {found.overlapping} where one clock in common is enough"
+        f"{agreement.same} of {agreement.kernels} kernels ({agreement.share:.0%}) lower exactly "
+        f"the clocks that the paper lowers; {agreement.overlapping} where one clock in common is "
+        "enough"
     )
 
 

@@ -47,6 +47,7 @@ from underclock.records.planned import (
     Score,
     Segment,
     Status,
+    Strategy,
 )
 from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
@@ -88,6 +89,7 @@ __all__ = [
     "Status",
     "Step",
     "StepSource",
+    "Strategy",
     "ThrottleReason",
     "Utilisation",
     "Validation",

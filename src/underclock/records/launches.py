@@ -42,7 +42,7 @@ class Node(Record, frozen=True, kw_only=True):
     parameters: str = ""
 
 
-class Activity(Record, frozen=True, kw_only=True):
+class TracedActivity(Record, frozen=True, kw_only=True):
     """One thing the GPU did in a profiled run of the step, and what asked for it.
 
     Attributes:
@@ -71,16 +71,16 @@ class Activity(Record, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """What is measured as one: a kernel with the memsets and copies that serve it.
+class LaunchGroup:
+    """What is measured as one launch: a kernel with the memsets and copies that serve it.
 
     Attributes:
-        nodes: Indices into the graph's nodes, the one it is named after last.
-        activity: Of that one; ``None`` where the profile has none.
+        nodes: Indices into the graph's nodes; the group is named after the last.
+        activity: The activity of the last node; ``None`` where the profile has none.
     """
 
     nodes: tuple[int, ...]
-    activity: Activity | None
+    activity: TracedActivity | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class Traced:
 
     Attributes:
         step: The step.
-        units: One per launch, as ``step.order``.
+        groups: One per launch, as ``step.order``.
     """
 
     step: Step
-    units: tuple[Unit, ...]
+    groups: tuple[LaunchGroup, ...]

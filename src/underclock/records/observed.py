@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from underclock.records import Closure, Evidence, GpuInfo, Record, ThrottleReason
+from underclock.records import Closure, Evidence, GpuInfo, Record, Strategy, ThrottleReason
 
 
 class Bound(StrEnum):
@@ -125,16 +125,16 @@ class Interval(Record, frozen=True, kw_only=True):
     high: float
 
 
-class Foreseen(Record, frozen=True, kw_only=True):
+class PredictedArm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks would do, as fractions of auto.
 
     Attributes:
-        name: As of an `Arm`; or ``blind``, the plan made without measuring.
+        name: The strategy.
         time_change: Of the step.
         energy_change: Of the step.
     """
 
-    name: str
+    name: Strategy
     time_change: Interval
     energy_change: Interval
 
@@ -154,7 +154,8 @@ class Prediction(Record, frozen=True, kw_only=True):
         kernels: Of the step.
         counted: Of which so many have readings of utilisation.
         arms: What measuring at other clocks and planning on it would bring, in order of freedom.
-        blind: What locking at once would bring: the plan for the mean of the possible tables.
+        without_measuring: What locking at once would bring: the plan for the mean of the possible
+            tables.
     """
 
     evidence: Evidence
@@ -167,15 +168,18 @@ class Prediction(Record, frozen=True, kw_only=True):
     draws: int
     kernels: int
     counted: int
-    arms: tuple[Foreseen, ...]
-    blind: Foreseen
+    arms: tuple[PredictedArm, ...]
+    without_measuring: PredictedArm
     warnings: tuple[str, ...] = ()
 
-    def arm(self, name: str) -> Foreseen:
-        """Return the arm of that name.
+    def arm(self, name: str) -> PredictedArm:
+        """Return the arm of a strategy.
+
+        Args:
+            name: The strategy, or its value, such as ``kernel_global``.
 
         Raises:
-            KeyError: No such arm.
+            KeyError: The prediction has no such arm.
         """
         for arm in self.arms:
             if arm.name == name:

@@ -37,6 +37,17 @@ class Aggregate(StrEnum):
     LOCAL = "local"
 
 
+class Strategy(StrEnum):
+    """A way of choosing clocks, in order of freedom."""
+
+    AUTO = "auto"  # nothing is set
+    BEST_FIXED = "best_fixed"  # one clock pair for the whole step
+    PASS = "pass"  # noqa: S105 - one a pass of the step
+    KERNEL_LOCAL = "kernel_local"  # one a kernel, each within the time budget by itself
+    KERNEL_GLOBAL = "kernel_global"  # one a kernel, together within the time budget
+    ACHIEVABLE = "achievable"  # one a launch, as fast as this GPU switches
+
+
 class Status(StrEnum):
     """How a choice came about; the value is the sentence shown to the user."""
 
@@ -99,8 +110,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks costs per step.
 
     Attributes:
-        name: ``auto``, ``best_fixed``, ``pass``, ``kernel_local``, ``kernel_global`` or
-            ``achievable``.
+        name: The strategy.
         time_s: Per step; ``None`` when infeasible.
         energy_j: Per step; ``None`` when infeasible.
         time_change: Fraction of auto; ``None`` when infeasible.
@@ -110,10 +120,11 @@ class Arm(Record, frozen=True, kw_only=True):
             was optimised or nothing found.
         time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
             costs are taken as measured, without a fit.
-        energy_interval: Likewise of ``energy_change``.
+        energy_interval: Least and greatest ``energy_change`` with 95 % confidence; ``None`` in the
+            same case.
     """
 
-    name: str
+    name: Strategy
     time_s: float | None
     energy_j: float | None
     time_change: float | None
@@ -129,7 +140,9 @@ class Arm(Record, frozen=True, kw_only=True):
         _check_gap(self.gap)
 
     @classmethod
-    def of(cls, name: str, cost: Cost | None, status: Status, gap: float | None = None) -> Self:
+    def of(
+        cls, name: Strategy, cost: Cost | None, status: Status, gap: float | None = None
+    ) -> Self:
         """Build an arm from a cost; ``None`` where nothing feasible was found."""
         return cls(
             name=name,
@@ -181,7 +194,7 @@ class Segment(Record, frozen=True, kw_only=True):
     Attributes:
         launches: How many.
         core_mhz: Core clock; ``None`` is auto.
-        mem_mhz: Memory clock, likewise.
+        mem_mhz: Memory clock; ``None`` is auto.
     """
 
     launches: int
@@ -221,7 +234,8 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
         time_change: Fraction of auto; ``None`` where no schedule was found.
         energy_change: Fraction of auto; ``None`` where no schedule was found.
         switches: In one step; ``None`` where no schedule was found.
-        gap: How far the energy may be from the least, as a fraction; ``None`` likewise.
+        gap: How far the energy may be from the least, as a fraction; ``None`` where no schedule was
+            found.
         hardware: Known hardware with about that latency; empty for none.
     """
 
@@ -274,7 +288,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
-        chosen: Name of the arm whose clocks are in ``kernels``.
+        chosen: The strategy whose clocks are in ``kernels``.
         arms: The ways compared, in order of freedom.
         kernels: Clocks per kernel of the chosen arm.
         fixed: The best fixed clock pair; ``None`` when infeasible.
@@ -287,8 +301,10 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
-        latency_curve: What could be achieved at other latencies, shortest first; empty likewise.
-        proposals: What longer segments would bring, greatest saving first; empty likewise.
+        latency_curve: What could be achieved at other latencies, shortest first; empty where
+            switching was taken as free.
+        proposals: What longer segments would bring, greatest saving first; empty where switching
+            was taken as free.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -302,7 +318,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     granularity: Granularity
     aggregate: Aggregate
     baseline: Clocks
-    chosen: str
+    chosen: Strategy
     arms: tuple[Arm, ...]
     kernels: dict[str, Choice]
     fixed: Clocks | None
@@ -375,10 +391,13 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return cost
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of that name.
+        """Return the arm of a strategy.
+
+        Args:
+            name: The strategy, or its value, such as ``kernel_global``.
 
         Raises:
-            KeyError: No such arm.
+            KeyError: The plan has no such arm.
         """
         for arm in self.arms:
             if arm.name == name:
@@ -418,6 +437,7 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
     """What a plan really costs on a full table, in a plan's own terms.
 
     Attributes:
+        plan: The strategy whose clocks the plan holds.
         time_s: Per step, under the plan's clocks.
         energy_j: Per step, under the plan's clocks.
         time_change: Fraction of the table's auto cost.
@@ -430,7 +450,7 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
     schema: int = SCHEMAS["score"]
     evidence: Evidence
     gpu: GpuInfo
-    plan: str
+    plan: Strategy
     time_s: float
     energy_j: float
     time_change: float

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
+from underclock.records.planned import Strategy
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
 from underclock.units import format_percent
@@ -38,7 +39,7 @@ class OtherArm(Record, frozen=True, kw_only=True):
     """A simpler way of choosing clocks, run in turns with auto and plan, and compared with auto.
 
     Attributes:
-        name: As of an `Arm`: ``best_fixed``.
+        name: The strategy.
         clocks: What it holds for the whole step.
         time_s: One total per repeat.
         energy_j: One total per repeat.
@@ -48,7 +49,7 @@ class OtherArm(Record, frozen=True, kw_only=True):
         energy_interval: Likewise.
     """
 
-    name: str
+    name: Strategy
     clocks: Clocks
     time_s: tuple[float, ...]
     energy_j: tuple[float, ...]
@@ -88,7 +89,7 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     evidence: Evidence
     gpu: GpuInfo
     workload: str
-    chosen: str
+    chosen: Strategy
     repeats: int
     auto_time_s: tuple[float, ...]
     auto_energy_j: tuple[float, ...]

@@ -5,7 +5,7 @@ Every figure is drawn for a wide page and for a telephone; the page shows the on
 
 from collections.abc import Sequence
 
-from underclock.records import Arm, Cost, Plan, Validation
+from underclock.records import Arm, Cost, Plan, Strategy, Validation
 from underclock.report.axes import MINUS
 from underclock.report.bars import savings_bars
 from underclock.report.chart import (
@@ -29,13 +29,13 @@ MOST_BARS = 16
 _SHOWN = 0.05  # of auto's time: how far right the frontier is drawn at least
 _BEYOND = 1.5  # times the greatest time change that must be seen
 _LEFT, _RIGHT = 0.02, 0.03  # of what is shown, beyond both ends
-_ARM_MARKERS = {
-    "auto": (GREY, "circle"),
-    "best_fixed": (ORANGE, "square"),
-    "pass": (SKY, "diamond"),
-    "kernel_local": (PINK, "triangle"),
-    "kernel_global": (VERMILION, "star"),
-    "achievable": (GREEN, "circle"),
+_ARM_MARKERS: dict[str, tuple[str, str]] = {
+    Strategy.AUTO: (GREY, "circle"),
+    Strategy.BEST_FIXED: (ORANGE, "square"),
+    Strategy.PASS: (SKY, "diamond"),
+    Strategy.KERNEL_LOCAL: (PINK, "triangle"),
+    Strategy.KERNEL_GLOBAL: (VERMILION, "star"),
+    Strategy.ACHIEVABLE: (GREEN, "circle"),
 }
 _AXIS_UNITS = {"s": (("s", 1.0), ("ms", 1e-3)), "J": (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))}
 

@@ -3,13 +3,14 @@
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records.observed import Foreseen, Interval, Prediction
+from underclock.records import Strategy
+from underclock.records.observed import Interval, PredictedArm, Prediction
 from underclock.report.tables import bare_table
 from underclock.report.wording import ARM_TITLES, change_text
 from underclock.units import format_percent
 
-_CHOSEN = "kernel_global"
-_BLIND = "kernel, not measured"
+_CHOSEN = Strategy.KERNEL_GLOBAL
+_UNMEASURED = "kernel, not measured"
 _TO = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -34,7 +35,7 @@ def prediction_table(found: Prediction) -> Table:
         table.add_column(header, justify="right", no_wrap=True)
     for arm in found.arms:
         table.add_row(*_row(ARM_TITLES[arm.name], arm), style="bold" if arm.name == _CHOSEN else "")
-    table.add_row(*_row(_BLIND, found.blind))
+    table.add_row(*_row(_UNMEASURED, found.without_measuring))
     table.caption = Text(
         f"after measuring at other clocks; the last line holds clocks without it and may be "
         f"slower than asked; like {found.like}; {found.counted} of {found.kernels} kernels with "
@@ -43,7 +44,7 @@ def prediction_table(found: Prediction) -> Table:
     return table
 
 
-def _row(title: str, arm: Foreseen) -> tuple[Text, ...]:
+def _row(title: str, arm: PredictedArm) -> tuple[Text, ...]:
     cells = [title]
     for change in (arm.energy_change, arm.time_change):
         cells += [change_text(change.expected, digits=1), _between(change)]

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records import Arm, Plan, Score, Validation
+from underclock.records import Arm, Plan, Score, Strategy, Validation
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Breakdown, ClockLog
 from underclock.report.answer import (
@@ -136,7 +136,7 @@ def score_table(score: Score) -> Table:
     table.add_column("")
     for header in ("promised", "actual", "auto\nper step", "plan\nper step"):
         table.add_column(header, justify="right", no_wrap=True)
-    auto = next((arm for arm in score.arms if arm.name == "auto"), None)
+    auto = next((arm for arm in score.arms if arm.name is Strategy.AUTO), None)
     table.add_row(
         Text("time"),
         Text(change_text(score.promised_time_change)),
@@ -191,7 +191,7 @@ def bare_table(title: str, *, keep: int = 3) -> FittingTable:
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
     """Name the arm; under the best fixed clock write which clock that is."""
     cell = Text(f"{'*' if arm.name == plan.chosen else ' '} {arm_title(arm.name)}")
-    if arm.name == "best_fixed" and plan.fixed is not None:
+    if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
         cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
     return cell
 

@@ -17,6 +17,7 @@ from underclock.records import (
     Plan,
     Spread,
     Status,
+    Strategy,
     Validation,
     Verdict,
 )
@@ -26,27 +27,27 @@ from underclock.units import format_duration, format_mhz, format_percent
 DASH = "\N{EN DASH}"
 UNKNOWN = "unknown"
 
-ARM_TITLES = {
-    "auto": "auto",
-    "best_fixed": "best fixed clock",
-    "pass": "pass-level",
-    "kernel_local": "kernel, local",
-    "kernel_global": "kernel, global",
-    "achievable": "achievable here",
+ARM_TITLES: dict[str, str] = {
+    Strategy.AUTO: "auto",
+    Strategy.BEST_FIXED: "best fixed clock",
+    Strategy.PASS: "pass-level",
+    Strategy.KERNEL_LOCAL: "kernel, local",
+    Strategy.KERNEL_GLOBAL: "kernel, global",
+    Strategy.ACHIEVABLE: "achievable here",
 }
 
-ARM_SENTENCES = {
-    "auto": "Nothing is set: the driver picks the clocks.",
-    "best_fixed": "One core clock and one memory clock for the whole step.",
-    "pass": "One pair of clocks for the forward pass, one for the backward pass, and so on.",
-    "kernel_local": (
+ARM_SENTENCES: dict[str, str] = {
+    Strategy.AUTO: "Nothing is set: the driver picks the clocks.",
+    Strategy.BEST_FIXED: "One core clock and one memory clock for the whole step.",
+    Strategy.PASS: "One pair of clocks for the forward pass, one for the backward pass, and so on.",
+    Strategy.KERNEL_LOCAL: (
         "Each kernel has its own clocks, chosen for it alone; a time budget binds each of them."
     ),
-    "kernel_global": (
+    Strategy.KERNEL_GLOBAL: (
         "Each kernel has its own clocks, chosen together; a time budget binds the whole step only, "
         "so kernels lend each other time."
     ),
-    "achievable": (
+    Strategy.ACHIEVABLE: (
         "Clocks change only as often as this GPU can change them; what changes cost is counted."
     ),
 }

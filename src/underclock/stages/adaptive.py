@@ -17,7 +17,8 @@ from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
-from underclock.core.planning.strategies import Goal, choose_kernels
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import choose_kernels
 from underclock.core.sampling.acquisition import anchors, hope, hope_alone, prices, worth
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel
@@ -222,7 +223,7 @@ class AdaptiveRun:
         """Return the samples worth most, and whether the promise is sharp enough already."""
         table, posterior = found.table, found.posterior
         plans = [
-            choose_kernels(table, Goal(max_slowdown=slowdown), found.predicted_change)
+            choose_kernels(table, Goal(max_slowdown=slowdown), found)
             for slowdown in self._limits.slowdowns
         ]
         seen = [found.predicted_change(plan).energy_spread for plan in plans if plan is not None]

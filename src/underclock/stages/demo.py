@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.records import Plan, Validation
 from underclock.stages.measure import Tally, measure

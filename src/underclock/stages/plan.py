@@ -1,7 +1,6 @@
 """plan: samples in, clocks out."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import underclock
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import estimate
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.achievable import (
     Rules,
@@ -19,8 +18,10 @@ from underclock.core.planning.achievable import (
     latency_curve,
     sequence_problem,
 )
+from underclock.core.planning.chance_constraint import RiskModel
+from underclock.core.planning.goal import Goal
 from underclock.core.planning.proposals import proposals
-from underclock.core.planning.strategies import Arms, Goal, choices, compare_arms
+from underclock.core.planning.strategies import ComparedStrategies, choices, compare_strategies
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
     Arm,
@@ -32,6 +33,7 @@ from underclock.records import (
     Plan,
     Proposal,
     SampleSet,
+    Strategy,
 )
 from underclock.records.latencies import LatencyTable
 from underclock.report.wording import auto_plan_sentence
@@ -145,8 +147,8 @@ def plan(
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
-    table, judge = _costs(sample_set, baseline, raw=raw)
-    compared = compare_arms(table, goal, judge)
+    table, risk = _costs(sample_set, baseline, raw=raw)
+    compared = compare_strategies(table, goal, risk)
     if goal.chosen not in compared.settings:
         raise InfeasibleError(
             f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",
@@ -162,7 +164,7 @@ def plan(
     real = Reality()
     if switching is not None:
         setting = compared.settings[goal.chosen]
-        unsure = ONE_SIDED * judge(setting).time_spread if judge is not None else 0.0
+        unsure = ONE_SIDED * risk.predicted_change(setting).time_spread if risk is not None else 0.0
         sure = dataclasses.replace(goal, max_slowdown=goal.max_slowdown - unsure)
         real = _reality(sample_set, table, sure, switching, compared)
     return Plan(
@@ -200,22 +202,22 @@ def why_auto(plan: Plan) -> str | None:
 
 def _costs(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None
-) -> tuple[CostTable, Callable[[Ints], PredictedChange] | None]:
-    """Return costs, and who says how sure a choice is; nobody where costs are taken as certain."""
+) -> tuple[CostTable, RiskModel | None]:
+    """Return costs, and how sure they are; ``None`` where they are taken as certain."""
     asked = raw
     if raw is None:
         raw = _is_whole_table(sample_set)
     if raw:
         return cost_table(sample_set, baseline=baseline), None
     try:
-        found = estimate(sample_set, baseline=baseline)
+        estimated = estimate(sample_set, baseline=baseline)
     except CannotFitError as exc:
         if asked is False:
             raise
         table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
         return dataclasses.replace(table, warnings=(*table.warnings, words)), None
-    return found.table, found.predicted_change
+    return estimated.table, estimated
 
 
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
@@ -236,7 +238,11 @@ def _is_whole_table(sample_set: SampleSet) -> bool:
 
 
 def _reality(
-    sample_set: SampleSet, table: CostTable, goal: Goal, switching: Switching, compared: Arms
+    sample_set: SampleSet,
+    table: CostTable,
+    goal: Goal,
+    switching: Switching,
+    compared: ComparedStrategies,
 ) -> Reality:
     """Plan again under the GPU's own latency."""
     latencies = switching.latencies
@@ -264,6 +270,7 @@ def _reality(
     )
 
 
-def _fixed(table: CostTable, settings: dict[str, Ints]) -> Clocks | None:
-    """Return the clocks of the best fixed arm."""
-    return table.settings[int(settings["best_fixed"][0])] if "best_fixed" in settings else None
+def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:
+    """Return the best clocks for the whole step; ``None`` when infeasible."""
+    setting = settings.get(Strategy.BEST_FIXED)
+    return None if setting is None else table.settings[int(setting[0])]

@@ -5,8 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.prediction.prior import FITTED, PUBLISHED, Known, Member, members_of
-from underclock.core.prediction.savings import at_baseline, blind, foresee, runs_of, tables_of
+from underclock.core.prediction.prior import (
+    FITTED,
+    PUBLISHED,
+    Prior,
+    ReferenceKernel,
+    reference_kernels,
+)
+from underclock.core.prediction.savings import (
+    at_baseline,
+    baseline_runs,
+    draw_tables,
+    savings_after_measuring,
+    savings_without_measuring,
+)
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import GpuModel
@@ -47,28 +59,22 @@ def predict(
         UsageError: No model of that GPU, or a budget below auto.
         DataError: The samples cannot be read, or a kernel has none at auto.
     """
-    if not 0 <= max_slowdown < 1:
-        raise UsageError(
-            f"cannot predict a change of time of {max_slowdown:+.2%} or less",
-            hint="a fraction, 0 or more: auto itself keeps such a budget",
-        )
-    if draws < 1:
-        raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
+    _check(max_slowdown, draws)
     sample_set = as_samples(samples)
     baseline = baseline or AUTO
     used = at_baseline(sample_set, baseline)
     name, model = _model(sample_set.gpu.name, like)
-    runs = runs_of(
+    runs = baseline_runs(
         used,
         baseline,
         mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
         limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
     )
     show = progress or (lambda _share: None)
-    tables = tables_of(
+    tables = draw_tables(
         used,
         baseline,
-        known_of(model),
+        prior_of(model),
         runs,
         settings_of(model),
         draws=draws,
@@ -88,13 +94,13 @@ def predict(
         draws=draws,
         kernels=len(runs),
         counted=counted,
-        arms=foresee(
+        arms=savings_after_measuring(
             tables,
             max_slowdown,
             _CONFIDENCE,
             lambda share: show(_DRAWING + (1.0 - _DRAWING) * share),
         ),
-        blind=blind(tables, max_slowdown, _CONFIDENCE),
+        without_measuring=savings_without_measuring(tables, max_slowdown, _CONFIDENCE),
         warnings=(
             *sample_set.warnings,
             *_warnings(sample_set.gpu.name, model, unused, counted, len(runs)),
@@ -102,16 +108,26 @@ def predict(
     )
 
 
-def known_of(model: GpuModel) -> Known:
-    """Say what a model knows of its GPU.
+def _check(max_slowdown: float, draws: int) -> None:
+    if not 0 <= max_slowdown < 1:
+        raise UsageError(
+            f"cannot predict a change of time of {max_slowdown:+.2%} or less",
+            hint="a fraction, 0 or more: auto itself keeps such a budget",
+        )
+    if draws < 1:
+        raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
 
-    One that was not fitted to a sweep does not know how kernels split; those of the fitted models
-    are taken besides its own.
+
+def prior_of(model: GpuModel) -> Prior:
+    """Return what a model knows of its GPU.
+
+    A model that was not fitted to a sweep does not know the time shares of kernels, so the kernels
+    of the fitted models join its own.
     """
-    population = members(model)
+    references = own_kernels(model)
     if not is_fitted(model):
         others = [gpu_model(name) for name in model_names()]
-        population += tuple(m for other in others if is_fitted(other) for m in members(other))
+        references += tuple(k for other in others if is_fitted(other) for k in own_kernels(other))
     traffic = [
         own.constants.dram_j / own.constants.dram_mcycles
         for own in model.own
@@ -119,25 +135,25 @@ def known_of(model: GpuModel) -> Known:
     ]
     if not traffic and model.throughput is not None:
         traffic = [1e6 * model.throughput.dram_byte_j * model.throughput.dram_byte]
-    return Known(
+    return Prior(
         gpu=model.constants,
-        spread=FITTED if is_fitted(model) else PUBLISHED,
-        members=population,
+        deviations=FITTED if is_fitted(model) else PUBLISHED,
+        references=references,
         dram_j_per_mcycle=float(np.median(traffic)) if traffic else 0.0,
         limit_w=_settled_w(model),
     )
 
 
 def is_fitted(model: GpuModel) -> bool:
-    """Whether a sweep told the model's constants."""
+    """Whether the model's constants were fitted to a sweep."""
     return model.calibration.fit is not None and bool(model.own)
 
 
-def members(model: GpuModel) -> tuple[Member, ...]:
-    """Return a model's own kernels as a population."""
+def own_kernels(model: GpuModel) -> tuple[ReferenceKernel, ...]:
+    """Return a model's own kernels, as references for others."""
     bins_mhz = np.array(model.core_mhz, dtype=np.float64)
     constants = [own.constants for own in model.own]
-    return members_of(model.constants, constants, bins_mhz, _settled_w(model))
+    return reference_kernels(model.constants, constants, bins_mhz, _settled_w(model))
 
 
 def settings_of(model: GpuModel) -> tuple[Clocks, ...]:

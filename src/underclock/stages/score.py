@@ -5,7 +5,7 @@ from pathlib import Path
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.strategies import cost_of
 from underclock.errors import DataError
-from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status
+from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status, Strategy
 from underclock.stages.sources import as_plan, as_samples, check_gpu
 
 _HINT = "score on the full table that the plan's samples came from"
@@ -39,7 +39,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
         promised_time_change=plan.promise.time_change,
         promised_energy_change=plan.promise.energy_change,
         arms=(
-            Arm.of("auto", auto, Status.BASELINE),
+            Arm.of(Strategy.AUTO, auto, Status.BASELINE),
             Arm.of(plan.chosen, cost, Status.GIVEN),
         ),
         warnings=(*warnings, *costs.warnings),

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.statistics.change_point import Level, Seen, find_change, level, tell_apart
+from underclock.core.statistics.change_point import (
+    Level,
+    TraceStatus,
+    find_change_point,
+    level,
+    tell_apart,
+)
 from underclock.errors import MeasurementError
 from underclock.hw.base import Clock
 from underclock.hw.lease import ClockLeases, check_applied
@@ -130,24 +136,24 @@ class Watch:
 
     def _insist(self, origin: int | None, target: int | None) -> Switched:
         """Try until a change is seen, looking longer each time it did not come."""
-        tail_s, seen = self._tail_s(target), Seen.PENDING
+        tail_s, status = self._tail_s(target), TraceStatus.PENDING
         for _ in range(_TRIES):
-            seen, switched = self._try(origin, target, tail_s)
+            status, switched = self._try(origin, target, tail_s)
             if switched is not None:
                 self._seen_s[target].append(switched.delay_s + switched.stall_s)
                 return switched
-            if seen is Seen.PENDING:
+            if status is TraceStatus.PENDING:
                 tail_s = min(_LONGER * tail_s, _LONGEST_TAIL_S)
             self._return_to(origin)
         raise MeasurementError(
-            f"{switch_text(self.domain, origin, target)}: {seen} ({_TRIES} tries, the last over "
+            f"{switch_text(self.domain, origin, target)}: {status} ({_TRIES} tries, the last over "
             f"{format_duration(tail_s)})",
             hint="power, heat or another program moves the clock: measure when nothing else runs",
         )
 
     def _try(
         self, origin: int | None, target: int | None, tail_s: float
-    ) -> tuple[Seen, Switched | None]:
+    ) -> tuple[TraceStatus, Switched | None]:
         """Ask for a clock once, and return what was seen of it."""
         stand, tick_s = self._stand, self._tick_s(origin, target)
         before, after = self._levels[origin, tick_s], self._levels[target, tick_s]
@@ -167,10 +173,10 @@ class Watch:
             + _PHASE_S * float(stand.random.random()),
             tail_s=tail_s + _TAIL_TICKS * after.mean_s,
         )
-        change = find_change(edges_s, asked_s=called_s, before=before, after=after)
+        change = find_change_point(edges_s, asked_s=called_s, before=before, after=after)
         if change.at_s is None or change.stall_s is None:
-            return change.seen, None
-        return change.seen, Switched(
+            return change.status, None
+        return change.status, Switched(
             call_s=returned_s - called_s,
             delay_s=max(0.0, change.at_s - returned_s),
             stall_s=change.stall_s,

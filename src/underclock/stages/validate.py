@@ -15,7 +15,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.costs.table import near_cap, settling_factors
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
-from underclock.core.statistics.verdict import TOLERANCE, Estimate, estimate, judge
+from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import (
@@ -26,6 +26,7 @@ from underclock.records import (
     OtherArm,
     Plan,
     Spread,
+    Strategy,
     ThrottleReason,
     Validation,
     Verdict,
@@ -38,7 +39,7 @@ from underclock.stages.step_source import StepFile, StepFunction
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
-_TITLES = {"best_fixed": "the best fixed clock"}
+_TITLES: dict[str, str] = {Strategy.BEST_FIXED: "the best fixed clock"}
 
 
 def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
@@ -96,7 +97,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     energy = pair_changes(auto[:, 1], planned[:, 1])
     promise = plan.promise
     distinct = min(repeats, rows["auto"], rows["plan"])
-    change_s, change_j = _estimates(auto[:distinct], planned[:distinct])
+    change_s, change_j = _changes(auto[:distinct], planned[:distinct])
     judged = judge(
         change_j,
         change_s,
@@ -174,20 +175,20 @@ def _kept_by_definition(plan: Plan, tolerance: float) -> Validation:
     )
 
 
-def _estimates(auto: Floats, runs: Floats) -> tuple[Estimate, Estimate]:
+def _changes(auto: Floats, runs: Floats) -> tuple[MeanChange, MeanChange]:
     """Return the change of time and of energy against auto. Shapes (N, 2)."""
     random = np.random.default_rng(_BOOTSTRAP_SEED)
     return (
-        estimate(auto[:, 0], runs[:, 0], random),
-        estimate(auto[:, 1], runs[:, 1], random),
+        mean_change(auto[:, 0], runs[:, 0], random),
+        mean_change(auto[:, 1], runs[:, 1], random),
     )
 
 
 def _other(name: str, clocks: Clocks, auto: Floats, runs: Floats, distinct: int) -> OtherArm:
     """Compare another arm with auto. Shapes (N, 2)."""
-    time, energy = _estimates(auto[:distinct], runs[:distinct])
+    time, energy = _changes(auto[:distinct], runs[:distinct])
     return OtherArm(
-        name=name,
+        name=Strategy(name),
         clocks=clocks,
         time_s=tuple(runs[:, 0].tolist()),
         energy_j=tuple(runs[:, 1].tolist()),
@@ -225,7 +226,7 @@ def _arms(plan: Plan, measurer: Measurer, *, only_plan: bool) -> dict[str, list[
         fixed = [plan.fixed] * len(plan.runs)
         known = all(measurer.can_measure(kernel, plan.fixed) for kernel in plan.runs)
         if known and fixed not in arms.values():
-            arms["best_fixed"] = fixed
+            arms[Strategy.BEST_FIXED] = fixed
     return arms
 
 

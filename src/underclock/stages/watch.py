@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.tracing.timeline import beat_of, launch_at
+from underclock.core.tracing.timeline import fit_period, launch_at
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Launcher
 from underclock.hw.sampler import Entry, Sampler
@@ -129,8 +129,8 @@ def _with_kernels(
     import msgspec  # noqa: PLC0415 - only here
 
     at_s = np.array([entry.at_s for entry in entries])
-    beat = beat_of(at_s, np.array([entry.steps or 0 for entry in entries]))
-    launches = launch_at(at_s, beat, np.array(shares))
+    period = fit_period(at_s, np.array([entry.steps or 0 for entry in entries]))
+    launches = launch_at(at_s, period, np.array(shares))
     names = [step.kernels[step.order[launch]].name for launch in launches.tolist()]
     members: dict[str, list[Entry]] = defaultdict(list)
     for name, entry in zip(names, entries, strict=True):
@@ -145,7 +145,7 @@ def _with_kernels(
         for kernel in step.kernels
         if (some := members.get(kernel.name))
     )
-    return msgspec.structs.replace(log, step_s=beat.step_s, kernels=kernels), names
+    return msgspec.structs.replace(log, step_s=period.step_s, kernels=kernels), names
 
 
 def _csv(entries: Sequence[Entry], names: Sequence[str]) -> str:

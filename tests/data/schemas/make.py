@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.records import Evidence, GpuInfo, Kernel, Record, Step
 from underclock.records.fitted import GpuFit
 from underclock.records.latencies import LatencyTable

@@ -6,7 +6,7 @@ import pytest
 
 import searching_tuner as tuner
 from searching_problem import Problem, table_problem
-from searching_results import Cell, Found, Outcome
+from searching_results import Cell, DataSetResults, Outcome
 from searching_searchers import SEARCHERS, Searcher, by_chance, coarse, even, shares
 from underclock.records import AUTO, Clocks, SampleSet
 
@@ -103,7 +103,7 @@ def test_of_a_strategy_the_better_objective_is_ranked() -> None:
         return Cell(searcher=name, size=5, budget=0.0, outcomes=(done,))
 
     cells = (cell("x, energy", 0.1), cell("x, energy in time", 0.2), cell("y, energy", 0.15))
-    found = Found(
+    found = DataSetResults(
         name="toy",
         gpu="Toy",
         evidence="replayed",

@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.paper import Outputs, run_paper, run_study
+from underclock.hw.nvml import READ_ONLY
+from underclock.paper import Conditions, Outputs, run_paper, run_study
 from underclock.paper.charts import charts
-from underclock.paper.choices import agreement, beside_table1, clock_changes, lever, noun
-from underclock.paper.elsewhere import before_optimizer
 from underclock.paper.page import CHART_KEYS, FIGURE_NUMBERS, paper_drawings, paper_page
 from underclock.paper.published import TABLE1, TABLE2
-from underclock.paper.records import Figure, Lever, Study, Table1Row
-from underclock.paper.study import search_again
+from underclock.paper.records import Lever, QuotedNumber, Study, Table1Row
+from underclock.paper.study import search_second_gpu
+from underclock.paper.svg import svg
+from underclock.paper.table1 import agreement, beside_table1, clock_changes, lever, noun
+from underclock.paper.transfer import before_optimizer
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -30,9 +32,11 @@ from underclock.records import (
     MeasurementSettings,
     Objective,
     Pass,
+    Plan,
     SampleSet,
+    Strategy,
 )
-from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.trace import trace
@@ -56,7 +60,14 @@ clock_pairs = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    return run_study()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(READ_ONLY, raising=False)
+        return run_study(Conditions(measuring=_QUICK))
+
+
+@pytest.fixture(scope="module")
+def isolated_plan(isolated: SampleSet) -> Plan:
+    return plan(isolated, Goal(max_slowdown=0.1))
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +114,16 @@ def test_more_freedom_never_costs_energy(study: Study) -> None:
 
 
 def test_every_quoted_number_stands_beside_ours(study: Study) -> None:
-    named = [(figure.group, figure.name) for figure in study.figures]
-    lacking = [figure.name for figure in study.figures if figure.ours is None]
+    named = [(number.group, number.name) for number in study.quoted]
+    lacking = [number.name for number in study.quoted if number.ours is None]
 
     assert len(named) == len(set(named))
-    assert Counter(figure.group for figure in study.figures)["Table 2"] == 2 * len(TABLE2)
+    assert Counter(number.group for number in study.quoted)["Table 2"] == 2 * len(TABLE2)
     assert _NEVER_OURS in lacking
     assert all(name.startswith(_MAY_BE_MISSING) for name in lacking if name != _NEVER_OURS)
-    for figure in study.figures:
-        if figure.ours is not None:
-            assert figure.difference == figure.ours - figure.paper
+    for number in study.quoted:
+        if number.ours is not None:
+            assert number.difference == number.ours - number.paper
 
 
 @pytest.mark.parametrize(
@@ -139,12 +150,12 @@ def test_every_quoted_number_stands_beside_ours(study: Study) -> None:
     ],
 )
 def test_the_papers_side_is_what_it_says(study: Study, name: str, paper: float) -> None:
-    assert _figure(study, name).paper == paper
+    assert _quoted(study, name).paper == paper
 
 
-def _figure(study: Study, name: str) -> Figure:
-    (found,) = [figure for figure in study.figures if figure.name == name]
-    return found
+def _quoted(study: Study, name: str) -> QuotedNumber:
+    (quoted,) = [number for number in study.quoted if number.name == name]
+    return quoted
 
 
 def test_the_study_says_where_it_comes_from(study: Study) -> None:
@@ -197,13 +208,13 @@ def test_the_step_is_the_papers(study: Study) -> None:
 
 
 def test_the_validation_is_of_all_pairs(study: Study) -> None:
-    found = study.validation
-    saving = [pair.energy_pct for pair in found.pairs]
+    validation = study.validation
+    saving = [pair.energy_pct for pair in validation.pairs]
 
-    assert len(found.pairs) == 100
-    assert found.energy_pct == pytest.approx(sum(saving) / 100)
-    assert found.pairs_reaching_discovered == sum(
-        saved <= found.discovered_energy_pct + 1e-6 for saved in saving
+    assert len(validation.pairs) == 100
+    assert validation.energy_pct == pytest.approx(sum(saving) / 100)
+    assert validation.pairs_reaching_discovered == sum(
+        saved <= validation.discovered_energy_pct + 1e-6 for saved in saving
     )
 
 
@@ -238,8 +249,8 @@ def test_the_published_table_is_the_shared_one() -> None:
     for row, ours in zip(rows, TABLE1, strict=True):
         assert (ours.section, ours.kernel) == (row["section"], row["kernel"])
         assert ours.invocations == int(row["invocations_per_iteration"])
-        for found, field in ((ours.clocks.core_mhz, "core_mhz"), (ours.clocks.mem_mhz, "mem_mhz")):
-            assert ("auto" if found is None else str(found)) == row[field]
+        for clock, field in ((ours.clocks.core_mhz, "core_mhz"), (ours.clocks.mem_mhz, "mem_mhz")):
+            assert ("auto" if clock is None else str(clock)) == row[field]
         assert ours.change.time_pct == float(row["time_change_pct"])
         assert ours.change.energy_pct == float(row["energy_change_pct"])
 
@@ -248,10 +259,10 @@ def test_the_published_table_is_the_shared_one() -> None:
 def test_only_what_is_below_auto_is_lowered(chosen: Clocks, auto: Clocks) -> None:
     core = chosen.core_mhz is not None and chosen.core_mhz < (auto.core_mhz or 0)
     mem = chosen.mem_mhz is not None and chosen.mem_mhz < (auto.mem_mhz or 0)
-    found = lever(chosen, auto)
+    lowered = lever(chosen, auto)
 
-    assert (found in {Lever.CORE, Lever.BOTH}) == core
-    assert (found in {Lever.MEMORY, Lever.BOTH}) == mem
+    assert (lowered in {Lever.CORE, Lever.BOTH}) == core
+    assert (lowered in {Lever.MEMORY, Lever.BOTH}) == mem
 
 
 @given(clock_pairs)
@@ -289,13 +300,13 @@ def _rows(study: Study, pairs: list[tuple[Lever, Lever]]) -> list[Table1Row]:
 def test_agreement_counts_every_kernel_once(study: Study, data: st.DataObject) -> None:
     levers = st.sampled_from(list(Lever))
     pairs = data.draw(st.lists(st.tuples(levers, levers), min_size=1))
-    found = agreement(_rows(study, pairs))
+    counted = agreement(_rows(study, pairs))
     swapped = agreement(_rows(study, [(ours, paper) for paper, ours in pairs]))
 
-    assert found.kernels == len(pairs) == sum(count.kernels for count in found.counts)
-    assert found.same == sum(paper is ours for paper, ours in pairs) <= found.overlapping
-    assert found.share == found.same / len(pairs)
-    assert (swapped.same, swapped.overlapping) == (found.same, found.overlapping)
+    assert counted.kernels == len(pairs) == sum(count.kernels for count in counted.counts)
+    assert counted.same == sum(paper is ours for paper, ours in pairs) <= counted.overlapping
+    assert counted.share == counted.same / len(pairs)
+    assert (swapped.same, swapped.overlapping) == (counted.same, counted.overlapping)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +322,9 @@ def test_agreement_counts_every_kernel_once(study: Study, data: st.DataObject) -
 def test_sharing_one_clock_is_not_agreeing(
     study: Study, paper: Lever, ours: Lever, same: int, overlapping: int
 ) -> None:
-    found = agreement(_rows(study, [(paper, ours)]))
+    counted = agreement(_rows(study, [(paper, ours)]))
 
-    assert (found.same, found.overlapping) == (same, overlapping)
+    assert (counted.same, counted.overlapping) == (same, overlapping)
 
 
 @given(st.lists(clock_pairs), st.integers(0, 20))
@@ -337,50 +348,49 @@ def test_table_1_changes_clocks_34_times_a_layer(study: Study) -> None:
     assert 0 <= study.clock_changes_per_layer <= 37
 
 
-def test_a_step_of_other_kernels_is_not_put_beside_table_1(isolated: SampleSet) -> None:
-    made = plan(isolated)
+def test_a_step_of_other_kernels_is_not_put_beside_table_1(isolated_plan: Plan) -> None:
     with pytest.raises(ValueError, match="Table 1 has 46 kernels, the step has 48"):
-        beside_table1(made, {})
-    other = msgspec.structs.replace(made, runs=made.runs[:46])
+        beside_table1(isolated_plan, {})
+    other = msgspec.structs.replace(isolated_plan, runs=isolated_plan.runs[:46])
     with pytest.raises(ValueError, match="where the step has"):
         beside_table1(other, {})
 
 
-def test_without_the_step_in_situ_the_baseline_is_the_isolated_sum(isolated: SampleSet) -> None:
-    made = plan(isolated, Goal(max_slowdown=0.1))
+def test_without_the_step_in_situ_the_baseline_is_the_isolated_sum(
+    isolated: SampleSet, isolated_plan: Plan
+) -> None:
     counts = {kernel.name: kernel.count for kernel in isolated.kernels}
     auto = [sample for sample in isolated.samples if sample.asked == AUTO]
 
     assert isolated.in_situ == ()
-    assert made.closure is None
-    assert made.arm("auto").time_s == pytest.approx(
+    assert isolated_plan.closure is None
+    assert isolated_plan.arm(Strategy.AUTO).time_s == pytest.approx(
         sum(counts[sample.kernel] * sample.time_s for sample in auto) / 2
     )
 
 
-def test_a_plan_on_isolated_kernels_is_validated_on_those(isolated: SampleSet) -> None:
-    made = plan(isolated)
-    found = validate(made, gpu="sim:rtx3080ti", repeats=2, measuring=_QUICK)
-    auto = made.arm("auto")
+def test_a_plan_on_isolated_kernels_is_validated_on_those(isolated_plan: Plan) -> None:
+    again = validate(
+        isolated_plan, gpu="sim:rtx3080ti", repeats=2, only_plan=True, measuring=_QUICK
+    )
+    auto = isolated_plan.arm(Strategy.AUTO)
 
-    assert found.auto_time_s[0] == pytest.approx(auto.time_s, rel=0.01)
-    assert found.auto_energy_j[0] == pytest.approx(auto.energy_j, rel=0.02)
+    assert again.auto_time_s[0] == pytest.approx(auto.time_s, rel=0.01)
+    assert again.auto_energy_j[0] == pytest.approx(auto.energy_j, rel=0.02)
 
 
 def test_a_gpu_the_simulator_lacks_is_said_to_be_missing() -> None:
-    found = search_again(
-        before_optimizer(trace("gpt3-xl")), "sim:nowhere", Grid.COARSE, 0, lambda _tally: None
-    )
+    second = search_second_gpu(before_optimizer(trace("gpt3-xl")), Conditions(gpu="sim:nowhere"))
 
-    assert found.energy_pct is None
-    assert found.paper_energy_pct == -9.56
-    assert "no simulated GPU is called 'nowhere'" in found.missing
+    assert second.energy_pct is None
+    assert second.paper_energy_pct == -9.56
+    assert "no simulated GPU is called 'nowhere'" in second.missing
 
 
 @pytest.mark.parametrize("gpu", ["replay:table.csv", "nvml:0", "sim:nowhere", "gpu"])
 def test_only_a_simulated_gpu_can_be_studied(gpu: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        run_paper(gpu=gpu, outputs=Outputs(folder=tmp_path / "out"))
+        run_paper(Conditions(gpu=gpu), Outputs(folder=tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -389,12 +399,12 @@ class _Links(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.fetched: list[str] = []
         self.places: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         del tag
-        self.found += [v or "" for k, v in attrs if k in {"src", "href"}]
+        self.fetched += [v or "" for k, v in attrs if k in {"src", "href"}]
         self.places += [v or "" for k, v in attrs if k == "id"]
 
 
@@ -403,11 +413,11 @@ def test_the_page_is_whole_and_offline(study: Study) -> None:
     links = _Links()
     links.feed(page)
 
-    assert links.found == []
+    assert links.fetched == []
     assert {f"figure-{key}" for key in CHART_KEYS} <= set(links.places)
     assert "simulated" in page
-    for figure in study.figures:
-        assert figure.name.replace("'", "&#39;") in page
+    for number in study.quoted:
+        assert number.name.replace("'", "&#39;") in page
     assert paper_page(study) == page
 
 
@@ -427,16 +437,15 @@ def test_drawings_are_svg_and_the_same_each_time(study: Study) -> None:
     drawn = paper_drawings(study)
 
     assert tuple(drawn) == CHART_KEYS
-    assert paper_drawings(study) == drawn
     for text in drawn.values():
         assert ET.fromstring(text).tag.endswith("svg")  # noqa: S314 - our own
         assert "simulated" in text
+    again = charts(study)[0]
+    assert svg(again, study.evidence) == drawn[again.key]
 
 
 def test_a_gpu_without_a_drawn_figure_still_has_a_page(study: Study) -> None:
-    missing = search_again(
-        before_optimizer(trace("gpt3-xl")), "sim:nowhere", Grid.COARSE, 0, lambda _tally: None
-    )
+    missing = search_second_gpu(before_optimizer(trace("gpt3-xl")), Conditions(gpu="sim:nowhere"))
     bare = msgspec.structs.replace(study, a4000=missing, warnings=("look twice",))
     page = paper_page(bare)
 

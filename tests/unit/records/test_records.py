@@ -34,6 +34,7 @@ from underclock.records import (
     Status,
     Step,
     StepSource,
+    Strategy,
     ThrottleReason,
     Utilisation,
 )
@@ -254,8 +255,8 @@ def test_a_choice_gives_its_clocks(choice: Choice) -> None:
 
 
 def test_an_arm_has_all_of_its_cost_or_none() -> None:
-    feasible = Arm.of("pass", COST, Status.OPTIMAL, gap=0.0)
-    infeasible = Arm.of("pass", None, Status.INFEASIBLE)
+    feasible = Arm.of(Strategy.PASS, COST, Status.OPTIMAL, gap=0.0)
+    infeasible = Arm.of(Strategy.PASS, None, Status.INFEASIBLE)
 
     assert feasible.cost == COST
     assert (feasible.time_s, feasible.energy_change) == (COST.time_s, COST.energy_change)
@@ -267,9 +268,11 @@ def test_an_arm_has_all_of_its_cost_or_none() -> None:
 
 
 AUTO_ARM = Arm.of(
-    "auto", Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0), Status.BASELINE
+    Strategy.AUTO,
+    Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0),
+    Status.BASELINE,
 )
-BEST_ARM = Arm.of("kernel_global", COST, Status.OPTIMAL, gap=0.0)
+BEST_ARM = Arm.of(Strategy.KERNEL_GLOBAL, COST, Status.OPTIMAL, gap=0.0)
 
 
 def plan(*arms: Arm, **parts: object) -> Plan:
@@ -290,21 +293,28 @@ def plan(*arms: Arm, **parts: object) -> Plan:
     return Plan(**usual | parts)  # type: ignore[arg-type]
 
 
+def test_a_strategy_nobody_knows_is_refused() -> None:
+    body = msgspec.json.encode(Arm.of(Strategy.PASS, COST, Status.OPTIMAL))
+    assert msgspec.json.decode(body, type=Arm).name is Strategy.PASS
+    with pytest.raises(msgspec.ValidationError, match="luck"):
+        msgspec.json.decode(body.replace(b'"pass"', b'"luck"'), type=Arm)
+
+
 def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
     made = plan(AUTO_ARM, BEST_ARM)
 
     assert made.promise == COST
-    assert made.arm("auto") == AUTO_ARM
+    assert made.arm(Strategy.AUTO) == AUTO_ARM
     with pytest.raises(KeyError, match="pass"):
-        made.arm("pass")
+        made.arm(Strategy.PASS)
 
 
 @pytest.mark.parametrize(
     "arms",
     [
         (),
-        (Arm.of("pass", COST, Status.OPTIMAL, gap=0.0),),
-        (Arm.of("kernel_global", None, Status.INFEASIBLE),),
+        (Arm.of(Strategy.PASS, COST, Status.OPTIMAL, gap=0.0),),
+        (Arm.of(Strategy.KERNEL_GLOBAL, None, Status.INFEASIBLE),),
     ],
     ids=["no arm", "another arm", "infeasible"],
 )
@@ -380,7 +390,7 @@ def test_clocks_that_no_gpu_has_are_not_planned(bad: int) -> None:
 @pytest.mark.parametrize("bad", [-1e-9, math.nan, math.inf])
 def test_a_gap_is_a_distance(bad: float) -> None:
     with pytest.raises(ValueError, match="gap must be finite and not negative"):
-        Arm.of("pass", COST, Status.OPTIMAL, gap=bad)
+        Arm.of(Strategy.PASS, COST, Status.OPTIMAL, gap=bad)
     with pytest.raises(ValueError, match="gap must be finite and not negative"):
         LatencyPoint(latency_s=1e-3, time_change=0.0, energy_change=0.0, switches=1, gap=bad)
 

@@ -32,6 +32,7 @@ from underclock.records import (
     Segment,
     Spread,
     Status,
+    Strategy,
     Validation,
     Verdict,
 )
@@ -62,11 +63,11 @@ def cost(time_change: float, energy_change: float) -> Cost:
 
 
 ARMS = (
-    Arm.of("auto", cost(0.0, 0.0), Status.BASELINE),
-    Arm.of("best_fixed", cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
-    Arm.of("pass", cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
-    Arm.of("kernel_local", cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
-    Arm.of("kernel_global", cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
+    Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE),
+    Arm.of(Strategy.BEST_FIXED, cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.PASS, cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.KERNEL_LOCAL, cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.KERNEL_GLOBAL, cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
 )
 
 
@@ -95,7 +96,7 @@ PLAN = Plan(
     granularity=Granularity.KERNEL,
     aggregate=Aggregate.GLOBAL,
     baseline=AUTO,
-    chosen="kernel_global",
+    chosen=Strategy.KERNEL_GLOBAL,
     arms=ARMS,
     kernels=choices(48),
     fixed=Clocks(core_mhz=1680, mem_mhz=9251),
@@ -104,7 +105,7 @@ PLAN = Plan(
 )
 LATENCY_PLAN = msgspec.structs.replace(
     PLAN,
-    arms=(*ARMS, Arm.of("achievable", cost(-0.001, -0.0512), Status.OPTIMAL, 0.0)),
+    arms=(*ARMS, Arm.of(Strategy.ACHIEVABLE, cost(-0.001, -0.0512), Status.OPTIMAL, 0.0)),
     schedule=ClockSchedule(
         segments=(
             Segment(launches=7, core_mhz=1680, mem_mhz=None),
@@ -138,7 +139,7 @@ VALIDATION = Validation(
     evidence=Evidence.MEASURED,
     gpu=GPU,
     workload="gpt3-xl",
-    chosen="kernel_global",
+    chosen=Strategy.KERNEL_GLOBAL,
     repeats=3,
     auto_time_s=(12.30, 12.31, 12.32),
     auto_energy_j=(4210.0, 4212.0, 4214.0),
@@ -154,7 +155,7 @@ VALIDATION = Validation(
 SCORE = Score(
     evidence=Evidence.REPLAYED,
     gpu=GPU,
-    plan="plan.json",
+    plan=Strategy.KERNEL_GLOBAL,
     time_s=12.38,
     energy_j=3600.0,
     time_change=0.006,
@@ -243,7 +244,7 @@ def test_the_chosen_arm_alone_has_a_star() -> None:
 
 
 def test_an_infeasible_arm_shows_dashes_and_no_numbers() -> None:
-    arms = (ARMS[0], Arm.of("best_fixed", None, Status.INFEASIBLE), *ARMS[2:])
+    arms = (ARMS[0], Arm.of(Strategy.BEST_FIXED, None, Status.INFEASIBLE), *ARMS[2:])
     plan = with_plan(arms=arms, fixed=None)
 
     (line,) = (t for t in printed(arms_table(plan)).splitlines() if "best fixed" in t)
@@ -324,7 +325,7 @@ JUDGED = {
     "tolerance": 0.001,
 }
 FIXED = OtherArm(
-    name="best_fixed",
+    name=Strategy.BEST_FIXED,
     clocks=Clocks(core_mhz=1680),
     time_s=(12.1, 12.2, 12.3),
     energy_j=(4100.0, 4110.0, 4120.0),
@@ -538,7 +539,7 @@ def test_where_a_latency_is_given_the_headline_is_what_is_achievable() -> None:
 
 
 def test_where_a_latency_leaves_no_saving_the_headline_says_so() -> None:
-    arms = (*ARMS, Arm.of("achievable", cost(0.0, 0.0), Status.OPTIMAL, 0.0))
+    arms = (*ARMS, Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL, 0.0))
 
     text = Seen(page(msgspec.structs.replace(LATENCY_PLAN, arms=arms), None)).text
 
@@ -548,7 +549,7 @@ def test_where_a_latency_leaves_no_saving_the_headline_says_so() -> None:
 
 
 def test_where_no_schedule_keeps_the_budget_the_headline_is_called_a_bound() -> None:
-    arms = (*ARMS, Arm.of("achievable", None, Status.INFEASIBLE))
+    arms = (*ARMS, Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE))
 
     text = Seen(page(with_plan(arms=arms), None)).text
 
@@ -557,7 +558,7 @@ def test_where_no_schedule_keeps_the_budget_the_headline_is_called_a_bound() -> 
 
 
 def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
-    fixed = Arm.of("best_fixed", cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
+    fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
     plan = msgspec.structs.replace(LATENCY_PLAN, arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
     sentence = "-5.05 % energy, as good as -5.12 % within 0.1 points: use that"
 
@@ -570,7 +571,7 @@ def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
 
 
 def test_a_plan_for_one_clock_does_not_recommend_itself() -> None:
-    text = page(with_plan(chosen="best_fixed", granularity=Granularity.STEP), None)
+    text = page(with_plan(chosen=Strategy.BEST_FIXED, granularity=Granularity.STEP), None)
 
     assert "use that" not in text
     assert "no clocks change during it" in text
@@ -658,7 +659,7 @@ def test_what_is_unknown_is_called_unknown() -> None:
     ],
 )
 def test_the_page_says_what_is_proven(status: Status, sentence: str) -> None:
-    chosen = Arm.of("kernel_global", cost(0.0, -0.15), status, 5e-5)
+    chosen = Arm.of(Strategy.KERNEL_GLOBAL, cost(0.0, -0.15), status, 5e-5)
 
     assert sentence in Seen(page(with_plan(arms=(*ARMS[:4], chosen)), None)).text
 

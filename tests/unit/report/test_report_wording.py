@@ -19,6 +19,7 @@ from underclock.records import (
     Objective,
     Plan,
     Status,
+    Strategy,
 )
 from underclock.report.expected import expected_energy_change
 from underclock.report.wording import auto_plan_sentence, change_text, energy_text, gap_text
@@ -45,7 +46,7 @@ def test_an_energy_keeps_three_digits(energy_j: float) -> None:
 def auto_plan(**changes: object) -> Plan:
     """Return a plan that sets nothing, with a frontier that time buys energy on."""
     same = choice(None, 0.0)
-    auto = Arm.of("auto", cost(0.0, 0.0), Status.BASELINE)
+    auto = Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE)
     plan = Plan(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="GPU"),
@@ -55,7 +56,7 @@ def auto_plan(**changes: object) -> Plan:
         granularity=Granularity.KERNEL,
         aggregate=Aggregate.GLOBAL,
         baseline=AUTO,
-        chosen="auto",
+        chosen=Strategy.AUTO,
         arms=(auto,),
         kernels={"gemm": same, "softmax": same},
         fixed=AUTO,

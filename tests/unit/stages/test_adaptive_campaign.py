@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from underclock.core.model.start import unknown_gpu
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK
 from underclock.physics.constants import KernelConstants

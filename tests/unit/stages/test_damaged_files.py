@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UnderclockError
 from underclock.records import Plan
 from underclock.report import arms_table, latency_tables

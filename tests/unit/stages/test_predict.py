@@ -1,6 +1,7 @@
 """Predicting from auto clocks, against what measuring at all clocks then gives."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 
 import underclock
 from underclock.core.costs.table import cost_table
-from underclock.core.planning.strategies import compare_arms
+from underclock.core.planning.strategies import compare_strategies
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
@@ -20,54 +21,80 @@ from underclock.records import (
     MeasurementSettings,
     Sample,
     SampleSet,
-    Step,
+    Strategy,
 )
-from underclock.stages.predict import is_fitted, known_of, members, predict, settings_of
+from underclock.stages.predict import (
+    is_fitted,
+    own_kernels,
+    predict,
+    prior_of,
+    settings_of,
+)
 from underclock.store import read_table
 from underclock.workloads import workload
 
 _MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
 _BRIEF = MeasurementSettings(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
-_DRAWS = 40
+_DRAWS = 24
 
 
-@pytest.fixture(scope="module")
-def step() -> Step:
-    return workload("gpt3-xl", {"layers": 1})
+@dataclass(frozen=True)
+class Sweep:
+    """Samples of a step on a simulated GPU."""
+
+    gpu: str
+    samples: SampleSet
+
+
+@pytest.fixture(scope="module", params=["h200", "rtx3080ti"])
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Measure a step at few of a GPU's clocks; this GPU has counters, whatever the model has."""
+    gpu, folder = request.param, tmp_path_factory.mktemp(request.param)
+    model = dataclasses.replace(gpu_model(gpu), counters=True)
+    file = folder / "gpu.json"
+    file.write_text(encode(model))
+    campaign = underclock.Campaign(
+        core_mhz=(*model.core_mhz[-1::-20], None),
+        mem_mhz=(None, 5001) if model.memory_lockable else (None,),
+    )
+    return Sweep(
+        gpu=gpu,
+        samples=underclock.measure(
+            workload("gpt3-xl", {"layers": 1}),
+            gpu=f"sim:{file}",
+            to=folder / "all.db",
+            campaign=campaign,
+            measuring=_BRIEF,
+        ),
+    )
 
 
 def _truth(sample_set: SampleSet, budget: float) -> float:
-    arm = compare_arms(cost_table(sample_set), underclock.Goal(max_slowdown=budget)).arms[-1]
-    assert arm.name == "kernel_global"
+    arm = compare_strategies(cost_table(sample_set), underclock.Goal(max_slowdown=budget)).arms[-1]
+    assert arm.name == Strategy.KERNEL_GLOBAL
     assert arm.energy_change is not None
     return arm.energy_change
 
 
-@pytest.mark.parametrize("gpu", ["h200", "rtx3080ti"])
 @pytest.mark.parametrize("counts", [True, False])
-def test_the_interval_covers_what_measuring_then_gives(
-    gpu: str, step: Step, tmp_path: Path, *, counts: bool
-) -> None:
-    model = dataclasses.replace(gpu_model(gpu), counters=counts)
-    file = tmp_path / "gpu.json"
-    file.write_text(encode(model))
-    cores = (*model.core_mhz[-1::-12], None)
-    campaign = underclock.Campaign(
-        core_mhz=cores, mem_mhz=(None, 5001) if model.memory_lockable else (None,)
-    )
-    measured = underclock.measure(
-        step, gpu=f"sim:{file}", to=tmp_path / "all.db", campaign=campaign, measuring=_BRIEF
-    )
+def test_the_interval_covers_what_measuring_then_gives(swept: Sweep, *, counts: bool) -> None:
+    measured = swept.samples if counts else _uncounted(swept.samples)
     truth = _truth(measured, 0.05)
 
-    found = predict(measured, max_slowdown=0.05, like=f"sim:{gpu}", draws=_DRAWS)
+    prediction = predict(measured, max_slowdown=0.05, like=f"sim:{swept.gpu}", draws=_DRAWS)
 
-    change = found.arm("kernel_global").energy_change
+    change = prediction.arm(Strategy.KERNEL_GLOBAL).energy_change
     assert change.low <= truth <= change.high
-    assert found.evidence is Evidence.SIMULATED
-    assert found.counted == (found.kernels if counts else 0)
-    assert any("not used" in sentence for sentence in found.warnings)
-    assert any("no readings" in sentence for sentence in found.warnings) is not counts
+    assert prediction.evidence is Evidence.SIMULATED
+    assert prediction.counted == (prediction.kernels if counts else 0)
+    assert any("not used" in sentence for sentence in prediction.warnings)
+    assert any("no readings" in sentence for sentence in prediction.warnings) is not counts
+
+
+def _uncounted(sample_set: SampleSet) -> SampleSet:
+    """Return what a GPU without counters would have measured."""
+    samples = (msgspec.structs.replace(s, utilisation=None) for s in sample_set.samples)
+    return msgspec.structs.replace(sample_set, samples=tuple(samples))
 
 
 @pytest.mark.skipif(not _MEASURED.is_dir(), reason="the shared measurements are not here")
@@ -75,11 +102,11 @@ def test_the_interval_covers_what_a_measured_sweep_gives() -> None:
     sample_set = read_table(_MEASURED / "rtx3080ti_kernels.csv")
     auto = tuple(sample for sample in sample_set.samples if sample.asked == AUTO)
 
-    found = predict(msgspec.structs.replace(sample_set, samples=auto), max_slowdown=0.01)
+    prediction = predict(msgspec.structs.replace(sample_set, samples=auto), max_slowdown=0.01)
 
-    change = found.arm("kernel_global").energy_change
-    assert found.evidence is Evidence.REPLAYED
-    assert found.like == "sim:rtx3080ti"
+    change = prediction.arm(Strategy.KERNEL_GLOBAL).energy_change
+    assert prediction.evidence is Evidence.REPLAYED
+    assert prediction.like == "sim:rtx3080ti"
     assert change.low <= _truth(sample_set, 0.01) <= change.high
 
 
@@ -95,10 +122,10 @@ def _one(gpu: str) -> SampleSet:
 
 @pytest.mark.parametrize("gpu", ["NVIDIA RTX A4000", "RTX A4000", "rtx a4000"])
 def test_a_gpu_is_known_by_its_name_without_brands(gpu: str) -> None:
-    found = predict(_one(gpu), draws=5)
+    prediction = predict(_one(gpu), draws=5)
 
-    assert found.like == "sim:a4000"
-    assert any("no sweep of NVIDIA RTX A4000" in sentence for sentence in found.warnings)
+    assert prediction.like == "sim:a4000"
+    assert any("no sweep of NVIDIA RTX A4000" in sentence for sentence in prediction.warnings)
 
 
 def test_the_same_seed_predicts_the_same() -> None:
@@ -107,7 +134,7 @@ def test_the_same_seed_predicts_the_same() -> None:
     )
 
     assert one == two
-    assert one.blind != other.blind
+    assert one.without_measuring != other.without_measuring
 
 
 def test_nothing_comes_of_no_draws() -> None:
@@ -117,17 +144,17 @@ def test_nothing_comes_of_no_draws() -> None:
 
 def test_an_arm_that_was_not_compared_is_a_key_error() -> None:
     with pytest.raises(KeyError, match="achievable"):
-        predict(_one("A40"), draws=2).arm("achievable")
+        predict(_one("A40"), draws=2).arm(Strategy.ACHIEVABLE)
 
 
 def test_a_model_without_a_sweep_borrows_the_kernels_of_those_that_have_one() -> None:
     fitted, guessed = gpu_model("a100"), gpu_model("a4000")
 
     assert is_fitted(fitted)
-    assert known_of(fitted).members == members(fitted)
+    assert prior_of(fitted).references == own_kernels(fitted)
     assert not is_fitted(guessed)
-    assert len(known_of(guessed).members) > len(known_of(fitted).members)
-    assert known_of(guessed).dram_j_per_mcycle > 0
+    assert len(prior_of(guessed).references) > len(prior_of(fitted).references)
+    assert prior_of(guessed).dram_j_per_mcycle > 0
 
 
 def test_only_clocks_that_hold_are_planned_with() -> None:

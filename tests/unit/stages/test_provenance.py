@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import underclock
-from underclock.core.planning.strategies import Goal
+from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, MeasurementError, UsageError
 from underclock.hw.nvml import READ_ONLY
 from underclock.records import (

@@ -29,6 +29,7 @@ from underclock.records import (
     Spread,
     Status,
     Step,
+    Strategy,
     Validation,
     Verdict,
 )
@@ -91,11 +92,11 @@ def plans(draw: st.DrawFn) -> Plan:
         granularity=draw(st.sampled_from(Granularity)),
         aggregate=draw(st.sampled_from(Aggregate)),
         baseline=draw(clocks),
-        chosen="kernel_global",
+        chosen=Strategy.KERNEL_GLOBAL,
         arms=(
-            Arm.of("auto", draw(costs), Status.BASELINE),
-            Arm.of("pass", None, Status.INFEASIBLE),
-            Arm.of("kernel_global", draw(costs), Status.OPTIMAL, gap=0.0),
+            Arm.of(Strategy.AUTO, draw(costs), Status.BASELINE),
+            Arm.of(Strategy.PASS, None, Status.INFEASIBLE),
+            Arm.of(Strategy.KERNEL_GLOBAL, draw(costs), Status.OPTIMAL, gap=0.0),
         ),
         kernels=draw(st.dictionaries(names, choices, max_size=4)),
         fixed=draw(st.none() | clocks),
@@ -109,7 +110,7 @@ validations = st.builds(
     evidence=evidence,
     gpu=gpus,
     workload=names,
-    chosen=names,
+    chosen=st.sampled_from(Strategy),
     repeats=st.integers(1, 10),
     auto_time_s=st.tuples(amounts, amounts),
     auto_energy_j=st.tuples(amounts, amounts),
@@ -128,7 +129,7 @@ validations = st.builds(
     others=st.tuples(
         st.builds(
             OtherArm,
-            name=names,
+            name=st.sampled_from(Strategy),
             clocks=clocks,
             time_s=st.tuples(amounts),
             energy_j=st.tuples(amounts),

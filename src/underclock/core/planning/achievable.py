@@ -24,6 +24,7 @@ from underclock.records import (
     Pass,
     Segment,
     Status,
+    Strategy,
 )
 from underclock.records.latencies import Domain, LatencyTable, Switch, changed
 
@@ -164,7 +165,7 @@ def achieved(
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
     """
     found = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
-    return Arm.of("achievable", _cost(table, found), found.status, found.gap), found
+    return Arm.of(Strategy.ACHIEVABLE, _cost(table, found), found.status, found.gap), found
 
 
 def _cost(table: CostTable, found: Schedule) -> Cost | None:

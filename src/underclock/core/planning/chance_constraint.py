@@ -1,48 +1,114 @@
-"""A time budget as a chance constraint: it holds with 95 % confidence."""
+"""A time budget as a chance constraint: it holds with 95 % confidence.
 
+What a choice of clocks does to the time is known with an error, so a choice whose expected time
+just meets the budget overruns it as often as not. The solver is therefore given an aim below the
+budget, such that the aim and the margin of the choice made for it add up to the budget. The margin
+depends on the choice, so the aim is found by iteration.
+"""
+
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from underclock.arrays import Ints
+from underclock.core.knapsack import Solution
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 
 _ROUNDS = 8
-_SMALL = 1e-6  # of a budget
+_SMALL = 1e-6  # of auto's time
+_UNUSED = 0.1  # of the margin: less room than this in the budget is not worth another round
+_FARTHEST = 0.05  # of auto's time: an aim so far below one that overran is low enough to try
 
 
-def keeping(
-    budget: float, choose: Callable[[float], Ints | None], judge: Callable[[Ints], PredictedChange]
-) -> tuple[Ints, PredictedChange] | None:
+class RiskModel(Protocol):
+    """What tells how sure the costs of a choice of clocks are."""
+
+    def predicted_change(self, setting: Ints, /) -> PredictedChange:
+        """Return what a choice is expected to change, and the deviations of that.
+
+        Args:
+            setting: Index into the cost table's settings, of each kernel. Shape (K,).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A choice of clocks, and how the solver came to it.
+
+    Attributes:
+        setting: Index into the cost table's settings, of each kernel. Shape (K,).
+        solution: The solver's answer.
+    """
+
+    setting: Ints
+    solution: Solution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bracket:
+    """The range that the aim is sought in.
+
+    Attributes:
+        low: Greatest aim that keeps the budget, or that no choice can meet.
+        high: Least aim whose choice overruns the budget; the budget itself to begin with.
+    """
+
+    low: float
+    high: float
+
+    def above(self, aim: float) -> "_Bracket":
+        return dataclasses.replace(self, low=max(self.low, aim))
+
+    def below(self, aim: float) -> "_Bracket":
+        return dataclasses.replace(self, high=min(self.high, aim))
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.high - self.low < _SMALL
+
+    @property
+    def middle(self) -> float:
+        return 0.5 * (max(self.low, self.high - _FARTHEST) + self.high)
+
+
+def within_confidence(
+    budget: float, choose: Callable[[float], Candidate | None], risk: RiskModel
+) -> Candidate | None:
     """Choose so that a time budget holds with 95 % confidence.
 
     Args:
         budget: Fraction above auto.
-        choose: The best choice whose expected change of time is within its argument.
-        judge: What a choice is expected to change.
+        choose: Returns the best choice whose expected change of time is within its argument.
+        risk: How sure a choice is.
 
     Returns:
-        ``None`` where nothing holds it.
+        Of the choices that keep the budget the one of least energy; ``None`` where none does.
     """
-    aim, best = budget, None
-    low, high = -1.0, budget
+    best: tuple[float, Candidate] | None = None
+    bracket = _Bracket(low=-1.0, high=budget)
+    aim = budget
     for _ in range(_ROUNDS):
-        found = choose(aim)
-        if found is None:
-            low = max(low, aim)
+        candidate = choose(aim)
+        if candidate is None:
+            bracket = bracket.above(aim)
         else:
-            seen = judge(found)
-            over = seen.time_change + ONE_SIDED * seen.time_spread - budget
-            if over <= _SMALL:
-                if best is None or seen.energy_change < best[1].energy_change:
-                    best = found, seen
-                low = max(low, aim)
-                if over > -0.1 * max(ONE_SIDED * seen.time_spread, _SMALL):
-                    return best
+            change = risk.predicted_change(candidate.setting)
+            margin = ONE_SIDED * change.time_spread
+            overrun = change.time_change + margin - budget
+            if overrun <= _SMALL:
+                if best is None or change.energy_change < best[0]:
+                    best = change.energy_change, candidate
+                bracket = bracket.above(aim)
+                if overrun > -_UNUSED * max(margin, _SMALL):
+                    break
             else:
-                high = min(high, aim)
-            aim = min(high, budget - ONE_SIDED * seen.time_spread)
-            if low < aim < high:
+                bracket = bracket.below(aim)
+            aim = min(bracket.high, budget - margin)
+            if bracket.low < aim < bracket.high:
                 continue
-        if high - low < _SMALL:
+        if bracket.is_narrow:
             break
-        aim = 0.5 * (max(low, high - 0.05) + high)
-    return best
+        aim = bracket.middle
+    return best[1] if best is not None else None

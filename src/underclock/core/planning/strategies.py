@@ -1,16 +1,14 @@
-"""The arms of a plan, side by side: auto, one fixed clock, per pass, per kernel.
+"""The strategies of a plan, side by side: auto, one fixed clock, per pass, per kernel.
 
-Every arm is the same problem on other groups (`groups`) with the same objective, so their figures
-can be compared line by line.
+Every strategy solves the same problem on other groups (`groups`) with the same objective, so their
+figures can be compared line by line.
 
 Shape letters: K kernels, G groups, S settings.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -22,7 +20,8 @@ from underclock.core.knapsack import Exact, Problem, Solution
 from underclock.core.knapsack.frontier import least_product, supported, thinned
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
-from underclock.core.planning.chance_constraint import keeping
+from underclock.core.planning.chance_constraint import Candidate, RiskModel, within_confidence
+from underclock.core.planning.goal import Goal
 from underclock.records import (
     Aggregate,
     Arm,
@@ -31,10 +30,9 @@ from underclock.records import (
     Cost,
     Granularity,
     Objective,
-    Plan,
     Status,
+    Strategy,
 )
-from underclock.units import member
 
 # Of expected costs a proof to the last joule proves nothing: past so many labels, a gap is stated.
 _LABELS, _FEW_LABELS = 200_000, 20_000
@@ -44,128 +42,89 @@ _TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What to minimise, and who keeps the time budget; choices may be given as text."""
-
-    objective: Objective = Objective.WASTE
-    max_slowdown: float = 0.0
-    """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict. May be
-    negative."""
-    granularity: Granularity = Granularity.KERNEL
-    """Of the arm whose clocks the plan holds."""
-    aggregate: Aggregate = Aggregate.GLOBAL
-    """Of that arm."""
-
-    def __post_init__(self) -> None:
-        """Read choices given as text; reject unknown ones, and budgets no step can have."""
-        for name, choices in (
-            ("objective", Objective),
-            ("granularity", Granularity),
-            ("aggregate", Aggregate),
-        ):
-            object.__setattr__(self, name, member(choices, getattr(self, name), name))
-        if not -1.0 < self.max_slowdown < 1.0:
-            raise ValueError(
-                "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
-                f"got {self.max_slowdown}"
-            )
-
-    @classmethod
-    def of(cls, plan: Plan) -> Self:
-        """Return the goal that a plan was made for."""
-        return cls(
-            objective=plan.objective,
-            max_slowdown=plan.max_slowdown or 0.0,
-            granularity=plan.granularity,
-            aggregate=plan.aggregate,
-        )
-
-    @property
-    def chosen(self) -> str:
-        """Name of the arm whose clocks the plan holds."""
-        return {
-            Granularity.KERNEL: f"kernel_{self.aggregate}",
-            Granularity.PASS: "pass",
-            Granularity.STEP: "best_fixed",
-        }[self.granularity]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arms:
-    """Every way of choosing, costed.
+class ComparedStrategies:
+    """Every strategy, costed.
 
     Attributes:
         arms: In order of freedom.
-        settings: Setting per kernel of each feasible arm, by name. Shapes (K,).
-        fastest_change: Least time change any choice of the chosen arm can reach.
-        frontier: Of the chosen granularity.
+        settings: Setting per kernel of each feasible strategy. Shapes (K,).
+        fastest_change: Least time change any choice of the goal's strategy can reach.
+        frontier: Of the goal's granularity.
     """
 
     arms: tuple[Arm, ...]
-    settings: dict[str, Ints]
+    settings: dict[Strategy, Ints]
     fastest_change: float
     frontier: tuple[Cost, ...]
 
 
-def compare_arms(
-    table: CostTable, goal: Goal, judge: Callable[[Ints], PredictedChange] | None = None
-) -> Arms:
-    """Choose clocks in each of the ways compared.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What one strategy solves: who shares clocks, who keeps the budget, what is minimised."""
+
+    groups: Grouped
+    aggregate: Aggregate
+    goal: Goal
+
+    @property
+    def problem(self) -> Problem:
+        """The groups' costs, without a time budget."""
+        return Problem(time_s=self.groups.time_s, energy_j=self.groups.energy_j)
+
+
+def compare_strategies(
+    table: CostTable, goal: Goal, risk: RiskModel | None = None
+) -> ComparedStrategies:
+    """Choose clocks by each of the strategies.
 
     Args:
         table: What every kernel costs.
         goal: What to minimise.
-        judge: What a setting per kernel is expected to change, and how sure that is. With it every
-            arm keeps the time budget with 95 % confidence and says its intervals; without it costs
-            are taken as certain.
+        risk: How sure costs are. With it every strategy keeps the time budget with 95 % confidence
+            and says its intervals; ``None`` takes costs as certain.
     """
-    ways = {
-        "best_fixed": (Granularity.STEP, Aggregate.GLOBAL),
-        "pass": (Granularity.PASS, goal.aggregate),
-        "kernel_local": (Granularity.KERNEL, Aggregate.LOCAL),
-        "kernel_global": (Granularity.KERNEL, Aggregate.GLOBAL),
+    freedom = {
+        Strategy.BEST_FIXED: (Granularity.STEP, Aggregate.GLOBAL),
+        Strategy.PASS: (Granularity.PASS, goal.aggregate),
+        Strategy.KERNEL_LOCAL: (Granularity.KERNEL, Aggregate.LOCAL),
+        Strategy.KERNEL_GLOBAL: (Granularity.KERNEL, Aggregate.GLOBAL),
     }
     auto = np.full(len(table.kernels), table.baseline)
-    arms = [Arm.of("auto", _cost(table, auto), Status.BASELINE)]
-    settings = {"auto": auto}
-    for name, (granularity, aggregate) in ways.items():
-        solution, setting = _sure(table, grouped(table, granularity), goal, aggregate, judge)
-        cost = None
-        if setting is not None:
-            settings[name] = setting
-            cost = _cost(table, setting)
-        arm = Arm.of(name, cost, solution.status, solution.gap)
-        if judge is not None and cost is not None:
-            arm = with_intervals(arm, judge(settings[name]))
-        arms.append(arm)
+    arms = [Arm.of(Strategy.AUTO, _cost(table, auto), Status.BASELINE)]
+    settings = {Strategy.AUTO: auto}
+    for strategy, (granularity, aggregate) in freedom.items():
+        task = _Task(groups=grouped(table, granularity), aggregate=aggregate, goal=goal)
+        candidate = _choose(table, task, risk)
+        if candidate is None:
+            arms.append(Arm.of(strategy, None, Status.INFEASIBLE))
+            continue
+        setting, solution = candidate.setting, candidate.solution
+        settings[strategy] = setting
+        arm = Arm.of(strategy, _cost(table, setting), solution.status, solution.gap)
+        arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
     groups = grouped(table, goal.granularity)
-    fastest_s = groups.time_s.min(axis=1)
-    if goal.aggregate is Aggregate.LOCAL:
-        fastest_change = float((fastest_s / groups.time_s[:, table.baseline]).max()) - 1.0
-    else:
-        fastest_change = math.fsum(fastest_s) / table.auto_time_s - 1.0
-    return Arms(
+    return ComparedStrategies(
         arms=tuple(arms),
         settings=settings,
-        fastest_change=fastest_change,
+        fastest_change=_fastest_change(table, groups, goal.aggregate),
         frontier=_frontier(table, groups),
     )
 
 
-def choose_kernels(
-    table: CostTable, goal: Goal, judge: Callable[[Ints], PredictedChange]
-) -> Ints | None:
+def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
     """Return the setting of each kernel under a budget they keep together; nearly the best."""
     groups = grouped(table, Granularity.KERNEL)
-    return _sure(table, groups, goal, Aggregate.GLOBAL, judge, Exact(max_labels=_FEW_LABELS))[1]
+    task = _Task(groups=groups, aggregate=Aggregate.GLOBAL, goal=goal)
+    candidate = _choose(table, task, risk, Exact(max_labels=_FEW_LABELS))
+    return None if candidate is None else candidate.setting
 
 
-def with_intervals(arm: Arm, seen: PredictedChange) -> Arm:
-    """Return an arm that says how sure its changes are."""
+def with_intervals(arm: Arm, change: PredictedChange) -> Arm:
+    """Return an arm with the 95 % intervals of its changes."""
     return msgspec.structs.replace(
         arm,
-        time_interval=_interval(seen.time_change, seen.time_spread),
-        energy_interval=_interval(seen.energy_change, seen.energy_spread),
+        time_interval=_interval(change.time_change, change.time_spread),
+        energy_interval=_interval(change.energy_change, change.energy_spread),
     )
 
 
@@ -175,12 +134,12 @@ def _interval(mean: float, spread: float) -> tuple[float, float]:
 
 def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
     """Return the clocks of every kernel and what they do to it."""
-    chosen = {}
+    by_kernel = {}
     for k, (kernel, s) in enumerate(zip(table.kernels, setting.tolist(), strict=True)):
         clocks = table.settings[s]
         auto_s = float(table.time_s[k, table.baseline])
         auto_j = float(table.energy_j[k, table.baseline])
-        chosen[kernel.name] = Choice(
+        by_kernel[kernel.name] = Choice(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
             time_change=float(table.time_s[k, s] / auto_s) - 1.0,
@@ -188,7 +147,7 @@ def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
             auto_time_s=auto_s,
             auto_energy_j=auto_j,
         )
-    return chosen
+    return by_kernel
 
 
 def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
@@ -211,55 +170,53 @@ def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     return _cost(table, np.array(columns))
 
 
-def _sure(
+def _choose(
     table: CostTable,
-    groups: Grouped,
-    goal: Goal,
-    aggregate: Aggregate,
-    judge: Callable[[Ints], PredictedChange] | None,
+    task: _Task,
+    risk: RiskModel | None,
     exact: Exact = Exact(max_labels=_LABELS),  # noqa: B008 - frozen
-) -> tuple[Solution, Ints | None]:
-    """Solve; where there is somebody to judge, keep the time budget with confidence."""
-    if judge is None or goal.objective is not Objective.WASTE:
-        solution = _solve(table, groups, goal, aggregate)
-        feasible = solution.status is not Status.INFEASIBLE
-        return solution, groups.spread(solution.choice) if feasible else None
-    found: dict[bytes, Solution] = {}
+) -> Candidate | None:
+    """Return the best choice; ``None`` where nothing keeps the time budget.
 
-    def choose(aim: float) -> Ints | None:
-        aimed = dataclasses.replace(goal, max_slowdown=aim)
-        solution = _solve(table, groups, aimed, aggregate, exact)
-        if solution.status is Status.INFEASIBLE:
-            return None
-        setting = groups.spread(solution.choice)
-        found[setting.tobytes()] = solution
-        return setting
+    Only the waste objective has a time budget, so for the others risk plays no part.
+    """
+    if risk is None or task.goal.objective is not Objective.WASTE:
+        return _candidate(table, task, Exact())
+    max_slowdown = task.goal.max_slowdown
 
-    best = keeping(goal.max_slowdown, choose, judge)
-    if best is not None:
-        return found[best[0].tobytes()], best[0]
-    if goal.max_slowdown < 0:
-        return INFEASIBLE, None
+    def within(aim: float) -> Candidate | None:
+        goal = dataclasses.replace(task.goal, max_slowdown=aim)
+        return _candidate(table, dataclasses.replace(task, goal=goal), exact)
+
+    candidate = within_confidence(max_slowdown, within, risk)
     # Auto is as fast as auto, whatever else is unsure.
-    auto = np.full(len(groups.time_s), table.baseline)
-    problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j)
-    return solution_of(problem, auto), groups.spread(tuple(auto.tolist()))
+    return _auto(table, task) if candidate is None and max_slowdown >= 0 else candidate
 
 
-def _solve(
-    table: CostTable,
-    groups: Grouped,
-    goal: Goal,
-    aggregate: Aggregate,
-    exact: Exact = Exact(),  # noqa: B008 - frozen
-) -> Solution:
-    problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j)
-    if aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
+def _candidate(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
+    """Return the best choice of expected costs."""
+    solution = _solve(table, task, exact)
+    if solution.status is Status.INFEASIBLE:
+        return None
+    return Candidate(setting=task.groups.spread(solution.choice), solution=solution)
+
+
+def _auto(table: CostTable, task: _Task) -> Candidate:
+    choice = np.full(len(task.groups.time_s), table.baseline)
+    return Candidate(
+        setting=task.groups.spread(tuple(choice.tolist())),
+        solution=solution_of(task.problem, choice),
+    )
+
+
+def _solve(table: CostTable, task: _Task, exact: Exact) -> Solution:
+    goal, problem = task.goal, task.problem
+    if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
         return _solve_alone(problem, table.baseline, goal)
     if goal.objective in _TIME_POWER:
         return least_product(problem, power=_TIME_POWER[goal.objective])
-    budget_s = math.fsum(groups.time_s[:, table.baseline]) * (1.0 + goal.max_slowdown)
-    return exact.solve(Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s))
+    budget_s = math.fsum(problem.time_s[:, table.baseline]) * (1.0 + goal.max_slowdown)
+    return exact.solve(dataclasses.replace(problem, budget_s=budget_s))
 
 
 def _solve_alone(problem: Problem, baseline: int, goal: Goal) -> Solution:
@@ -275,6 +232,14 @@ def _solve_alone(problem: Problem, baseline: int, goal: Goal) -> Solution:
         return INFEASIBLE
     choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
     return solution_of(problem, choice)
+
+
+def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> float:
+    """Return the least time change that any choice can reach; alone, of the slowest group."""
+    fastest_s = groups.time_s.min(axis=1)
+    if aggregate is Aggregate.LOCAL:
+        return float((fastest_s / groups.time_s[:, table.baseline]).max()) - 1.0
+    return math.fsum(fastest_s) / table.auto_time_s - 1.0
 
 
 def _cost(table: CostTable, setting: Ints) -> Cost:

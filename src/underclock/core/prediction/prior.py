@@ -1,13 +1,16 @@
-"""What is known of a GPU before its kernels are measured: constants, their spread, other kernels.
+"""The prior of a prediction: what is known of a GPU before its kernels are measured.
 
-Shape letters: N known kernels.
+It holds the GPU's shared constants, how far off they may be, and reference kernels whose time
+shares stand for those of kernels nobody measured at other clocks.
+
+Shape letters: N reference kernels.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from underclock.arrays import Floats
-from underclock.core.prediction.time_shares import Split, split_of
+from underclock.core.prediction.time_shares import TimeShares, time_shares
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
@@ -15,21 +18,21 @@ from underclock.records import Utilisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Standard deviation of the logarithm of shared constants."""
+class LogDeviations:
+    """Standard deviations of the logarithms of shared constants."""
 
     exponent: float
-    """Of the p-norm."""
+    """Of the p-norm's exponent."""
     knee: float
     """Of the clock above which voltage rises."""
     rise: float
-    """Of how much it rises."""
+    """Of how steeply it rises."""
     leak: float
-    """Of leakage."""
+    """Of leakage power."""
     clock: float
-    """Of the clock tree."""
+    """Of the clock tree's power."""
     board: float
-    """Of what no clock changes."""
+    """Of the power that no clock changes."""
     memory: float
     """Of the memory's power without traffic."""
     traffic: float
@@ -37,13 +40,13 @@ class Spread:
     efficiency: float
     """Of bytes per cycle at slower memory clocks."""
     time: float
-    """Of time at other clocks beside that of the run, for all that these constants do not say.
-    Where nothing may be slower, it decides what is."""
+    """Of time at other clocks than the run's, for all that these constants do not say. Where
+    nothing may be slower, this deviation decides which clocks are."""
     power: float
-    """Of power, likewise."""
+    """Of power at other clocks than the run's, for the same reason."""
 
 
-FITTED = Spread(
+FITTED = LogDeviations(
     exponent=0.1,
     knee=0.04,
     rise=0.2,
@@ -56,8 +59,8 @@ FITTED = Spread(
     time=0.01,
     power=0.02,
 )
-"""Where a sweep told the constants: about what fits to other kernels of it differ by."""
-PUBLISHED = Spread(
+"""For constants that were fitted to a sweep: about what fits to other kernels of it differ by."""
+PUBLISHED = LogDeviations(
     exponent=0.4,
     knee=0.12,
     rise=0.6,
@@ -70,55 +73,55 @@ PUBLISHED = Spread(
     time=0.01,
     power=0.02,
 )
-"""Where none did: about what fits to sweeps differ by from the figures they began with."""
+"""For published figures: about what fits to sweeps differ by from the figures they began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A known kernel.
+class ReferenceKernel:
+    """A kernel whose sweep is known.
 
     Attributes:
-        split: At auto clocks.
-        power_share: Its power there over the power limit.
+        shares: Its time shares at auto clocks.
+        power_share: Its power at auto clocks over the power limit.
     """
 
-    split: Split
+    shares: TimeShares
     power_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Prior:
     """What is known of a GPU before anything is measured.
 
     Attributes:
         gpu: Shared constants.
-        spread: How well they are known.
-        members: Kernels that are known, of it or of others. Length N.
+        deviations: How well they are known.
+        references: Kernels that are known, of this GPU or of others. Length N.
         dram_j_per_mcycle: Energy of DRAM traffic.
         limit_w: Power at which a capped GPU settles.
     """
 
     gpu: GpuConstants
-    spread: Spread
-    members: tuple[Member, ...]
+    deviations: LogDeviations
+    references: tuple[ReferenceKernel, ...]
     dram_j_per_mcycle: float
     limit_w: float
 
     def __post_init__(self) -> None:
-        """Reject a population of none."""
-        if not self.members:
-            raise ValueError("without known kernels nothing can be said of others")
+        """Reject a prior without reference kernels."""
+        if not self.references:
+            raise ValueError("without reference kernels nothing can be said of others")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What one kernel did at the baseline.
+class BaselineRun:
+    """What one kernel did at the baseline clocks.
 
     Attributes:
-        time_s: Of a launch.
-        power_w: Mean.
-        core_mhz: ``None`` where nobody read it.
-        mem_mhz: Memory clock.
+        time_s: Duration of a launch.
+        power_w: Mean board power.
+        core_mhz: Mean core clock; ``None`` where nobody read it.
+        mem_mhz: Mean memory clock.
         temperature_c: ``None`` where nobody read it.
         capped: Whether it was at the power cap.
         locked: Whether its core clock was held rather than auto.
@@ -135,28 +138,28 @@ class Run:
     utilisation: Utilisation | None = None
 
 
-def members_of(
+def reference_kernels(
     gpu: GpuConstants, kernels: Iterable[KernelConstants], bins_mhz: Floats, limit_w: float
-) -> tuple[Member, ...]:
-    """Say what known kernels are like at auto clocks.
+) -> tuple[ReferenceKernel, ...]:
+    """Describe fitted kernels as they run at auto clocks.
 
     Args:
-        gpu: Shared constants of the GPU they are known on.
+        gpu: Shared constants of the GPU they were fitted on.
         kernels: Their constants.
-        bins_mhz: Its core clocks, ascending.
+        bins_mhz: Core clocks of that GPU, ascending.
         limit_w: Power at which it settles when capped.
     """
     mem_mhz = gpu.mem_points_mhz[-1]
     hot_c = steady_c(gpu, limit_w)
-    found = []
+    references = []
     for kernel in kernels:
         core_mhz = capped_core_mhz(gpu, kernel, bins_mhz, mem_mhz, hot_c, limit_w)
         drawn_w = float(busy_w(gpu, kernel, core_mhz, mem_mhz, hot_c))
-        split = split_of(gpu, kernel, core_mhz, mem_mhz)
-        found.append(Member(split=split, power_share=drawn_w / limit_w))
-    return tuple(found)
+        shares = time_shares(gpu, kernel, core_mhz, mem_mhz)
+        references.append(ReferenceKernel(shares=shares, power_share=drawn_w / limit_w))
+    return tuple(references)
 
 
 def steady_c(gpu: GpuConstants, power_w: float) -> float:
-    """Return the steady temperature in °C at a power."""
+    """Return the temperature in °C that a GPU settles at under a power."""
     return gpu.ambient_c + gpu.c_per_w * power_w

@@ -1,10 +1,10 @@
-"""What a plan would save, from samples at one pair of clocks.
+"""Predicted savings: what other clocks would save, from samples at one pair of clocks.
 
 The question is what measuring at other clocks, and planning on it, would bring. Nobody knows the
-table that it would give, so many possible ones are drawn (`possible`), and each is planned on as
-if it were the one: the savings make the interval. Besides, `blind` is what locking at once would
-bring: one plan, made for the mean of the possible tables, costed on each of them. It saves less
-and may be slower than asked.
+cost table that measuring would give, so many possible ones are drawn (`monte_carlo`). Each is
+planned on as if it were the true one, and the savings make the interval. Beside that stands what
+locking clocks without measuring would bring: one plan, made for the mean of the drawn tables and
+costed on each of them. It saves less and may be slower than asked.
 
 Shape letters: D draws, K kernels, S settings.
 """
@@ -12,57 +12,61 @@ Shape letters: D draws, K kernels, S settings.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable, capped_kernels, cost_table, settle_auto
-from underclock.core.planning.strategies import Goal, compare_arms
-from underclock.core.prediction.monte_carlo import possible
-from underclock.core.prediction.prior import Known, Run
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import compare_strategies
+from underclock.core.prediction.monte_carlo import draw_costs
+from underclock.core.prediction.prior import BaselineRun, Prior
 from underclock.errors import DataError
-from underclock.records import Arm, Clocks, Sample, SampleSet, ThrottleReason
-from underclock.records.observed import Foreseen, Interval
+from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy, ThrottleReason
+from underclock.records.observed import Interval, PredictedArm
 
 _NEAR_CAP = 0.93  # where nobody asked for throttle reasons
+# Of the power limit: less is below any GPU at rest, and no mean over a launch overshoots by more.
+_LEAST_POWER, _MOST_POWER = 0.01, 1.5
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """The cost tables that are possible.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTableDraws:
+    """Cost tables that samples at one pair of clocks leave possible.
 
     Attributes:
-        of: One table, whose costs no draw has: kernels, settings and baseline. Its baseline costs
-            are as measured.
+        measured: The kernels, the settings and the baseline of every draw. Its costs are those
+            measured at the baseline, in every column.
         time_s: Costs in every draw. Shape (D, K, S).
-        energy_j: Likewise.
+        energy_j: Costs in every draw. Shape (D, K, S).
     """
 
-    of: CostTable
+    measured: CostTable
     time_s: Floats
     energy_j: Floats
 
     def draw(self, d: int) -> CostTable:
-        """Return one of them."""
-        return dataclasses.replace(self.of, time_s=self.time_s[d], energy_j=self.energy_j[d])
+        """Return one of the drawn tables."""
+        return dataclasses.replace(self.measured, time_s=self.time_s[d], energy_j=self.energy_j[d])
 
     def mean(self) -> CostTable:
-        """Return their mean."""
+        """Return the mean of the drawn tables."""
         return dataclasses.replace(
-            self.of, time_s=self.time_s.mean(axis=0), energy_j=self.energy_j.mean(axis=0)
+            self.measured, time_s=self.time_s.mean(axis=0), energy_j=self.energy_j.mean(axis=0)
         )
 
 
 def at_baseline(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
-    """Return a sample_set with the samples at one pair of clocks only.
+    """Return a sample set with the samples at one pair of clocks only.
 
     Raises:
-        DataError: There are none, or a kernel has none.
+        DataError: A kernel has no such sample.
     """
     samples = tuple(sample for sample in sample_set.samples if sample.asked == baseline)
-    seen = {sample.kernel for sample in samples}
-    lacking = [kernel.name for kernel in sample_set.kernels if kernel.name not in seen]
+    sampled = {sample.kernel for sample in samples}
+    lacking = [kernel.name for kernel in sample_set.kernels if kernel.name not in sampled]
     if lacking:
         raise DataError(
             f"{lacking[0]!r} has no sample at {baseline}",
@@ -73,45 +77,60 @@ def at_baseline(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
     return msgspec.structs.replace(sample_set, samples=samples, in_situ=in_situ)
 
 
-def runs_of(
+def baseline_runs(
     sample_set: SampleSet, baseline: Clocks, *, mem_mhz: float, limit_w: float
-) -> list[Run]:
-    """Say what each kernel did at the baseline, repeats averaged. Length K.
+) -> list[BaselineRun]:
+    """Return what each kernel did at the baseline, repeats averaged. Length K.
 
     Args:
         sample_set: Samples at the baseline only.
         baseline: Its clocks.
         mem_mhz: Memory clock that auto stands for, where nobody read it.
         limit_w: Power limit.
+
+    Raises:
+        DataError: A power that no GPU with such a limit draws.
     """
+    by_kernel: dict[str, list[Sample]] = {kernel.name: [] for kernel in sample_set.kernels}
+    for sample in sample_set.samples:
+        by_kernel[sample.kernel].append(sample)
     return [
-        _run(
-            [sample for sample in sample_set.samples if sample.kernel == kernel.name],
-            baseline,
-            mem_mhz,
-            limit_w,
-        )
-        for kernel in sample_set.kernels
+        _checked(name, _run(samples, baseline, mem_mhz, limit_w), limit_w)
+        for name, samples in by_kernel.items()
     ]
 
 
-def tables_of(  # noqa: PLR0913 - three of them say only how it is drawn
+def _checked(kernel: str, run: BaselineRun, limit_w: float) -> BaselineRun:
+    """Refuse a run whose power tells of wrong units; constants that reproduce it have no meaning.
+
+    Raises:
+        DataError: It draws far more, or far less, than the power limit.
+    """
+    if _LEAST_POWER * limit_w <= run.power_w <= _MOST_POWER * limit_w:
+        return run
+    raise DataError(
+        f"{kernel!r} draws {run.power_w:.4g} W in the mean on a GPU limited to {limit_w:.4g} W",
+        hint="check the units: times are in seconds of one launch, energies in joules",
+    )
+
+
+def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     sample_set: SampleSet,
     baseline: Clocks,
-    known: Known,
-    runs: Sequence[Run],
+    prior: Prior,
+    runs: Sequence[BaselineRun],
     settings: Sequence[Clocks],
     *,
     draws: int = 200,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
-) -> Tables:
+) -> CostTableDraws:
     """Draw the cost tables that samples at one pair of clocks leave possible.
 
     Args:
         sample_set: Samples at the baseline only.
         baseline: Its clocks.
-        known: What is known of the GPU.
+        prior: What is known of the GPU.
         runs: What each kernel did.
         settings: Clocks that a plan may hold, beside the baseline.
         draws: How many tables.
@@ -121,44 +140,37 @@ def tables_of(  # noqa: PLR0913 - three of them say only how it is drawn
     Raises:
         DataError: The whole step does not agree with its kernels.
     """
-    measured = cost_table(msgspec.structs.replace(sample_set, in_situ=()), baseline=baseline)
+    costs = cost_table(msgspec.structs.replace(sample_set, in_situ=()), baseline=baseline)
     every = tuple(sorted({*settings, baseline}, key=lambda clocks: clocks.rank))
     place = every.index(baseline)
-    drawn = possible(
-        known,
-        runs,
-        _clocks([clocks.core_mhz for clocks in every]),
-        _clocks([clocks.mem_mhz for clocks in every]),
-        draws=draws,
-        seed=seed,
-        progress=progress,
-    )
-    drawn.time[:, :, place] = drawn.energy[:, :, place] = 1.0
-    of = dataclasses.replace(
-        measured,
+    ratios = draw_costs(prior, runs, every, draws=draws, seed=seed, progress=progress)
+    ratios.time[:, :, place] = ratios.energy[:, :, place] = 1.0
+    measured = dataclasses.replace(
+        costs,
         settings=every,
-        time_s=np.repeat(measured.time_s, len(every), axis=1),
-        energy_j=np.repeat(measured.energy_j, len(every), axis=1),
+        time_s=np.repeat(costs.time_s, len(every), axis=1),
+        energy_j=np.repeat(costs.energy_j, len(every), axis=1),
         baseline=place,
         warnings=(),
     )
-    time_s, energy_j = of.time_s * drawn.time, of.energy_j * drawn.energy
+    time_s, energy_j = measured.time_s * ratios.time, measured.energy_j * ratios.energy
     if sample_set.in_situ:
-        of = settle_auto(of, sample_set.in_situ, capped_kernels(sample_set))
-        time_s[:, :, place], energy_j[:, :, place] = of.time_s[:, place], of.energy_j[:, place]
-    return Tables(of=of, time_s=time_s, energy_j=energy_j)
+        measured = settle_auto(measured, sample_set.in_situ, capped_kernels(sample_set))
+        time_s[:, :, place] = measured.time_s[:, place]
+        energy_j[:, :, place] = measured.energy_j[:, place]
+    return CostTableDraws(measured=measured, time_s=time_s, energy_j=energy_j)
 
 
-def foresee(
-    tables: Tables,
+def savings_after_measuring(
+    tables: CostTableDraws,
     max_slowdown: float,
     confidence: float,
     progress: Callable[[float], None] | None = None,
-) -> tuple[Foreseen, ...]:
-    """Say what each way of choosing clocks would bring to one who measures and plans.
+) -> tuple[PredictedArm, ...]:
+    """Predict what each strategy would bring to one who measures and plans.
 
     Args:
-        tables: The possible ones.
+        tables: The drawn ones.
         max_slowdown: Time budget as a fraction above the baseline; not negative, so that the
             baseline keeps it.
         confidence: Of the intervals, 0 to 1.
@@ -168,62 +180,72 @@ def foresee(
         ValueError: A budget that no choice keeps.
     """
     goal = Goal(max_slowdown=max_slowdown)
-    changes: dict[str, list[tuple[float, float]]] = {}
+    costs: dict[Strategy, list[Cost]] = {}
     for d in range(len(tables.time_s)):
-        for arm in compare_arms(tables.draw(d), goal).arms[1:]:
-            changes.setdefault(arm.name, []).append(_changes(arm))
+        for arm in compare_strategies(tables.draw(d), goal).arms[1:]:
+            costs.setdefault(arm.name, []).append(_cost(arm))
         if progress is not None:
             progress((d + 1) / len(tables.time_s))
     return tuple(
-        foreseen(name, np.array([t for t, _ in pairs]), np.array([e for _, e in pairs]), confidence)
-        for name, pairs in changes.items()
+        _predicted_arm(
+            strategy,
+            np.array([cost.time_change for cost in drawn]),
+            np.array([cost.energy_change for cost in drawn]),
+            confidence,
+        )
+        for strategy, drawn in costs.items()
     )
 
 
-def blind(tables: Tables, max_slowdown: float, confidence: float) -> Foreseen:
-    """Say what a plan made without measuring would do; it may be slower than the budget.
+def savings_without_measuring(
+    tables: CostTableDraws, max_slowdown: float, confidence: float
+) -> PredictedArm:
+    """Predict what a plan made without measuring would do; it may be slower than the budget.
 
     Args:
-        tables: The possible ones; the plan is made for their mean.
-        max_slowdown: As above.
-        confidence: As above.
+        tables: The drawn ones; the plan is made for their mean.
+        max_slowdown: Time budget as a fraction above the baseline.
+        confidence: Of the intervals, 0 to 1.
     """
-    found = compare_arms(tables.mean(), Goal(max_slowdown=max_slowdown))
-    setting = found.settings["kernel_global"]
+    strategy = Strategy.KERNEL_GLOBAL
+    compared = compare_strategies(tables.mean(), Goal(max_slowdown=max_slowdown))
+    setting = compared.settings[strategy]
     time_s, energy_j = (_total(costs, setting) for costs in (tables.time_s, tables.energy_j))
-    return foreseen(
-        "blind",
-        time_s / tables.of.auto_time_s - 1.0,
-        energy_j / tables.of.auto_energy_j - 1.0,
+    return _predicted_arm(
+        strategy,
+        time_s / tables.measured.auto_time_s - 1.0,
+        energy_j / tables.measured.auto_energy_j - 1.0,
         confidence,
     )
 
 
-def foreseen(name: str, time: Floats, energy: Floats, confidence: float) -> Foreseen:
+def _predicted_arm(
+    strategy: Strategy, time: Floats, energy: Floats, confidence: float
+) -> PredictedArm:
     """Sum up changes over draws. Shapes (D,)."""
-    return Foreseen(
-        name=name,
+    return PredictedArm(
+        name=strategy,
         time_change=interval(time, confidence),
         energy_change=interval(energy, confidence),
     )
 
 
-def interval(values: Floats, confidence: float) -> Interval:
-    """Return the mean of draws and where the middle of them lies. Shape (D,)."""
+def interval(draws: Floats, confidence: float) -> Interval:
+    """Return the mean of draws, and the quantiles that enclose the middle of them. Shape (D,)."""
     tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(values, (tail, 1.0 - tail)).tolist()
-    return Interval(expected=float(values.mean()), low=low, high=high)
+    low, high = np.quantile(draws, (tail, 1.0 - tail)).tolist()
+    return Interval(expected=float(draws.mean()), low=low, high=high)
 
 
-def _changes(arm: Arm) -> tuple[float, float]:
-    """Return the changes of time and energy of an arm.
+def _cost(arm: Arm) -> Cost:
+    """Return what an arm costs.
 
     Raises:
         ValueError: Nothing keeps the budget, as the baseline does any that is not negative.
     """
     if arm.cost is None:
         raise ValueError(f"no choice of {arm.name} keeps a budget below the baseline")
-    return arm.cost.time_change, arm.cost.energy_change
+    return arm.cost
 
 
 def _total(costs: Floats, setting: Ints) -> Floats:
@@ -232,23 +254,18 @@ def _total(costs: Floats, setting: Ints) -> Floats:
     return total
 
 
-def _clocks(values: Sequence[int | None]) -> Floats:
-    """Write auto as ``nan``. Shape (S,)."""
-    return np.array([math.nan if value is None else float(value) for value in values])
-
-
-def _run(samples: list[Sample], baseline: Clocks, mem_mhz: float, limit_w: float) -> Run:
-    """Average the samples of one kernel; of readings, those that were taken."""
+def _run(samples: list[Sample], baseline: Clocks, mem_mhz: float, limit_w: float) -> BaselineRun:
+    """Average the samples of one kernel, and the readings of those that have any."""
     power_w = math.fsum(s.energy_j for s in samples) / math.fsum(s.time_s for s in samples)
-    seen = [s.observed for s in samples if s.observed is not None]
+    observed = [s.observed for s in samples if s.observed is not None]
     reasons = [s.throttle_reasons for s in samples if s.throttle_reasons is not None]
-    cores = [c.core_mhz for c in seen if c.core_mhz is not None]
-    mems = [c.mem_mhz for c in seen if c.mem_mhz is not None]
+    cores = [c.core_mhz for c in observed if c.core_mhz is not None]
+    mems = [c.mem_mhz for c in observed if c.mem_mhz is not None]
     warm = [s.temperature_c for s in samples if s.temperature_c is not None]
     counted = [s.utilisation for s in samples if s.utilisation is not None]
     near = power_w >= _NEAR_CAP * limit_w
     capped = any(r & ThrottleReason.SW_POWER_CAP for r in reasons) if reasons else near
-    return Run(
+    return BaselineRun(
         time_s=math.fsum(s.time_s for s in samples) / len(samples),
         power_w=power_w,
         core_mhz=_mean(cores) if cores else None if capped else baseline.core_mhz,

@@ -25,7 +25,7 @@ _LEAST_CONTRAST = 0.005  # of a duration: heat and noise move levels by about th
 _ARRIVED = 0.05  # of the new duration: so far from it counts as there
 _ARRIVED_SIGMAS = 4.0
 _LONG_TICKS = 3.0  # a tick this much longer than any ordinary one did not work all the time
-_LONG_BEFORE = 1.5  # likewise, against the longest seen before anything was asked
+_LONG_BEFORE = 1.5  # or than the longest before anything was asked: then it did not either
 _LEAST_SPREAD = 0.01  # of the median: repeats this near are no outliers
 
 
@@ -35,7 +35,7 @@ class Level:
 
     Attributes:
         mean_s: Without interrupted ticks.
-        sigma_s: Standard deviation, likewise.
+        sigma_s: Standard deviation, without interrupted ticks.
         interrupted: Part of the time, 0 to 1, that lies in ticks that were interrupted.
     """
 
@@ -44,8 +44,8 @@ class Level:
     interrupted: float
 
 
-class Seen(StrEnum):
-    """What a trace shows; the value is the sentence shown to the user."""
+class TraceStatus(StrEnum):
+    """What a trace shows of a change; the value is the sentence shown to the user."""
 
     CHANGED = "the clock changed"
     ALIKE = "work takes equally long at both clocks: when they change cannot be told"
@@ -54,28 +54,31 @@ class Seen(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One change of a clock.
+class ChangePoint:
+    """When a clock changed.
 
     Attributes:
-        seen: Whether there was one.
+        status: Whether the trace shows the change.
         at_s: When the clock was the new one, or when the stall before that began; ``None`` where no
             change was seen.
-        stall_s: How long from then no work was done, 0 for not at all; ``None`` likewise.
+        stall_s: How long from then no work was done, 0 for not at all; ``None`` where no change was
+            seen.
     """
 
-    seen: Seen
+    status: TraceStatus
     at_s: float | None = None
     stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Repeats of one quantity, outliers apart.
+class RobustSummary:
+    """Repeats of one quantity, summed up without outliers.
 
     Attributes:
-        median: Of those kept; so ``p05`` and ``p95``.
-        sigma: Standard deviation, from the median absolute deviation.
+        median: Of the repeats kept.
+        p05: Their 5 % quantile.
+        p95: Their 95 % quantile.
+        sigma: Their standard deviation, from the median absolute deviation.
         kept: Which repeats were kept. Shape (R,).
     """
 
@@ -84,6 +87,14 @@ class Summary:
     p95: float
     sigma: float
     kept: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Border:
+    """When the clock changed, and how long no work was done from then."""
+
+    at_s: float
+    stall_s: float
 
 
 def level(edges_s: Floats) -> Level:
@@ -112,7 +123,9 @@ def tell_apart(one: Level, other: Level) -> bool:
     return contrast_s > max(one.sigma_s, other.sigma_s, least_s)
 
 
-def find_change(edges_s: Floats, *, asked_s: float, before: Level, after: Level) -> Change:
+def find_change_point(
+    edges_s: Floats, *, asked_s: float, before: Level, after: Level
+) -> ChangePoint:
     """Find when the clock changed.
 
     The levels are only where to look: where the trace begins and where it ends decide, so that a
@@ -121,32 +134,34 @@ def find_change(edges_s: Floats, *, asked_s: float, before: Level, after: Level)
     Args:
         edges_s: Start of the first tick, then the end of every tick, ascending. Shape (N + 1,).
         asked_s: When the new clock was asked for; nothing changes before.
-        before: Of the old clock.
-        after: Of the new clock.
+        before: The level of the old clock.
+        after: The level of the new clock.
     """
     if not tell_apart(before, after):
-        return Change(seen=Seen.ALIKE)
+        return ChangePoint(status=TraceStatus.ALIKE)
     duration_s = np.diff(edges_s)
     first = int(np.searchsorted(edges_s[1:], asked_s))
     if first < _LEAST_TICKS or not _is_at(
         old := _level(duration_s[:first]), wanted=before, other=after
     ):
-        return Change(seen=Seen.UNSETTLED)
+        return ChangePoint(status=TraceStatus.UNSETTLED)
     last = min((len(duration_s) - first) // 4, _LAST_TICKS)
     if last < _LEAST_TICKS or not _is_at(
         new := _level(duration_s[-last:]), wanted=after, other=before
     ):
-        return Change(seen=Seen.PENDING)
+        return ChangePoint(status=TraceStatus.PENDING)
     ordinary_s = max(old.mean_s, new.mean_s)
     longest_s = max(_LONG_TICKS * ordinary_s, _LONG_BEFORE * float(np.max(duration_s[:first])))
     arrived = first + _arrival(duration_s[first:], old, new, _LONG_TICKS * ordinary_s)
     arrived = min(arrived, len(duration_s) - 1)
-    at_s, stall_s = _border(edges_s, arrived, first, old, new, longest_s)
-    return Change(seen=Seen.CHANGED, at_s=max(asked_s, at_s), stall_s=stall_s)
+    border = _border(edges_s, arrived, first, old, new, longest_s)
+    return ChangePoint(
+        status=TraceStatus.CHANGED, at_s=max(asked_s, border.at_s), stall_s=border.stall_s
+    )
 
 
-def summarise(values: Floats) -> Summary:
-    """Return what repeats have in common, without those far from the others.
+def summarise(values: Floats) -> RobustSummary:
+    """Sum up repeats, without those far from the others.
 
     Args:
         values: Not negative. Shape (R,).
@@ -161,7 +176,7 @@ def summarise(values: Floats) -> Summary:
     median = float(np.median(inside))
     p05, p95 = (float(np.quantile(inside, share)) for share in (0.05, 0.95))
     sigma = _SIGMA_OF_MAD * float(np.median(np.abs(inside - median)))
-    return Summary(median=median, p05=p05, p95=p95, sigma=sigma, kept=tuple(kept.tolist()))
+    return RobustSummary(median=median, p05=p05, p95=p95, sigma=sigma, kept=tuple(kept.tolist()))
 
 
 def _inliers(values: Floats, near: float) -> Bools:
@@ -184,10 +199,10 @@ def _level(duration_s: Floats) -> Level:
     )
 
 
-def _is_at(found: Level, *, wanted: Level, other: Level) -> bool:
+def _is_at(level: Level, *, wanted: Level, other: Level) -> bool:
     """Whether a level is one that was known, allowing for a little heat."""
     room_s = min(abs(wanted.mean_s - other.mean_s) / 4, _ARRIVED * wanted.mean_s)
-    return abs(found.mean_s - wanted.mean_s) <= room_s
+    return abs(level.mean_s - wanted.mean_s) <= room_s
 
 
 def _arrival(duration_s: Floats, old: Level, new: Level, longest_s: float) -> int:
@@ -209,8 +224,8 @@ def _arrival(duration_s: Floats, old: Level, new: Level, longest_s: float) -> in
 
 def _border(
     edges_s: Floats, arrived: int, first: int, old: Level, new: Level, longest_s: float
-) -> tuple[float, float]:
-    """Return when the clock changed, finer than a tick, and how long nothing was done from then.
+) -> _Border:
+    """Find when the clock changed, finer than a tick.
 
     Args:
         edges_s: Shape (N + 1,).
@@ -226,9 +241,10 @@ def _border(
     if around_s[longest] > longest_s:
         # In the mean half of such a tick's work was done before it stood still.
         stall_s = float(around_s[longest]) - (old.mean_s + new.mean_s) / 2
-        return float(edges_s[start + longest]) + old.mean_s / 2, stall_s
+        return _Border(at_s=float(edges_s[start + longest]) + old.mean_s / 2, stall_s=stall_s)
     start = max(first, arrived - 1)
     ticks = arrived + 1 - start
     taken_s = float(edges_s[arrived + 1] - edges_s[start])
     share = (taken_s - ticks * new.mean_s) / (old.mean_s - new.mean_s)
-    return float(edges_s[start]) + min(max(share, 0.0), ticks) * old.mean_s, 0.0
+    at_s = float(edges_s[start]) + min(max(share, 0.0), ticks) * old.mean_s
+    return _Border(at_s=at_s, stall_s=0.0)

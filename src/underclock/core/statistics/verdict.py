@@ -2,7 +2,7 @@
 
 Shape letters: N repeats of each arm, R resamples.
 
-Auto and plan ran N times each. What is estimated is the mean change over all N² pairs of runs.
+Auto and plan ran N times each, and the mean change over all N² pairs of runs is estimated.
 The pairs share runs, so they are no N² independent observations: the bootstrap resamples the runs
 of each arm, not the pairs, and takes all pairs of what it drew.
 
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from scipy.special import stdtrit
 
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
@@ -39,25 +40,24 @@ _TAIL = 0.025  # beyond either end of a 95 % interval
 _Z = NormalDist().inv_cdf(1.0 - _TAIL)
 _POWER_Z = NormalDist().inv_cdf(0.8)
 _ROUNDING = 1e-9
-_GRID = 4001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """How one quantity changes from auto to plan, over all pairs of runs.
+class MeanChange:
+    """The mean change of one quantity from auto to plan, over all pairs of runs.
 
     Attributes:
-        mean: Mean change, as a fraction.
-        interval: Low and high end of what the truth may be, at 95 %; ``None`` of a single run.
+        mean: Fraction of auto.
+        interval: Low and high end of the 95 % confidence interval; ``None`` of a single run.
         repeats: Runs of each arm.
-        error: Standard error of the mean; 0 of a single run.
-        freedom: Degrees of freedom of that error.
+        standard_error: Of the mean; 0 of a single run.
+        freedom: Degrees of freedom of the standard error.
     """
 
     mean: float
     interval: tuple[float, float] | None
     repeats: int
-    error: float = 0.0
+    standard_error: float = 0.0
     freedom: float = 1.0
 
 
@@ -66,22 +66,35 @@ class Judgement:
     """A verdict, and what it rests on.
 
     Attributes:
-        energy: Change of energy.
-        time: Change of time.
+        energy: Mean change of energy.
+        time: Mean change of time.
         verdict: Whether the promise held.
         further_repeats: Repeats of each arm, beyond those there are, that would decide; ``None``
             where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
     """
 
-    energy: Estimate
-    time: Estimate
+    energy: MeanChange
+    time: MeanChange
     verdict: Verdict
     further_repeats: int | None
 
 
-def estimate(
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A change, and what it may be at most for the promise to hold."""
+
+    change: MeanChange
+    bound: float
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the mean is beyond the bound."""
+        return self.change.mean > self.bound
+
+
+def mean_change(
     auto: Floats, plan: Floats, random: np.random.Generator, *, resamples: int = RESAMPLES
-) -> Estimate:
+) -> MeanChange:
     """Return the mean change over all pairs of runs, and its bootstrap interval.
 
     Runs without any scatter give an interval without width; whoever asks must know that they were
@@ -89,7 +102,7 @@ def estimate(
 
     Args:
         auto: One total per run, positive. Shape (N,).
-        plan: Likewise. Shape (N,).
+        plan: One total per run, positive. Shape (N,).
         random: Where the resamples come from.
         resamples: R.
 
@@ -101,13 +114,13 @@ def estimate(
     repeats = auto.size
     mean = float(np.mean(pair_changes(auto, plan)))
     if repeats == 1:
-        return Estimate(mean=mean, interval=None, repeats=1)
+        return MeanChange(mean=mean, interval=None, repeats=1)
     # The mean over all pairs of plan / auto is mean(plan) x mean(1 / auto).
     arms = plan / plan.mean(), (1.0 / auto) / (1.0 / auto).mean()
     variances = [float(np.var(arm, ddof=1)) / repeats for arm in arms]
     variance = math.fsum(variances)
     if math.sqrt(variance) <= _ROUNDING:
-        return Estimate(mean=mean, interval=(mean, mean), repeats=repeats)
+        return MeanChange(mean=mean, interval=(mean, mean), repeats=repeats)
     shares = [each / variance for each in variances]
     freedom = (repeats - 1) / math.fsum(share**2 for share in shares)
     widen = math.sqrt(repeats / (repeats - 1))
@@ -118,13 +131,18 @@ def estimate(
     ends = np.quantile(products, (_TAIL, 1.0 - _TAIL)) - 1.0
     stretch = student_quantile(freedom) / _Z * (1.0 + mean)
     low, high = (mean + stretch * float(end) for end in ends)
-    error = math.sqrt(variance) * (1.0 + mean)
-    return Estimate(mean=mean, interval=(low, high), repeats=repeats, error=error, freedom=freedom)
+    return MeanChange(
+        mean=mean,
+        interval=(low, high),
+        repeats=repeats,
+        standard_error=math.sqrt(variance) * (1.0 + mean),
+        freedom=freedom,
+    )
 
 
 def judge(
-    energy: Estimate,
-    time: Estimate,
+    energy: MeanChange,
+    time: MeanChange,
     *,
     promise: float,
     budget: float | None,
@@ -158,10 +176,10 @@ def judge(
     """
     if not (tolerance >= 0.0 and math.isfinite(tolerance)):
         raise ValueError(f"a tolerance must be finite and not negative, got {tolerance}")
-    bounded = [(energy, promise + tolerance)]
+    bounded = [_Bounded(energy, promise + tolerance)]
     if budget is not None:
-        bounded.append((time, budget + tolerance))
-    sides = [_side(each, bound) for each, bound in bounded]
+        bounded.append(_Bounded(time, budget + tolerance))
+    sides = [_side(each.change, each.bound) for each in bounded]
     further = None
     if Verdict.NOT_KEPT in sides:
         verdict = Verdict.NOT_KEPT
@@ -170,58 +188,50 @@ def judge(
     else:
         verdict = Verdict.INCONCLUSIVE
         further = _further_repeats(
-            [pair for pair, side in zip(bounded, sides, strict=True) if side is verdict]
+            [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
         )
     return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
 
 
 def student_quantile(freedom: float) -> float:
-    """Return Student's t that is exceeded by 2.5 %, for one or more degrees of freedom.
-
-    With t = √f tan θ, f being the degrees of freedom, the density is cos θ to the power of f - 1,
-    which a grid integrates well for any f, whole or not.
-    """
-    angle = np.linspace(0.0, math.pi / 2.0, _GRID)
-    density = np.cos(angle) ** (freedom - 1.0)
-    inside = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
-    found = np.interp(1.0 - 2.0 * _TAIL, inside / inside[-1], angle)
-    return math.sqrt(freedom) * math.tan(float(found))
+    """Return Student's t that is exceeded by 2.5 %, for one or more degrees of freedom."""
+    return float(stdtrit(freedom, 1.0 - _TAIL))
 
 
-def _side(found: Estimate, bound: float) -> Verdict:
+def _side(change: MeanChange, bound: float) -> Verdict:
     """Say on which side of its bound an interval lies."""
-    if found.interval is None:
+    if change.interval is None:
         return Verdict.INCONCLUSIVE
-    low, high = found.interval
+    low, high = change.interval
     if high <= bound + _ROUNDING:
         return Verdict.KEPT
     return Verdict.NOT_KEPT if low > bound + _ROUNDING else Verdict.INCONCLUSIVE
 
 
-def _further_repeats(undecided: Sequence[tuple[Estimate, float]]) -> int | None:
+def _further_repeats(undecided: Sequence[_Bounded]) -> int | None:
     """Return how many more repeats would probably decide.
 
     To break one bound is enough for ``not kept``; for ``kept`` every bound must be seen to hold.
     """
-    broken = [_needed(*pair) for pair in undecided if pair[0].mean > pair[1]]
+    broken = [_needed(each.change, each.bound) for each in undecided if each.is_broken]
     if broken:
         return min((count for count in broken if count is not None), default=None)
-    held = [_needed(*pair) for pair in undecided]
+    held = [_needed(each.change, each.bound) for each in undecided]
     known = [count for count in held if count is not None]
     return max(known) if len(known) == len(held) else None
 
 
-def _needed(found: Estimate, bound: float) -> int | None:
+def _needed(change: MeanChange, bound: float) -> int | None:
     """Return the further repeats that decide four times in five, if mean and scatter stay."""
-    if found.interval is None:
+    if change.interval is None:
         return None
-    distance = abs(found.mean - bound)
+    distance = abs(change.mean - bound)
 
     def decides(repeats: int) -> bool:
-        freedom = found.freedom * (repeats - 1) / (found.repeats - 1)
-        error = found.error * math.sqrt(found.repeats / repeats)
+        freedom = change.freedom * (repeats - 1) / (change.repeats - 1)
+        error = change.standard_error * math.sqrt(change.repeats / repeats)
         return (student_quantile(freedom) + _POWER_Z) * error <= distance
 
-    candidates = range(found.repeats + 1, MOST_REPEATS + 1)
+    candidates = range(change.repeats + 1, MOST_REPEATS + 1)
     further = 1 + bisect_left(candidates, True, key=decides)
     return further if further <= len(candidates) else None

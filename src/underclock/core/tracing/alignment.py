@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from underclock.records.launches import Activity, Node, NodeKind
+from underclock.records.launches import Node, NodeKind, TracedActivity
 
 _FEW = 0.01  # of the launches, or of the time
 _Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]
 
 
-def align(nodes: Sequence[Node], seen: Sequence[Activity]) -> tuple[Activity | None, ...]:
+def align(
+    nodes: Sequence[Node], activities: Sequence[TracedActivity]
+) -> tuple[TracedActivity | None, ...]:
     """Return the activity of each node; ``None`` where the profiled run had no such launch.
 
     Both are in launch order. A run and its capture launch the same, but for a few: a copy of which
@@ -18,52 +20,54 @@ def align(nodes: Sequence[Node], seen: Sequence[Activity]) -> tuple[Activity | N
     sides have as many.
     """
     ours = [_node_key(node) for node in nodes]
-    theirs = [_activity_key(activity) for activity in seen]
+    theirs = [_activity_key(activity) for activity in activities]
     if ours == theirs:
-        return tuple(seen)
-    matched: list[Activity | None] = [None] * len(nodes)
+        return tuple(activities)
+    matched: list[TracedActivity | None] = [None] * len(nodes)
     matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes():
         if tag == "equal" or (tag == "replace" and a_to - a_from == b_to - b_from):
             for offset in range(a_to - a_from):
-                node, activity = nodes[a_from + offset], seen[b_from + offset]
+                node, activity = nodes[a_from + offset], activities[b_from + offset]
                 if node.kind is activity.kind:
                     matched[a_from + offset] = activity
     return tuple(matched)
 
 
-def paired(nodes: Sequence[Node], calls: Sequence[Activity]) -> tuple[Activity | None, ...] | None:
+def paired(
+    nodes: Sequence[Node], calls: Sequence[TracedActivity]
+) -> tuple[TracedActivity | None, ...] | None:
     """Return the call that each node was captured from; ``None`` if they do not pair off.
 
     Args:
         nodes: In the order in which they were captured.
-        calls: The same capture's, as `profile.captured_calls` returns them.
+        calls: Those of the same capture, as `profile.captured_calls` returns them.
     """
-    doing = [node.kind for node in nodes if node.kind is not NodeKind.OTHER]
-    if doing != [call.kind for call in calls]:
+    kinds = [node.kind for node in nodes if node.kind is not NodeKind.OTHER]
+    if kinds != [call.kind for call in calls]:
         return None
     rest = iter(calls)
     return tuple(None if node.kind is NodeKind.OTHER else next(rest) for node in nodes)
 
 
 def otherwise_captured(
-    nodes: Sequence[Node], aligned: Sequence[Activity | None], seen: Sequence[Activity]
+    nodes: Sequence[Node], aligned: Sequence[TracedActivity | None], plain: Sequence[TracedActivity]
 ) -> str | None:
     """Say how a captured step differs from a plain run of it; ``None`` if it hardly does.
 
     Some libraries ask whether they are being captured, and then take another way.
 
     Args:
-        nodes: Of the graph.
-        aligned: As `align` returns it, of a plain run.
-        seen: All of that run's.
+        nodes: The graph's.
+        aligned: The activity of each in a plain run, as `align` returns it.
+        plain: All activities of that run.
     """
-    doing = sum(node.kind is not NodeKind.OTHER for node in nodes)
-    met = {id(activity) for activity in aligned if activity is not None}
-    added = doing - len(met)
-    total_s = sum(activity.duration_s for activity in seen)
-    lost_s = sum(activity.duration_s for activity in seen if id(activity) not in met)
-    if added <= _FEW * doing and lost_s <= _FEW * total_s:
+    working = sum(node.kind is not NodeKind.OTHER for node in nodes)
+    matched = {id(activity) for activity in aligned if activity is not None}
+    added = working - len(matched)
+    total_s = sum(activity.duration_s for activity in plain)
+    lost_s = sum(activity.duration_s for activity in plain if id(activity) not in matched)
+    if added <= _FEW * working and lost_s <= _FEW * total_s:
         return None
     return (
         f"while it is captured the step launches {added} kernels, memsets or copies that a plain "
@@ -96,7 +100,7 @@ def _node_key(node: Node) -> _Key:
     return (node.kind, "", (1, 1, 1), (1, 1, 1))
 
 
-def _activity_key(activity: Activity) -> _Key:
+def _activity_key(activity: TracedActivity) -> _Key:
     if activity.kind is NodeKind.KERNEL:
         return (activity.kind, activity.function, activity.grid, activity.block)
     return (activity.kind, "", (1, 1, 1), (1, 1, 1))

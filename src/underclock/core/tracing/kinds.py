@@ -24,7 +24,7 @@ def flops_of(operator: str, shapes: str) -> float | None:
     bare = operator.removeprefix("aten::")
     if bare not in {"mm", "addmm", "bmm", "baddbmm"}:
         return None
-    sizes = [[int(n) for n in found.split("x")] for found in _TENSOR.findall(shapes)]
+    sizes = [[int(n) for n in size.split("x")] for size in _TENSOR.findall(shapes)]
     if len(sizes) < 2 or len(sizes[-1]) < 2 or len(sizes[-2]) < 2:  # noqa: PLR2004 - matrices
         return None
     *batch, m, k = sizes[-2]

@@ -5,25 +5,29 @@ the operators, modules and autograd functions that were open on its thread at th
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from underclock.errors import DataError
+from underclock.core.tracing.host import (
+    CALLS,
+    HostRange,
+    HostTimeline,
+    complete_events,
+    correlation_of,
+    host_timeline,
+    innermost_module,
+    walk_threads,
+)
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, Activity, NodeKind
+from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
 
-_BACKWARD = "autograd::engine::evaluate_function"
 _GPU = {
     "kernel": NodeKind.KERNEL,
     "gpu_memset": NodeKind.MEMSET,
     "gpu_memcpy": NodeKind.COPY,
 }
-_HOST = {"cpu_op", "user_annotation"}
-_CALLS = {"cuda_runtime", "cuda_driver"}
 _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cuMemsetD32Async
     ("LaunchKernel", NodeKind.KERNEL),
     ("LaunchCooperativeKernel", NodeKind.KERNEL),
@@ -33,6 +37,7 @@ _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cu
 _CAPTURE_BEGINS, _CAPTURE_ENDS = "cudaStreamBeginCapture", "cudaStreamEndCapture"
 _SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is told apart below
 _US = 1e-6
+_FRAMES = (MODULE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
 _LIST = "TensorList"
 _DTYPES = {
     "c10::BFloat16": "bf16",
@@ -50,38 +55,7 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A host range: an operator, a module, an autograd function."""
-
-    name: str
-    start: float
-    end: float
-    arguments: Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class _Host:
-    """What was open on the host at each launching call.
-
-    Attributes:
-        chains: Ranges around each call, outermost first, by correlation id.
-        at: When each call began, in µs.
-        backward_ends: Last moment of autograd's work, in µs.
-        optimizer_ends: Last moment of an optimizer's, in µs.
-        modules: Module of the forward operator of each autograd sequence number.
-        differentiated: Module whose operator was differentiated last.
-    """
-
-    chains: dict[int, tuple[_Open, ...]] = field(default_factory=dict)
-    at: dict[int, float] = field(default_factory=dict)
-    backward_ends: float = -math.inf
-    optimizer_ends: float = -math.inf
-    modules: dict[int, str] = field(default_factory=dict)
-    differentiated: str = ""
-
-
-def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
+def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """Return what the GPU did, in the order it was asked to.
 
     Args:
@@ -90,11 +64,11 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
     Raises:
         DataError: It is no such trace.
     """
-    events = _events(trace)
-    host = _host(events)
-    found = []
+    events = complete_events(trace)
+    host = host_timeline(events)
+    done = []
     gpu = [event for event in events if event.get("cat") in _GPU]
-    gpu.sort(key=lambda event: host.at.get(_correlation(event), float(event["ts"])))
+    gpu.sort(key=lambda event: host.called_us.get(correlation_of(event), float(event["ts"])))
     for event in gpu:
         kind = _GPU[event["cat"]]
         arguments = event.get("args", {})
@@ -106,11 +80,11 @@ def activities(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
                 grid=_three(arguments.get("grid")),
                 block=_three(arguments.get("block")),
             )
-        found.append(one)
-    return tuple(found)
+        done.append(one)
+    return tuple(done)
 
 
-def captured_calls(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
+def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """Return what a step's capture recorded, in order: one call for each node of its graph.
 
     Nothing runs meanwhile, so that neither functions nor durations are known (empty, 0 s); what
@@ -122,14 +96,14 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[Activity, ...]:
     Raises:
         DataError: It is no such trace.
     """
-    events = _events(trace)
-    host = _host(events)
+    events = complete_events(trace)
+    host = host_timeline(events)
     begun = min((float(e["ts"]) for e in events if e["name"] == _CAPTURE_BEGINS), default=math.inf)
     ended = max((float(e["ts"]) for e in events if e["name"] == _CAPTURE_ENDS), default=-math.inf)
     calls = [
         (event, kind)
         for event in events
-        if event.get("cat") in _CALLS and begun < float(event["ts"]) < ended
+        if event.get("cat") in CALLS and begun < float(event["ts"]) < ended
         for mark, kind in _LAUNCHING
         if mark in event["name"]
     ]
@@ -151,102 +125,30 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
     """
     names: dict[str, None] = {}
 
-    def note(event: Mapping[str, Any], chain: Sequence[_Open]) -> None:
+    def note(event: Mapping[str, Any], chain: Sequence[HostRange]) -> None:
         name = str(event["name"])
         if any(mark in name for mark in _SYNCHRONISING) and "Async" not in name:
             # The outermost operator is what the user wrote: item(), not what it is made of.
             operators = [range_.name for range_ in chain if range_.name.startswith("aten::")]
             names.update(dict.fromkeys(operators[:1]))
 
-    _sweep(_events(trace), note)
+    walk_threads(complete_events(trace), note)
     return tuple(names)
 
 
-def _events(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    try:
-        return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise DataError(
-            "the profiler wrote no list of trace events",
-            hint="this PyTorch writes another format: trace with torch 2.8 or newer",
-        ) from exc
-
-
-def _host(events: Sequence[Mapping[str, Any]]) -> _Host:
-    """Read the host's side once."""
-    host = _Host()
-
-    def note(event: Mapping[str, Any], chain: Sequence[_Open]) -> None:
-        correlation = _correlation(event)
-        host.chains[correlation] = tuple(chain)
-        host.at[correlation] = float(event["ts"])
-
-    def opened(range_: _Open, chain: Sequence[_Open]) -> None:
-        if range_.name.startswith(_BACKWARD):
-            host.backward_ends = max(host.backward_ends, range_.end)
-        elif _is_optimizer(range_.name):
-            host.optimizer_ends = max(host.optimizer_ends, range_.end)
-        number = range_.arguments.get("Sequence number")
-        # Inside the backward pass forward operators are recomputed, with numbers of their own.
-        differentiates = any(outer.name.startswith(_BACKWARD) for outer in chain) and bool(
-            range_.arguments.get("Fwd thread id")
-        )
-        module = _innermost_module(chain)
-        if number is not None and module is not None and not differentiates:
-            host.modules[int(number)] = module
-
-    _sweep(events, note, opened)
-    return host
-
-
-def _sweep(
-    events: Sequence[Mapping[str, Any]],
-    call: Callable[[Mapping[str, Any], Sequence[_Open]], None],
-    opened: Callable[[_Open, Sequence[_Open]], None] = lambda _range, _chain: None,
-) -> None:
-    """Walk every host thread in time, telling of each GPU call what was open around it."""
-    threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") in _HOST or event.get("cat") in _CALLS:
-            threads[event.get("tid")].append(event)
-    for mine in threads.values():
-        # Of ranges that begin together the longer is the outer.
-        mine.sort(key=lambda event: (float(event["ts"]), -float(event.get("dur", 0.0))))
-        stack: list[_Open] = []
-        for event in mine:
-            start = float(event["ts"])
-            while stack and stack[-1].end <= start:
-                stack.pop()
-            if event["cat"] in _CALLS:
-                call(event, stack)
-                continue
-            range_ = _Open(
-                str(event["name"]),
-                start,
-                start + float(event.get("dur", 0.0)),
-                event.get("args", {}),
-            )
-            opened(range_, stack)
-            stack.append(range_)
-
-
-def _correlation(event: Mapping[str, Any]) -> int:
-    return int(event.get("args", {}).get("correlation", -1))
-
-
-def _activity(event: Mapping[str, Any], kind: NodeKind, host: _Host) -> Activity:
-    """Say what asked for something the GPU does, or was told to do."""
-    chain = host.chains.get(_correlation(event), ())
-    launched_at = host.at.get(_correlation(event), float(event["ts"]))
+def _activity(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> TracedActivity:
+    """Return an activity of the GPU, with what asked for it."""
+    chain = host.chains.get(correlation_of(event), ())
+    launched_us = host.called_us.get(correlation_of(event), float(event["ts"]))
     operator = _operator(chain)
-    return Activity(
+    return TracedActivity(
         kind=kind,
         start_s=float(event["ts"]) * _US,
         duration_s=float(event.get("dur", 0.0)) * _US,
         operator=operator.name if operator else "",
         shapes=_shapes(operator.arguments) if operator else "",
         module=_module(chain, host),
-        pass_=_pass(event["name"], chain, launched_at, host),
+        pass_=_pass(event["name"], chain, launched_us, host),
     )
 
 
@@ -257,59 +159,44 @@ def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:
     return (x, y, z)
 
 
-def _operator(chain: Sequence[_Open]) -> _Open | None:
+def _operator(chain: Sequence[HostRange]) -> HostRange | None:
     """Return the innermost operator that is not a module, a phase or autograd's own frame."""
     for range_ in reversed(chain):
-        name = range_.name
-        if name.startswith(
-            (MODULE_MARK, _BACKWARD, "ProfilerStep", "Torch-Compiled Region", "## ")
-        ):
-            continue
-        return range_
+        if not (range_.is_backward or range_.name.startswith(_FRAMES)):
+            return range_
     # Autograd's own frame is better than nothing: accumulating a gradient launches from it.
     for range_ in reversed(chain):
-        if range_.name.startswith(_BACKWARD):
+        if range_.is_backward:
             return range_
     return None
 
 
-def _is_optimizer(name: str) -> bool:
-    return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
-
-
-def _pass(name: str, chain: Sequence[_Open], launched_at: float, host: _Host) -> Pass:
+def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:
     """Tell the pass from what was open, and on the main thread from what is still to come."""
     names = [range_.name for range_ in chain]
     if name.startswith("ncclDevKernel") or any(n.startswith(("nccl:", "c10d::")) for n in names):
         return Pass.COMMUNICATION
-    if any(n.startswith(_BACKWARD) for n in names):
+    if any(range_.is_backward for range_ in chain):
         return Pass.BACKWARD
     # Between the last gradient and the optimizer's end: clipping, unscaling.
-    finishing = host.backward_ends <= launched_at < host.optimizer_ends
-    if any(_is_optimizer(n) for n in names) or (names and finishing):
+    finishing = host.backward_ends_us <= launched_us < host.optimizer_ends_us
+    if any(range_.is_optimizer for range_ in chain) or (names and finishing):
         return Pass.OPTIMIZER
     # A step without a backward pass has a forward pass all the same.
-    no_backward = not math.isfinite(host.backward_ends)
-    if names and (no_backward or launched_at < host.backward_ends):
+    no_backward = not math.isfinite(host.backward_ends_us)
+    if names and (no_backward or launched_us < host.backward_ends_us):
         return Pass.FORWARD
     return Pass.OTHER
 
 
-def _innermost_module(chain: Sequence[_Open]) -> str | None:
-    for range_ in reversed(chain):
-        if range_.name.startswith(MODULE_MARK):
-            return range_.name.removeprefix(MODULE_MARK)
-    return None
-
-
-def _module(chain: Sequence[_Open], host: _Host) -> str:
+def _module(chain: Sequence[HostRange], host: HostTimeline) -> str:
     """Return the module an activity ran for.
 
     In the backward pass it is the module of the forward operator with the same sequence number.
     Accumulating a gradient has no number: it belongs to what was differentiated last.
     """
-    backward = [i for i, range_ in enumerate(chain) if range_.name.startswith(_BACKWARD)]
-    own = _innermost_module(chain[backward[-1] :] if backward else chain)
+    backward = [i for i, range_ in enumerate(chain) if range_.is_backward]
+    own = innermost_module(chain[backward[-1] :] if backward else chain)
     if own is not None or not backward:
         return own or ""
     number = chain[backward[-1]].arguments.get("Sequence number")

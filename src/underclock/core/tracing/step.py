@@ -10,33 +10,33 @@ import msgspec
 from underclock.core.tracing.kinds import flops_of, kind_of
 from underclock.errors import DataError
 from underclock.records import Kernel, Launch, Pass, Step
-from underclock.records.launches import Activity, Node, NodeKind, Traced, Unit
+from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced, TracedActivity
 
 _PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names
 
 
-def units_of(
+def launch_groups(
     nodes: Sequence[Node],
-    matched: Sequence[Activity | None],
+    matched: Sequence[TracedActivity | None],
     cleared: Sequence[Sequence[int]] = (),
-) -> tuple[Unit, ...]:
+) -> tuple[LaunchGroup, ...]:
     """Group each kernel with the memsets and copies that its operator launched before it.
 
-    That is what stands right before it, and wherever in its operator a memset clears memory that
-    the kernel is given. Without the latter a kernel that counts its blocks down in such memory,
-    as a sort does, waits forever the second time. A memset or copy of an operator that launches no
-    kernel after it stands alone.
+    A group holds the memsets and copies that stand right before the kernel, and every memset of its
+    operator that clears memory the kernel is given. Without the latter a kernel that counts its
+    blocks down in such memory, as a sort does, waits forever the second time. A memset or copy of
+    an operator that launches no kernel after it stands alone.
 
     Args:
         nodes: The graph's, in launch order.
         matched: The activity of each, as `alignment.align` returns it.
         cleared: For each node the earlier memsets whose memory it points into; empty if unknown.
     """
-    units: list[Unit] = []
+    groups: list[LaunchGroup] = []
     waiting: list[int] = []
 
     def release() -> None:
-        units.extend(Unit(nodes=(i,), activity=matched[i]) for i in waiting)
+        groups.extend(LaunchGroup(nodes=(i,), activity=matched[i]) for i in waiting)
         waiting.clear()
 
     for index, node in enumerate(nodes):
@@ -48,15 +48,15 @@ def units_of(
             others = cleared[index] if cleared else ()
             mine = {i for i in others if _same_call(matched[i], matched[index])}
             helpers = sorted(mine.union(waiting))
-            units.append(Unit(nodes=(*helpers, index), activity=matched[index]))
+            groups.append(LaunchGroup(nodes=(*helpers, index), activity=matched[index]))
             waiting.clear()
         else:
             waiting.append(index)
     release()
-    return tuple(units)
+    return tuple(groups)
 
 
-def _same_call(one: Activity | None, other: Activity | None) -> bool:
+def _same_call(one: TracedActivity | None, other: TracedActivity | None) -> bool:
     if one is None or other is None:
         return False
     return (one.operator, one.shapes, one.pass_) == (other.operator, other.shapes, other.pass_)
@@ -65,7 +65,7 @@ def _same_call(one: Activity | None, other: Activity | None) -> bool:
 def traced_step(
     name: str,
     nodes: Sequence[Node],
-    matched: Sequence[Activity | None],
+    matched: Sequence[TracedActivity | None],
     *,
     cleared: Sequence[Sequence[int]] = (),
     warnings: Sequence[str] = (),
@@ -74,27 +74,27 @@ def traced_step(
     """Make a step of a graph's nodes.
 
     Args:
-        name: Of the step.
-        nodes: In launch order.
+        name: The step's name.
+        nodes: The graph's, in launch order.
         matched: The activity of each; ``None`` where unknown.
-        cleared: As for `units_of`.
-        warnings: What to say of it.
+        cleared: As for `launch_groups`.
+        warnings: Sentences the reader must see beside the trace.
         obstacle: Why its kernels cannot be isolated.
 
     Raises:
         DataError: The step launches nothing.
     """
-    units = units_of(nodes, matched, cleared)
-    if not units:
+    groups = launch_groups(nodes, matched, cleared)
+    if not groups:
         raise DataError(
             "the step launched no kernel on the GPU",
             hint="move the model and its inputs to the GPU, and run one whole training step",
         )
     launches: dict[tuple[str, Pass], list[Launch]] = {}
     keys: list[tuple[str, Pass]] = []
-    for unit in units:
-        launch = _launch(nodes, unit)
-        keys.append((launch.identity, unit.activity.pass_ if unit.activity else Pass.OTHER))
+    for group in groups:
+        launch = _launch(nodes, group)
+        keys.append((launch.identity, group.activity.pass_ if group.activity else Pass.OTHER))
         launches.setdefault(keys[-1], []).append(launch)
     place = {key: index for index, key in enumerate(launches)}
     order = tuple(place[key] for key in keys)
@@ -106,19 +106,21 @@ def traced_step(
         obstacle=obstacle,
         warnings=(*warnings, obstacle) if obstacle else tuple(warnings),
     )
-    return Traced(step=step, units=units)
+    return Traced(step=step, groups=groups)
 
 
-def nodes_of(seen: Sequence[Activity]) -> tuple[Node, ...]:
+def nodes_of(activities: Sequence[TracedActivity]) -> tuple[Node, ...]:
     """Return activities as if they were nodes, for a step that cannot be captured."""
-    return tuple(Node(kind=a.kind, function=a.function, grid=a.grid, block=a.block) for a in seen)
+    return tuple(
+        Node(kind=a.kind, function=a.function, grid=a.grid, block=a.block) for a in activities
+    )
 
 
-def _launch(nodes: Sequence[Node], unit: Unit) -> Launch:
-    node, activity = nodes[unit.nodes[-1]], unit.activity
+def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
+    node, activity = nodes[group.nodes[-1]], group.activity
     operator = activity.operator if activity else ""
     shapes = activity.shapes if activity else ""
-    helpers = tuple(f"{nodes[i].kind.value} of {nodes[i].bytes} B" for i in unit.nodes[:-1])
+    helpers = tuple(f"{nodes[i].kind.value} of {nodes[i].bytes} B" for i in group.nodes[:-1])
     function = node.function or node.kind.value
     # An operator and its inputs decide what its kernel computes. Parameters would as well, but they
     # also hold what does not matter: where a random stream stands, a learning rate.
@@ -131,7 +133,7 @@ def _launch(nodes: Sequence[Node], unit: Unit) -> Launch:
         node.attributes,
         node.bytes,
         meaning,
-        tuple((nodes[i].kind.value, nodes[i].bytes) for i in unit.nodes[:-1]),
+        tuple((nodes[i].kind.value, nodes[i].bytes) for i in group.nodes[:-1]),
     )
     return Launch(
         function=function,

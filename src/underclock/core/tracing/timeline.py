@@ -12,8 +12,8 @@ from underclock.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """When steps began, as a straight line.
+class StepPeriod:
+    """When steps began, if all are equally long.
 
     Attributes:
         start_s: When step 0 began, on the log's clock.
@@ -24,11 +24,11 @@ class Beat:
     step_s: float
 
 
-def beat_of(at_s: Floats, done: Ints) -> Beat:
+def fit_period(at_s: Floats, done: Ints) -> StepPeriod:
     """Find when steps end from a count of finished steps that was read along with the log.
 
     A count is read some time after a step's end, never before, so of all reads that first show a
-    new count the earliest ones, relative to an even beat, lie nearest to the ends.
+    new count the earliest ones, relative to evenly spaced ends, lie nearest to the ends.
 
     Args:
         at_s: When the count was read, ascending. Shape (N,).
@@ -45,20 +45,21 @@ def beat_of(at_s: Floats, done: Ints) -> Beat:
     seen_s, count = at_s[changed], done[changed].astype(np.float64)
     step_s, first_s = np.polyfit(count, seen_s, 1)
     early_s = float((seen_s - (first_s + step_s * count)).min())
-    return Beat(start_s=float(first_s) + early_s, step_s=float(step_s))
+    return StepPeriod(start_s=float(first_s) + early_s, step_s=float(step_s))
 
 
-def launch_at(at_s: Floats, beat: Beat, duration_s: Floats) -> Ints:
+def launch_at(at_s: Floats, period: StepPeriod, duration_s: Floats) -> Ints:
     """Return which launch of the step ran at each moment.
 
     Args:
-        at_s: Moments, on the beat's clock. Shape (N,).
-        beat: When steps began.
-        duration_s: Of each launch in turn, in any unit: their shares of a step count. Shape (L,).
+        at_s: Moments, on the log's clock. Shape (N,).
+        period: When steps began.
+        duration_s: Duration of each launch in turn, in any unit, for only their shares of a step
+            count. Shape (L,).
 
     Returns:
         Indices into the launches. Shape (N,).
     """
-    phase = ((at_s - beat.start_s) / beat.step_s) % 1.0
+    phase = ((at_s - period.start_s) / period.step_s) % 1.0
     ends = np.cumsum(duration_s) / duration_s.sum()
     return np.minimum(np.searchsorted(ends, phase, side="right"), len(duration_s) - 1)

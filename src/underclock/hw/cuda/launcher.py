@@ -180,7 +180,7 @@ class CudaLauncher:
         torch = self._torch
         mine = [node for position in positions for node in self._nodes(position)]
         # To the kernel itself: a memset that serves it may lie far before.
-        self.rewind(self.traced.units[positions[0]].nodes[-1])
+        self.rewind(self.traced.groups[positions[0]].nodes[-1])
         if inspected is not None and inspected.name not in self._seen:
             self._inspect(inspected, mine)
             self._seen.add(inspected.name)
@@ -192,7 +192,7 @@ class CudaLauncher:
             yield chain, count
 
     def _nodes(self, position: int) -> list[GraphNode]:
-        return [self.captured.nodes[i] for i in self.traced.units[position].nodes]
+        return [self.captured.nodes[i] for i in self.traced.groups[position].nodes]
 
     def rewind(self, node: int) -> None:
         """Put memory into the state it is in when the step reaches a node."""

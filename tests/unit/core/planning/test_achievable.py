@@ -18,8 +18,9 @@ from underclock.core.planning.achievable import (
     latency_curve,
     sequence_problem,
 )
+from underclock.core.planning.goal import Goal
 from underclock.core.planning.proposals import proposals
-from underclock.core.planning.strategies import Goal, compare_arms
+from underclock.core.planning.strategies import compare_strategies
 from underclock.core.switching import violations
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Kernel, Pass, Status
@@ -91,7 +92,7 @@ def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
 @given(st.integers(0, 1000))
 def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed: int) -> None:
     costs = table(seed=seed)
-    arms = compare_arms(costs, Goal(max_slowdown=0.02))
+    arms = compare_strategies(costs, Goal(max_slowdown=0.02))
     problem = sequence_problem(costs, order_of(costs), rules(5e-3, max_slowdown=0.02))
     arm, _ = achieved(costs, problem, list(arms.settings.values()))
     assert arm.energy_change is not None
@@ -103,7 +104,7 @@ def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed:
 
 def test_free_switching_saves_at_least_what_one_setting_per_kernel_does() -> None:
     costs = table()
-    ideal = compare_arms(costs, Goal(max_slowdown=0.02)).arms[-1].energy_change
+    ideal = compare_strategies(costs, Goal(max_slowdown=0.02)).arms[-1].energy_change
     _, energy, _ = plan(costs, Rules(latencies=LatencyTable.free(), max_slowdown=0.02))
     assert ideal is not None
     assert energy <= ideal + 2e-4

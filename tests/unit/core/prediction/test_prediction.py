@@ -1,7 +1,6 @@
 """What one clock leaves possible, and what a plan on it would save."""
 
 import dataclasses
-import math
 
 import msgspec
 import numpy as np
@@ -9,23 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.prediction.monte_carlo import possible
-from underclock.core.prediction.prior import FITTED, PUBLISHED, Known, Member, Run, members_of
+from underclock.core.prediction.monte_carlo import draw_costs
+from underclock.core.prediction.prior import (
+    FITTED,
+    PUBLISHED,
+    BaselineRun,
+    Prior,
+    ReferenceKernel,
+    reference_kernels,
+)
 from underclock.core.prediction.savings import (
-    Tables,
+    CostTableDraws,
     at_baseline,
-    blind,
-    foresee,
+    baseline_runs,
+    draw_tables,
     interval,
-    runs_of,
-    tables_of,
+    savings_after_measuring,
+    savings_without_measuring,
 )
 from underclock.core.prediction.time_shares import (
-    Seen,
-    Split,
-    kernel_of_split,
-    split_of,
-    split_of_dram_share,
+    OperatingPoint,
+    TimeShares,
+    kernel_with_shares,
+    shares_from_dram,
+    time_shares,
 )
 from underclock.errors import DataError
 from underclock.gpus.specs import SPECS
@@ -40,6 +46,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
+    Strategy,
     ThrottleReason,
     Utilisation,
 )
@@ -47,14 +54,15 @@ from underclock.records import (
 _MODEL = SPECS["rtx3080ti"]
 _GPU = _MODEL.constants
 _TOP = 9501.0
-_MEMBERS = (
-    Member(split=Split(core=0.9, dram=0.05, fixed=0.05), power_share=0.95),
-    Member(split=Split(core=0.1, dram=0.8, fixed=0.1), power_share=0.7),
-    Member(split=Split(core=0.3, dram=0.3, fixed=0.4, serial=True), power_share=0.5),
+_REFERENCES = (
+    ReferenceKernel(shares=TimeShares(core=0.9, dram=0.05, fixed=0.05), power_share=0.95),
+    ReferenceKernel(shares=TimeShares(core=0.1, dram=0.8, fixed=0.1), power_share=0.7),
+    ReferenceKernel(shares=TimeShares(core=0.3, dram=0.3, fixed=0.4, serial=True), power_share=0.5),
 )
-_KNOWN = Known(gpu=_GPU, spread=FITTED, members=_MEMBERS, dram_j_per_mcycle=0.0075, limit_w=348.0)
-_CORES = np.array([600.0, 900.0, 1200.0, 1500.0, 1800.0, math.nan])
-_MEMS = np.full(6, math.nan)
+_PRIOR = Prior(
+    gpu=_GPU, deviations=FITTED, references=_REFERENCES, dram_j_per_mcycle=0.0075, limit_w=348.0
+)
+_CLOCKS = (*(Clocks(core_mhz=mhz) for mhz in (600, 900, 1200, 1500, 1800)), AUTO)
 _COPY = Utilisation(sm=1.0, tensor=0.0, fp32=0.2, dram=0.92)
 _PRODUCT = Utilisation(sm=1.0, tensor=0.9, fp32=0.0, dram=0.1)
 
@@ -62,60 +70,64 @@ parts = st.floats(0.01, 1.0)
 
 
 @st.composite
-def splits(draw: st.DrawFn) -> Split:
-    found = np.array([draw(parts) for _ in range(4)])
-    core, dram, xbar, fixed = (found / found.sum()).tolist()
-    return Split(core=core, dram=dram, xbar=xbar, fixed=fixed, serial=draw(st.booleans()))
+def shares(draw: st.DrawFn) -> TimeShares:
+    weights = np.array([draw(parts) for _ in range(4)])
+    core, dram, xbar, fixed = (weights / weights.sum()).tolist()
+    return TimeShares(core=core, dram=dram, xbar=xbar, fixed=fixed, serial=draw(st.booleans()))
 
 
-def _run(**changes: object) -> Run:
-    run = Run(time_s=1e-3, power_w=250.0, core_mhz=1900.0, mem_mhz=_TOP, temperature_c=60.0)
+def _run(**changes: object) -> BaselineRun:
+    run = BaselineRun(time_s=1e-3, power_w=250.0, core_mhz=1900.0, mem_mhz=_TOP, temperature_c=60.0)
     return dataclasses.replace(run, **changes)  # type: ignore[arg-type]
 
 
-@given(splits(), st.floats(1e-6, 1.0), st.floats(220.0, 350.0), st.floats(500.0, 1900.0))
-def test_a_kernel_of_a_split_reproduces_its_run_and_its_split(
-    split: Split, time_s: float, power_w: float, core_mhz: float
+@given(shares(), st.floats(1e-6, 1.0), st.floats(220.0, 350.0), st.floats(500.0, 1900.0))
+def test_a_kernel_with_shares_reproduces_its_run_and_its_shares(
+    wanted: TimeShares, time_s: float, power_w: float, core_mhz: float
 ) -> None:
-    kernel = kernel_of_split(
+    kernel = kernel_with_shares(
         _GPU,
-        split,
-        Seen(time_s=time_s, power_w=power_w, core_mhz=core_mhz, mem_mhz=_TOP, temperature_c=60.0),
+        wanted,
+        OperatingPoint(
+            time_s=time_s, power_w=power_w, core_mhz=core_mhz, mem_mhz=_TOP, temperature_c=60.0
+        ),
         1e-4,
     )
 
     assert duration_s(_GPU, kernel, core_mhz, _TOP) == pytest.approx(time_s)
     assert float(busy_w(_GPU, kernel, core_mhz, _TOP, 60.0)) == pytest.approx(power_w)
-    again = split_of(_GPU, kernel, core_mhz, _TOP)
+    again = time_shares(_GPU, kernel, core_mhz, _TOP)
     for part in ("core", "dram", "xbar", "fixed"):
-        assert getattr(again, part) == pytest.approx(getattr(split, part), abs=1e-6)
+        assert getattr(again, part) == pytest.approx(getattr(wanted, part), abs=1e-6)
 
 
-@given(splits())
-def test_parts_are_what_time_follows(split: Split) -> None:
-    kernel = kernel_of_split(
+@given(shares())
+def test_shares_are_what_time_follows(wanted: TimeShares) -> None:
+    kernel = kernel_with_shares(
         _GPU,
-        split,
-        Seen(time_s=1.0, power_w=250.0, core_mhz=1900.0, mem_mhz=_TOP, temperature_c=60.0),
+        wanted,
+        OperatingPoint(
+            time_s=1.0, power_w=250.0, core_mhz=1900.0, mem_mhz=_TOP, temperature_c=60.0
+        ),
         0.0,
     )
     slower = float(duration_s(_GPU, kernel, 1900.0 * 0.9999, _TOP)) - 1.0
 
-    core = split.core + split.xbar * 1900.0 / (1900.0 - _GPU.xbar_lag_mhz)
+    core = wanted.core + wanted.xbar * 1900.0 / (1900.0 - _GPU.xbar_lag_mhz)
     assert slower / 1e-4 == pytest.approx(core, rel=1e-2)
 
 
 def test_a_kernel_of_fixed_time_follows_no_clock() -> None:
-    still = split_of(_GPU, KernelConstants(fixed_s=1e-3), 1900.0, _TOP)
+    still = time_shares(_GPU, KernelConstants(fixed_s=1e-3), 1900.0, _TOP)
 
     assert (still.core, still.dram, still.fixed) == (0.0, 0.0, 1.0)
-    assert split_of_dram_share(_GPU, dram_share=0.5, fixed=1.0, serial=False).dram == 0.0
+    assert shares_from_dram(_GPU, dram_busy=0.5, fixed=1.0, serial=False).dram == 0.0
 
 
 @pytest.mark.parametrize("parts", [(0.5, 0.6), (1.2, -0.2)])
-def test_what_does_not_add_to_one_is_no_split(parts: tuple[float, float]) -> None:
+def test_shares_that_do_not_add_to_one_are_refused(parts: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="add to 1"):
-        Split(core=parts[0], dram=parts[1], fixed=0.0)
+        TimeShares(core=parts[0], dram=parts[1], fixed=0.0)
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 0.9), st.booleans())
@@ -124,28 +136,28 @@ def test_a_busier_memory_leaves_less_to_the_core(
     fixed: float,
     serial: bool,  # noqa: FBT001 - Hypothesis draws by position
 ) -> None:
-    less = split_of_dram_share(_GPU, dram_share=0.9 * share, fixed=fixed, serial=serial)
-    more = split_of_dram_share(_GPU, dram_share=share, fixed=fixed, serial=serial)
+    less = shares_from_dram(_GPU, dram_busy=0.9 * share, fixed=fixed, serial=serial)
+    more = shares_from_dram(_GPU, dram_busy=share, fixed=fixed, serial=serial)
 
     assert more.dram >= less.dram
     assert more.core + more.dram + more.fixed == pytest.approx(1.0)
 
 
-def test_known_kernels_are_described_at_the_clocks_they_run_at() -> None:
+def test_reference_kernels_are_described_at_the_clocks_they_run_at() -> None:
     hungry = KernelConstants(core_mcycles=1.9, work_j_per_v2=0.4)
     light = KernelConstants(core_mcycles=1.9, work_j_per_v2=0.01)
     bins_mhz = np.array(_MODEL.core_mhz, dtype=np.float64)
 
-    capped, free = members_of(_GPU, [hungry, light], bins_mhz, 348.0)
+    capped, free = reference_kernels(_GPU, [hungry, light], bins_mhz, 348.0)
 
     assert capped.power_share == pytest.approx(1.0, abs=0.01)
     assert free.power_share < 0.8
-    assert capped.split.core == pytest.approx(1.0)
+    assert capped.shares.core == pytest.approx(1.0)
 
 
-def test_nothing_is_said_without_known_kernels() -> None:
-    with pytest.raises(ValueError, match="known kernels"):
-        dataclasses.replace(_KNOWN, members=())
+def test_nothing_is_said_without_reference_kernels() -> None:
+    with pytest.raises(ValueError, match="reference kernels"):
+        dataclasses.replace(_PRIOR, references=())
 
 
 @pytest.mark.parametrize(
@@ -161,20 +173,20 @@ def test_nothing_is_said_without_known_kernels() -> None:
         _run(power_w=60.0),  # less than such a GPU draws at rest
     ],
 )
-def test_every_draw_is_a_possible_gpu(run: Run) -> None:
-    found = possible(_KNOWN, [run], _CORES, _MEMS, draws=20, seed=0)
+def test_every_draw_is_a_possible_gpu(run: BaselineRun) -> None:
+    costs = draw_costs(_PRIOR, [run], _CLOCKS, draws=20, seed=0)
 
-    assert found.time.shape == found.energy.shape == (20, 1, 6)
-    assert np.isfinite(found.time).all()
-    assert (found.time > 0).all()
-    assert (found.energy > 0).all()
+    assert costs.time.shape == costs.energy.shape == (20, 1, 6)
+    assert np.isfinite(costs.time).all()
+    assert (costs.time > 0).all()
+    assert (costs.energy > 0).all()
     # A slower core never makes a kernel faster.
-    assert (np.diff(found.time[:, 0, :5], axis=1) <= 1e-12).all()
+    assert (np.diff(costs.time[:, 0, :5], axis=1) <= 1e-12).all()
 
 
 def test_the_same_seed_draws_alike() -> None:
     one, two, other = (
-        possible(_KNOWN, [_run()], _CORES, _MEMS, draws=5, seed=seed) for seed in (1, 1, 2)
+        draw_costs(_PRIOR, [_run()], _CLOCKS, draws=5, seed=seed) for seed in (1, 1, 2)
     )
 
     assert (one.time == two.time).all()
@@ -183,8 +195,8 @@ def test_the_same_seed_draws_alike() -> None:
 
 def test_counters_tell_what_a_clock_costs() -> None:
     runs = [_run(), _run(utilisation=_COPY), _run(utilisation=_PRODUCT)]
-    found = possible(_KNOWN, runs, _CORES, _MEMS, draws=200, seed=0)
-    unknown, copy, product = found.time[:, :, 3].T
+    costs = draw_costs(_PRIOR, runs, _CLOCKS, draws=200, seed=0)
+    unknown, copy, product = costs.time[:, :, 3].T
 
     assert copy.mean() < unknown.mean() < product.mean()
     assert max(copy.std(), product.std()) < unknown.std()
@@ -192,25 +204,28 @@ def test_counters_tell_what_a_clock_costs() -> None:
 
 def test_what_is_less_known_spreads_more() -> None:
     run = _run(utilisation=_PRODUCT)
-    guessed = dataclasses.replace(_KNOWN, spread=PUBLISHED)
+    guessed = dataclasses.replace(_PRIOR, deviations=PUBLISHED)
     sure, unsure = (
-        possible(known, [run], _CORES, _MEMS, draws=200, seed=0) for known in (_KNOWN, guessed)
+        draw_costs(prior, [run], _CLOCKS, draws=200, seed=0) for prior in (_PRIOR, guessed)
     )
 
     assert unsure.energy[:, 0, 2].std() > sure.energy[:, 0, 2].std()
 
 
 def test_no_memory_clock_is_free_where_memory_bounds() -> None:
-    mems = np.array([5001.0, 9251.0, math.nan])
-    found = possible(
-        _KNOWN, [_run(utilisation=_COPY)], np.full(3, math.nan), mems, draws=50, seed=0
+    costs = draw_costs(
+        _PRIOR,
+        [_run(utilisation=_COPY)],
+        [Clocks(mem_mhz=5001), Clocks(mem_mhz=9251), AUTO],
+        draws=50,
+        seed=0,
     )
 
-    assert np.median(found.time[:, 0, 0]) > 1.3
-    assert np.median(found.time[:, 0, 2]) == pytest.approx(1.0, abs=0.01)
+    assert np.median(costs.time[:, 0, 0]) > 1.3
+    assert np.median(costs.time[:, 0, 2]) == pytest.approx(1.0, abs=0.01)
 
 
-def _profile(*samples: Sample, in_situ: tuple[Sample, ...] = ()) -> SampleSet:
+def _sample_set(*samples: Sample, in_situ: tuple[Sample, ...] = ()) -> SampleSet:
     names = dict.fromkeys(sample.kernel for sample in samples)
     return SampleSet(
         evidence=Evidence.MEASURED,
@@ -236,26 +251,26 @@ _TWO = (
 _SETTINGS = tuple(Clocks(core_mhz=mhz) for mhz in (900, 1200, 1500, 1800))
 
 
-def _tables(sample_set: SampleSet, baseline: Clocks = AUTO, draws: int = 30) -> Tables:
-    runs = runs_of(sample_set, baseline, mem_mhz=_TOP, limit_w=350.0)
-    return tables_of(sample_set, baseline, _KNOWN, runs, _SETTINGS, draws=draws, seed=0)
+def _tables(sample_set: SampleSet, baseline: Clocks = AUTO, draws: int = 30) -> CostTableDraws:
+    runs = baseline_runs(sample_set, baseline, mem_mhz=_TOP, limit_w=350.0)
+    return draw_tables(sample_set, baseline, _PRIOR, runs, _SETTINGS, draws=draws, seed=0)
 
 
 def test_only_the_baseline_is_looked_at() -> None:
     locked = msgspec.structs.replace(_TWO[0], asked=Clocks(core_mhz=900))
-    found = at_baseline(_profile(*_TWO, locked, in_situ=_TWO[:1]), AUTO)
+    kept = at_baseline(_sample_set(*_TWO, locked, in_situ=_TWO[:1]), AUTO)
 
-    assert found.samples == _TWO
-    assert found.in_situ == _TWO[:1]
+    assert kept.samples == _TWO
+    assert kept.in_situ == _TWO[:1]
 
 
 def test_locked_rows_can_be_the_baseline_but_the_step_was_not_run_there() -> None:
     asked = Clocks(core_mhz=1500)
     locked = tuple(msgspec.structs.replace(s, asked=asked, observed=None) for s in _TWO)
-    found = at_baseline(_profile(*locked, in_situ=_TWO[:1]), asked)
-    runs = runs_of(found, asked, mem_mhz=_TOP, limit_w=350.0)
+    kept = at_baseline(_sample_set(*locked, in_situ=_TWO[:1]), asked)
+    runs = baseline_runs(kept, asked, mem_mhz=_TOP, limit_w=350.0)
 
-    assert not found.in_situ
+    assert not kept.in_situ
     assert [run.locked for run in runs] == [True, True]
     assert [run.core_mhz for run in runs] == [1500, None]  # the cap outranks a lock
 
@@ -264,15 +279,15 @@ def test_a_kernel_without_a_row_at_auto_is_named() -> None:
     locked = msgspec.structs.replace(_TWO[1], asked=Clocks(core_mhz=900))
 
     with pytest.raises(DataError, match="'b' has no sample at core auto"):
-        at_baseline(_profile(_TWO[0], locked), AUTO)
+        at_baseline(_sample_set(_TWO[0], locked), AUTO)
 
 
 def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
     bare = Sample(kernel="a", time_s=3e-3, energy_j=0.75)
     seen = msgspec.structs.replace(_TWO[0], observed=Clocks(), utilisation=_COPY)
-    (run,) = runs_of(_profile(bare, seen), AUTO, mem_mhz=_TOP, limit_w=350.0)
+    (run,) = baseline_runs(_sample_set(bare, seen), AUTO, mem_mhz=_TOP, limit_w=350.0)
 
-    assert run == Run(
+    assert run == BaselineRun(
         time_s=2e-3,
         power_w=250.0,
         core_mhz=None,
@@ -282,58 +297,69 @@ def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
     )
 
 
-def test_without_throttle_reasons_power_tells_who_is_capped() -> None:
+@pytest.mark.parametrize(("time_s", "energy_j"), [(1e-3, 250.0), (1.0, 0.25)])
+def test_a_power_that_tells_of_wrong_units_is_refused(time_s: float, energy_j: float) -> None:
+    wrong = Sample(kernel="a", time_s=time_s, energy_j=energy_j)
+
+    with pytest.raises(DataError, match="'a' draws") as caught:
+        baseline_runs(_sample_set(wrong), AUTO, mem_mhz=_TOP, limit_w=350.0)
+    assert "units" in caught.value.hint
+
+
+def test_without_event_reasons_power_tells_who_is_capped() -> None:
     hungry = Sample(kernel="a", time_s=1.0, energy_j=345.0)
-    (run,) = runs_of(_profile(hungry), AUTO, mem_mhz=_TOP, limit_w=350.0)
+    (run,) = baseline_runs(_sample_set(hungry), AUTO, mem_mhz=_TOP, limit_w=350.0)
 
     assert run.capped
 
 
 def test_the_baseline_costs_what_was_measured_in_every_draw() -> None:
-    tables = _tables(_profile(*_TWO))
-    place = tables.of.baseline
+    tables = _tables(_sample_set(*_TWO))
+    place = tables.measured.baseline
 
-    assert tables.of.settings == (*_SETTINGS, AUTO)
+    assert tables.measured.settings == (*_SETTINGS, AUTO)
     assert np.allclose(tables.time_s[:, :, place], [2e-3, 4e-3])
     assert np.allclose(tables.energy_j[:, :, place], [0.5, 1.4])
 
 
 def test_the_whole_step_settles_what_auto_costs() -> None:
     step = Sample(kernel="train", time_s=5.9e-3, energy_j=1.85)
-    tables = _tables(_profile(*_TWO, in_situ=(step,)))
+    tables = _tables(_sample_set(*_TWO, in_situ=(step,)))
 
-    assert tables.of.auto_time_s == pytest.approx(5.9e-3)
-    assert np.allclose(tables.energy_j[:, :, tables.of.baseline].sum(axis=1), 1.85)
-    assert tables.of.closure is not None
+    assert tables.measured.auto_time_s == pytest.approx(5.9e-3)
+    assert np.allclose(tables.energy_j[:, :, tables.measured.baseline].sum(axis=1), 1.85)
+    assert tables.measured.closure is not None
 
 
 def test_freer_ways_and_looser_budgets_save_more() -> None:
-    tables = _tables(_profile(*_TWO))
+    tables = _tables(_sample_set(*_TWO))
     savings = {}
     for budget in (0.0, 0.05):
-        for arm in foresee(tables, budget, 0.95):
+        for arm in savings_after_measuring(tables, budget, 0.95):
             change = arm.energy_change
             savings[arm.name, budget] = -change.expected
             assert change.low <= change.expected <= change.high + 1e-12 <= 1e-9
             assert arm.time_change.high <= budget + 1e-9
-    for name in ("best_fixed", "pass", "kernel_local", "kernel_global"):
+    for name in (Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_LOCAL, Strategy.KERNEL_GLOBAL):
         assert savings[name, 0.05] >= savings[name, 0.0]
-        assert savings["kernel_global", 0.05] >= savings[name, 0.05] - 1e-9
+        assert savings[Strategy.KERNEL_GLOBAL, 0.05] >= savings[name, 0.05] - 1e-9
 
 
 def test_a_budget_that_nothing_keeps_is_no_budget() -> None:
     with pytest.raises(ValueError, match="below the baseline"):
-        foresee(_tables(_profile(*_TWO), draws=2), -0.9, 0.95)
+        savings_after_measuring(_tables(_sample_set(*_TWO), draws=2), -0.9, 0.95)
 
 
 def test_who_does_not_measure_saves_less() -> None:
-    tables = _tables(_profile(*_TWO))
-    blindly = blind(tables, 0.05, 0.95)
-    informed = {arm.name: arm for arm in foresee(tables, 0.05, 0.95)}["kernel_global"]
+    tables = _tables(_sample_set(*_TWO))
+    unmeasured = savings_without_measuring(tables, 0.05, 0.95)
+    informed = {arm.name: arm for arm in savings_after_measuring(tables, 0.05, 0.95)}[
+        Strategy.KERNEL_GLOBAL
+    ]
 
-    assert blindly.name == "blind"
-    assert blindly.time_change.expected == pytest.approx(0.05, abs=0.02)
-    assert blindly.time_change.high >= informed.time_change.high
+    assert unmeasured.name is Strategy.KERNEL_GLOBAL
+    assert unmeasured.time_change.expected == pytest.approx(0.05, abs=0.02)
+    assert unmeasured.time_change.high >= informed.time_change.high
 
 
 @settings(max_examples=30)

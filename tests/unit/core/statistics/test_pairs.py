@@ -44,13 +44,13 @@ def test_the_unit_of_both_arms_does_not_matter(
 def test_the_spread_encloses_its_mean_and_every_pair(auto: list[float], plan: list[float]) -> None:
     changes = pair_changes(np.array(auto), np.array(plan))
 
-    found = spread(changes)
+    extremes = spread(changes)
 
-    assert found.best <= found.mean + 1e-9
-    assert found.mean <= found.worst + 1e-9
-    assert count_within(changes, found.worst) == changes.size
-    assert count_within(changes, found.best) >= 1
-    assert count_within(changes, found.best - 1e-6) == 0
+    assert extremes.best <= extremes.mean + 1e-9
+    assert extremes.mean <= extremes.worst + 1e-9
+    assert count_within(changes, extremes.worst) == changes.size
+    assert count_within(changes, extremes.best) >= 1
+    assert count_within(changes, extremes.best - 1e-6) == 0
 
 
 def test_a_pair_exactly_at_the_limit_is_within_it() -> None:

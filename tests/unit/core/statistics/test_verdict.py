@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
 from underclock.core.statistics.verdict import (
-    Estimate,
     Judgement,
-    estimate,
+    MeanChange,
     judge,
+    mean_change,
     student_quantile,
 )
 from underclock.records import MOST_REPEATS, Verdict
@@ -36,18 +36,23 @@ def _runs(mean: float, repeats: int, random: np.random.Generator, noise: float =
     return mean * (1.0 + noise * random.standard_normal(repeats))
 
 
-def _between(low: float, high: float, *, repeats: int = 5) -> Estimate:
-    return Estimate(
+def _between(low: float, high: float, *, repeats: int = 5) -> MeanChange:
+    return MeanChange(
         mean=(low + high) / 2.0,
         interval=(low, high),
         repeats=repeats,
-        error=(high - low) / 2.0 / student_quantile(2.0 * repeats - 2.0),
+        standard_error=(high - low) / 2.0 / student_quantile(2.0 * repeats - 2.0),
         freedom=2.0 * repeats - 2.0,
     )
 
 
+def _quick_change(auto: Floats, plan: Floats, random: np.random.Generator) -> MeanChange:
+    """Return a mean change of few resamples, which makes hundreds of experiments affordable."""
+    return mean_change(auto, plan, random, resamples=1000)
+
+
 def _verdict(
-    energy: Estimate, time: Estimate, *, budget: float | None = 0.0, tolerance: float = 0.001
+    energy: MeanChange, time: MeanChange, *, budget: float | None = 0.0, tolerance: float = 0.001
 ) -> Judgement:
     return judge(energy, time, promise=-0.11, budget=budget, tolerance=tolerance)
 
@@ -63,28 +68,28 @@ def test_students_t_is_that_of_the_tables(freedom: float, expected: float) -> No
 @given(arms)
 def test_the_interval_holds_the_mean_of_all_pairs(runs: tuple[list[float], list[float]]) -> None:
     auto, plan = map(np.array, runs)
-    found = estimate(auto, plan, _random())
+    change = _quick_change(auto, plan, _random())
 
-    assert found.mean == pytest.approx(float(np.mean(pair_changes(auto, plan))))
-    assert found.interval is not None
-    assert found.interval[0] <= found.mean <= found.interval[1]
+    assert change.mean == pytest.approx(float(np.mean(pair_changes(auto, plan))))
+    assert change.interval is not None
+    assert change.interval[0] <= change.mean <= change.interval[1]
 
 
 @given(arms, st.floats(0.1, 10.0))
 def test_the_unit_does_not_matter(runs: tuple[list[float], list[float]], unit: float) -> None:
     auto, plan = map(np.array, runs)
-    found = estimate(auto, plan, _random())
-    scaled = estimate(auto * unit, plan * unit, _random())
+    change = _quick_change(auto, plan, _random())
+    scaled = _quick_change(auto * unit, plan * unit, _random())
 
-    assert scaled.mean == pytest.approx(found.mean)
-    assert scaled.interval == pytest.approx(found.interval)
+    assert scaled.mean == pytest.approx(change.mean)
+    assert scaled.interval == pytest.approx(change.interval)
 
 
 @given(arms)
 def test_the_same_seed_gives_the_same_interval(runs: tuple[list[float], list[float]]) -> None:
     auto, plan = map(np.array, runs)
 
-    assert estimate(auto, plan, _random()) == estimate(auto, plan, _random())
+    assert _quick_change(auto, plan, _random()) == _quick_change(auto, plan, _random())
 
 
 @given(arms, st.floats(1.5, 3.0))
@@ -92,39 +97,39 @@ def test_more_scatter_makes_the_interval_wider(
     runs: tuple[list[float], list[float]], factor: float
 ) -> None:
     auto, plan = map(np.array, runs)
-    narrow = estimate(auto, plan, _random())
+    narrow = _quick_change(auto, plan, _random())
     wild = plan.mean() + factor * (plan - plan.mean())
-    wide = estimate(auto, np.maximum(wild, 1.0), _random())
+    wide = _quick_change(auto, np.maximum(wild, 1.0), _random())
 
-    assert wide.error >= narrow.error * (1.0 - 1e-9)
+    assert wide.standard_error >= narrow.standard_error * (1.0 - 1e-9)
 
 
 def test_a_single_run_has_no_interval_and_decides_nothing() -> None:
-    found = estimate(np.array([100.0]), np.array([50.0]), _random())
-    judged = _verdict(found, found)
+    change = mean_change(np.array([100.0]), np.array([50.0]), _random())
+    judged = _verdict(change, change)
 
-    assert (found.mean, found.interval) == (-0.5, None)
+    assert (change.mean, change.interval) == (-0.5, None)
     assert (judged.verdict, judged.further_repeats) == (Verdict.INCONCLUSIVE, None)
 
 
 def test_runs_without_scatter_give_an_interval_without_width() -> None:
-    found = estimate(np.full(3, 100.0), np.full(3, 88.0), _random())
+    change = mean_change(np.full(3, 100.0), np.full(3, 88.0), _random())
 
-    assert found.interval == pytest.approx((-0.12, -0.12))
-    assert _verdict(found, _between(-0.1, -0.05)).verdict is Verdict.KEPT
+    assert change.interval == pytest.approx((-0.12, -0.12))
+    assert _verdict(change, _between(-0.1, -0.05)).verdict is Verdict.KEPT
 
 
 @pytest.mark.parametrize(("auto", "plan"), [([], []), ([1.0], [1.0, 2.0]), ([[1.0]], [[1.0]])])
 def test_arms_that_do_not_match_are_refused(auto: list[float], plan: list[float]) -> None:
     with pytest.raises(ValueError, match="equally many runs"):
-        estimate(np.array(auto), np.array(plan), _random())
+        mean_change(np.array(auto), np.array(plan), _random())
 
 
 @pytest.mark.parametrize("tolerance", [-0.001, math.nan, math.inf])
 def test_a_tolerance_that_means_nothing_is_refused(tolerance: float) -> None:
-    found = _between(-0.12, -0.11)
+    change = _between(-0.12, -0.11)
     with pytest.raises(ValueError, match="finite and not negative"):
-        _verdict(found, found, tolerance=tolerance)
+        _verdict(change, change, tolerance=tolerance)
 
 
 _LESS, _ACROSS, _MORE = (-0.15, -0.13), (-0.12, -0.10), (-0.08, -0.06)
@@ -208,11 +213,6 @@ def test_kept_needs_every_bound_and_not_kept_only_one() -> None:
     assert _verdict(far, slow).further_repeats == time_slow
 
 
-def _estimate(auto: Floats, plan: Floats, random: np.random.Generator) -> Estimate:
-    """Estimate with few resamples, which makes hundreds of experiments affordable."""
-    return estimate(auto, plan, random, resamples=1000)
-
-
 @pytest.mark.parametrize("repeats", [3, 5, 10])
 @pytest.mark.parametrize("noises", [(0.005, 0.005), (0.001, 0.01)])
 def test_nineteen_intervals_of_twenty_hold_the_truth(
@@ -225,7 +225,7 @@ def test_nineteen_intervals_of_twenty_hold_the_truth(
             _runs(mean, repeats, random, noise)
             for mean, noise in zip((100.0, 89.0), noises, strict=True)
         )
-        interval = _estimate(auto, plan, random).interval
+        interval = _quick_change(auto, plan, random).interval
         assert interval is not None
         held += interval[0] <= -0.11 <= interval[1]
 
@@ -235,12 +235,14 @@ def test_nineteen_intervals_of_twenty_hold_the_truth(
 def _verdicts(energy_change: float, time_change: float, repeats: int) -> Counter[Verdict]:
     """Judge 400 validations of a plan that promises 11 % at no time."""
     random = _random(repeats)
-    found: Counter[Verdict] = Counter()
+    verdicts: Counter[Verdict] = Counter()
     for _ in range(400):
         auto, energy = (_runs(m, repeats, random) for m in (100.0, 100.0 + 100.0 * energy_change))
         base, time = (_runs(m, repeats, random, 0.002) for m in (1.0, 1.0 + time_change))
-        found[_verdict(_estimate(auto, energy, random), _estimate(base, time, random)).verdict] += 1
-    return found
+        verdicts[
+            _verdict(_quick_change(auto, energy, random), _quick_change(base, time, random)).verdict
+        ] += 1
+    return verdicts
 
 
 @pytest.mark.parametrize("repeats", [3, 10])
@@ -248,20 +250,20 @@ def _verdicts(energy_change: float, time_change: float, repeats: int) -> Counter
 def test_a_plan_that_breaks_its_promise_by_a_point_is_not_called_kept(
     energy: float, time: float, repeats: int
 ) -> None:
-    found = _verdicts(energy, time, repeats)
+    verdicts = _verdicts(energy, time, repeats)
 
-    assert found[Verdict.KEPT] <= 0.05 * found.total()
+    assert verdicts[Verdict.KEPT] <= 0.05 * verdicts.total()
     if repeats == 10:
-        assert found[Verdict.NOT_KEPT] >= 0.9 * found.total()
+        assert verdicts[Verdict.NOT_KEPT] >= 0.9 * verdicts.total()
 
 
 @pytest.mark.parametrize("repeats", [3, 10])
 def test_a_plan_that_beats_its_promise_by_a_point_is_not_called_broken(repeats: int) -> None:
-    found = _verdicts(-0.12, -0.01, repeats)
+    verdicts = _verdicts(-0.12, -0.01, repeats)
 
-    assert found[Verdict.NOT_KEPT] <= 0.05 * found.total()
+    assert verdicts[Verdict.NOT_KEPT] <= 0.05 * verdicts.total()
     if repeats == 10:
-        assert found[Verdict.KEPT] >= 0.9 * found.total()
+        assert verdicts[Verdict.KEPT] >= 0.9 * verdicts.total()
 
 
 def test_at_the_bound_itself_a_plan_is_rarely_called_kept() -> None:
@@ -276,7 +278,7 @@ def test_a_plan_that_keeps_its_promise_exactly_is_called_kept_with_enough_runs()
     random = _random()
     auto, plan = _runs(100.0, 600, random), _runs(89.0, 600, random)
     time = _runs(1.0, 600, random, 0.002), _runs(1.0, 600, random, 0.002)
-    judged = _verdict(_estimate(auto, plan, random), _estimate(*time, random))
+    judged = _verdict(_quick_change(auto, plan, random), _quick_change(*time, random))
 
     assert judged.verdict is Verdict.KEPT
 
@@ -284,8 +286,12 @@ def test_a_plan_that_keeps_its_promise_exactly_is_called_kept_with_enough_runs()
 def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
     random, count, truth = _random(), 5, -0.113
     scatter = _NOISE * math.sqrt(2.0 / count) * (1.0 + truth)
-    first = Estimate(
-        mean=truth, interval=(truth - 0.01, truth + 0.01), repeats=count, error=scatter, freedom=8.0
+    first = MeanChange(
+        mean=truth,
+        interval=(truth - 0.01, truth + 0.01),
+        repeats=count,
+        standard_error=scatter,
+        freedom=8.0,
     )
     further = _verdict(first, _between(*_FAST)).further_repeats
     assert further is not None
@@ -293,7 +299,7 @@ def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
     repeats = count + further
     decided = sum(
         _verdict(
-            _estimate(
+            _quick_change(
                 _runs(100.0, repeats, random), _runs(100.0 * (1.0 + truth), repeats, random), random
             ),
             _between(*_FAST),

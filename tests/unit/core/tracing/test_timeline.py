@@ -1,4 +1,4 @@
-"""A log laid over a step: the beat found again, and the launch at every moment."""
+"""A log laid over a step: the period found again, and the launch at every moment."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
-from underclock.core.tracing.timeline import Beat, beat_of, launch_at
+from underclock.core.tracing.timeline import StepPeriod, fit_period, launch_at
 from underclock.errors import DataError
 
 starts_s = st.floats(-100.0, 100.0)
@@ -15,15 +15,15 @@ durations = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12).map(np.array
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> tuple[Beat, float, Floats, Ints]:
-    """Draw a true beat, how far reads lie apart, and the reads of a count that follows the beat."""
-    beat = Beat(start_s=draw(starts_s), step_s=draw(step_lengths_s))
-    period_s = beat.step_s * draw(st.floats(0.01, 3.0))
+def logs(draw: st.DrawFn) -> tuple[StepPeriod, float, Floats, Ints]:
+    """Draw a true period, how far reads lie apart, and the reads of a count that follows it."""
+    period = StepPeriod(start_s=draw(starts_s), step_s=draw(step_lengths_s))
+    period_s = period.step_s * draw(st.floats(0.01, 3.0))
     reads = draw(st.integers(3, 300))
-    first_s = beat.start_s + beat.step_s * draw(st.floats(0.0, 1000.0))
+    first_s = period.start_s + period.step_s * draw(st.floats(0.0, 1000.0))
     at_s: Floats = first_s + period_s * np.arange(reads, dtype=np.float64)
-    done: Ints = np.floor((at_s - beat.start_s) / beat.step_s).astype(np.int64)
-    return beat, period_s, at_s, done
+    done: Ints = np.floor((at_s - period.start_s) / period.step_s).astype(np.int64)
+    return period, period_s, at_s, done
 
 
 def changes(done: Ints) -> Ints:
@@ -31,31 +31,33 @@ def changes(done: Ints) -> Ints:
 
 
 @given(logs())
-def test_the_beat_is_found_again_to_within_the_reading_period(
-    log: tuple[Beat, float, Floats, Ints],
+def test_the_period_is_found_again_to_within_the_reading_period(
+    log: tuple[StepPeriod, float, Floats, Ints],
 ) -> None:
     true, period_s, at_s, done = log
     seen = changes(done)
     assume(len(seen) >= 2)
 
-    found = beat_of(at_s, done)
+    fitted = fit_period(at_s, done)
 
     first, last = done[seen[0]], done[seen[-1]]
-    assert abs(found.step_s - true.step_s) <= 2 * period_s / (last - first) + 1e-9
+    assert abs(fitted.step_s - true.step_s) <= 2 * period_s / (last - first) + 1e-9
     for count in (first, last):
         end_s = true.start_s + true.step_s * count
-        assert found.start_s + found.step_s * count == pytest.approx(end_s, abs=2 * period_s + 1e-6)
+        assert fitted.start_s + fitted.step_s * count == pytest.approx(
+            end_s, abs=2 * period_s + 1e-6
+        )
 
 
 @given(logs())
-def test_no_step_ends_after_its_end_was_read(log: tuple[Beat, float, Floats, Ints]) -> None:
+def test_no_step_ends_after_its_end_was_read(log: tuple[StepPeriod, float, Floats, Ints]) -> None:
     _, _, at_s, done = log
     seen = changes(done)
     assume(len(seen) >= 2)
 
-    found = beat_of(at_s, done)
+    fitted = fit_period(at_s, done)
 
-    late_s = at_s[seen] - (found.start_s + found.step_s * done[seen])
+    late_s = at_s[seen] - (fitted.start_s + fitted.step_s * done[seen])
     assert late_s.min() == pytest.approx(0.0, abs=1e-6)
 
 
@@ -65,10 +67,10 @@ def test_a_late_reading_moves_no_step() -> None:
     kept = np.ones(len(at_s), dtype=bool)
     kept[5000:5040] = False  # the host was busy as step 50 ended
 
-    found = beat_of(at_s[kept], done[kept])
+    fitted = fit_period(at_s[kept], done[kept])
 
-    assert found.step_s == pytest.approx(0.1, rel=1e-3)
-    assert found.start_s == pytest.approx(0.0, abs=0.003)
+    assert fitted.step_s == pytest.approx(0.1, rel=1e-3)
+    assert fitted.start_s == pytest.approx(0.0, abs=0.003)
 
 
 @pytest.mark.parametrize("done", [[], [7], [7, 7, 7], [7, 7, 8, 8]])
@@ -76,7 +78,7 @@ def test_a_log_of_fewer_than_two_steps_is_refused(done: list[int]) -> None:
     at_s = np.arange(len(done), dtype=np.float64)
 
     with pytest.raises(DataError, match="too few steps ended") as caught:
-        beat_of(at_s, np.array(done, dtype=np.int64))
+        fit_period(at_s, np.array(done, dtype=np.int64))
 
     assert "--for" in caught.value.hint
 
@@ -107,18 +109,18 @@ def test_a_moment_inside_a_launch_is_that_launch_in_every_step(
         ]
     )
 
-    found = launch_at(at_s, Beat(start_s=start_s, step_s=step_s), duration_s)
+    launched = launch_at(at_s, StepPeriod(start_s=start_s, step_s=step_s), duration_s)
 
-    assert found.tolist() == launches
+    assert launched.tolist() == launches
 
 
 @given(durations, st.sampled_from([0.125, 4.0, 1024.0]), st.lists(st.floats(-10.0, 10.0)))
 def test_only_the_shares_of_durations_count(
     duration_s: Floats, scale: float, moments_s: list[float]
 ) -> None:
-    beat, at_s = Beat(start_s=0.5, step_s=1.5), np.array(moments_s)
+    period, at_s = StepPeriod(start_s=0.5, step_s=1.5), np.array(moments_s)
 
-    one, other = (launch_at(at_s, beat, times) for times in (duration_s, duration_s * scale))
+    one, other = (launch_at(at_s, period, times) for times in (duration_s, duration_s * scale))
 
     assert one.tolist() == other.tolist()
 
@@ -126,11 +128,17 @@ def test_only_the_shares_of_durations_count(
 def test_a_launch_begins_as_the_one_before_it_ends() -> None:
     at_s = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
-    assert launch_at(at_s, Beat(start_s=0.0, step_s=1.0), np.ones(4)).tolist() == [0, 1, 2, 3, 0]
+    assert launch_at(at_s, StepPeriod(start_s=0.0, step_s=1.0), np.ones(4)).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        0,
+    ]
 
 
 def test_a_hairs_breadth_before_the_step_runs_its_last_launch() -> None:
     # Here the phase rounds to 1, which is after the end of every launch.
-    found = launch_at(np.array([-1e-18]), Beat(start_s=0.0, step_s=1.0), np.ones(3))
+    launched = launch_at(np.array([-1e-18]), StepPeriod(start_s=0.0, step_s=1.0), np.ones(3))
 
-    assert found.tolist() == [2]
+    assert launched.tolist() == [2]

@@ -9,16 +9,16 @@ from underclock.core.tracing.alignment import (
     otherwise_captured,
     paired,
 )
-from underclock.records.launches import Activity, Node, NodeKind
+from underclock.records.launches import Node, NodeKind, TracedActivity
 
 
 def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> Node:
     return Node(kind=kind, function=name if kind is NodeKind.KERNEL else "")
 
 
-def activity(name: str, kind: NodeKind = NodeKind.KERNEL, at: float = 0.0) -> Activity:
+def activity(name: str, kind: NodeKind = NodeKind.KERNEL, at: float = 0.0) -> TracedActivity:
     function = name if kind is NodeKind.KERNEL else ""
-    return Activity(kind=kind, function=function, start_s=at, duration_s=1.0, operator=name)
+    return TracedActivity(kind=kind, function=function, start_s=at, duration_s=1.0, operator=name)
 
 
 names = st.lists(st.sampled_from("abc"), min_size=1, max_size=12)
@@ -37,10 +37,10 @@ def test_what_one_run_lacks_is_none_and_the_rest_keeps_order(
     kept = data.draw(st.lists(st.sampled_from(range(len(letters))), unique=True).map(sorted))
     seen = [activity(letters[i], at=float(i)) for i in kept]
     matched = align([node(letter) for letter in letters], seen)
-    found = [a for a in matched if a is not None]
-    assert [a.start_s for a in found] == sorted(a.start_s for a in found)
-    assert len({a.start_s for a in found}) == len(found)  # none is given to two nodes
-    assert bool(found) == bool(seen)
+    present = [a for a in matched if a is not None]
+    assert [a.start_s for a in present] == sorted(a.start_s for a in present)
+    assert len({a.start_s for a in present}) == len(present)  # none is given to two nodes
+    assert bool(present) == bool(seen)
 
 
 def test_a_product_for_which_another_kernel_was_chosen_matches_by_place() -> None:

@@ -5,7 +5,7 @@ import pytest
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.errors import DataError
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, Activity, NodeKind
+from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
 
 
 def host(name: str, start: float, end: float, *, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def kernel(at: float, correlation: int, name: str = "k", cat: str = "kernel") ->
     return {"ph": "X", "cat": cat, "name": name, "tid": 7, "ts": at, "dur": 2.0, "args": args}
 
 
-def seen(*events: dict[str, Any]) -> tuple[Activity, ...]:
+def seen(*events: dict[str, Any]) -> tuple[TracedActivity, ...]:
     return activities({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
 
 
@@ -73,7 +73,7 @@ def test_order_is_that_of_launching_not_of_running() -> None:
 
 
 def test_the_backward_pass_takes_its_module_from_the_forward_operator() -> None:
-    found = seen(
+    activities = seen(
         host(MODULE_MARK + "h.3", 0, 10),
         host("aten::mm", 1, 9, Sequence_number=4, Fwd_thread_id=0),
         host(BACKWARD, 20, 30, tid=2, Sequence_number=4, Fwd_thread_id=1),
@@ -84,17 +84,17 @@ def test_the_backward_pass_takes_its_module_from_the_forward_operator() -> None:
         kernel(50, 1),
         kernel(60, 2),
     )
-    assert [a.module for a in found] == ["h.3", "h.3"]
-    assert [a.pass_ for a in found] == [Pass.BACKWARD] * 2
+    assert [a.module for a in activities] == ["h.3", "h.3"]
+    assert [a.pass_ for a in activities] == [Pass.BACKWARD] * 2
     # Autograd's frame is the operator only where nothing is inside it.
-    assert [a.operator for a in found] == [
+    assert [a.operator for a in activities] == [
         "aten::mm",
         "autograd::engine::evaluate_function: AccumulateGrad",
     ]
 
 
 def test_what_is_recomputed_is_backward_but_keeps_its_module() -> None:
-    found = seen(
+    activities = seen(
         host(BACKWARD, 20, 60, tid=2, Sequence_number=9, Fwd_thread_id=1),
         host(MODULE_MARK + "h.1", 21, 30, tid=2),
         host("aten::mm", 22, 29, tid=2, Sequence_number=12, Fwd_thread_id=0),
@@ -104,7 +104,7 @@ def test_what_is_recomputed_is_backward_but_keeps_its_module() -> None:
         kernel(70, 1),
         kernel(80, 2),
     )
-    assert [(a.module, a.pass_) for a in found] == [("h.1", Pass.BACKWARD)] * 2
+    assert [(a.module, a.pass_) for a in activities] == [("h.1", Pass.BACKWARD)] * 2
 
 
 def test_an_unknown_number_and_no_module_leave_the_module_unknown() -> None:
@@ -150,14 +150,17 @@ def test_a_step_without_backward_is_all_forward() -> None:
 
 
 def test_memsets_and_copies_have_no_function() -> None:
-    found = seen(
+    activities = seen(
         host("aten::zero_", 0, 9),
         launch(1, 1, name="cudaMemsetAsync"),
         launch(2, 2, name="cudaMemcpyAsync"),
         kernel(20, 1, "Memset (Device)", "gpu_memset"),
         kernel(21, 2, "Memcpy DtoD", "gpu_memcpy"),
     )
-    assert [(a.kind, a.function) for a in found] == [(NodeKind.MEMSET, ""), (NodeKind.COPY, "")]
+    assert [(a.kind, a.function) for a in activities] == [
+        (NodeKind.MEMSET, ""),
+        (NodeKind.COPY, ""),
+    ]
 
 
 def test_shapes_tell_type_sizes_and_strides_that_are_not_dense() -> None:
@@ -226,14 +229,14 @@ def test_a_capture_tells_what_asked_for_each_node() -> None:
         launch(50, 9, name="cudaStreamEndCapture"),
         launch(51, 10),
     ]
-    found = captured_calls({"traceEvents": events})
-    assert [a.kind for a in found] == [
+    calls = captured_calls({"traceEvents": events})
+    assert [a.kind for a in calls] == [
         *(NodeKind.MEMSET, NodeKind.KERNEL),
         *(NodeKind.KERNEL, NodeKind.COPY, NodeKind.KERNEL),
     ]
-    assert [a.pass_ for a in found] == [Pass.FORWARD] * 2 + [Pass.BACKWARD] * 3
-    assert (found[1].operator, found[1].shapes) == ("aten::mm", "fp32[2x3]")
-    assert {a.duration_s for a in found} == {0.0}
+    assert [a.pass_ for a in calls] == [Pass.FORWARD] * 2 + [Pass.BACKWARD] * 3
+    assert (calls[1].operator, calls[1].shapes) == ("aten::mm", "fp32[2x3]")
+    assert {a.duration_s for a in calls} == {0.0}
 
 
 def test_a_trace_without_a_capture_has_no_calls() -> None:

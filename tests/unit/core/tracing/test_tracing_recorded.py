@@ -15,7 +15,7 @@ from underclock.core.tracing.alignment import align, otherwise_captured, paired
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass
-from underclock.records.launches import Activity, Node, NodeKind
+from underclock.records.launches import Node, NodeKind, TracedActivity
 
 FOLDER = Path(__file__).parents[3] / "data" / "traces"
 CAPTURED = ["tiny", "tiny_fused", "tiny_compiled", "tiny_recomputed"]
@@ -25,7 +25,7 @@ CAPTURED = ["tiny", "tiny_fused", "tiny_compiled", "tiny_recomputed"]
 class Recording:
     trace: Mapping[str, Any]
     nodes: tuple[Node, ...]
-    seen: tuple[Activity, ...]
+    seen: tuple[TracedActivity, ...]
     capture: Mapping[str, Any] | None
 
 
@@ -98,8 +98,8 @@ def test_a_recorded_step_has_each_distinct_kernel_once(captured: Recording) -> N
     step = traced.step
     identities = Counter((k.launch.identity, k.pass_) for k in step.kernels if k.launch)
     assert set(identities.values()) == {1}
-    assert sum(kernel.count for kernel in step.kernels) == len(step.order) == len(traced.units)
-    launched = sorted(n for unit in traced.units for n in unit.nodes)
+    assert sum(kernel.count for kernel in step.kernels) == len(step.order) == len(traced.groups)
+    launched = sorted(n for group in traced.groups for n in group.nodes)
     busy = [i for i, one in enumerate(captured.nodes) if one.kind is not NodeKind.OTHER]
     assert launched == busy
 

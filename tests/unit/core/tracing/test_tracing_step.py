@@ -5,14 +5,14 @@ import pytest
 
 from underclock.core.tracing.kinds import flops_of, kind_of
 from underclock.core.tracing.step import (
+    launch_groups,
     nodes_of,
     starred,
     traced_step,
-    units_of,
 )
 from underclock.errors import DataError
 from underclock.records import Kind, Pass
-from underclock.records.launches import Activity, Node, NodeKind
+from underclock.records.launches import Node, NodeKind, TracedActivity
 
 
 def node(function: str = "k", kind: NodeKind = NodeKind.KERNEL, **fields: Any) -> Node:
@@ -21,8 +21,8 @@ def node(function: str = "k", kind: NodeKind = NodeKind.KERNEL, **fields: Any) -
 
 def activity(
     operator: str = "aten::mm", shapes: str = "bf16[4x4], bf16[4x4]", **fields: Any
-) -> Activity:
-    return Activity(
+) -> TracedActivity:
+    return TracedActivity(
         **{
             "kind": NodeKind.KERNEL,
             "start_s": 0.0,
@@ -40,33 +40,35 @@ MEMSET = node(kind=NodeKind.MEMSET, bytes=64)
 
 def test_a_memset_goes_with_the_kernel_of_its_operator() -> None:
     one, other = activity(), activity("aten::sum")
-    units = units_of([MEMSET, node(), MEMSET, node()], [one, one, other, other])
-    assert [unit.nodes for unit in units] == [(0, 1), (2, 3)]
+    groups = launch_groups([MEMSET, node(), MEMSET, node()], [one, one, other, other])
+    assert [group.nodes for group in groups] == [(0, 1), (2, 3)]
 
 
 def test_a_memset_of_another_operator_stands_alone() -> None:
     zero = activity("aten::zero_")
-    units = units_of([MEMSET, node(), MEMSET], [zero, activity(), zero])
-    assert [unit.nodes for unit in units] == [(0,), (1,), (2,)]
+    groups = launch_groups([MEMSET, node(), MEMSET], [zero, activity(), zero])
+    assert [group.nodes for group in groups] == [(0,), (1,), (2,)]
 
 
 def test_a_memset_nobody_knows_stands_alone() -> None:
-    units = units_of([MEMSET, node()], [None, activity()])
-    assert [unit.nodes for unit in units] == [(0,), (1,)]
+    groups = launch_groups([MEMSET, node()], [None, activity()])
+    assert [group.nodes for group in groups] == [(0,), (1,)]
 
 
 def test_a_memset_serves_every_kernel_of_its_operator_that_is_given_its_memory() -> None:
     sort, other = activity("aten::sort"), activity("aten::other")
     nodes = [MEMSET, node("histogram"), node("sweep"), node("sweep"), node("other")]
     matched = [sort, sort, sort, sort, other]
-    units = units_of(nodes, matched, [(), (), (0,), (0,), (0,)])
-    assert [unit.nodes for unit in units] == [(0, 1), (0, 2), (0, 3), (4,)]
+    groups = launch_groups(nodes, matched, [(), (), (0,), (0,), (0,)])
+    assert [group.nodes for group in groups] == [(0, 1), (0, 2), (0, 3), (4,)]
     traced = traced_step("s", nodes, matched, cleared=[(), (), (0,), (0,), (0,)])
     assert [kernel.count for kernel in traced.step.kernels] == [1, 2, 1]
 
 
 def test_nodes_that_only_order_are_left_out() -> None:
-    assert [u.nodes for u in units_of([node(kind=NodeKind.OTHER), node()], [None, None])] == [(1,)]
+    assert [u.nodes for u in launch_groups([node(kind=NodeKind.OTHER), node()], [None, None])] == [
+        (1,)
+    ]
 
 
 def test_equal_launches_are_one_kernel_with_a_count() -> None:

@@ -165,20 +165,23 @@ def test_a_stuck_gpu_is_not_waited_for(trainer: Trainer) -> None:
     assert trainer.state() != before
 
 
-def test_an_empty_closure_cell_does_no_harm() -> None:
-    def outer() -> Callable[[], None]:
-        def step() -> None:
+def test_what_a_closure_holds_is_put_back_beside_a_name_that_is_not_bound_yet() -> None:
+    weights, runs = torch.zeros(3), 0
+
+    def step() -> None:
+        nonlocal runs
+        weights.add_(1.0)
+        runs += 1
+        if runs < 0:
             late()
 
-        with preserved(step):
-            pass
+    with preserved(step):  # the cell of `late` is still empty
+        step()
+        assert (weights.tolist(), runs) == ([1.0, 1.0, 1.0], 1)
+    assert (weights.tolist(), runs) == ([0.0, 0.0, 0.0], 0)
 
-        def late() -> None:
-            pass
-
-        return step
-
-    outer()()
+    def late() -> None:
+        raise AssertionError
 
 
 def test_views_of_one_storage_are_kept_once() -> None:

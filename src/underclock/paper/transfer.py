@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from underclock.hw.base import Measurer
 from underclock.paper.published import BATCH, BATCH_SIZE, TENSOR_PARALLEL
-from underclock.paper.records import Change, Transfer
+from underclock.paper.records import PercentChange, Transfer
 from underclock.records import AUTO, Pass, Plan, Step
 from underclock.stages.trace import trace
 from underclock.stages.validate import measured
@@ -31,29 +32,38 @@ def before_optimizer(step: Step) -> Step:
     )
 
 
-def transfers(
-    measurer: Measurer, plan: Plan, *, tell: Callable[[str], None]
-) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """The discovered clocks on every other step.
+
+    Attributes:
+        by_batch: Ascending.
+        by_tensor_parallel: By number of GPUs, ascending.
+    """
+
+    by_batch: tuple[Transfer, ...]
+    by_tensor_parallel: tuple[Transfer, ...]
+
+
+def transfers(measurer: Measurer, plan: Plan, *, tell: Callable[[str], None]) -> Transfers:
     """Measure the plan's clocks, and auto, on every other step.
 
     Args:
         measurer: On the plan's GPU; it can run kernels.
         plan: Of the paper's step.
-        tell: Told of every step.
-
-    Returns:
-        By batch, and by number of GPUs; both ascending.
+        tell: Is told of every step.
     """
     tell("warming the GPU to a steady temperature")
     measurer.warm([plan.runs[index] for index in plan.order])
-    by_batch = [
-        _transfer(measurer, plan, batch, 1, BATCH.get(batch), tell=tell) for batch in BATCHES
-    ]
-    by_degree = [
-        _transfer(measurer, plan, BATCH_SIZE, degree, TENSOR_PARALLEL.get(degree), tell=tell)
-        for degree in DEGREES
-    ]
-    return tuple(by_batch), tuple(by_degree)
+    return Transfers(
+        by_batch=tuple(
+            _transfer(measurer, plan, batch, 1, BATCH.get(batch), tell=tell) for batch in BATCHES
+        ),
+        by_tensor_parallel=tuple(
+            _transfer(measurer, plan, BATCH_SIZE, degree, TENSOR_PARALLEL.get(degree), tell=tell)
+            for degree in DEGREES
+        ),
+    )
 
 
 def _transfer(
@@ -61,7 +71,7 @@ def _transfer(
     plan: Plan,
     batch: int,
     degree: int,
-    published: Change | None,
+    published: PercentChange | None,
     *,
     tell: Callable[[str], None],
 ) -> Transfer:

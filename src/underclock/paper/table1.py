@@ -31,7 +31,7 @@ _LEVERS = {
 
 
 def lever(chosen: Clocks, auto: Clocks) -> Lever:
-    """Say which clocks a choice lowers.
+    """Return which clocks a choice lowers.
 
     A clock held at or above the one that runs under auto lowers nothing: 9501 MHz is a memory
     clock lowered only where auto runs a faster one. A clock left to auto, or not read under auto,
@@ -137,7 +137,7 @@ def agreement(rows: Sequence[Table1Row]) -> Agreement:
 
 
 def _overlap(paper: Lever, ours: Lever) -> bool:
-    """Say whether two levers have a clock in common; `Lever.NEITHER` only has itself."""
+    """Return whether two levers have a clock in common; `Lever.NEITHER` only has itself."""
     if paper is ours:
         return True
     return Lever.BOTH in {paper, ours} and Lever.NEITHER not in {paper, ours}

@@ -1,21 +1,18 @@
 """What the study leaves in a folder: numbers, a page, and drawings where they were asked for."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.paper.page import CHART_KEYS, paper_drawings, paper_page
 from underclock.paper.records import Study
-from underclock.paper.study import PAPERS_GPU, run_study, simulated
-from underclock.stages.campaign import Grid
-from underclock.stages.measure import Tally
+from underclock.paper.study import Conditions, run_study, simulated_gpu
 from underclock.store import check_output, write_document, write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Where the study goes."""
+    """The files that a study is written to."""
 
     folder: Path
     """Made if it is missing."""
@@ -26,12 +23,12 @@ class Outputs:
 
     @property
     def data(self) -> Path:
-        """Every number."""
+        """The file with every number."""
         return self.folder / "paper.json"
 
     @property
     def page(self) -> Path:
-        """The page."""
+        """The page for a reader."""
         return self.folder / "paper.html"
 
     @property
@@ -40,31 +37,22 @@ class Outputs:
         return {key: self.folder / f"{key}.svg" for key in CHART_KEYS} if self.svg else {}
 
 
-def run_paper(
-    *,
-    gpu: str = PAPERS_GPU,
-    grid: Grid = Grid.COARSE,
-    seed: int = 0,
-    outputs: Outputs | None = None,
-    progress: Callable[[Tally], None] | None = None,
-) -> Study:
+def run_paper(conditions: Conditions | None = None, outputs: Outputs | None = None) -> Study:
     """Run the paper's study, and write it down.
 
     Args:
-        gpu: ``sim:NAME``.
-        grid: Which clock pairs to visit.
-        seed: Of the GPU's noise.
+        conditions: Where and how to run it; by default the paper's.
         outputs: Where it goes; nowhere by default.
-        progress: Told of every sample.
 
     Raises:
         UsageError: Not a simulated GPU, no such model, or a folder that holds an earlier study.
         DeviceError, MeasurementError: From the GPU.
     """
-    simulated(gpu)  # refuses before a folder is made
+    conditions = conditions or Conditions()
+    simulated_gpu(conditions.gpu)  # refuses before a folder is made
     if outputs is not None:
         _prepare(outputs)
-    study = run_study(gpu=gpu, grid=grid, seed=seed, progress=progress)
+    study = run_study(conditions)
     if outputs is not None:
         _write(study, outputs)
     return study

@@ -1,0 +1,61 @@
+"""What a plan minimises, within which time budget, and at what granularity."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from underclock.records import Aggregate, Granularity, Objective, Plan, Strategy
+from underclock.units import member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What to minimise, and who keeps the time budget; choices may be given as text."""
+
+    objective: Objective = Objective.WASTE
+    max_slowdown: float = 0.0
+    """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict. May be
+    negative."""
+    granularity: Granularity = Granularity.KERNEL
+    """Of the arm whose clocks the plan holds."""
+    aggregate: Aggregate = Aggregate.GLOBAL
+    """Of that arm."""
+
+    def __post_init__(self) -> None:
+        """Read choices given as text; reject unknown ones, and budgets no step can have."""
+        for name, choices in (
+            ("objective", Objective),
+            ("granularity", Granularity),
+            ("aggregate", Aggregate),
+        ):
+            object.__setattr__(self, name, member(choices, getattr(self, name), name))
+        if not -1.0 < self.max_slowdown < 1.0:
+            raise ValueError(
+                "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
+                f"got {self.max_slowdown}"
+            )
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the goal that a plan was made for."""
+        return cls(
+            objective=plan.objective,
+            max_slowdown=plan.max_slowdown or 0.0,
+            granularity=plan.granularity,
+            aggregate=plan.aggregate,
+        )
+
+    @property
+    def chosen(self) -> Strategy:
+        """The strategy whose clocks the plan holds."""
+        if self.granularity is Granularity.STEP:
+            return Strategy.BEST_FIXED
+        if self.granularity is Granularity.PASS:
+            return Strategy.PASS
+        return PER_KERNEL[self.aggregate]
+
+
+PER_KERNEL = {
+    Aggregate.LOCAL: Strategy.KERNEL_LOCAL,
+    Aggregate.GLOBAL: Strategy.KERNEL_GLOBAL,
+}
+"""The strategy that gives every kernel clocks of its own, by who keeps the time budget."""
