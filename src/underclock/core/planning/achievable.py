@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from underclock.records import (
     Segment,
     Status,
 )
-from underclock.records.latencies import Domain, LatencyTable, Switch, changed
+from underclock.records.latencies import Domain, LatencyTable, mhz_of
 
 # A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
 # mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
@@ -120,37 +121,63 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
 
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats]:
     """Return time lost by each change, and how long the segment before must be. Shapes (S, S)."""
-    answers: dict[tuple[Domain, int | None, int | None], Switch] = {}
-
-    def answer(domain: Domain, start: int | None, end: int | None) -> Switch:
-        key = (domain, start, end)
-        if key not in answers:
-            answers[key] = rules.latencies.answer(domain, start, end)
-        return answers[key]
-
-    lost_s = np.zeros((len(settings), len(settings)))
-    dwell_s = lost_s.copy()
-    for (a, here), (b, there) in itertools.permutations(enumerate(settings), 2):
-        changes = [answer(domain, start, end) for domain, start, end in changed(here, there)]
-        lost_s[a, b] = sum(
-            change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * _mismatch(here, there)
-            for change in changes
-        )
+    mismatch = _mismatch(settings)
+    lost_s, calls_s, delay_s = np.zeros((3, len(settings), len(settings)))
+    for domain in Domain:
+        change = _Changes.of(rules.latencies, domain, [mhz_of(c, domain) for c in settings])
+        lost_s += change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * mismatch
         # Calls follow each other; what they ask for happens side by side.
-        calls_s = _CALL_TAIL * sum(change.call_s for change in changes)
-        delay_s = max(c.delay_s + c.stall_s + _LATE_BY * c.jitter_s for c in changes)
-        dwell_s[a, b] = max(calls_s + delay_s, rules.min_dwell_s)
+        calls_s += change.call_s
+        delay_s = np.maximum(delay_s, change.delay_s + change.stall_s + _LATE_BY * change.jitter_s)
+    dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
+    np.fill_diagonal(dwell_s, 0.0)
     return lost_s, dwell_s
 
 
-def _mismatch(here: Clocks, there: Clocks) -> float:
-    """Return by what part work is slower at the lower of two core clocks; auto is taken as 0.5."""
-    if here.core_mhz == there.core_mhz:
-        return 0.0
-    if here.core_mhz is None or there.core_mhz is None:
-        return 0.5
-    low, high = sorted((here.core_mhz, there.core_mhz))
-    return 1.0 - low / high
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """What changing one clock takes between any two settings; zero where it stays the same.
+
+    Attributes:
+        call_s: How long the setter blocks. Shape (S, S).
+        delay_s: From the call's return until the clock changes or stalls. Shape (S, S).
+        jitter_s: Standard deviation of the delay. Shape (S, S).
+        stall_s: Time without work. Shape (S, S).
+    """
+
+    call_s: Floats
+    delay_s: Floats
+    jitter_s: Floats
+    stall_s: Floats
+
+    @classmethod
+    def of(cls, latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Self:
+        """Ask the latencies once for every two clocks.
+
+        Args:
+            latencies: How long changes take.
+            domain: Whose clocks.
+            mhz: The clock of each setting. Length S.
+        """
+        clocks = list(dict.fromkeys(mhz))
+        taken = np.zeros((4, len(clocks), len(clocks)))
+        for (a, before), (b, after) in itertools.permutations(enumerate(clocks), 2):
+            change = latencies.answer(domain, before, after)
+            taken[:, a, b] = change.call_s, change.delay_s, change.jitter_s, change.stall_s
+        which = [clocks.index(each) for each in mhz]
+        call_s, delay_s, jitter_s, stall_s = taken[:, which][:, :, which]
+        return cls(call_s=call_s, delay_s=delay_s, jitter_s=jitter_s, stall_s=stall_s)
+
+
+def _mismatch(settings: Sequence[Clocks]) -> Floats:
+    """Return by what part work is slower at the lower of two core clocks. Shape (S, S).
+
+    Auto is taken to differ from any clock by one half.
+    """
+    auto = np.array([clocks.core_mhz is None for clocks in settings])
+    mhz = np.array([clocks.core_mhz or 1 for clocks in settings], dtype=np.float64)
+    mismatch = 1.0 - np.minimum.outer(mhz, mhz) / np.maximum.outer(mhz, mhz)
+    return np.where(np.logical_or.outer(auto, auto), 0.5 * np.not_equal.outer(auto, auto), mismatch)
 
 
 def achieved(

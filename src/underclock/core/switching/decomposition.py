@@ -195,6 +195,7 @@ class Walker:
     lost: float = np.inf
     _kind: Ints = field(init=False)
     _change: Floats = field(init=False)
+    _least_change: Floats = field(init=False)
     _turns: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,6 +205,7 @@ class Walker:
         )
         self._change = self.around.prices.change.min(axis=0)
         np.fill_diagonal(self._change, np.inf)
+        self._least_change = self._change.min(axis=0)
         path = self.around.choice
         self._turns = np.flatnonzero(path[1:] != path[:-1]) + 1
 
@@ -291,12 +293,15 @@ class Walker:
         lap = self.around.lap
         latest = self.around.least + self.margin
         price = base + self._price(labels)
-        ahead = price[:, None] + self._change[labels.setting] + self.around.tail.fresh[item]
-        come, to = np.nonzero((ahead <= latest) & self._may_leave(labels, item))
+        # Few settings can be switched to within the margin: the others need no row of their own.
+        into = np.flatnonzero(price.min() + self._least_change + self.around.tail.fresh[item] <= latest)
+        ahead = price[:, None] + self._change[labels.setting[:, None], into] + self.around.tail.fresh[item, into]
+        come, column = np.nonzero((ahead <= latest) & self._may_leave(labels, into, item))
+        to = into[column]
         new = self._switched(labels.at(come), to, item)
         every = joined(labels, new)
         parent = np.concatenate([np.arange(len(price)), come])
-        bound = np.concatenate([price + self._to_go(labels, item), ahead[come, to]])
+        bound = np.concatenate([price + self._to_go(labels, item), ahead[come, column]])
         keep = np.flatnonzero(bound <= latest)
         every, parent, bound = every.at(keep), parent[keep], bound[keep]
         if item < len(lap.time):
@@ -327,15 +332,15 @@ class Walker:
         prices = self.around.prices
         return labels.energy + prices.time * labels.time + prices.switch * labels.switches
 
-    def _may_leave(self, labels: Labels, boundary: int) -> Bools:
-        """Return which label may change to which setting. Shape (N, S)."""
+    def _may_leave(self, labels: Labels, into: Ints, boundary: int) -> Bools:
+        """Return which label may change to which of some settings. Shape (N, len(into))."""
         dwell = self.around.lap.dwell
         if dwell is None:
             return np.ones((1, 1), dtype=np.bool_)
         ripe = labels.start <= dwell.latest[:, boundary, labels.setting]
         shut = dwell.latest[:, boundary, labels.setting] > boundary
         ripe = (ripe & ~shut) | (labels.start < 0)
-        allowed: Bools = np.take_along_axis(ripe.T, self._kind[labels.setting], axis=1)
+        allowed: Bools = ripe[self._kind[labels.setting[:, None], into], np.arange(len(labels.start))[:, None]]
         return allowed
 
     def _switched(self, labels: Labels, to: Ints, boundary: int) -> Labels:
