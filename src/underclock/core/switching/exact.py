@@ -10,6 +10,7 @@
 Shape letters: n invocations, m items, S settings.
 """
 
+import itertools
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from underclock.arrays import Ints
+from underclock.core.switching.crossover import offer_mixtures
 from underclock.core.switching.cycle import Lap, lap_of
 from underclock.core.switching.decomposition import Around, Walker, around
 from underclock.core.switching.dual import Search
@@ -29,6 +31,7 @@ from underclock.core.switching.warm_start import searched
 _FINEST = 3e-4  # the first margin is so small a part of what an item costs
 _WIDER = 4.0  # from one margin to the next
 _FEW_LABELS, _MORE_LABELS = 2_000, 10  # that a piece may hold at first; times as many, if needed
+_SETTING = 100  # labels, for each item, that looking at one setting of the cut item is worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +66,26 @@ class CyclicExact:
             return best.answer(0.0 if lap.rounded or best.choice is not None else math.inf)
         for walk in search.walks:
             best.offer(search.lap.expanded(walk.choice[:-1]))
+        _offer_mixtures(best, search)
         bound = _Rounds(solver=self, problem=problem, best=best, search=search).run(lap)
         if lap.rounded:
             bound = min(bound, _rounded_down(problem, search))
         return best.answer(bound)
+
+
+def _offer_mixtures(best: Incumbent, search: Search) -> None:
+    """Offer schedules between the best within the limits and the best beyond them."""
+    by_cost = sorted(
+        search.walks, key=lambda w: w.energy + search.time * w.over + search.switch * w.extra
+    )
+    within = [walk for walk in by_cost if walk.over <= 0 and walk.extra <= 0][:2]
+    beyond = [walk for walk in by_cost if walk.over > 0 or walk.extra > 0][:2]
+    for one, other in itertools.product(within, beyond):
+        offer_mixtures(
+            best,
+            search.lap.expanded(one.choice[:-1]),
+            search.lap.expanded(other.choice[:-1]),
+        )
 
 
 def _rounded_down(problem: SequenceProblem, search: Search) -> float:
@@ -127,6 +146,7 @@ class _Rounds:
         for s in np.argsort(floor, kind="stable").tolist():
             if floor[s] >= self._enough() or self.left < 0:
                 return min(bound, float(floor[s]))
+            self.left -= _SETTING * items
             bound = min(bound, max(float(floor[s]), self._close(around(lap, prices, s))))
         return bound
 
