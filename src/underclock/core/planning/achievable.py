@@ -1,6 +1,6 @@
-"""What a GPU can follow: planning with its own switching latency, and the curve over latency.
+"""What a GPU can follow: planning with its own switching latency.
 
-Shape letters: K kernels, S settings, n invocations, G passes.
+Shape letters: K kernels, S settings, n invocations.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ from underclock.records import (
     Clocks,
     ClockSchedule,
     Cost,
-    LatencyPoint,
     Pass,
     Segment,
     Status,
@@ -33,20 +32,10 @@ from underclock.records.latencies import Domain, LatencyTable, mhz_of
 _MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
 
-SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, piece_labels=50_000)
-"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
-KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
-    (50e-6, "Blackwell, 10-100 µs (unpublished)"),
-    (1e-3, "Ascend NPU"),
-    (6e-3, "Hopper (as cited by arXiv 2601.08539)"),
-    (24.5e-3, "V100, call and settling"),
-    (0.15, "Quadro RTX 6000"),
-)
-"""Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
-
-CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
+SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, piece_labels=50_000)
+"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,18 +179,20 @@ def achieved(
         problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
     """
-    found = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
-    return Arm.of("achievable", _cost(table, found), found.status, found.gap), found
+    schedule = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
+    arm = Arm.of("achievable", step_cost(table, schedule), schedule.status, schedule.gap)
+    return arm, schedule
 
 
-def _cost(table: CostTable, found: Schedule) -> Cost | None:
-    if found.status is Status.INFEASIBLE:
+def step_cost(table: CostTable, schedule: Schedule) -> Cost | None:
+    """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
+    if schedule.status is Status.INFEASIBLE:
         return None
     return Cost(
-        time_s=float(found.time_s),
-        energy_j=float(found.energy_j),
-        time_change=float(found.time_s) / table.auto_time_s - 1.0,
-        energy_change=float(found.energy_j) / table.auto_energy_j - 1.0,
+        time_s=float(schedule.time_s),
+        energy_j=float(schedule.energy_j),
+        time_change=float(schedule.time_s) / table.auto_time_s - 1.0,
+        energy_change=float(schedule.energy_j) / table.auto_energy_j - 1.0,
     )
 
 
@@ -220,62 +211,21 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
         switch_energy_j=problem.switch_time_s,
         budget_s=math.inf,
     )
-    found = SOLVER.solve(timed)
-    return found.time_s / table.auto_time_s - 1.0
+    return SOLVER.solve(timed).time_s / table.auto_time_s - 1.0
 
 
-def as_record(table: CostTable, found: Schedule, wording: str) -> ClockSchedule:
+def as_record(table: CostTable, schedule: Schedule, wording: str) -> ClockSchedule:
     """Return a feasible schedule as its segments.
 
     Args:
         table: Whose settings the schedule names.
-        found: The schedule.
+        schedule: The schedule.
         wording: Which latency it keeps, in words.
     """
     segments: list[Segment] = []
-    for setting, run in itertools.groupby(found.choice.tolist()):
+    for setting, run in itertools.groupby(schedule.choice.tolist()):
         clocks = table.settings[setting]
         segments.append(
             Segment(launches=len(list(run)), core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz)
         )
-    return ClockSchedule(segments=tuple(segments), switches=found.switches, latency=wording)
-
-
-def latency_curve(
-    table: CostTable, order: Sequence[int], rules: Rules, per_kernel: Sequence[Ints]
-) -> tuple[LatencyPoint, ...]:
-    """Plan at every latency of a curve, known hardware among them.
-
-    Every change of either clock is taken to need the latency, and nothing else.
-
-    Args:
-        table: What every kernel costs.
-        order: The launch sequence.
-        rules: All but the latencies.
-        per_kernel: Choices to start from.
-
-    Raises:
-        DataError: As `sequence_problem`.
-    """
-    marks = dict(KNOWN_HARDWARE)
-    points = []
-    before: list[Ints] = []
-    # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
-    for latency_s in sorted({*CURVE_S, *marks}, reverse=True):
-        at = dataclasses.replace(rules, latencies=LatencyTable.constant(latency_s))
-        problem = sequence_problem(table, order, at)
-        starts = [choice[problem.order] for choice in per_kernel]
-        found = SOLVER.solve(problem, [*starts, *before])
-        cost = _cost(table, found)
-        before = [] if cost is None else [found.choice]
-        points.append(
-            LatencyPoint(
-                latency_s=latency_s,
-                time_change=cost.time_change if cost else None,
-                energy_change=cost.energy_change if cost else None,
-                switches=found.switches if cost else None,
-                gap=found.gap,
-                hardware=marks.get(latency_s, ""),
-            )
-        )
-    return tuple(reversed(points))
+    return ClockSchedule(segments=tuple(segments), switches=schedule.switches, latency=wording)

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import (
-    KNOWN_HARDWARE,
     Rules,
     achieved,
     as_record,
     fastest_change,
-    latency_curve,
     sequence_problem,
 )
+from underclock.core.planning.latency_curve import KNOWN_HARDWARE, latency_curve
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.strategies import Goal, compare_arms
 from underclock.core.switching import violations
