@@ -71,9 +71,7 @@ def _may_cross(problem: SequenceProblem, source: Ints, target: Ints) -> Bools:
     return may
 
 
-def _time_in_segment(
-    problem: SequenceProblem, choice: Ints, order: Ints | None = None
-) -> Floats:
+def _time_in_segment(problem: SequenceProblem, choice: Ints, order: Ints | None = None) -> Floats:
     """Return the time from the start of each invocation's segment to its own end. Shape (n,)."""
     each_s = problem.time_s[problem.order if order is None else order, choice]
     starts = np.flatnonzero(choice != np.roll(choice, 1))

@@ -294,8 +294,14 @@ class Walker:
         latest = self.around.least + self.margin
         price = base + self._price(labels)
         # Few settings can be switched to within the margin: the others need no row of their own.
-        into = np.flatnonzero(price.min() + self._least_change + self.around.tail.fresh[item] <= latest)
-        ahead = price[:, None] + self._change[labels.setting[:, None], into] + self.around.tail.fresh[item, into]
+        into = np.flatnonzero(
+            price.min() + self._least_change + self.around.tail.fresh[item] <= latest
+        )
+        ahead = (
+            price[:, None]
+            + self._change[labels.setting[:, None], into]
+            + self.around.tail.fresh[item, into]
+        )
         come, column = np.nonzero((ahead <= latest) & self._may_leave(labels, into, item))
         to = into[column]
         new = self._switched(labels.at(come), to, item)
@@ -340,7 +346,9 @@ class Walker:
         ripe = labels.start <= dwell.latest[:, boundary, labels.setting]
         shut = dwell.latest[:, boundary, labels.setting] > boundary
         ripe = (ripe & ~shut) | (labels.start < 0)
-        allowed: Bools = ripe[self._kind[labels.setting[:, None], into], np.arange(len(labels.start))[:, None]]
+        allowed: Bools = ripe[
+            self._kind[labels.setting[:, None], into], np.arange(len(labels.start))[:, None]
+        ]
         return allowed
 
     def _switched(self, labels: Labels, to: Ints, boundary: int) -> Labels:
