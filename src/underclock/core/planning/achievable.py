@@ -34,7 +34,7 @@ _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms 
 
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
-SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, piece_labels=50_000)
+SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, component_labels=50_000)
 """Stops at a ten-thousandth of the energy, or after some seconds of looking."""
 
 

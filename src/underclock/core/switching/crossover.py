@@ -1,24 +1,49 @@
 """Schedules made of two: one that keeps the limits, and a cheaper one that does not.
 
-At the best multipliers the cheapest schedules are about equal by Lagrangian cost, some within the
-limits and some beyond. A schedule that follows one of either kind over a window of the ring, and
-the other elsewhere, costs about as much by Lagrangian cost, but its time lies in between: the
-window is chosen so that the budget is met as closely as possible.
+At the best multipliers the shortest paths have about the same Lagrangian cost, some within the
+limits and some beyond. A schedule that follows one of the latter over a window of the ring, and one
+of the former elsewhere, has about that cost too, and a time in between. So there is a window with
+which it meets the budget almost exactly, and then its energy is near the bound.
 
 Shape letters: n invocations, W windows.
 """
 
+import itertools
+
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.switching.dual import DualSearch
 from underclock.core.switching.incumbent import Incumbent
 from underclock.core.switching.problem import DWELL_SLACK, SequenceProblem
 
+_BEST = 2  # paths of either kind that are mixed
 _MOST_WINDOWS = 1_000_000  # whose cost is worked out at a time
 _MOST_OFFERS = 24  # cheapest windows that are checked against every rule
 
 
-def offer_mixtures(best: Incumbent, within: Ints, beyond: Ints) -> None:
+def offer_mixtures(best: Incumbent, search: DualSearch) -> None:
+    """Offer schedules between the best paths within the limits and the best beyond them.
+
+    Args:
+        best: Takes what keeps every rule and is better.
+        search: Holds the paths, and the multipliers that say which are best.
+    """
+    by_cost = sorted(
+        search.paths,
+        key=lambda p: p.energy + search.time * p.excess_s + search.switch * p.excess_switches,
+    )
+    within = [path for path in by_cost if path.keeps_limits][:_BEST]
+    beyond = [path for path in by_cost if not path.keeps_limits][:_BEST]
+    for one, other in itertools.product(within, beyond):
+        _offer_windows(
+            best,
+            search.ring.expanded(one.choice[:-1]),
+            search.ring.expanded(other.choice[:-1]),
+        )
+
+
+def _offer_windows(best: Incumbent, within: Ints, beyond: Ints) -> None:
     """Offer the cheapest schedules that follow one choice and, over one window, another.
 
     Args:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.switching.problem import (
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.schedule import (
     Schedule,
-    SequenceProblem,
     cost_of,
     infeasible,
     schedule_of,

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rivals.brute import BruteForce
-from rivals.milp import Milp
+from baselines.knapsack_brute import KnapsackBruteForce
+from baselines.knapsack_milp import KnapsackMilp
 from underclock.arrays import Floats
 from underclock.core.knapsack import Exact, Problem, Solution, Solver
 from underclock.errors import NotSupportedError
 from underclock.records import Status
 
 every_solver = pytest.mark.parametrize(
-    "solver", [Exact(), BruteForce(), Milp()], ids=["exact", "brute", "milp"]
+    "solver", [Exact(), KnapsackBruteForce(), KnapsackMilp()], ids=["exact", "brute", "milp"]
 )
 # A unit in which whole numbers have no exact binary form: sums are then rounded, as real ones are.
 units = st.sampled_from([1.0, 1e-3, 0.7e-6])
@@ -80,7 +80,7 @@ def assert_keeps_its_word(problem: Problem, solution: Solution) -> None:
 @settings(deadline=None, max_examples=150)
 @given(problem=problems())
 def test_every_solver_agrees_with_brute_force(solver: Solver, problem: Problem) -> None:
-    reference, found = BruteForce().solve(problem), solver.solve(problem)
+    reference, found = KnapsackBruteForce().solve(problem), solver.solve(problem)
 
     assert_keeps_its_word(problem, found)
     assert found.status is reference.status
@@ -195,7 +195,7 @@ def test_exact_and_highs_agree_on_large_instances(groups: int, count: int) -> No
     budget_s = 0.6 * time_s.min(axis=1).sum() + 0.4 * cheapest_s
     problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=float(budget_s))
 
-    exact, highs = Exact().solve(problem), Milp(gap=1e-7).solve(problem)
+    exact, highs = Exact().solve(problem), KnapsackMilp(gap=1e-7).solve(problem)
 
     assert_keeps_its_word(problem, exact)
     assert exact.status is highs.status is Status.OPTIMAL
@@ -213,7 +213,7 @@ def test_highs_keeps_the_budget_though_some_settings_take_longer_than_all_of_it(
     energy_j = size * (200.0 / slowness + 30.0 * slowness) * random.normal(1.0, 0.01, shape)
     problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=float(time_s[:, 2].sum()))
 
-    exact, highs = Exact().solve(problem), Milp().solve(problem)
+    exact, highs = Exact().solve(problem), KnapsackMilp().solve(problem)
 
     assert highs.time_s <= problem.budget_s * (1 + 1e-8)
     assert highs.energy_j == pytest.approx(exact.energy_j, rel=1e-8)
@@ -229,7 +229,7 @@ def hard_for_highs() -> Problem:
 def test_highs_stopped_early_still_gives_a_feasible_choice_and_a_bound(limit_s: float) -> None:
     problem = hard_for_highs()
 
-    found = Milp(time_limit_s=limit_s).solve(problem)
+    found = KnapsackMilp(time_limit_s=limit_s).solve(problem)
 
     assert found.status is Status.BOUNDED
     assert_keeps_its_word(problem, found)
@@ -244,14 +244,14 @@ def test_highs_stopped_before_it_starts_still_knows_what_cannot_be_met() -> None
         budget_s=0.99 * float(problem.time_s.min(axis=1).sum()),
     )
 
-    assert Milp(time_limit_s=0.0).solve(hopeless).status is Status.INFEASIBLE
+    assert KnapsackMilp(time_limit_s=0.0).solve(hopeless).status is Status.INFEASIBLE
 
 
 def test_without_highspy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)  # Python's own way to say "not installed"
 
     with pytest.raises(NotSupportedError, match="highspy") as caught:
-        Milp().solve(hard_for_highs())
+        KnapsackMilp().solve(hard_for_highs())
 
     assert "pip install" in caught.value.hint
 
@@ -269,4 +269,4 @@ def test_brute_force_tries_every_combination() -> None:
     )
 
     problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s)
-    assert BruteForce().solve(problem).energy_j == pytest.approx(least_j)
+    assert KnapsackBruteForce().solve(problem).energy_j == pytest.approx(least_j)

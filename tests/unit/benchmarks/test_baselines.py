@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rivals.baselines import (
+from baselines.rules import (
     FixedClock,
     FixedPerPass,
     Genetic,
@@ -16,8 +16,8 @@ from rivals.baselines import (
     Local,
     PowerCap,
 )
-from rivals.cyclic_brute import BruteForce
-from rivals.cyclic_milp import Milp
+from baselines.schedule_brute import ScheduleBruteForce
+from baselines.schedule_milp import ScheduleMilp
 from underclock.core.switching import (
     CyclicExact,
     Scheduler,
@@ -89,7 +89,7 @@ def test_highs_agrees_on_small_problems_with_every_rule_it_knows(seed: int) -> N
     problem = replace(problem, max_switches=[None, 0, 2][seed % 3])
     if seed % 4 == 3:
         problem = replace(problem, budget_s=0.5 * problem.budget_s)
-    reference, found = BruteForce().solve(problem), Milp().solve(problem)
+    reference, found = ScheduleBruteForce().solve(problem), ScheduleMilp().solve(problem)
 
     assert found.status is reference.status
     assert found.energy_j == pytest.approx(reference.energy_j, rel=1e-8)
@@ -99,7 +99,7 @@ def test_highs_agrees_on_small_problems_with_every_rule_it_knows(seed: int) -> N
 def test_highs_agrees_on_medium_problems(seed: int) -> None:
     pytest.importorskip("highspy")
     problem = steps(seed, n=30)
-    exact, highs = CyclicExact().solve(problem), Milp().solve(problem)
+    exact, highs = CyclicExact().solve(problem), ScheduleMilp().solve(problem)
 
     assert exact.status is Status.OPTIMAL
     assert highs.energy_j == pytest.approx(exact.energy_j, rel=1e-8)
@@ -110,7 +110,7 @@ def test_highs_out_of_time_answers_with_what_it_was_given() -> None:
     pytest.importorskip("highspy")
     problem = steps(1, n=60, count=12)
     best = CyclicExact().solve(problem)
-    found = Milp(time_limit_s=1e-9).solve(problem, [best.choice])
+    found = ScheduleMilp(time_limit_s=1e-9).solve(problem, [best.choice])
 
     assert found.energy_j == best.energy_j
     assert found.bound_j <= best.energy_j
@@ -119,10 +119,10 @@ def test_highs_out_of_time_answers_with_what_it_was_given() -> None:
 def test_highs_says_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = steps(0)
     with pytest.raises(NotSupportedError, match="has no dwell"):
-        Milp().solve(replace(problem, dwell_s=1.0 - np.eye(5)))
+        ScheduleMilp().solve(replace(problem, dwell_s=1.0 - np.eye(5)))
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(NotSupportedError, match="needs highspy"):
-        Milp().solve(problem)
+        ScheduleMilp().solve(problem)
 
 
 @settings(deadline=None, max_examples=30)
@@ -157,22 +157,22 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
 
 
 @pytest.mark.parametrize(
-    "rival",
+    "rule",
     [FixedClock(), FixedPerPass(groups=(0, 0, 1, 1)), Genetic(generations=20, population=12)],
     ids=["fixed", "pass", "genetic"],
 )
 @settings(deadline=None, max_examples=12)
 @given(seed=seeds)
-def test_rivals_that_keep_the_rules_never_beat_the_proven_optimum(
-    rival: Scheduler, seed: int
+def test_baselines_that_keep_the_rules_never_beat_the_proven_optimum(
+    rule: Scheduler, seed: int
 ) -> None:
     problem = steps(seed, holes=seed % 2 == 0)
-    exact, found = CyclicExact().solve(problem), rival.solve(problem)
+    exact, found = CyclicExact().solve(problem), rule.solve(problem)
 
     assert found.status is Status.BOUNDED  # setting 0 keeps all rules
     assert violations(problem, found.choice) == []
     assert exact.energy_j <= found.energy_j * (1 + 1e-9)
-    assert rival.solve(problem, [exact.choice]).energy_j <= exact.energy_j
+    assert rule.solve(problem, [exact.choice]).energy_j <= exact.energy_j
 
 
 @settings(deadline=None, max_examples=12)
