@@ -180,7 +180,7 @@ class _GapClosing:
                 return math.inf
             if margin >= min(most, wanted):
                 return bound
-            # Not beyond what the best schedule leaves to be looked cycle, if that is known.
+            # Not beyond what the best schedule leaves to be looked at, if that is known.
             margin = min(margin * _WIDER, most, wanted)
         return bound
 

@@ -28,8 +28,8 @@ from underclock.core.switching.warm_start import (
 )
 from underclock.records import Status
 
-INSTANCES = 240
-BATCH = 60
+# In the last ones no schedule is known until the ring is decomposed.
+PROBLEMS = [*range(150), 243, 415, 435, 461]
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -111,9 +111,9 @@ def assert_keeps_its_word(problem: SequenceProblem, schedule: Schedule) -> None:
     assert (schedule.gap <= 1e-9) == (schedule.status is Status.OPTIMAL)
 
 
-@pytest.mark.parametrize("first", range(0, INSTANCES, BATCH))
-def test_it_agrees_with_brute_force(first: int) -> None:
-    for seed in range(first, first + BATCH):
+@pytest.mark.parametrize("part", range(4))
+def test_it_agrees_with_brute_force(part: int) -> None:
+    for seed in PROBLEMS[part::4]:
         problem = small(seed)
         reference, schedule = ScheduleBruteForce().solve(problem), CyclicExact().solve(problem)
 
@@ -123,7 +123,7 @@ def test_it_agrees_with_brute_force(first: int) -> None:
         assert schedule.bound_j <= reference.energy_j, seed
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(seeds)
 def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid(seed: int) -> None:
     random, problem = np.random.default_rng(seed), small(seed)
@@ -138,7 +138,7 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
     assert schedule.bound_j <= reference.energy_j <= schedule.energy_j
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(seeds, st.integers(1, 3), st.sampled_from([0, 700, 2_000]), st.sampled_from([1, 50]))
 def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
     seed: int, component_labels: int, effort: int, max_labels: int
@@ -156,7 +156,7 @@ def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
     assert schedule.bound_j <= reference.energy_j
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(seeds, st.integers(0, 5))
 def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
     problem = small(seed)
@@ -169,7 +169,7 @@ def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(seeds, st.floats(1.0, 3.0))
 def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: float) -> None:
     problem = small(seed)
@@ -185,7 +185,7 @@ def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: fl
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(seeds)
 def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
     problem = small(seed)
@@ -201,7 +201,7 @@ def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
             assert schedule.energy_j <= cost_of(problem, choice).energy_j
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_long_ring_is_proven_and_beats_any_fixed_clock(seed: int) -> None:
     problem = like_a_gpu(600, seed)
     schedule = CyclicExact().solve(problem)
@@ -298,9 +298,23 @@ def test_a_start_without_a_fast_enough_path_is_given_up_for_all_settings() -> No
     assert ring is not None
     slow = WarmStart(multiplier=1.0, settings=np.array([0]))
 
-    assert search_multipliers(problem, ring, slow, SearchLimits(tolerance=1e-7)) is not None
+    limits = SearchLimits(tolerance=1e-7)
+    assert search_multipliers(problem, ring, slow, limits) is not None
     hopeless = replace(problem, budget_s=0.5 * problem.budget_s / 1.1)
-    assert search_multipliers(hopeless, ring, slow, SearchLimits(tolerance=1e-7)) is None
+    assert search_multipliers(hopeless, ring, slow, limits) is None
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_out_of_restarts_all_settings_are_searched(restarts: int) -> None:
+    problem = like_a_gpu(60, 4)
+    ring = ring_of(problem)
+    assert ring is not None
+    start = WarmStart(multiplier=1.0, settings=np.array([17]))
+    limits = SearchLimits(tolerance=1e-7, restarts=restarts)
+    search = search_multipliers(problem, ring, start, limits)
+
+    assert search is not None
+    assert len(search.ring.settings) == len(ring.settings)
 
 
 def test_short_of_labels_for_two_limits_the_bound_holds() -> None:
