@@ -77,8 +77,8 @@ def cost_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Cost
         DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
     """
     settings, time_s, energy_j = _means(sample_set)
-    known = np.isfinite(time_s).any(axis=1).tolist()
-    missing = [k.name for k, any_row in zip(sample_set.kernels, known, strict=True) if not any_row]
+    lacking = ~np.isfinite(time_s).any(axis=1)
+    missing = [sample_set.kernels[k].name for k in np.flatnonzero(lacking).tolist()]
     if missing:
         raise DataError(
             f"no sample of {missing[0]!r}" + _and_more(missing), hint="measure it, then plan again"

@@ -148,7 +148,8 @@ def _window_costs(
     inside += np.where(ends[None, :] < begins[:, None], more[-1], 0.0)
     inside += enter[begins][:, None] + leave[ends][None, :]
     inside[begins[:, None] == ends[None, :]] = 0.0
-    return stay.sum() + inside
+    costs: Floats = stay.sum() + inside
+    return costs
 
 
 def _mixture(within: Ints, beyond: Ints, begin: int, end: int) -> Ints:

@@ -60,10 +60,10 @@ def test_the_least_product_is_that_of_all_choices(problem: Problem, power: int) 
         for choice in itertools.product(range(problem.time_s.shape[1]), repeat=len(rows))
     )
 
-    found = least_product(problem, power=power)
+    solution = least_product(problem, power=power)
 
-    assert found.energy_j * found.time_s**power == pytest.approx(least, rel=1e-12)
-    assert found.gap == 0.0
+    assert solution.energy_j * solution.time_s**power == pytest.approx(least, rel=1e-12)
+    assert solution.gap == 0.0
 
 
 @given(problems())

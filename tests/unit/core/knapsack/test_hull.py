@@ -118,6 +118,6 @@ def test_a_groups_trades_follow_one_another(problem: Problem) -> None:
     steps = trades(Quanta.of(problem))
 
     here = steps.start.copy()
-    for group, come, to in zip(steps.group, steps.come, steps.to, strict=True):
-        assert here[group] == come
-        here[group] = to
+    for group, source, target in zip(steps.group, steps.source, steps.target, strict=True):
+        assert here[group] == source
+        here[group] = target
