@@ -83,7 +83,7 @@ def assert_within(problem: Problem, solution: Solution, optimum: float) -> None:
     assert optimum <= solution.energy_j
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     family=st.sampled_from([uniform, weakly_correlated, all_alike, four_decades]),
     seed=st.integers(0, 2**32 - 1),
@@ -108,7 +108,7 @@ def test_whatever_the_table_the_optimum_is_found_and_proven(
 
 @pytest.mark.parametrize("family", [uniform, weakly_correlated, all_alike, four_decades])
 def test_instances_that_scouts_alone_do_not_settle_are_proven_too(family: Family) -> None:
-    for seed in range(60):
+    for seed in range(30):
         time, energy = family(np.random.default_rng(seed), 10 + seed % 30, 6)
         budget = budget_between(time, energy, 0.4)
 
@@ -130,7 +130,7 @@ def test_a_subset_sum_is_solved_too(family: Family, groups: int) -> None:
     assert solution.energy_j == least_energy(time, energy, budget)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     family=st.sampled_from([uniform, strongly_correlated, only_even_times, four_decades]),
     seed=st.integers(0, 2**32 - 1),

@@ -75,6 +75,7 @@ def test_the_dearer_time_is_the_less_of_it_is_taken(problem: Problem) -> None:
 
 
 # Ties, because two trades may round to one time.
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(1.0, 2.0) | st.sampled_from([1.0, 2.0]), min_size=1, max_size=200),
     st.integers(2, 50),
@@ -94,6 +95,7 @@ def test_a_thinned_frontier_keeps_both_ends_and_invents_nothing(
     assert set(zip(few_s.tolist(), few_j.tolist(), strict=True)) <= points
 
 
+@settings(max_examples=30)
 @given(st.integers(2, 200))
 def test_a_frontier_that_is_short_enough_is_kept_whole(count: int) -> None:
     time_s, energy_j = np.arange(1.0, count + 1.0), np.arange(count, 0.0, -1.0)
