@@ -21,8 +21,8 @@ class Labels:
         start: Boundary at which the segment started, or ``RIPE`` or ``FIRST``. Shape (N,).
         debt: Dwell that the segment across the cut must still get at the end. Shape (N,).
         time: Since the component began. Shape (N,).
-        energy: Likewise. Shape (N,).
-        switches: Likewise. Shape (N,).
+        energy: Since the component began. Shape (N,).
+        switches: Since the component began. Shape (N,).
     """
 
     setting: Ints

@@ -146,7 +146,7 @@ def _merged(table: Floats, order: Ints, starts: Ints) -> Floats:
 
 def _classes(dwell_s: Floats, pairs: tuple[Ints, ...], *, down: bool) -> tuple[Floats, Ints, bool]:
     """Return the dwell of each class, the class of each change, and whether any was rounded."""
-    # Classes source from all settings, whichever are left in: a bound must not depend on that.
+    # Classes come from all settings, whichever are left in: a bound must not depend on that.
     values = np.unique(dwell_s[~np.eye(len(dwell_s), dtype=np.bool_)])
     if len(values) == 0:
         values = np.zeros(1)

@@ -65,8 +65,8 @@ class _Product:
             np.add(self.column, self.change, out=self.cost)
             np.minimum.reduce(self.cost, axis=0, out=out)
             return
-        enough = (self.flat + self.most).min()
-        on = (self.flat + self.least < enough).nonzero()[0]
+        least_anywhere = (self.flat + self.most).min()
+        on = (self.flat + self.least < least_anywhere).nonzero()[0]
         if len(on) == 0:
             on = self.flat.argmin().reshape(1)
         # A source left out may still be best for its own setting, where it stays for nothing.
@@ -129,16 +129,16 @@ def backward(ring: Ring, lagrangian: Lagrangian, end: Floats) -> CostToGo:
     ripe[items + 1] = lagrangian.sums[items] + end
     fresh = np.empty((items + 1, settings))
     fresh[items] = end
-    left = np.empty((classes, settings))
+    leaving = np.empty((classes, settings))
     flat, column = ripe.reshape(-1), np.arange(classes * settings).reshape(classes, settings)
     for j in range(items, 0, -1):
         product.flat[:] = fresh[j]
-        product.into(left.reshape(-1))
-        np.add(left, lagrangian.sums[j], out=left)
+        product.into(leaving.reshape(-1))
+        np.add(leaving, lagrangian.sums[j], out=leaving)
         stays = ripe[j + 1]
         if ring.shut is not None and j < items:
             stays = stays + ring.shut[j]
-        np.minimum(stays, left, out=ripe[j])
+        np.minimum(stays, leaving, out=ripe[j])
         if ring.dwell is None:
             np.subtract(ripe[j, 0], lagrangian.sums[j - 1], out=fresh[j - 1])
             continue
