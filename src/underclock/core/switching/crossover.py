@@ -18,7 +18,7 @@ from underclock.core.switching.incumbent import Incumbent
 from underclock.core.switching.problem import DWELL_SLACK, SequenceProblem
 
 _BEST = 2  # paths of either kind that are mixed
-_MOST_WINDOWS = 1_000_000  # whose cost is worked out at a time
+_MOST_WINDOWS = 250_000  # whose cost is worked out at a time
 _MOST_OFFERS = 24  # cheapest windows that are checked against every rule
 
 
