@@ -41,7 +41,7 @@ class ShortestCycle:
         return self.least - self.lagrangian.error
 
     def paid(self) -> tuple[Floats, Floats, Ints]:
-        """Return what the cycle takes up to and with each item, from the cut on. Shapes (m + 1,)."""
+        """Return what the cycle takes up to and with each item, from the cut. Shapes (m + 1,)."""
         ring, path = self.ring, self.choice
         items, changes = np.arange(len(ring.time)), (path[:-1], path[1:])
         sums = []

@@ -186,6 +186,26 @@ def test_calls_follow_each_other_and_delays_run_side_by_side() -> None:
     assert not problem.dwell_s.diagonal().any()
 
 
+def test_latencies_are_asked_once_for_every_two_clocks() -> None:
+    asked: list[tuple[Domain, int | None, int | None]] = []
+
+    class Asked(LatencyTable, frozen=True, kw_only=True):
+        def answer(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> Switch:
+            asked.append((domain, from_mhz, to_mhz))
+            return super().answer(domain, from_mhz, to_mhz)
+
+    pairs = [(core, mem) for core in (600, 900, 1200, None) for mem in (800, 5001, None)]
+    costs = CostTable(
+        kernels=(Kernel(name="a"),),
+        settings=tuple(Clocks(core_mhz=core, mem_mhz=mem) for core, mem in pairs),
+        time_s=np.ones((1, len(pairs))),
+        energy_j=np.ones((1, len(pairs))),
+        baseline=len(pairs) - 1,
+    )
+    sequence_problem(costs, (0,), Rules(latencies=Asked.constant(1e-3)))
+    assert len(asked) == len(set(asked)) == 4 * 3 + 3 * 2
+
+
 def test_a_change_of_memory_alone_is_not_at_the_wrong_core_clock() -> None:
     costs, latencies = two_domains(jitter_s=1.0)
     costs = CostTable(
