@@ -30,9 +30,6 @@ KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
 
 CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
 
-CURVE_SOLVER = dataclasses.replace(SOLVER, effort=500_000)
-"""Stops at the same gap, but looks for a second at most: the curve is many schedules."""
-
 
 def latency_curve(
     table: CostTable,
@@ -66,7 +63,7 @@ def latency_curve(
     for latency_s in latencies_s:
         tell(len(points), len(latencies_s), f"plans at a latency of {format_duration(latency_s)}")
         starts = [choice[problem.order] for choice in per_kernel]
-        schedule = CURVE_SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
+        schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
         cost = step_cost(table, schedule)
         previous = [] if cost is None else [schedule.choice]
         points.append(

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import Rules, sequence_problem
-from underclock.core.planning.latency_curve import CURVE_SOLVER, Progress
+from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem
+from underclock.core.planning.latency_curve import Progress
 from underclock.core.switching import SequenceProblem
 from underclock.records import Pass, Proposal, Status
 
@@ -43,7 +43,7 @@ def proposals(
         tell(done, len(changed_steps), f"plans {name}")
         auto_s, auto_j = _auto(problem, table.baseline)
         budget_s = auto_s * (1.0 + rules.max_slowdown)
-        schedule = CURVE_SOLVER.solve(dataclasses.replace(problem, budget_s=budget_s))
+        schedule = SOLVER.solve(dataclasses.replace(problem, budget_s=budget_s))
         if schedule.status is Status.INFEASIBLE:
             continue
         planned.append(

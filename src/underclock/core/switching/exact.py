@@ -34,7 +34,7 @@ from underclock.core.switching.warm_start import SearchLimits, search_multiplier
 _FINEST = 3e-4  # the first margin is so small a part of what an item costs
 _WIDER = 4.0  # from one margin to the next
 _MORE_LABELS = 10  # times as many labels for a component, where the first were too few
-_SETTING = 100  # labels, for each item, that looking at one setting of the cut item counts as
+_SETTING = 20  # labels, for each item, that looking at one setting of the cut item counts as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
