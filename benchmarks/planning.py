@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rivals.milp import Milp
+from baselines.knapsack_milp import KnapsackMilp
 from underclock.core.knapsack import Exact, Problem, Solution, Solver
 from underclock.records import Status
 
@@ -93,7 +93,7 @@ def timed(solver: Solver, problem: Problem, repeats: int = 1) -> Run:
     return Run(time_s=statistics.median(times_s), solution=solution)
 
 
-def line(family: str, kernels: int, highs: Milp) -> str:
+def line(family: str, kernels: int, highs: KnapsackMilp) -> str:
     """Run one family at one size and return its row of the table."""
     problems = [FAMILIES[family](kernels, seed) for seed in range(SEEDS)]
     ours = [timed(Exact(), problem, REPEATS) for problem in problems]
@@ -167,7 +167,7 @@ def compare(limit_s: float) -> None:
     timed(Exact(), uniform(50, 0), REPEATS)  # nobody pays for the first call
     for family in FAMILIES:
         for kernels in HIGHS_SEEDS:
-            highs = Milp(gap=HIGHS_GAP, time_limit_s=limit_s)
+            highs = KnapsackMilp(gap=HIGHS_GAP, time_limit_s=limit_s)
             print(line(family, kernels, highs), flush=True)
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rivals.baselines import FixedClock, Genetic, LeastProduct, Local
-from rivals.cyclic_milp import Milp
+from baselines.rules import FixedClock, Genetic, LeastProduct, Local
+from baselines.schedule_milp import ScheduleMilp
 from underclock.core.switching import CyclicExact, Schedule, Scheduler, SequenceProblem, cost_of
 from underclock.records import Status
 
@@ -127,7 +127,7 @@ def print_row(row: Row, limit_s: float) -> None:
     problems = [instance(row, seed) for seed in range(row.seeds)]
     ours = [timed(CyclicExact(gap=row.gap), problem, row.repeats) for problem in problems]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MEBIBYTES
-    highs = Milp(gap=HIGHS_GAP, time_limit_s=limit_s)
+    highs = ScheduleMilp(gap=HIGHS_GAP, time_limit_s=limit_s)
     theirs = [timed(highs, problem) for problem in problems[: row.highs]]
     cells = [
         f"{row.name:21}",
@@ -136,9 +136,9 @@ def print_row(row: Row, limit_s: float) -> None:
         f"{min(seconds for seconds, _ in ours):6.2f}",
         f"{statistics.median(seconds for seconds, _ in ours):6.2f}",
         f"{max(seconds for seconds, _ in ours):6.2f}",
-        f"{sum(found.status is Status.OPTIMAL for _, found in ours)} of {row.seeds}",
-        f"{max(found.gap or 0.0 for _, found in ours):7.1e}",
-        f"{statistics.median(found.switches for _, found in ours):8.0f}",
+        f"{sum(schedule.status is Status.OPTIMAL for _, schedule in ours)} of {row.seeds}",
+        f"{max(schedule.gap or 0.0 for _, schedule in ours):7.1e}",
+        f"{statistics.median(schedule.switches for _, schedule in ours):8.0f}",
         f"{peak_mib:6.0f}",
     ]
     if theirs:
@@ -151,19 +151,19 @@ def print_row(row: Row, limit_s: float) -> None:
         )
         cells += [
             f"{statistics.median(seconds for seconds, _ in theirs):7.2f}",
-            f"{max(found.gap or 0.0 for _, found in theirs):7.1e}",
+            f"{max(schedule.gap or 0.0 for _, schedule in theirs):7.1e}",
             f"{difference:+8.1e}",
         ]
     print(" | ".join(cells), flush=True)
 
 
-def print_rivals() -> None:
+def print_rules() -> None:
     """Print what simpler rules do on the layers of a step."""
     row = Row(name="layers", invocations=1_300, kernels=LAYERS)
     problem = instance(row, 0)
     last = problem.time_s.shape[1] - 1
     base = cost_of(problem, np.full(row.invocations, last))
-    rivals: dict[str, Scheduler] = {
+    rules: dict[str, Scheduler] = {
         "exact": CyclicExact(),
         "exact, free switches": CyclicExact(),
         "genetic, 200 x 64": Genetic(),
@@ -175,9 +175,9 @@ def print_rivals() -> None:
     free = instance(Row(name="free", invocations=1_300, kernels=LAYERS, core_s=0.0, mem_s=0.0), 0)
     print(f"\nlayers, seed 0, against the highest clocks; budget {row.slack - 1:+.0%} time")
     print("rule                 | energy  | time    | switches | s")
-    for name, rival in rivals.items():
-        seconds, found = timed(rival, free if "free" in name else problem)
-        cost = cost_of(problem, found.choice)
+    for name, rule in rules.items():
+        seconds, schedule = timed(rule, free if "free" in name else problem)
+        cost = cost_of(problem, schedule.choice)
         print(
             f"{name:20} | {cost.energy_j / base.energy_j - 1:+7.1%} | "
             f"{cost.time_s / base.time_s - 1:+7.1%} | {cost.switches:8} | {seconds:.2f}"
@@ -185,7 +185,7 @@ def print_rivals() -> None:
 
 
 def compare(limit_s: float) -> None:
-    """Print the machine, the table and the rivals."""
+    """Print the machine, the table and the rules."""
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "highspy")
     )
@@ -200,7 +200,7 @@ def compare(limit_s: float) -> None:
     )
     for number in range(len(ROWS)):
         subprocess.run([sys.executable, __file__, str(limit_s), str(number)], check=True)
-    print_rivals()
+    print_rules()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rivals.baselines import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
+from baselines.rules import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
 from underclock import measure, trace
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.achievable import Rules, achieved, sequence_problem
@@ -24,7 +24,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.sensors import Latency
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.records import MeasurementSettings, Pass, SampleSet, Step, Strategy
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.stages.campaign import Campaign, Grid
@@ -75,7 +75,7 @@ class Cell:
 
     budget: float
     latency_s: float
-    found: Schedule
+    schedule: Schedule
     problem: SequenceProblem
     energy_change: float
     pass_follows: bool
@@ -112,11 +112,11 @@ def latencies(latency_s: float) -> LatencyTable:
     return LatencyTable(evidence=None, gpu=None, switches=switches)
 
 
-def hidden(latency_s: float) -> Switching:
+def hidden(latency_s: float) -> SwitchingModel:
     """Return what the GPU with this latency really does."""
     call_s = CALL_SHARE * latency_s
     delay_s = latency_s - call_s
-    return Switching(
+    return SwitchingModel(
         setter=Latency(
             shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=tuple(part * call_s for part in SHAPE)
         ),
@@ -149,12 +149,12 @@ def cells(table: CostTable, sample_set: SampleSet) -> Iterator[Cell]:
             rules = Rules(latencies=latencies(latency_s), max_slowdown=budget)
             problem = sequence_problem(table, sample_set.order, rules)
             begun = time.perf_counter()
-            arm, found = achieved(table, problem, starts)
+            arm, schedule = achieved(table, problem, starts)
             follows = not violations(problem, arms.settings[Strategy.PASS][problem.order])
             yield Cell(
                 budget=budget,
                 latency_s=latency_s,
-                found=found,
+                schedule=schedule,
                 problem=problem,
                 energy_change=arm.energy_change or 0.0,
                 pass_follows=follows,
@@ -164,8 +164,8 @@ def cells(table: CostTable, sample_set: SampleSet) -> Iterator[Cell]:
 
 def run(gpu: str, step: Step, table: CostTable, cell: Cell) -> dict[str, Any]:
     """Execute a plan, and auto beside it, with the same noise."""
-    predicted_s = cell.problem.time_s[cell.problem.order, cell.found.choice]
-    clocks = [table.settings[s] for s in cell.found.choice.tolist()]
+    predicted_s = cell.problem.time_s[cell.problem.order, cell.schedule.choice]
+    clocks = [table.settings[s] for s in cell.schedule.choice.tolist()]
     done = execute(
         step,
         clocks,
@@ -176,8 +176,8 @@ def run(gpu: str, step: Step, table: CostTable, cell: Cell) -> dict[str, Any]:
         steps=STEPS,
     )
     return {
-        "time": done.time_s / cell.found.time_s - 1.0,
-        "energy": done.energy_j / cell.found.energy_j - 1.0,
+        "time": done.time_s / cell.schedule.time_s - 1.0,
+        "energy": done.energy_j / cell.schedule.energy_j - 1.0,
         "planned": done.planned,
         "switches": done.switches,
         "against_auto": done.time_s / table.auto_time_s - 1.0,
@@ -194,49 +194,49 @@ def duration(latency_s: float) -> str:
     return f"{latency_s * 1e3:g} ms" if latency_s >= 1e-3 else f"{latency_s * 1e6:g} µs"  # noqa: PLR2004
 
 
-def arms_table(table: CostTable, found: list[Cell]) -> str:
+def arms_table(table: CostTable, planned: list[Cell]) -> str:
     """Return all arms, budgets down, latencies across."""
     head = ["budget", "best fixed", "pass-level", "ideal", *map(duration, LATENCIES_S)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for budget in BUDGETS:
         arms = {arm.name: arm for arm in compare_strategies(table, Goal(max_slowdown=budget)).arms}
-        mine = [cell for cell in found if cell.budget == budget]
+        mine = [cell for cell in planned if cell.budget == budget]
         row = [
             f"{budget:.1%}",
             *(percent(arms[n].energy_change or 0.0) for n in (Strategy.BEST_FIXED, Strategy.PASS)),
             percent(arms[Strategy.KERNEL_GLOBAL].energy_change or 0.0),
             *(
-                f"{percent(c.energy_change)} ({c.found.switches})"
+                f"{percent(c.energy_change)} ({c.schedule.switches})"
                 + ("" if c.pass_follows else " -")
                 for c in mine
             ),
         ]
         lines.append("| " + " | ".join(row) + " |")
-    solve = [cell.solve_s for cell in found]
-    gaps = [cell.found.gap or 0.0 for cell in found]
+    solve = [cell.solve_s for cell in planned]
+    gaps = [cell.schedule.gap or 0.0 for cell in planned]
     lines.append(
         f"\nPlanning a cell took {statistics.median(solve):.1f} s (median), at most "
         f"{max(solve):.1f} s; the gap to the bound is at most {max(gaps):.1e} of the energy."
     )
     worse = [
         cell
-        for cell in found
+        for cell in planned
         for arm in compare_strategies(table, Goal(max_slowdown=cell.budget)).arms
         if arm.name is Strategy.BEST_FIXED or (arm.name is Strategy.PASS and cell.pass_follows)
         if cell.energy_change > (arm.energy_change or 0.0) + 1e-12
     ]
     lines.append(
         f"\nAchievable saves less than best fixed, or than pass-level where the GPU can follow it, "
-        f"in {len(worse)} of {len(found)} cells."
+        f"in {len(worse)} of {len(planned)} cells."
     )
     return "\n".join(lines) + "\n"
 
 
-def rivals_table(table: CostTable, cell: Cell) -> str:
+def rules_table(table: CostTable, cell: Cell) -> str:
     """Compare with simpler rules at one budget and latency."""
     order = [Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.COMMUNICATION, Pass.OTHER]
     groups = tuple(order.index(kernel.pass_) for kernel in table.kernels)
-    rivals: dict[str, Any] = {
+    rules: dict[str, Any] = {
         "each kernel no slower": Local(reference=table.baseline),
         "each kernel's least EDP": LeastProduct(power=1.0),
         "each kernel's least ED²P": LeastProduct(power=2.0),
@@ -248,11 +248,11 @@ def rivals_table(table: CostTable, cell: Cell) -> str:
     }
     lines = ["| rule | time | energy | switches | can be followed |", "|---|---:|---:|---:|---|"]
     lines.append(
-        f"| achievable | {percent(cell.found.time_s / table.auto_time_s - 1)} | "
-        f"{percent(cell.energy_change)} | {cell.found.switches} | yes |"
+        f"| achievable | {percent(cell.schedule.time_s / table.auto_time_s - 1)} | "
+        f"{percent(cell.energy_change)} | {cell.schedule.switches} | yes |"
     )
-    for name, rival in rivals.items():
-        schedule = rival.solve(cell.problem)
+    for name, rule in rules.items():
+        schedule = rule.solve(cell.problem)
         free = name == "a lower power limit"  # the driver's own loop changes clocks there
         late = schedule.time_s > cell.problem.latest_s
         broken = late if free else bool(violations(cell.problem, schedule.choice))
@@ -289,19 +289,19 @@ def main() -> None:
         for gpu in GPUS:
             sample_set = profile_of(gpu, step, Path(folder))
             table = cost_table(sample_set)
-            found = list(cells(table, sample_set))
+            planned = list(cells(table, sample_set))
             print(gpu, "planned", f"{time.perf_counter() - begun:.0f} s", flush=True)
-            chosen = [cell for cell in found if cell.budget == 0.01]  # noqa: PLR2004
+            chosen = [cell for cell in planned if cell.budget == 0.01]  # noqa: PLR2004
             rows = [(cell, run(gpu, step, table, cell)) for cell in chosen]
             print(gpu, "executed", f"{time.perf_counter() - begun:.0f} s", flush=True)
             six = next(cell for cell in chosen if cell.latency_s == 6e-3)  # noqa: PLR2004
             parts += [
                 f"## sim:{gpu} ({sample_set.gpu.name}, {len(table.settings)} clock pairs)\n",
-                arms_table(table, found),
+                arms_table(table, planned),
                 f"### Planned against executed at 1 %, {STEPS} steps\n",
                 runs_table(rows),
                 "### Simpler rules at 1 % and 6 ms, their switches charged\n",
-                rivals_table(table, six),
+                rules_table(table, six),
             ]
     head = HEAD.format(
         machine=machine(), duration=(time.perf_counter() - begun) / 60, jitter=JITTER

@@ -19,7 +19,7 @@ from underclock.errors import (
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.sensors import Latency
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import READ_ONLY
 from underclock.hw.simulated.conductor import Executed
@@ -34,8 +34,8 @@ from underclock.testing import Fault, FaultKind, FaultScript
 _AT_ONCE = Latency(shares=(0.0, 1.0), points_s=(0.0, 0.0))
 _CALL_S = 4.5e-3
 _STEADY = Latency(shares=(0.0, 1.0), points_s=(_CALL_S, _CALL_S))
-_FREE = Switching(setter=_AT_ONCE, core_s=0.0, mem_s=0.0, mem_stall_s=0.0)
-_EXACT = Switching(setter=_STEADY, target_spread=0.0, jitter=0.0, mem_s=0.02)
+_FREE = SwitchingModel(setter=_AT_ONCE, core_s=0.0, mem_s=0.0, mem_stall_s=0.0)
+_EXACT = SwitchingModel(setter=_STEADY, target_spread=0.0, jitter=0.0, mem_s=0.02)
 _BELIEVED = LatencyTable.constant(0.02, call_s=_CALL_S)  # which is what `_EXACT` takes
 
 # None of them reaches the power cap.
@@ -48,7 +48,7 @@ _PAIRS = {
 }
 
 
-def _model(name: str, switching: Switching | None) -> GpuModel:
+def _model(name: str, switching: SwitchingModel | None) -> GpuModel:
     return dataclasses.replace(gpu_model(name), switching=switching)
 
 
@@ -88,7 +88,7 @@ def _executed(
     name: str,
     launches: Sequence[Kernel],
     clocks: Sequence[Clocks],
-    switching: Switching | None,
+    switching: SwitchingModel | None,
     table: LatencyTable = _BELIEVED,
     *,
     seed: int = 0,
@@ -225,7 +225,7 @@ def test_segments_shorter_than_the_delay_are_shown_as_they_run(launches: list[Ke
 
 def test_what_jitters_misses_on_both_sides_and_little_in_all(launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_SLOW, _FAST), 4)
-    jittery = Switching(target_spread=0.0, jitter=0.2)
+    jittery = SwitchingModel(target_spread=0.0, jitter=0.2)
     found = _executed("rtx3080ti", launches, clocks, jittery, steps=20)
     sum_s = sum(_times_s("rtx3080ti", launches, clocks))
 
@@ -342,7 +342,7 @@ def test_the_stage_runs_a_schedule(step: Step, launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     predicted_s = _times_s("rtx3080ti", launches, clocks)
 
-    def run(switching: Switching | None, *, seed: int = 0) -> Execution:
+    def run(switching: SwitchingModel | None, *, seed: int = 0) -> Execution:
         return execute(
             step,
             clocks,

@@ -21,7 +21,7 @@ from underclock.errors import (
 )
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import Bounds, Switching
+from underclock.gpus.switching import Bounds, SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import READ_ONLY, NvmlGpu
 from underclock.hw.simulated.launcher import VirtualClock
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from underclock.stages.measure import Tally
 
 _FAST, _USUAL, _SLOW = (
-    Switching(core_s=25e-6, mem_s=150e-6),
-    Switching(),
-    Switching(core_s=0.15, mem_s=0.15),
+    SwitchingModel(core_s=25e-6, mem_s=150e-6),
+    SwitchingModel(),
+    SwitchingModel(core_s=0.15, mem_s=0.15),
 )
-_EVEN = Switching(core_s=1e-3, mem_s=1e-3)
+_EVEN = SwitchingModel(core_s=1e-3, mem_s=1e-3)
 
 
-def _model(name: str, switching: Switching = _USUAL) -> GpuModel:
+def _model(name: str, switching: SwitchingModel = _USUAL) -> GpuModel:
     return dataclasses.replace(gpu_model(name), switching=switching)
 
 
@@ -75,7 +75,7 @@ def _locks(rig: Rig) -> list[Bounds]:
 def _truth_s(model: GpuModel, domain: Domain, to_mhz: int | None) -> float:
     """Return the hidden median delay of a target."""
     bounds = None if to_mhz is None else (to_mhz, to_mhz)
-    return (model.switching or Switching()).usual_s(model.name, domain, bounds)
+    return (model.switching or SwitchingModel()).usual_s(model.name, domain, bounds)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ class TestVirtualTicker(TickerContract):
     ],
 )
 def test_the_hidden_delay_of_every_target_comes_out(
-    name: str, switching: Switching, targets: int
+    name: str, switching: SwitchingModel, targets: int
 ) -> None:
     model = _model(name, switching)
     with simulated_rig(model) as rig:
@@ -137,7 +137,7 @@ def test_the_hidden_delay_of_every_target_comes_out(
 
 
 def test_the_spread_of_the_delay_comes_out() -> None:
-    model = _model("a100", Switching(jitter=0.2))
+    model = _model("a100", SwitchingModel(jitter=0.2))
     with simulated_rig(model) as rig:
         switches = _measured(rig, targets=3, repeats=60).switches
 
@@ -150,7 +150,9 @@ def test_the_spread_of_the_delay_comes_out() -> None:
 
 
 def test_changes_that_take_no_time_are_seen_as_such() -> None:
-    with simulated_rig(_model("rtx3080ti", Switching(core_s=0, mem_s=0, mem_stall_s=0))) as rig:
+    with simulated_rig(
+        _model("rtx3080ti", SwitchingModel(core_s=0, mem_s=0, mem_stall_s=0))
+    ) as rig:
         table = _measured(rig, targets=3, repeats=7)
 
     assert max(switch.delay_s for switch in table.switches) < 20e-6
@@ -346,7 +348,7 @@ def test_clocks_that_cannot_be_told_apart_are_named() -> None:
 
 
 def test_ticks_are_not_so_fine_that_they_cannot_tell_the_clocks_apart() -> None:
-    model = _model("a100", Switching(core_s=100e-6, jitter=0.0))
+    model = _model("a100", SwitchingModel(core_s=100e-6, jitter=0.0))
     with simulated_rig(model) as rig:
         watch = Watch(_stand(rig), Domain.CORE)
         for mhz in (1395, 1410):  # 1 % apart; in ticks of 0.5 µs the timer's steps are 6 %
@@ -398,7 +400,7 @@ def test_ticks_are_as_long_as_their_clock_is_slow(domain: Domain, mhz: int) -> N
 
 
 def test_a_gpu_that_stands_still_ticks_not_once(elementwise: Kernel) -> None:
-    with simulated_rig(_model("rtx3080ti", Switching(mem_s=0.0, mem_stall_s=1.0))) as rig:
+    with simulated_rig(_model("rtx3080ti", SwitchingModel(mem_s=0.0, mem_stall_s=1.0))) as rig:
         with rig.launcher.loop([elementwise]):
             rig.gpu.lock(Clocks(mem_mhz=5001))
         edges_s = VirtualTicker(rig.device, rig.clock).trace(

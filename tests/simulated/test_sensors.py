@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.sensors import AMPERE, GA100, HOPPER, VOLTA, Latency, Sensors
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.spread import GAIN_WITHIN
@@ -258,7 +258,7 @@ def test_a_latency_that_is_no_distribution_is_refused(
 
 def test_switching_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
-        Switching(core_s=-1.0)
+        SwitchingModel(core_s=-1.0)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from underclock.errors import NotAppliedError
 from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
@@ -24,10 +24,10 @@ from underclock.testing import simulated_driver
 
 _MODEL = dataclasses.replace(gpu_model("rtx3080ti"), p2_mem_mhz=None)
 _STEADY = KernelConstants(fixed_s=1e-3)
-_EXACT = Switching(jitter=0.0)
+_EXACT = SwitchingModel(jitter=0.0)
 
 
-def _gpu(switching: Switching | None = None, *, seed: int = 0, unit: int = 0) -> VirtualGpu:
+def _gpu(switching: SwitchingModel | None = None, *, seed: int = 0, unit: int = 0) -> VirtualGpu:
     gpu = VirtualGpu(dataclasses.replace(_MODEL, switching=switching), seed=seed, unit=unit)
     gpu.begin([_STEADY])
     gpu.advance(1.0)
@@ -73,7 +73,7 @@ def test_until_then_it_runs_where_it_ran() -> None:
 
 
 def test_memory_switches_are_much_dearer() -> None:
-    switching = Switching()
+    switching = SwitchingModel()
     core_s = [switching.usual_s("any", Domain.CORE, (mhz, mhz)) for mhz in range(210, 2100, 15)]
     mem_s = [switching.usual_s("any", Domain.MEMORY, (mhz, mhz)) for mhz in range(210, 2100, 15)]
 
@@ -107,7 +107,7 @@ def test_a_later_lock_replaces_one_that_has_not_landed() -> None:
 
 
 def test_without_a_delay_the_clock_changes_at_once() -> None:
-    gpu = _gpu(Switching(core_s=0.0, mem_s=0.0, mem_stall_s=0.0))
+    gpu = _gpu(SwitchingModel(core_s=0.0, mem_s=0.0, mem_stall_s=0.0))
     gpu.lock_core((900, 900))
     gpu.lock_mem((5001, 5001))
 
@@ -116,7 +116,7 @@ def test_without_a_delay_the_clock_changes_at_once() -> None:
 
 def test_nothing_executes_while_the_memory_clock_changes() -> None:
     def launches(stall_s: float, mhz: int) -> int:
-        gpu = _gpu(Switching(mem_stall_s=stall_s))
+        gpu = _gpu(SwitchingModel(mem_stall_s=stall_s))
         assert gpu.running is not None
         before = gpu.running.launches
         gpu.lock_mem((mhz, mhz))
@@ -130,7 +130,7 @@ def test_nothing_executes_while_the_memory_clock_changes() -> None:
 
 def test_a_stalled_gpu_draws_less_and_its_loop_goes_on_counting_time() -> None:
     gpu = VirtualGpu(
-        dataclasses.replace(_MODEL, switching=Switching(mem_s=0.0, mem_stall_s=0.5)), seed=0
+        dataclasses.replace(_MODEL, switching=SwitchingModel(mem_s=0.0, mem_stall_s=0.5)), seed=0
     )
     gpu.begin([KernelConstants(fixed_s=1e-3, work_j_per_v2=0.2)])
     gpu.advance(1.0)

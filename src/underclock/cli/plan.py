@@ -92,8 +92,15 @@ def command(
     goal = _goal(objective, max_slowdown, granularity, aggregate)
     check_place(output, force=force, inputs=(samples, Path(latency)))
     switching = _switching(latency, samples, max_switches, min_dwell)
-    with counted_bar("planning"):
-        made = plan(samples, goal, baseline=baseline, switching=switching, raw=raw or None)
+    with counted_bar("planning") as show:
+        made = plan(
+            samples,
+            goal,
+            baseline=baseline,
+            switching=switching,
+            raw=raw or None,
+            progress=show,
+        )
     deliver(
         made,
         output,

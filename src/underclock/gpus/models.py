@@ -11,7 +11,7 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.gpus.sensors import Sensors
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.work import Throughput
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
@@ -97,7 +97,7 @@ class GpuModel:
     """For kernels known by their work; ``None`` where only its own kernels can be run."""
     own: tuple[OwnKernel, ...] = ()
     """Kernels of the sweep it was fitted to."""
-    switching: Switching | None = None
+    switching: SwitchingModel | None = None
     """What a change of clocks takes; ``None`` for the defaults."""
     sensors: Sensors | None = None
     """What it measures with; ``None`` for what its board has."""

@@ -18,7 +18,7 @@ _SETTER = Latency(shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=(3.5e-3, 4.5e-3, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switching:
+class SwitchingModel:
     """What a change of clocks takes.
 
     First the call blocks; some time after it returns the clock changes. That delay depends on

@@ -13,7 +13,7 @@ from pathlib import Path
 from underclock.errors import NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
@@ -226,7 +226,9 @@ def model_of(name: GpuName) -> GpuModel:
 
 
 @contextmanager
-def open_rig(name: GpuName, *, seed: int = 0, switching: Switching | None = None) -> Iterator[Rig]:
+def open_rig(
+    name: GpuName, *, seed: int = 0, switching: SwitchingModel | None = None
+) -> Iterator[Rig]:
     """Open a simulated GPU for what no other can do in this version.
 
     Args:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from underclock.gpus.switching import Switching
+from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability
 from underclock.hw.simulated.conductor import execute as conduct
 from underclock.records import Clocks, Evidence, Step
@@ -21,7 +21,7 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
     gpu: str,
     latency: LatencyTable,
     predicted_s: Sequence[float],
-    switching: Switching | None = None,
+    switching: SwitchingModel | None = None,
     steps: int = 5,
     seed: int = 0,
 ) -> Execution:

@@ -15,11 +15,11 @@ from underclock.core.planning.achievable import (
     achieved,
     as_record,
     fastest_change,
-    latency_curve,
     sequence_problem,
 )
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.latency_curve import Progress, latency_curve
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.strategies import ComparedStrategies, choices, compare_strategies
 from underclock.errors import InfeasibleError, UsageError
@@ -126,6 +126,7 @@ def plan(
     baseline: Clocks | None = None,
     switching: Switching | None = None,
     raw: bool | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
 
@@ -139,6 +140,8 @@ def plan(
         raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
             2601.08539. By default a model is fitted to all samples together, and the time budget
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
+        progress: Told of plans at other latencies: how many are done, of how many, and what is done
+            next.
 
     Raises:
         UsageError: Switching with an objective that has no time budget.
@@ -166,7 +169,7 @@ def plan(
         setting = compared.settings[goal.chosen]
         unsure = ONE_SIDED * risk.predicted_change(setting).time_spread if risk is not None else 0.0
         sure = dataclasses.replace(goal, max_slowdown=goal.max_slowdown - unsure)
-        real = _reality(sample_set, table, sure, switching, compared)
+        real = _reality(sample_set, table, sure, switching, compared, progress)
     return Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -243,6 +246,7 @@ def _reality(
     goal: Goal,
     switching: Switching,
     compared: ComparedStrategies,
+    progress: Progress | None,
 ) -> Reality:
     """Plan again under the GPU's own latency."""
     latencies = switching.latencies
@@ -250,7 +254,7 @@ def _reality(
     rules = switching.rules(goal.max_slowdown)
     starts = list(compared.settings.values())
     problem = sequence_problem(table, sample_set.order, rules)
-    arm, found = achieved(table, problem, starts)
+    arm, achievable = achieved(table, problem, starts)
     schedule = None
     if arm.cost is None:
         least = format_percent(fastest_change(table, problem))
@@ -258,14 +262,14 @@ def _reality(
             f"no schedule under this latency keeps the time budget: the fastest takes {least}",
         )
     else:
-        schedule = as_record(table, found, switching.wording)
+        schedule = as_record(table, achievable, switching.wording)
     if not switching.curve:
         return Reality(arms=(arm,), schedule=schedule, warnings=warnings)
     return Reality(
         arms=(arm,),
         schedule=schedule,
-        curve=latency_curve(table, sample_set.order, rules, starts),
-        proposals=proposals(table, sample_set.order, rules),
+        curve=latency_curve(table, sample_set.order, rules, starts, progress),
+        proposals=proposals(table, sample_set.order, rules, progress),
         warnings=warnings,
     )
 

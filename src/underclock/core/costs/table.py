@@ -5,7 +5,6 @@ Shape letters: K kernels, S settings.
 
 import dataclasses
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,14 +76,9 @@ def cost_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Cost
     Raises:
         DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
     """
-    by_setting, index = _means(sample_set)
-    settings = tuple(sorted(by_setting, key=lambda clocks: clocks.rank))
-    time_s = np.full((len(sample_set.kernels), len(settings)), math.inf)
-    energy_j = time_s.copy()
-    for s, setting in enumerate(settings):
-        for k, (mean_s, mean_j) in by_setting[setting].items():
-            time_s[k, s], energy_j[k, s] = mean_s, mean_j
-    missing = [k.name for k in sample_set.kernels if not np.isfinite(time_s[index[k.name]]).any()]
+    settings, time_s, energy_j = _means(sample_set)
+    lacking = ~np.isfinite(time_s).any(axis=1)
+    missing = [sample_set.kernels[k].name for k in np.flatnonzero(lacking).tolist()]
     if missing:
         raise DataError(
             f"no sample of {missing[0]!r}" + _and_more(missing), hint="measure it, then plan again"
@@ -184,27 +178,37 @@ def near_cap(power_w: Floats, capped: Bools) -> Bools:
     return found
 
 
-def _means(
-    sample_set: SampleSet,
-) -> tuple[dict[Clocks, dict[int, tuple[float, float]]], dict[str, int]]:
-    """Return setting -> kernel index -> mean (s, J) of one invocation, and the kernel indices."""
+def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:
+    """Return the settings, and mean time and energy of one invocation, ``inf`` without a sample.
+
+    Means are those of `math.fsum`; most tables have one row of everything, and need none.
+
+    Returns:
+        Settings, slowest first; s and J. Length S, shapes (K, S).
+    """
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    raw: dict[Clocks, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    columns: dict[Clocks, int] = {}
     for sample in sample_set.samples:
         if sample.kernel not in index:
             raise DataError(f"a sample names {sample.kernel!r}, which is no kernel of the step")
-        raw[sample.asked][index[sample.kernel]].append(sample)
-    means = {
-        setting: {
-            k: (
-                math.fsum(s.time_s for s in rows) / len(rows),
-                math.fsum(s.energy_j for s in rows) / len(rows),
-            )
-            for k, rows in kernels.items()
-        }
-        for setting, kernels in raw.items()
-    }
-    return means, index
+        columns.setdefault(sample.asked, len(columns))
+    row = np.array([index[sample.kernel] for sample in sample_set.samples], dtype=np.int64)
+    column = np.array([columns[sample.asked] for sample in sample_set.samples], dtype=np.int64)
+    costs = np.array(
+        [[s.time_s for s in sample_set.samples], [s.energy_j for s in sample_set.samples]]
+    )
+    means = np.full((2, len(index), len(columns)), math.inf)
+    means[:, row, column] = costs
+    cell = row * len(columns) + column
+    order = np.argsort(cell, kind="stable")
+    begins = np.flatnonzero(np.diff(cell[order], prepend=-1))
+    lengths = np.diff(begins, append=len(order))
+    for begin, length in zip(begins[lengths > 1], lengths[lengths > 1], strict=True):
+        same = order[begin : begin + length]
+        means[:, row[same[0]], column[same[0]]] = [math.fsum(c) / length for c in costs[:, same]]
+    settings = tuple(sorted(columns, key=lambda clocks: clocks.rank))
+    time_s, energy_j = means[:, :, [columns[setting] for setting in settings]]
+    return settings, time_s, energy_j
 
 
 def _baseline(

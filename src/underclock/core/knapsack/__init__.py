@@ -1,7 +1,7 @@
 """One setting per group, least energy within a time budget.
 
 * `problem`: the problem, the answer, the interface
-* `exact`: the proven optimum, on `hull`
+* `exact`: the proven optimum, on `hull`, `core`, `stages` and `labels`
 * `frontier`: the time-energy frontier, and the objectives whose optimum lies on it
 """
 

@@ -1,8 +1,8 @@
 """The exact optimum of one setting per group within a time budget, with its proof.
 
 The hull's trades taken in order of energy saved per time, as long as they fit, solve the relaxed
-problem. They give a multiplier (a price of time), the base choice, and a bound: no choice costs
-less than the base minus the time it leaves unused, at that price. Greedily taking what else fits
+problem. They give the multiplier of time, the base choice, and a bound: no choice costs
+less than the base minus the time it leaves unused, multiplied. Greedily taking what else fits
 gives a first choice; the gap is what separates it from the bound.
 
 The optimum is searched below a ceiling that starts near the bound and doubles its distance until
@@ -21,26 +21,18 @@ before they multiply; in the opposite order some instances take a thousand times
 Times and energies are whole numbers, so dominance and feasibility are exact; bounds are floats
 and cut only beyond their rounding error.
 
-Shape letters: G groups, S settings, I moves of one group, N labels, M multipliers.
+Shape letters: G groups.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from underclock.arrays import Bools, Floats, Ints
-from underclock.core.knapsack.hull import Trades, trades
+from underclock.core.knapsack.core import Core
+from underclock.core.knapsack.hull import trades
 from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
 from underclock.records import Status
-
-_GREEDY_TRADES = 5_000
-_EPSILON = float(np.finfo(np.float64).eps)
-_HALVINGS = 8  # from the greedy choice's gap to the lowest ceiling
-_NEARBY = (-256, -64, -16, 0, 16, 64, 256)  # trades from the break whose rates are multipliers
-_SCOUT_LABELS = 200  # of a group, in the searches that only look for a good choice
-_SHARE = 512  # a group may keep one label in so many of those left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +53,7 @@ class Exact:
         fits = int(np.searchsorted(np.cumsum(steps.time), spare, side="right"))
         if fits == len(steps.time):
             return solution_of(problem, steps.choice_after(fits))
-        core = _Core.around(quanta, steps, fits)
+        core = Core.at_break(quanta, steps, fits)
         lost = core.improve(self.max_labels)
         if lost is None:
             return solution_of(problem, core.choice())
@@ -69,318 +61,3 @@ class Exact:
         # The bound is on the difference between two choices, and either was rounded.
         bound_j = base_j + lost / quanta.per_joule - 2.0 * quanta.rounding_j
         return solution_of(problem, core.choice(), status=Status.BOUNDED, bound_j=bound_j)
-
-
-def _greedy(steps: Trades, fits: int, left: int) -> tuple[dict[int, int], int]:
-    """Take what fits past the first trade that does not, best first.
-
-    Args:
-        steps: The hull's trades.
-        fits: How many of them the base has taken.
-        left: Time the base leaves unused.
-
-    Returns:
-        Setting by group where it differs from the base, and the energy this saves.
-    """
-    moves: dict[int, int] = {}
-    stuck: set[int] = set()
-    saved = 0
-    end = fits + _GREEDY_TRADES
-    for group, to, time, energy in zip(
-        steps.group[fits:end].tolist(),
-        steps.to[fits:end].tolist(),
-        steps.time[fits:end].tolist(),
-        steps.energy[fits:end].tolist(),
-        strict=True,
-    ):
-        if group in stuck:
-            continue
-        if time <= left:
-            moves[group] = to
-            left -= time
-            saved += energy
-        else:
-            stuck.add(group)
-    return moves, saved
-
-
-@dataclass(slots=True)
-class _Core:
-    """The problem around the break of the relaxed solution, and the best choice known.
-
-    Times and energies of labels and moves are relative to the base choice.
-
-    Attributes:
-        quanta: The problem.
-        base: Base choice: every trade before the first that does not fit. Shape (G,).
-        slack: Time the base leaves unused.
-        rate: The relaxed optimum's multiplier, in energy per time.
-        rates: It and some nearby. Shape (M,).
-        reduced: Cost of a setting beyond the base's at ``rate``; ``inf`` where not available.
-            Shape (G, S).
-        size: What sums of priced costs come to at most, at each multiplier; their rounding errors
-            are fractions of it. Shape (M,).
-        best: Energy of the best known choice; not positive.
-        moves: Setting by group where the best known choice differs from the base.
-    """
-
-    quanta: Quanta
-    base: Ints
-    slack: int
-    rate: float
-    rates: Floats
-    reduced: Floats
-    size: Floats
-    best: int
-    moves: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def around(cls, quanta: Quanta, steps: Trades, fits: int) -> "_Core":
-        """Set up the core at the first trade that does not fit."""
-        rows = np.arange(len(steps.start))
-        base = steps.choice_after(fits)
-        slack = quanta.budget - int(quanta.time[rows, base].sum())
-        moves, saved = _greedy(steps, fits, slack)
-        rate = float(steps.rate[fits])
-        rates = np.unique(steps.rate[np.clip([fits + k for k in _NEARBY], 0, len(steps.rate) - 1)])
-        priced = np.where(quanta.available, quanta.energy + rate * quanta.time, np.inf)
-        return cls(
-            quanta=quanta,
-            base=base,
-            slack=slack,
-            rate=rate,
-            rates=rates,
-            reduced=priced - priced[rows, base][:, None],
-            size=quanta.energy.max(axis=1).sum() + rates * quanta.time.max(axis=1).sum(),
-            best=-saved,
-            moves=moves,
-        )
-
-    def choice(self) -> Ints:
-        """Return the best choice known. Shape (G,)."""
-        choice = self.base.copy()
-        for group, setting in self.moves.items():
-            choice[group] = setting
-        return choice
-
-    def improve(self, max_labels: int) -> float | None:
-        """Find the best choice there is, below one ceiling after another.
-
-        Returns:
-            ``None`` when the best choice is now proven; else a bound on the energy of any.
-        """
-        bound = -self.rate * self.slack
-        gap = self.best - bound
-        for halvings in range(_HALVINGS, -1, -1):
-            ceiling = min(self.best, math.floor(bound + gap / 2**halvings))
-            found, lost = self._search(ceiling, max_labels, _SCOUT_LABELS)
-            if found:
-                break
-        if lost is not None:
-            _, lost = self._search(self.best, max_labels, max_labels)
-        return None if lost is None or lost > self.best - 1 else lost
-
-    def _search(self, ceiling: int, max_labels: int, each: int) -> tuple[bool, float | None]:
-        """Look for the best choice whose energy is below a ceiling.
-
-        Args:
-            ceiling: Energy to get below.
-            max_labels: How many labels to keep in all.
-            each: How many labels a group may keep.
-
-        Returns:
-            Whether one was found, now the best known; and, where labels were lost, the least
-            bound among them.
-        """
-        stages = _Stages.of(self, self._live(ceiling))
-        ahead, soonest = stages.ahead(self.rates)
-        # Terms added one by one, as many as there are stages, err by so many parts of their sum.
-        error = self._error() + _EPSILON * len(ahead) * np.abs(ahead[0])
-        floor = ahead - self.rates * self.slack - error
-        labels = _Labels.root()
-        lost: float | None = None
-        trail: list[NDArray[np.unsignedinteger]] = []
-        found: tuple[int, int] | None = None
-        if floor[0].max() > ceiling - 1:
-            return False, None
-        for j in range(len(stages.group)):
-            labels, come, dropped = labels.extended(
-                *stages.moves(j),
-                below=ceiling,
-                latest=self.slack - int(soonest[j + 1]),
-                rates=self.rates,
-                floor=floor[j + 1],
-                most=max(1, min(each, max_labels // _SHARE)),
-            )
-            if len(come) == 0:
-                break
-            trail.append(come)
-            max_labels -= len(come)
-            if dropped is not None:
-                lost = dropped if lost is None else min(lost, dropped)
-            energy, which = labels.cheapest(self.slack)
-            if energy < ceiling:
-                ceiling, found = energy, (j, which)
-        if found:
-            self.best, self.moves = ceiling, stages.retrace(trail, *found)
-        return found is not None, lost
-
-    def _error(self) -> Floats:
-        """Bound the rounding error of a price and a few sums, at each multiplier. Shape (M,)."""
-        return 64 * _EPSILON * self.size
-
-    def _live(self, ceiling: int) -> Bools:
-        """Return the settings that a choice below a ceiling may have. Shape (G, S)."""
-        error = float(self._error()[np.searchsorted(self.rates, self.rate)])
-        live: Bools = self.reduced <= ceiling - 1 + self.rate * self.slack + error
-        live[np.arange(len(self.base)), self.base] = True
-        return live
-
-
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """The groups that may move, by how much time they can move, and their moves, end to end.
-
-    Attributes:
-        group: Shape (J,).
-        first: Where a stage's moves begin; one more than there are stages. Shape (J + 1,).
-        setting: Shape (sum of I,).
-        time: Relative to the base. Shape (sum of I,).
-        energy: Likewise. Shape (sum of I,).
-    """
-
-    group: Ints
-    first: Ints
-    setting: Ints
-    time: Ints
-    energy: Ints
-
-    @classmethod
-    def of(cls, core: _Core, live: Bools) -> "_Stages":
-        """Lay out the moves of every group that has more than to stay."""
-        group = np.flatnonzero(live.sum(axis=1) > 1)
-        stay = core.base[group]
-        time = core.quanta.time[group] - core.quanta.time[group, stay][:, None]
-        energy = core.quanta.energy[group] - core.quanta.energy[group, stay][:, None]
-        allowed = live[group]
-        order = np.argsort(-np.where(allowed, np.abs(time), 0).max(axis=1), kind="stable")
-        allowed = allowed[order]
-        row, setting = np.nonzero(allowed)
-        return cls(
-            group[order],
-            np.concatenate(([0], np.cumsum(allowed.sum(axis=1)))),
-            setting,
-            time[order[row], setting],
-            energy[order[row], setting],
-        )
-
-    def moves(self, j: int) -> tuple[Ints, Ints]:
-        """Return time and energy of a stage's moves. Shapes (I,)."""
-        part = slice(self.first[j], self.first[j + 1])
-        return self.time[part], self.energy[part]
-
-    def ahead(self, rates: Floats) -> tuple[Floats, Ints]:
-        """Return what the stages from each on can at best contribute.
-
-        Returns:
-            Least price at each multiplier, and least time. Shapes (J + 1, M), (J + 1,).
-        """
-        price = np.zeros((len(self.first), len(rates)))
-        time = np.zeros(len(self.first), dtype=np.int64)
-        if len(self.group):
-            priced = self.energy[:, None] + self.time[:, None] * rates
-            price[:-1] = np.minimum.reduceat(priced, self.first[:-1])
-            time[:-1] = np.minimum.reduceat(self.time, self.first[:-1])
-        return price[::-1].cumsum(axis=0)[::-1], time[::-1].cumsum()[::-1]
-
-    def retrace(
-        self, trail: list[NDArray[np.unsignedinteger]], last: int, which: int
-    ) -> dict[int, int]:
-        """Follow a label back to the root, collecting its moves as setting by group."""
-        moves: dict[int, int] = {}
-        for j in range(last, -1, -1):
-            move, which = divmod(int(trail[j][which]), len(trail[j - 1]) if j else 1)
-            moves[int(self.group[j])] = int(self.setting[self.first[j] + move])
-        return moves
-
-
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    """Partial choices that nothing dominates, fastest first.
-
-    Attributes:
-        time: Relative to the base. Shape (N,).
-        energy: Likewise; falls where time rises. Shape (N,).
-    """
-
-    time: Ints
-    energy: Ints
-
-    @classmethod
-    def root(cls) -> "_Labels":
-        """Return the base itself."""
-        return cls(np.zeros(1, np.int64), np.zeros(1, np.int64))
-
-    def extended(
-        self,
-        move_time: Ints,
-        move_energy: Ints,
-        *,
-        below: int,
-        latest: int,
-        rates: Floats,
-        floor: Floats,
-        most: int,
-    ) -> tuple["_Labels", NDArray[np.unsignedinteger], float | None]:
-        """Make every move of a stage from every label and keep what may still win.
-
-        Args:
-            move_time: Time of every move, relative to the base. Shape (I,).
-            move_energy: Likewise. Shape (I,).
-            below: Energy to get below.
-            latest: Greatest time from which the budget can still be met.
-            rates: Multipliers. Shape (M,).
-            floor: What a label's price is short of its bound, at each multiplier. Shape (M,).
-            most: How many labels to keep.
-
-        Returns:
-            The labels, for each the flat index (I, N) of its move and parent, and the least bound
-            among those lost to ``most``.
-        """
-        # Moves first, labels second: runs sorted by time, which a stable sort merges.
-        time = (move_time[:, None] + self.time).ravel()
-        energy = (move_energy[:, None] + self.energy).ravel()
-        bound = np.full(len(time), -np.inf)
-        for rate, add in zip(rates.tolist(), floor.tolist(), strict=True):
-            np.maximum(bound, rate * time + add, out=bound)
-        bound += energy
-        alive = np.flatnonzero((bound <= below - 1) & (time <= latest))
-        order = alive[np.argsort(time[alive], kind="stable")]
-        order = order[_front(time[order], energy[order])]
-        lost = None
-        if len(order) > most:
-            # Half of them the most promising, half spread evenly, for where many promise the same
-            # those alone would be alike.
-            chosen = np.zeros(len(order), dtype=bool)
-            chosen[np.argpartition(bound[order], most // 2)[: most // 2]] = True
-            chosen[np.linspace(0, len(order) - 1, most - most // 2, dtype=np.int64)] = True
-            lost = float(bound[order[~chosen]].min())
-            order = order[chosen]
-        come = order.astype(np.min_scalar_type(len(time)))
-        return _Labels(time[order], energy[order]), come, lost
-
-    def cheapest(self, slack: int) -> tuple[int, int]:
-        """Return the least energy among labels within the slack, and which; 0 if none is."""
-        # Energy falls as time rises, so it is the last label that fits.
-        which = int(np.searchsorted(self.time, slack, side="right")) - 1
-        return (int(self.energy[which]), which) if which >= 0 else (0, -1)
-
-
-def _front(time: Ints, energy: Ints) -> Bools:
-    """Return which labels, in order of time, no other dominates; of equals one. Shape (N,)."""
-    keep = np.ones(len(time), dtype=bool)
-    keep[1:] = energy[1:] < np.minimum.accumulate(energy)[:-1]
-    # Of those that improve at one and the same time, the last is the cheapest.
-    kept = np.flatnonzero(keep)
-    keep[kept[:-1][time[kept[1:]] == time[kept[:-1]]]] = False
-    return keep

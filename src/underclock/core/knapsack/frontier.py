@@ -1,6 +1,6 @@
 """The supported time-energy frontier, and the objectives whose optimum lies on it.
 
-A supported point is the cheapest choice at some price of time; there is one for every trade of
+A supported point is the cheapest choice at some multiplier of time; there is one for every trade of
 the hull. Energy x time^p (EDP: p = 1, ED²P: p = 2) is quasi-concave where both are positive, for
 its logarithm is a sum of concave functions; so over all choices, mixtures included, it is least at
 a corner of their convex hull, which is a supported point. Looking at each of them is exact.
@@ -25,8 +25,9 @@ def supported(problem: Problem) -> tuple[Floats, Floats]:
 def _points(problem: Problem, steps: Trades) -> tuple[Floats, Floats]:
     """Cost every prefix of the trades. Shapes (T + 1,)."""
     rows = np.arange(len(steps.start))
-    time_s = problem.time_s[steps.group, steps.to] - problem.time_s[steps.group, steps.come]
-    energy_j = problem.energy_j[steps.group, steps.to] - problem.energy_j[steps.group, steps.come]
+    source, target = (steps.group, steps.source), (steps.group, steps.target)
+    time_s = problem.time_s[target] - problem.time_s[source]
+    energy_j = problem.energy_j[target] - problem.energy_j[source]
     first = problem.time_s[rows, steps.start].sum(), problem.energy_j[rows, steps.start].sum()
     return (
         np.cumsum(np.append(first[0], time_s)),

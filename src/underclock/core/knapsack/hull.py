@@ -21,8 +21,8 @@ class Trades:
     Attributes:
         start: Fastest setting of each group, the cheapest of equals. Shape (G,).
         group: Shape (T,).
-        come: Setting the trade departs from. Shape (T,).
-        to: Setting the trade leads to. Shape (T,).
+        source: Setting the trade departs from. Shape (T,).
+        target: Setting the trade leads to. Shape (T,).
         time: Time quanta it costs. Shape (T,).
         energy: Energy quanta it saves. Shape (T,).
         rate: Energy saved per time, descending. Shape (T,).
@@ -30,8 +30,8 @@ class Trades:
 
     start: Ints
     group: Ints
-    come: Ints
-    to: Ints
+    source: Ints
+    target: Ints
     time: Ints
     energy: Ints
     rate: Floats
@@ -40,7 +40,7 @@ class Trades:
         """Return the setting of every group after the first ``count`` trades. Shape (G,)."""
         choice = self.start.copy()
         # A group's later trades overwrite its earlier ones: numpy assigns in order.
-        choice[self.group[:count]] = self.to[:count]
+        choice[self.group[:count]] = self.target[:count]
         return choice
 
 
@@ -56,17 +56,17 @@ def trades(quanta: Quanta) -> Trades:
     corners: list[tuple[Ints, Ints, Ints, Floats]] = []
     while len(active):
         cost, saving = _offers(time[active], energy[active], here)
-        worth = (cost > 0) & (saving > 0)
-        rate = np.where(worth, saving / np.where(worth, cost, 1.0), 0.0)
+        trade = (cost > 0) & (saving > 0)
+        rate = np.where(trade, saving / np.where(trade, cost, 1.0), 0.0)
         # The steepest trade; of collinear ones the longest, so that rates strictly fall.
         steepest = rate.max(axis=1)
-        to = np.where(rate == steepest[:, None], cost, -1.0).argmax(axis=1)
+        target = np.where(rate == steepest[:, None], cost, -1.0).argmax(axis=1)
         on = steepest > 0
-        active, here, to = active[on], here[on], to[on]
+        active, here, target = active[on], here[on], target[on]
         # Rounding may make a later rate greater by one part in 2^52; order matters more.
         rate_cap = np.minimum(rate_cap[on], steepest[on])
-        corners.append((active, here, to, rate_cap))
-        here = to
+        corners.append((active, here, target, rate_cap))
+        here = target
     return _sorted(quanta, start, corners)
 
 
@@ -88,17 +88,17 @@ def _offers(time: Floats, energy: Floats, here: Ints) -> tuple[Floats, Floats]:
 
 def _sorted(quanta: Quanta, start: Ints, corners: list[tuple[Ints, Ints, Ints, Floats]]) -> Trades:
     group = np.concatenate([c[0] for c in corners])
-    come = np.concatenate([c[1] for c in corners])
-    to = np.concatenate([c[2] for c in corners])
+    source = np.concatenate([c[1] for c in corners])
+    target = np.concatenate([c[2] for c in corners])
     rate = np.concatenate([c[3] for c in corners])
     order = np.argsort(-rate, kind="stable")
-    group, come, to, rate = group[order], come[order], to[order], rate[order]
+    group, source, target, rate = group[order], source[order], target[order], rate[order]
     return Trades(
         start=start,
         group=group,
-        come=come,
-        to=to,
-        time=quanta.time[group, to] - quanta.time[group, come],
-        energy=quanta.energy[group, come] - quanta.energy[group, to],
+        source=source,
+        target=target,
+        time=quanta.time[group, target] - quanta.time[group, source],
+        energy=quanta.energy[group, source] - quanta.energy[group, target],
         rate=rate,
     )

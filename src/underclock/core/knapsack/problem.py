@@ -82,7 +82,7 @@ class Solver(Protocol):
     """Anything with a ``solve``; failure is a status, never an exception."""
 
     def solve(self, problem: Problem) -> Solution:
-        """Return the best choice found."""
+        """Return the best choice met."""
         ...
 
 
@@ -112,7 +112,7 @@ class Quanta:
 
     Attributes:
         time: 0 where a setting is not available. Shape (G, S).
-        energy: Likewise. Shape (G, S).
+        energy: 0 in the same places. Shape (G, S).
         available: Shape (G, S).
         budget: In time quanta; -1 for any that is negative.
         per_joule: Energy quanta in a joule.

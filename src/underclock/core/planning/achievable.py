@@ -1,6 +1,6 @@
-"""What a GPU can follow: planning with its own switching latency, and the curve over latency.
+"""What a GPU can follow: planning with its own switching latency.
 
-Shape letters: K kernels, S settings, n invocations, G passes.
+Shape letters: K kernels, S settings, n invocations.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -20,33 +21,22 @@ from underclock.records import (
     Clocks,
     ClockSchedule,
     Cost,
-    LatencyPoint,
     Pass,
     Segment,
     Status,
     Strategy,
 )
-from underclock.records.latencies import Domain, LatencyTable, Switch, changed
+from underclock.records.latencies import Domain, LatencyTable, mhz_of
 
 # A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
 # mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
 _MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
 
-SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, piece_labels=50_000)
-"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
-KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
-    (50e-6, "Blackwell, 10-100 µs (unpublished)"),
-    (1e-3, "Ascend NPU"),
-    (6e-3, "Hopper (as cited by arXiv 2601.08539)"),
-    (24.5e-3, "V100, call and settling"),
-    (0.15, "Quadro RTX 6000"),
-)
-"""Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
-
-CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
+SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, component_labels=50_000)
+"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,37 +111,63 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
 
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats]:
     """Return time lost by each change, and how long the segment before must be. Shapes (S, S)."""
-    answers: dict[tuple[Domain, int | None, int | None], Switch] = {}
-
-    def answer(domain: Domain, start: int | None, end: int | None) -> Switch:
-        key = (domain, start, end)
-        if key not in answers:
-            answers[key] = rules.latencies.answer(domain, start, end)
-        return answers[key]
-
-    lost_s = np.zeros((len(settings), len(settings)))
-    dwell_s = lost_s.copy()
-    for (a, here), (b, there) in itertools.permutations(enumerate(settings), 2):
-        changes = [answer(domain, start, end) for domain, start, end in changed(here, there)]
-        lost_s[a, b] = sum(
-            change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * _mismatch(here, there)
-            for change in changes
-        )
+    mismatch = _mismatch(settings)
+    lost_s, calls_s, delay_s = np.zeros((3, len(settings), len(settings)))
+    for domain in Domain:
+        change = _Changes.of(rules.latencies, domain, [mhz_of(c, domain) for c in settings])
+        lost_s += change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * mismatch
         # Calls follow each other; what they ask for happens side by side.
-        calls_s = _CALL_TAIL * sum(change.call_s for change in changes)
-        delay_s = max(c.delay_s + c.stall_s + _LATE_BY * c.jitter_s for c in changes)
-        dwell_s[a, b] = max(calls_s + delay_s, rules.min_dwell_s)
+        calls_s += change.call_s
+        delay_s = np.maximum(delay_s, change.delay_s + change.stall_s + _LATE_BY * change.jitter_s)
+    dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
+    np.fill_diagonal(dwell_s, 0.0)
     return lost_s, dwell_s
 
 
-def _mismatch(here: Clocks, there: Clocks) -> float:
-    """Return by what part work is slower at the lower of two core clocks; auto is taken as 0.5."""
-    if here.core_mhz == there.core_mhz:
-        return 0.0
-    if here.core_mhz is None or there.core_mhz is None:
-        return 0.5
-    low, high = sorted((here.core_mhz, there.core_mhz))
-    return 1.0 - low / high
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """What changing one clock takes between any two settings; zero where it stays the same.
+
+    Attributes:
+        call_s: How long the setter blocks. Shape (S, S).
+        delay_s: From the call's return until the clock changes or stalls. Shape (S, S).
+        jitter_s: Standard deviation of the delay. Shape (S, S).
+        stall_s: Time without work. Shape (S, S).
+    """
+
+    call_s: Floats
+    delay_s: Floats
+    jitter_s: Floats
+    stall_s: Floats
+
+    @classmethod
+    def of(cls, latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Self:
+        """Ask the latencies once for every two clocks.
+
+        Args:
+            latencies: How long changes take.
+            domain: Whose clocks.
+            mhz: The clock of each setting. Length S.
+        """
+        clocks = list(dict.fromkeys(mhz))
+        taken = np.zeros((4, len(clocks), len(clocks)))
+        for (a, before), (b, after) in itertools.permutations(enumerate(clocks), 2):
+            change = latencies.answer(domain, before, after)
+            taken[:, a, b] = change.call_s, change.delay_s, change.jitter_s, change.stall_s
+        which = [clocks.index(each) for each in mhz]
+        call_s, delay_s, jitter_s, stall_s = taken[:, which][:, :, which]
+        return cls(call_s=call_s, delay_s=delay_s, jitter_s=jitter_s, stall_s=stall_s)
+
+
+def _mismatch(settings: Sequence[Clocks]) -> Floats:
+    """Return by what part work is slower at the lower of two core clocks. Shape (S, S).
+
+    Auto is taken to differ from any clock by one half.
+    """
+    auto = np.array([clocks.core_mhz is None for clocks in settings])
+    mhz = np.array([clocks.core_mhz or 1 for clocks in settings], dtype=np.float64)
+    mismatch = 1.0 - np.minimum.outer(mhz, mhz) / np.maximum.outer(mhz, mhz)
+    return np.where(np.logical_or.outer(auto, auto), 0.5 * np.not_equal.outer(auto, auto), mismatch)
 
 
 def achieved(
@@ -164,18 +180,20 @@ def achieved(
         problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
     """
-    found = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
-    return Arm.of(Strategy.ACHIEVABLE, _cost(table, found), found.status, found.gap), found
+    schedule = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
+    arm = Arm.of(Strategy.ACHIEVABLE, step_cost(table, schedule), schedule.status, schedule.gap)
+    return arm, schedule
 
 
-def _cost(table: CostTable, found: Schedule) -> Cost | None:
-    if found.status is Status.INFEASIBLE:
+def step_cost(table: CostTable, schedule: Schedule) -> Cost | None:
+    """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
+    if schedule.status is Status.INFEASIBLE:
         return None
     return Cost(
-        time_s=float(found.time_s),
-        energy_j=float(found.energy_j),
-        time_change=float(found.time_s) / table.auto_time_s - 1.0,
-        energy_change=float(found.energy_j) / table.auto_energy_j - 1.0,
+        time_s=float(schedule.time_s),
+        energy_j=float(schedule.energy_j),
+        time_change=float(schedule.time_s) / table.auto_time_s - 1.0,
+        energy_change=float(schedule.energy_j) / table.auto_energy_j - 1.0,
     )
 
 
@@ -194,62 +212,21 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
         switch_energy_j=problem.switch_time_s,
         budget_s=math.inf,
     )
-    found = SOLVER.solve(timed)
-    return found.time_s / table.auto_time_s - 1.0
+    return SOLVER.solve(timed).time_s / table.auto_time_s - 1.0
 
 
-def as_record(table: CostTable, found: Schedule, wording: str) -> ClockSchedule:
+def as_record(table: CostTable, schedule: Schedule, wording: str) -> ClockSchedule:
     """Return a feasible schedule as its segments.
 
     Args:
         table: Whose settings the schedule names.
-        found: The schedule.
+        schedule: The schedule.
         wording: Which latency it keeps, in words.
     """
     segments: list[Segment] = []
-    for setting, run in itertools.groupby(found.choice.tolist()):
+    for setting, run in itertools.groupby(schedule.choice.tolist()):
         clocks = table.settings[setting]
         segments.append(
             Segment(launches=len(list(run)), core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz)
         )
-    return ClockSchedule(segments=tuple(segments), switches=found.switches, latency=wording)
-
-
-def latency_curve(
-    table: CostTable, order: Sequence[int], rules: Rules, per_kernel: Sequence[Ints]
-) -> tuple[LatencyPoint, ...]:
-    """Plan at every latency of a curve, known hardware among them.
-
-    Every change of either clock is taken to need the latency, and nothing else.
-
-    Args:
-        table: What every kernel costs.
-        order: The launch sequence.
-        rules: All but the latencies.
-        per_kernel: Choices to start from.
-
-    Raises:
-        DataError: As `sequence_problem`.
-    """
-    marks = dict(KNOWN_HARDWARE)
-    points = []
-    before: list[Ints] = []
-    # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
-    for latency_s in sorted({*CURVE_S, *marks}, reverse=True):
-        at = dataclasses.replace(rules, latencies=LatencyTable.constant(latency_s))
-        problem = sequence_problem(table, order, at)
-        starts = [choice[problem.order] for choice in per_kernel]
-        found = SOLVER.solve(problem, [*starts, *before])
-        cost = _cost(table, found)
-        before = [] if cost is None else [found.choice]
-        points.append(
-            LatencyPoint(
-                latency_s=latency_s,
-                time_change=cost.time_change if cost else None,
-                energy_change=cost.energy_change if cost else None,
-                switches=found.switches if cost else None,
-                gap=found.gap,
-                hardware=marks.get(latency_s, ""),
-            )
-        )
-    return tuple(reversed(points))
+    return ClockSchedule(segments=tuple(segments), switches=schedule.switches, latency=wording)

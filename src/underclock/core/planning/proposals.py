@@ -1,4 +1,4 @@
-"""Ways to make segments longer, so that switching pays on a GPU that switches slowly.
+"""Proposals that make segments longer, so that switching pays on a GPU that switches slowly.
 
 None touches the maths of training, and none is applied: each is planned as if it had been done,
 and proposed with what it would save. Shape letters: K kernels, S settings, n invocations.
@@ -11,6 +11,7 @@ import numpy as np
 
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem
+from underclock.core.planning.latency_curve import Progress
 from underclock.core.switching import SequenceProblem
 from underclock.records import Pass, Proposal, Status
 
@@ -18,29 +19,34 @@ _BATCHES = (2, 4)
 _MICRO_BATCHES = 4
 
 
-def proposals(table: CostTable, order: Sequence[int], rules: Rules) -> tuple[Proposal, ...]:
-    """Plan every way, under the same rules.
+def proposals(
+    table: CostTable, order: Sequence[int], rules: Rules, progress: Progress | None = None
+) -> tuple[Proposal, ...]:
+    """Plan every proposal under the same rules.
 
     Args:
         table: What every kernel costs.
         order: The launch sequence, of one micro-batch and the optimizer.
         rules: What to keep.
+        progress: Told before every proposal, and at the end.
 
     Returns:
-        One of each, the greatest saving first; those that no schedule can follow are left out.
+        The greatest saving first; those that no schedule can follow are left out.
 
     Raises:
         DataError: As `achievable.sequence_problem`.
     """
-    found = []
-    problem = sequence_problem(table, order, rules)
-    for name, needs, other in _ways(table, problem):
-        auto_s, auto_j = _auto(other, table.baseline)
+    tell = progress or (lambda _done, _total, _doing: None)
+    planned = []
+    changed_steps = list(_changed_steps(table, sequence_problem(table, order, rules)))
+    for done, (name, needs, problem) in enumerate(changed_steps):
+        tell(done, len(changed_steps), f"plans {name}")
+        auto_s, auto_j = _auto(problem, table.baseline)
         budget_s = auto_s * (1.0 + rules.max_slowdown)
-        schedule = SOLVER.solve(dataclasses.replace(other, budget_s=budget_s))
+        schedule = SOLVER.solve(dataclasses.replace(problem, budget_s=budget_s))
         if schedule.status is Status.INFEASIBLE:
             continue
-        found.append(
+        planned.append(
             Proposal(
                 name=name,
                 needs=needs,
@@ -49,11 +55,14 @@ def proposals(table: CostTable, order: Sequence[int], rules: Rules) -> tuple[Pro
                 switches=schedule.switches,
             )
         )
-    return tuple(sorted(found, key=lambda proposal: proposal.energy_change))
+    tell(len(changed_steps), len(changed_steps), "plans longer segments")
+    return tuple(sorted(planned, key=lambda proposal: proposal.energy_change))
 
 
-def _ways(table: CostTable, problem: SequenceProblem) -> Iterator[tuple[str, str, SequenceProblem]]:
-    """Yield each way's name, what it needs, and the problem it leaves."""
+def _changed_steps(
+    table: CostTable, problem: SequenceProblem
+) -> Iterator[tuple[str, str, SequenceProblem]]:
+    """Yield the name of each proposal, what it needs, and the problem it leaves."""
     passes = [kernel.pass_ for kernel in table.kernels]
     works = np.array([pass_ in {Pass.FORWARD, Pass.BACKWARD} for pass_ in passes])
     for times in _BATCHES:

@@ -1,11 +1,12 @@
 """The proven optimum of a sequence with switches.
 
-1. `dual` finds the prices of time and switches whose cheapest lap bounds all schedules best.
-2. The ring is cut where the cheapest lap is least in doubt, so that few settings are left to begin
-   and end with; each is taken in turn.
-3. `pieces` takes the laps within a margin of the cheapest apart, `join` puts the best schedule
-   together again. Whatever is not within the margin costs more than the bound plus the margin. So
-   a small margin is tried first, then greater ones, until the best schedule is within.
+1. `dual` finds the multipliers of time and switches at which the shortest cycle bounds all
+   schedules best; `crossover` makes a first schedule of the paths met on the way.
+2. The ring is cut where the shortest cycle is least in doubt, so that few settings are left to
+   begin and end with; each is taken in turn.
+3. `decomposition` takes apart the cycles within a margin of the shortest, `merge` puts the best
+   schedule together again. What is not within the margin costs more than the bound plus the margin.
+   So a small margin is tried first, then greater ones, until the best schedule is within.
 
 Shape letters: n invocations, m items, S settings.
 """
@@ -17,18 +18,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.switching.cycle import Lap, lap_of
-from underclock.core.switching.decomposition import Around, Walker, around
-from underclock.core.switching.dual import Search
+from underclock.core.switching.crossover import offer_mixtures
+from underclock.core.switching.decomposition import Decomposer
+from underclock.core.switching.dual import DualSearch
 from underclock.core.switching.incumbent import PROVEN, Incumbent
-from underclock.core.switching.merge import Limits, join
-from underclock.core.switching.problem import Schedule, SequenceProblem, infeasible
-from underclock.core.switching.viterbi import backward, cheapest, forward, priced
-from underclock.core.switching.warm_start import searched
+from underclock.core.switching.lagrangian import lagrangian_of
+from underclock.core.switching.merge import MergeLimits, merge
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.ring import Ring, ring_of
+from underclock.core.switching.schedule import Schedule, infeasible
+from underclock.core.switching.shortest_cycle import ShortestCycle, shortest_cycle
+from underclock.core.switching.viterbi import backward, cheapest, forward
+from underclock.core.switching.warm_start import SearchLimits, search_multipliers, warm_start
 
 _FINEST = 3e-4  # the first margin is so small a part of what an item costs
 _WIDER = 4.0  # from one margin to the next
-_FEW_LABELS, _MORE_LABELS = 2_000, 10  # that a piece may hold at first; times as many, if needed
+_MORE_LABELS = 10  # times as many labels for a component, where the first were too few
+_SETTING = 20  # labels, for each item, that looking at one setting of the cut item counts as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,170 +48,181 @@ class CyclicExact:
     gap: float = PROVEN
     """Fraction of the energy between schedule and bound at which to stop."""
     max_labels: int = 5_000_000
-    """Most labels at a time when pieces are joined."""
-    piece_labels: int = 200_000
-    """Most labels at a time within a piece."""
+    """Most labels at a time when components are merged."""
+    component_labels: int = 200_000
+    """Most labels at a time within a component."""
+    first_labels: int = 2_000
+    """Most labels at a time within a component at first; more only where they are needed."""
     effort: int = 50_000_000
     """Most labels made in all, an item counting as some hundreds."""
+    max_paths: int = 60
+    """Most shortest paths in the search for one multiplier, or for a pair of them."""
+    max_cells: int = 10_000_000
+    """Most cells of a table of components and their options; past it the dearest are left out."""
 
     def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
         """Return the cheapest schedule that keeps the rules, no worse than any given."""
         best = Incumbent.among(problem, start)
         best.offer_constants()
         heaviest = problem.energy_j.min(axis=1)[problem.order]
-        lap = lap_of(problem, int(heaviest.argmax()))
-        if lap is None:
+        ring = ring_of(problem, int(heaviest.argmax()))
+        if ring is None:
             return infeasible()
-        if len(lap.time) == 1:
+        if len(ring.time) == 1:
             return best.answer(best.energy)
-        search = searched(problem, lap, enough=max(1e-7, 0.1 * self.gap))
+        limits = SearchLimits(tolerance=max(1e-7, 0.1 * self.gap), max_paths=self.max_paths)
+        begin = warm_start(problem, ring, max_paths=self.max_paths)
+        search = search_multipliers(problem, ring, begin, limits)
         if search is None:
-            return best.answer(0.0 if lap.rounded or best.choice is not None else math.inf)
-        for walk in search.walks:
-            best.offer(search.lap.expanded(walk.choice[:-1]))
-        bound = _Rounds(solver=self, problem=problem, best=best, search=search).run(lap)
-        if lap.rounded:
+            return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
+        for path in search.paths:
+            best.offer(search.ring.expanded(path.choice[:-1]))
+        offer_mixtures(best, search)
+        bound = _GapClosing(solver=self, problem=problem, best=best, search=search).run(ring)
+        if ring.rounded:
             bound = min(bound, _rounded_down(problem, search))
         return best.answer(bound)
 
 
-def _rounded_down(problem: SequenceProblem, search: Search) -> float:
+def _rounded_down(problem: SequenceProblem, search: DualSearch) -> float:
     """Return a bound for the true dwell, when what was solved had it rounded up."""
-    lap = lap_of(problem, int(search.lap.first[0]), down=True)
-    down = Search(lap=lap or search.lap, latest=search.latest, most=search.most)
+    ring = ring_of(problem, int(search.ring.first[0]), down=True)
+    down = DualSearch(ring=ring or search.ring, latest=search.latest, most=search.most)
     down.visit(search.time, search.switch)
     return down.bound
 
 
 @dataclass(slots=True, kw_only=True)
-class _Rounds:
-    """Closes the gap, setting by setting of the item that is cut.
+class _GapClosing:
+    """Brings schedule and bound together, setting by setting of the item that is cut.
 
     Attributes:
         solver: Its options.
         problem: The problem.
         best: The best schedule so far.
-        search: The prices.
-        worth: What the limits are worth at these prices.
-        left: Labels that may still be made.
+        search: The multipliers.
+        limits: What the multiplied limits take off the Lagrangian cost of a cycle.
+        effort: Labels that may still be made.
     """
 
     solver: CyclicExact
     problem: SequenceProblem
     best: Incumbent
-    search: Search
-    worth: float = field(init=False)
-    left: int = field(init=False)
+    search: DualSearch
+    limits: float = field(init=False)
+    effort: int = field(init=False)
 
     def __post_init__(self) -> None:
-        search = self.search
-        self.left = self.solver.effort
-        self.worth = search.time * search.latest + search.switch * (search.most or 0)
+        self.effort = self.solver.effort
+        self.limits = self.search.multiplied_limits
 
-    def run(self, lap: Lap) -> float:
+    def run(self, ring: Ring) -> float:
         """Return a bound on every schedule."""
-        search, items = self.search, len(lap.time)
-        prices = priced(lap, search.time, search.switch)
-        ahead = forward(lap, prices, np.zeros(len(prices.half)))
-        least, choice = cheapest(lap, prices, ahead, prices.half)
-        self.best.offer(lap.expanded(choice[:-1]))
-        if least - prices.error - self.worth >= self._enough():
-            return least - prices.error - self.worth
-        through = ahead[:items] + backward(lap, prices, prices.half).any[1 : items + 1]
-        if lap.shut is not None:
-            through += lap.shut
-        # Cut the ring where the cheapest lap leaves least doubt. What a lap with some setting there
-        # costs at least is known already.
+        search, items = self.search, len(ring.time)
+        lagrangian = lagrangian_of(ring, search.time, search.switch)
+        ahead = forward(ring, lagrangian, np.zeros(len(lagrangian.half)))
+        least, choice = cheapest(ring, lagrangian, ahead, lagrangian.half)
+        self.best.offer(ring.expanded(choice[:-1]))
+        if least - lagrangian.error - self.limits >= self._sufficient():
+            return least - lagrangian.error - self.limits
+        through = ahead[:items] + backward(ring, lagrangian, lagrangian.half).any[1 : items + 1]
+        if ring.shut is not None:
+            through += ring.shut
+        # Cut the ring where the shortest cycle leaves least doubt. What a cycle with some setting
+        # there costs at least is known already.
         others = through.copy()
         others[np.arange(items), choice[:-1]] = np.inf
         cut = int(others.min(axis=1).argmax())
-        floor = through[cut] - prices.error - self.worth
-        lap = lap_of(self.problem, int(lap.first[cut])) or lap
-        prices = priced(lap, search.time, search.switch)
+        floor = through[cut] - lagrangian.error - self.limits
+        ring = ring_of(self.problem, int(ring.first[cut])) or ring
+        lagrangian = lagrangian_of(ring, search.time, search.switch)
         del ahead, through, others
         bound = math.inf
         for s in np.argsort(floor, kind="stable").tolist():
-            if floor[s] >= self._enough() or self.left < 0:
+            if floor[s] >= self._sufficient() or self.effort < 0:
                 return min(bound, float(floor[s]))
-            bound = min(bound, max(float(floor[s]), self._close(around(lap, prices, s))))
+            self.effort -= _SETTING * items
+            reached = self._close(shortest_cycle(ring, lagrangian, s))
+            bound = min(bound, max(float(floor[s]), reached))
         return bound
 
-    def _enough(self) -> float:
+    def _sufficient(self) -> float:
         """Return the bound at which there is nothing left to prove."""
         if self.best.choice is None:
             return math.inf
         return self.best.energy * (1.0 - self.solver.gap)
 
-    def _close(self, at: Around) -> float:
-        """Return a bound on the laps from one setting of the cut item."""
-        base = at.bound - self.worth
-        bound, margin, most = base, self._first_margin(at, base), self._most(at)
-        labels = min(_FEW_LABELS, self.solver.piece_labels)
-        while bound < self._enough():
-            walker = Walker(
-                around=at,
-                margin=margin + 4.0 * at.prices.error,
+    def _close(self, cycle: ShortestCycle) -> float:
+        """Return a bound on the cycles from one setting of the cut item."""
+        base = cycle.bound - self.limits
+        bound, margin, most = base, self._first_margin(cycle, base), self._most(cycle)
+        labels = min(self.solver.first_labels, self.solver.component_labels)
+        while bound < self._sufficient():
+            decomposer = Decomposer(
+                cycle=cycle,
+                margin=margin + 4.0 * cycle.lagrangian.error,
                 counted=self.search.most is not None,
                 most=labels,
-                effort=self.left,
+                effort=self.effort,
             )
-            reached = self._joined(walker, base + margin)
-            self.left = walker.effort
-            bound = max(bound, min(reached, base + walker.lost - 4.0 * at.prices.error))
-            left = self.best.energy - base
-            if walker.lost < min(margin, left):
+            reached = self._merged(decomposer, base + margin)
+            self.effort = decomposer.effort
+            bound = max(bound, min(reached, base + decomposer.lost - 4.0 * cycle.lagrangian.error))
+            wanted = self.best.energy - base
+            if decomposer.lost < min(margin, wanted):
                 # The limits cut off what is needed: lift them, if that is allowed.
-                if labels >= self.solver.piece_labels or walker.effort < 0:
+                if labels >= self.solver.component_labels or decomposer.effort < 0:
                     return bound
-                labels = min(labels * _MORE_LABELS, self.solver.piece_labels)
-                margin = min(margin, left)
+                labels = min(labels * _MORE_LABELS, self.solver.component_labels)
+                margin = min(margin, wanted)
                 continue
-            if margin >= most and left == math.inf and reached >= base + margin:
+            if margin >= most and wanted == math.inf and reached >= base + margin:
                 return math.inf
-            if margin >= min(most, left):
+            if margin >= min(most, wanted):
                 return bound
             # Not beyond what the best schedule leaves to be looked at, if that is known.
-            margin = min(margin * _WIDER, most, left)
+            margin = min(margin * _WIDER, most, wanted)
         return bound
 
-    def _most(self, at: Around) -> float:
-        """Return a margin that no lap exceeds."""
-        return 2.0 * float(at.prices.error / np.finfo(np.float64).eps)
+    def _most(self, cycle: ShortestCycle) -> float:
+        """Return a margin that no cycle exceeds."""
+        return 2.0 * float(cycle.lagrangian.error / np.finfo(np.float64).eps)
 
-    def _first_margin(self, at: Around, base: float) -> float:
-        item = abs(at.least) / len(at.lap.time)
-        return max(min(_FINEST * item, self.best.energy - base), 8.0 * at.prices.error)
+    def _first_margin(self, cycle: ShortestCycle, base: float) -> float:
+        item = abs(cycle.least) / len(cycle.ring.time)
+        return max(min(_FINEST * item, self.best.energy - base), 8.0 * cycle.lagrangian.error)
 
-    def _joined(self, walker: Walker, reach: float) -> float:
+    def _merged(self, decomposer: Decomposer, reach: float) -> float:
         """Offer the best schedule within a margin; return a bound on all schedules.
 
         Args:
-            walker: Takes laps apart within the margin.
+            decomposer: Takes cycles apart within the margin.
             reach: What every schedule beyond the margin costs at least.
         """
-        pieces = walker.pieces()
-        if pieces is None:
+        components = decomposer.components()
+        if components is None:
             return reach
-        at = walker.around
-        time, energy, switches = at.paid()
-        energy_there = float(energy[-1] + 0.5 * at.lap.energy[0, at.choice[0]])
+        cycle = decomposer.cycle
+        time, energy, switches = cycle.paid()
+        energy_there = float(energy[-1] + 0.5 * cycle.ring.energy[0, cycle.choice[0]])
         search = self.search
-        joined = join(
-            pieces,
-            Limits(
-                time=search.latest - float(time[-1] + 0.5 * at.lap.time[0, at.choice[0]]),
+        merged = merge(
+            components,
+            MergeLimits(
+                time=search.latest - float(time[-1] + 0.5 * cycle.ring.time[0, cycle.choice[0]]),
                 switches=None if search.most is None else search.most - int(switches[-1]),
                 energy=self.best.energy - energy_there,
-                time_price=search.time,
-                switch_price=search.switch,
+                time_multiplier=search.time,
+                switch_multiplier=search.switch,
                 labels=self.solver.max_labels,
+                cells=self.solver.max_cells,
             ),
         )
-        if joined.ways is not None:
-            choice = at.choice[:-1].copy()
-            for piece, way in zip(pieces, joined.ways.tolist(), strict=True):
-                settings = piece.settings(way)[: len(choice) - piece.first]
-                choice[piece.first : piece.first + len(settings)] = settings
-            self.best.offer(at.lap.expanded(choice))
-        walker.lost = min(walker.lost, joined.lost)
-        return min(reach, energy_there + joined.bound - at.prices.error)
+        if merged.options is not None:
+            choice = cycle.choice[:-1].copy()
+            for component, option in zip(components, merged.options.tolist(), strict=True):
+                settings = component.settings(option)[: len(choice) - component.first]
+                choice[component.first : component.first + len(settings)] = settings
+            self.best.offer(cycle.ring.expanded(choice))
+        decomposer.lost = min(decomposer.lost, merged.lost)
+        return min(reach, energy_there + merged.bound - cycle.lagrangian.error)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.switching.problem import (
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.schedule import (
     Schedule,
-    SequenceProblem,
     cost_of,
     infeasible,
     schedule_of,
@@ -56,8 +56,8 @@ class Incumbent:
         time = count[used] @ self.problem.time_s[used]
         energy = count[used] @ self.problem.energy_j[used]
         # Judged one by one: a sum near the budget or near the best is only nearly right.
-        worth = (time <= self.problem.latest_s * (1 + 1e-9)) & (energy < self.energy)
-        for s in np.flatnonzero(worth)[np.argsort(energy[worth])].tolist():
+        better = (time <= self.problem.latest_s * (1 + 1e-9)) & (energy < self.energy)
+        for s in np.flatnonzero(better)[np.argsort(energy[better])].tolist():
             self.offer(np.full(n, s))
             if self.choice is not None and self.energy <= energy[s]:
                 break

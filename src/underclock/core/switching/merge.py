@@ -1,95 +1,102 @@
-"""One way through every piece: the cheapest that keeps the limits together.
+"""One option of every component: the cheapest that keep the limits together.
 
-Without a limit on switches this is the planning problem of `core.solvers`, and its exact solver
-does it. With one there are two limits; then labels (time, energy, switches) are extended piece by
-piece, the piece that can move most time first, and cut by bounds at several pairs of prices.
+Without a limit on switches this is the planning problem of `core.knapsack`, and its exact solver
+does it. With one there are two limits; then labels (time, energy, switches) are extended component
+by component, the one that can move most time first, and cut by bounds at several pairs of
+multipliers.
 
-Shape letters: G pieces, W ways, N labels, R pairs of prices.
+Shape letters: G components, W options, N labels, R pairs of multipliers.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.knapsack import Exact, Problem
-from underclock.core.switching.decomposition import Piece
+from underclock.core.switching.decomposition import Component
 
-_CELLS = 10_000_000  # of the tables of ways, by which wide ones are cut
 _MADE = 1_000_000  # labels at a time, before they are cut
-_NARROW = 16  # ways that are never cut
-_STEPS = (0.0, 0.5, 0.9, 1.0, 1.1, 2.0)  # of each price, for the bounds
+_FEWEST = 16  # labels that are kept however many options there are
+_STEPS = (0.0, 0.5, 0.9, 1.0, 1.1, 2.0)  # of each multiplier, for the bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the ways may take together, relative to the cheapest lap.
+class MergeLimits:
+    """What the options may take together, relative to the shortest cycle.
 
     Attributes:
         time: Most time.
         switches: Most switches; ``None`` for no limit.
         energy: Only what costs less is of interest.
-        time_price: Price of time near the optimum.
-        switch_price: Likewise of a switch.
+        time_multiplier: Multiplier of time near the optimum.
+        switch_multiplier: Multiplier of a switch near the optimum.
         labels: Most labels at a time.
+        cells: Most cells of the table of options, by which wide components are cut.
     """
 
     time: float
     switches: int | None
     energy: float
-    time_price: float
-    switch_price: float
+    time_multiplier: float
+    switch_multiplier: float
     labels: int
+    cells: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """Ways that fit together.
+class Merged:
+    """Options that fit together.
 
     Attributes:
-        ways: One per piece, the cheapest found; ``None`` if none was. Shape (G,).
-        bound: No other costs less, relative to the cheapest lap, but for those left out.
-        lost: Least excess, by price, of the ways left out.
+        options: One per component, the cheapest found; ``None`` if none was. Shape (G,).
+        bound: No other costs less, relative to the shortest cycle, but for those left out.
+        lost: Least Lagrangian cost beyond the best of the options left out.
     """
 
-    ways: Ints | None
+    options: Ints | None
     bound: float
     lost: float = math.inf
 
 
-def join(pieces: list[Piece], limits: Limits) -> Joined:
-    """Pick a way through every piece."""
-    if not pieces:
+def merge(components: list[Component], limits: MergeLimits) -> Merged:
+    """Pick an option of every component."""
+    if not components:
         fits = limits.time >= 0 and (limits.switches is None or limits.switches >= 0)
         empty = np.zeros(0, dtype=np.int64)
-        return Joined(ways=empty, bound=0.0) if fits else Joined(ways=None, bound=math.inf)
-    found = _by_time(pieces, limits)
-    if found.ways is None or limits.switches is None:
-        return found
-    used = sum(int(p.ways.switches[w]) for p, w in zip(pieces, found.ways.tolist(), strict=True))
-    return found if used <= limits.switches else _by_both(pieces, limits)
+        return Merged(options=empty, bound=0.0) if fits else Merged(options=None, bound=math.inf)
+    merged = _within_time(components, limits)
+    if merged.options is None or limits.switches is None:
+        return merged
+    switches = sum(
+        int(component.options.switches[option])
+        for component, option in zip(components, merged.options.tolist(), strict=True)
+    )
+    return merged if switches <= limits.switches else _within_both(components, limits)
 
 
-def _by_time(pieces: list[Piece], limits: Limits) -> Joined:
-    width = min(max(len(piece.ways.time) for piece in pieces), max(_NARROW, _CELLS // len(pieces)))
-    time, energy = np.full((2, len(pieces), width), np.inf)
-    names = np.zeros((len(pieces), width), dtype=np.int64)
+def _within_time(components: list[Component], limits: MergeLimits) -> Merged:
+    widest = max(len(component.options.time) for component in components)
+    width = min(widest, max(1, limits.cells // len(components)))
+    time, energy = np.full((2, len(components), width), np.inf)
+    names = np.zeros((len(components), width), dtype=np.int64)
     lost = math.inf
-    for row, piece in enumerate(pieces):
-        which = np.arange(len(piece.ways.time))
+    for row, component in enumerate(components):
+        which = np.arange(len(component.options.time))
         if len(which) > width:
-            price = piece.ways.energy + limits.time_price * piece.ways.time
-            which = np.argsort(price, kind="stable")
-            lost = min(lost, float(price[which[width]] - price[which[0]]))
+            cost = component.options.energy + limits.time_multiplier * component.options.time
+            which = np.argsort(cost, kind="stable")
+            lost = min(lost, float(cost[which[width]] - cost[which[0]]))
             which = which[:width]
-        time[row, : len(which)] = piece.ways.time[which]
-        energy[row, : len(which)] = piece.ways.energy[which]
+        time[row, : len(which)] = component.options.time[which]
+        energy[row, : len(which)] = component.options.energy[which]
         names[row, : len(which)] = which
     least_time, least_energy = time.min(axis=1), energy.min(axis=1)
     budget = limits.time - math.fsum(least_time)
     if budget < 0:  # the solver's quantum may be coarser than so little
-        return Joined(ways=None, bound=math.inf, lost=lost)
+        return Merged(options=None, bound=math.inf, lost=lost)
     solution = Exact(max_labels=limits.labels).solve(
         Problem(
             time_s=time - least_time[:, None],
@@ -97,66 +104,66 @@ def _by_time(pieces: list[Piece], limits: Limits) -> Joined:
             budget_s=budget,
         )
     )
-    return Joined(
-        ways=names[np.arange(len(pieces)), solution.choice],
+    return Merged(
+        options=names[np.arange(len(components)), solution.choice],
         bound=solution.bound_j + math.fsum(least_energy),
         lost=lost,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ahead:
-    """What the pieces not yet decided can at best contribute.
+class _Undecided:
+    """What the components not yet decided can at best contribute.
 
     Attributes:
-        price: At each pair of prices. Shape (G + 1, R).
+        cost: Least Lagrangian cost at each pair of multipliers. Shape (G + 1, R).
         time: Shape (G + 1,).
         switches: Shape (G + 1,).
     """
 
-    price: Floats
+    cost: Floats
     time: Floats
     switches: Ints
 
     @classmethod
-    def of(cls, pieces: list[Piece], rates: Floats) -> "_Ahead":
-        price = np.zeros((len(pieces) + 1, len(rates)))
-        time, switches = np.zeros(len(pieces) + 1), np.zeros(len(pieces) + 1, dtype=np.int64)
-        for row, piece in enumerate(pieces):
-            ways = piece.ways
-            cost = ways.energy[:, None] + np.column_stack([ways.time, ways.switches]) @ rates.T
-            price[row], time[row], switches[row] = (
-                cost.min(axis=0),
-                ways.time.min(),
-                ways.switches.min(),
-            )
+    def of(cls, components: list[Component], rates: Floats) -> Self:
+        """Add up the least of every component from the last one on."""
+        count = len(components) + 1
+        cost, time = np.zeros((count, len(rates))), np.zeros(count)
+        switches = np.zeros(count, dtype=np.int64)
+        for row, component in enumerate(components):
+            options = component.options
+            limited = np.column_stack([options.time, options.switches])
+            cost[row] = (options.energy[:, None] + limited @ rates.T).min(axis=0)
+            time[row], switches[row] = options.time.min(), options.switches.min()
         return cls(
-            price=price[::-1].cumsum(axis=0)[::-1],
+            cost=cost[::-1].cumsum(axis=0)[::-1],
             time=time[::-1].cumsum()[::-1],
             switches=switches[::-1].cumsum()[::-1],
         )
 
 
-def _by_both(pieces: list[Piece], limits: Limits) -> Joined:
-    order = sorted(range(len(pieces)), key=lambda g: -float(np.ptp(pieces[g].ways.time)))
-    pieces = [pieces[g] for g in order]
+def _within_both(components: list[Component], limits: MergeLimits) -> Merged:
+    order = sorted(range(len(components)), key=lambda g: -float(np.ptp(components[g].options.time)))
+    components = [components[g] for g in order]
     most = limits.switches if limits.switches is not None else 0
-    prices = limits.time_price, limits.switch_price
-    rates = np.unique([(a * prices[0], b * prices[1]) for a in _STEPS for b in _STEPS], axis=0)
-    ahead = _Ahead.of(pieces, rates)
+    per_time, per_switch = limits.time_multiplier, limits.switch_multiplier
+    rates = np.unique([(a * per_time, b * per_switch) for a in _STEPS for b in _STEPS], axis=0)
+    ahead = _Undecided.of(components, rates)
     # Sums of floats: what meets a limit exactly must not be cut.
-    size = math.fsum(float(np.abs(piece.ways.energy).max()) for piece in pieces)
-    latest = limits.time + 1e-13 * math.fsum(float(np.abs(p.ways.time).max()) for p in pieces)
-    floor = ahead.price - rates @ (latest, most) - 1e-12 * size
+    size = math.fsum(float(np.abs(component.options.energy).max()) for component in components)
+    longest = math.fsum(float(np.abs(component.options.time).max()) for component in components)
+    latest = limits.time + 1e-13 * longest
+    floor = ahead.cost - rates @ (latest, most) - 1e-12 * size
     time, energy, switches = np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64)
     trail, bound_lost = [], math.inf
-    # Labels times ways are made before they are cut.
-    widest = min(limits.labels, max(_NARROW, _MADE // max(len(p.ways.time) for p in pieces)))
-    for row, piece in enumerate(pieces):
-        ways, count = piece.ways, len(time)
-        time = (ways.time[:, None] + time).ravel()
-        energy = (ways.energy[:, None] + energy).ravel()
-        switches = (ways.switches[:, None] + switches).ravel()
+    # Labels times options are made before they are cut.
+    widest = min(limits.labels, max(_FEWEST, _MADE // max(len(p.options.time) for p in components)))
+    for row, component in enumerate(components):
+        options, count = component.options, len(time)
+        time = (options.time[:, None] + time).ravel()
+        energy = (options.energy[:, None] + energy).ravel()
+        switches = (options.switches[:, None] + switches).ravel()
         bound = np.full(len(time), -np.inf)
         for (per_time, per_switch), add in zip(
             rates.tolist(), floor[row + 1].tolist(), strict=True
@@ -174,16 +181,16 @@ def _by_both(pieces: list[Piece], limits: Limits) -> Joined:
             bound_lost = min(bound_lost, float(bound[by_bound[widest]]))
             keep = by_bound[:widest]
         if len(keep) == 0:
-            return Joined(ways=None, bound=bound_lost)
+            return Merged(options=None, bound=bound_lost)
         trail.append((keep // count, keep % count))
         time, energy, switches = time[keep], energy[keep], switches[keep]
     which = int(energy.argmin())
     least = float(energy[which])
-    found = np.zeros(len(pieces), dtype=np.int64)
-    for row in range(len(pieces) - 1, -1, -1):
-        found[order[row]] = trail[row][0][which]
+    chosen = np.zeros(len(components), dtype=np.int64)
+    for row in range(len(components) - 1, -1, -1):
+        chosen[order[row]] = trail[row][0][which]
         which = int(trail[row][1][which])
-    return Joined(ways=found, bound=min(least, bound_lost))
+    return Merged(options=chosen, bound=min(least, bound_lost))
 
 
 def _front(time: Floats, energy: Floats, switches: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""Cheapest laps at given prices of time and of a switch, forward and backward.
+"""Shortest paths round the ring at given multipliers, forward and backward.
 
 Forward, `ahead[i, s]` is the least cost of coming to a segment at s that starts at boundary i or
 before, less the prefix sum at its start; adding the prefix sum at k gives the cost up to k. So one
@@ -7,7 +7,7 @@ from which a segment is long enough. Backward is the mirror image. Each boundary
 product with the table of switches, in which sources that cannot beat another's dearest switch are
 left out where there are many settings.
 
-The segment at the start of a lap counts as long enough, which leaves out the dwell of the one
+The segment at the start of a path counts as long enough, which leaves out the dwell of the one
 segment across the cut: what comes out is a bound, and exact where the cut is well placed.
 
 Shape letters: m items, S settings, C dwell classes.
@@ -18,35 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.switching.cycle import Lap
+from underclock.core.switching.lagrangian import Lagrangian
+from underclock.core.switching.ring import Ring
 
 _DENSE = 128  # settings up to which choosing sources costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """A lap with one cost instead of time and energy.
-
-    Attributes:
-        time: Price of time, in joules per second.
-        switch: Price of a change of setting, in joules.
-        sums: Cost of the items before each boundary, half of item 0 included. Shape (m + 1, S).
-        half: Half the cost of item 0; ``inf`` where it cannot run. Shape (S,).
-        change: Cost of each change by dwell class; ``inf`` in the other classes. From a setting to
-            itself it is free, in the first. Shape (C, S, S).
-        error: What rounding can at most do to the cost of a lap.
-    """
-
-    time: float
-    switch: float
-    sums: Floats
-    half: Floats
-    change: Floats
-    error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class CostToGo:
     """Costs from a boundary to the end.
 
     Attributes:
@@ -59,31 +38,6 @@ class Tail:
     ripe: Floats
     any: Floats
     fresh: Floats
-
-
-def priced(lap: Lap, time: float, switch: float = 0.0) -> Prices:
-    """Price a lap's items and switches."""
-    cost = lap.energy + time * lap.time
-    half = 0.5 * cost[0]
-    cost[0] = half
-    sums = np.concatenate([np.zeros((1, cost.shape[1])), cost])
-    np.cumsum(sums, axis=0, out=sums)
-    base = lap.switch_energy + time * lap.switch_time + switch
-    change = base[None]
-    if lap.dwell is not None:
-        classes = np.arange(len(lap.dwell.levels_s))[:, None, None]
-        change = np.where(lap.dwell.kind == classes, base, np.inf)
-    np.einsum("css->cs", change)[:] = np.inf
-    np.fill_diagonal(change[0], 0.0)
-    size = float(sums[-1].max() + half.max()) + len(lap.time) * float(base.max())
-    return Prices(
-        time=time,
-        switch=switch,
-        sums=sums,
-        half=half if lap.shut is None else half + lap.shut[0],
-        change=change,
-        error=2.0 * float(np.finfo(np.float64).eps) * (len(lap.time) + 8) * size,
-    )
 
 
 class _Product:
@@ -111,36 +65,36 @@ class _Product:
             np.add(self.column, self.change, out=self.cost)
             np.minimum.reduce(self.cost, axis=0, out=out)
             return
-        enough = (self.flat + self.most).min()
-        on = (self.flat + self.least < enough).nonzero()[0]
+        least_anywhere = (self.flat + self.most).min()
+        on = (self.flat + self.least < least_anywhere).nonzero()[0]
         if len(on) == 0:
             on = self.flat.argmin().reshape(1)
         # A source left out may still be best for its own setting, where it stays for nothing.
         np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
 
 
-def forward(lap: Lap, prices: Prices, start: Floats) -> Floats:
+def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
     """Return the least cost of reaching a segment, less the prefix sum at its start.
 
     Args:
-        lap: The lap.
-        prices: Of the lap.
+        ring: The ring.
+        lagrangian: Its costs.
         start: Cost of being at a setting at the cut; the half of item 0 not included. Shape (S,).
 
     Returns:
         By last boundary at which the segment may start; the last row is ``inf``. Shape (m + 2, S).
     """
-    items, settings = lap.time.shape
+    items, settings = ring.time.shape
     ahead = np.full((items + 2, settings), np.inf)
     ahead[0] = start
-    product = _Product(prices.change)
+    product = _Product(lagrangian.change)
     source = product.flat.reshape(-1, settings)
     fresh = np.empty(settings)
-    if lap.dwell is None:
+    if ring.dwell is None:
         # The innermost loop of all: names and places instead of attributes and keywords.
         add, subtract, minimum, least = np.add, np.subtract, np.minimum, np.minimum.reduce
         flat, column, change, cost = product.flat, product.column, product.change, product.cost
-        for past, here, paid in zip(ahead[:items], ahead[1:-1], prices.sums[1:], strict=True):
+        for past, here, paid in zip(ahead[:items], ahead[1:-1], lagrangian.sums[1:], strict=True):
             add(past, paid, out=flat)
             if product.sparse:
                 product.into(fresh)
@@ -151,56 +105,62 @@ def forward(lap: Lap, prices: Prices, start: Floats) -> Floats:
             minimum(past, fresh, out=here)
         return ahead
     flat = ahead.reshape(-1)
-    places = lap.dwell.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
+    places = ring.dwell.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
     for j in range(1, items + 1):
-        np.add(flat.take(places[j]), prices.sums[j], out=source)
+        np.add(flat.take(places[j]), lagrangian.sums[j], out=source)
         product.into(fresh)
-        past = ahead[j - 1] if lap.shut is None else ahead[j - 1] + lap.shut[j - 1]
-        np.minimum(past, fresh - prices.sums[j], out=ahead[j])
+        past = ahead[j - 1] if ring.shut is None else ahead[j - 1] + ring.shut[j - 1]
+        np.minimum(past, fresh - lagrangian.sums[j], out=ahead[j])
     return ahead
 
 
-def backward(lap: Lap, prices: Prices, end: Floats) -> Tail:
+def backward(ring: Ring, lagrangian: Lagrangian, end: Floats) -> CostToGo:
     """Return the least costs from every boundary to the end.
 
     Args:
-        lap: The lap.
-        prices: Of the lap.
+        ring: The ring.
+        lagrangian: Its costs.
         end: Cost of being at a setting at the end. Shape (S,).
     """
-    items, settings = lap.time.shape
-    product = _Product(prices.change, reverse=True)
-    classes = len(prices.change)
+    items, settings = ring.time.shape
+    product = _Product(lagrangian.change, reverse=True)
+    classes = len(lagrangian.change)
     ripe = np.full((items + 3, classes, settings), np.inf)
-    ripe[items + 1] = prices.sums[items] + end
+    ripe[items + 1] = lagrangian.sums[items] + end
     fresh = np.empty((items + 1, settings))
     fresh[items] = end
-    left = np.empty((classes, settings))
+    leaving = np.empty((classes, settings))
     flat, column = ripe.reshape(-1), np.arange(classes * settings).reshape(classes, settings)
     for j in range(items, 0, -1):
         product.flat[:] = fresh[j]
-        product.into(left.reshape(-1))
-        np.add(left, prices.sums[j], out=left)
+        product.into(leaving.reshape(-1))
+        np.add(leaving, lagrangian.sums[j], out=leaving)
         stays = ripe[j + 1]
-        if lap.shut is not None and j < items:
-            stays = stays + lap.shut[j]
-        np.minimum(stays, left, out=ripe[j])
-        if lap.dwell is None:
-            np.subtract(ripe[j, 0], prices.sums[j - 1], out=fresh[j - 1])
+        if ring.shut is not None and j < items:
+            stays = stays + ring.shut[j]
+        np.minimum(stays, leaving, out=ripe[j])
+        if ring.dwell is None:
+            np.subtract(ripe[j, 0], lagrangian.sums[j - 1], out=fresh[j - 1])
             continue
-        places = lap.dwell.due[:, j - 1] * np.int64(classes * settings) + column
-        np.subtract(flat.take(places).min(axis=0), prices.sums[j - 1], out=fresh[j - 1])
-    ripe[0] = ripe[1] if lap.shut is None else ripe[1] + lap.shut[0]
-    return Tail(ripe=ripe.transpose(1, 0, 2), any=ripe[:-1].min(axis=1), fresh=fresh)
+        places = ring.dwell.due[:, j - 1] * np.int64(classes * settings) + column
+        np.subtract(flat.take(places).min(axis=0), lagrangian.sums[j - 1], out=fresh[j - 1])
+    ripe[0] = ripe[1] if ring.shut is None else ripe[1] + ring.shut[0]
+    return CostToGo(ripe=ripe.transpose(1, 0, 2), any=ripe[:-1].min(axis=1), fresh=fresh)
 
 
-def cheapest(lap: Lap, prices: Prices, ahead: Floats, end: Floats) -> tuple[float, Ints]:
-    """Return the least cost of a lap, and its settings, at the end again. Shape (m + 1,).
+def shortest_path(ring: Ring, lagrangian: Lagrangian) -> tuple[float, Ints]:
+    """Return the least cost of a path once round the ring, and its settings. Shape (m + 1,)."""
+    ahead = forward(ring, lagrangian, np.zeros(ring.time.shape[1]))
+    return cheapest(ring, lagrangian, ahead, lagrangian.half)
 
-    Where there is no lap the cost is ``inf`` and the settings mean nothing.
+
+def cheapest(ring: Ring, lagrangian: Lagrangian, ahead: Floats, end: Floats) -> tuple[float, Ints]:
+    """Return the least cost of a path, and its settings, item 0 at the end again. Shape (m + 1,).
+
+    Where there is no path the cost is ``inf`` and the settings mean nothing.
     """
-    items = len(lap.time)
-    total = ahead[items] + prices.sums[items] + end
+    items = len(ring.time)
+    total = ahead[items] + lagrangian.sums[items] + end
     s = int(total.argmin())
     least = float(total[s])
     choice = np.full(items + 1, s, dtype=np.int64)
@@ -208,22 +168,22 @@ def cheapest(lap: Lap, prices: Prices, ahead: Floats, end: Floats) -> tuple[floa
         return least, choice
     # A segment starts where the running minimum last came down.
     fell = ahead[1:-1] < ahead[:-2]
-    if lap.shut is not None:
-        fell |= lap.shut > 0
+    if ring.shut is not None:
+        fell |= ring.shut > 0
     rows = np.arange(1, items + 1, dtype=np.int32)[:, None]
     began = np.zeros((items + 1, len(ahead[0])), dtype=np.int32)
     np.maximum.accumulate(np.where(fell, rows, np.int32(0)), axis=0, out=began[1:])
     row, done = items, items
-    settings = np.arange(lap.time.shape[1])
+    settings = np.arange(ring.time.shape[1])
     while True:
         row = int(began[row, s])
         choice[row:done] = s
         if row == 0:
             return least, choice
-        if lap.dwell is None:
+        if ring.dwell is None:
             latest = np.full((1, len(settings)), row - 1)
         else:
-            latest = lap.dwell.latest[:, row].astype(np.int64)
-        came = ahead[latest, settings] + prices.sums[row] + prices.change[:, :, s]
+            latest = ring.dwell.latest[:, row].astype(np.int64)
+        came = ahead[latest, settings] + lagrangian.sums[row] + lagrangian.change[:, :, s]
         kind, source = divmod(int(came.argmin()), len(settings))
         done, row, s = row, int(latest[kind, source]), source

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import Bounds, Switching
+from underclock.gpus.switching import Bounds, SwitchingModel
 from underclock.hw.simulated.agenda import Agenda
 from underclock.records.latencies import Domain
 
@@ -29,7 +29,7 @@ class Locks:
         random: np.random.Generator,
         changed: Callable[[Domain], None],
     ) -> None:
-        self.switching = model.switching or Switching()
+        self.switching = model.switching or SwitchingModel()
         self._model = model
         self._agenda = agenda
         self._random = random

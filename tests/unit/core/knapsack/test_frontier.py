@@ -59,10 +59,10 @@ def test_the_least_product_is_that_of_all_choices(problem: Problem, power: int) 
         for choice in itertools.product(range(problem.time_s.shape[1]), repeat=len(rows))
     )
 
-    found = least_product(problem, power=power)
+    solution = least_product(problem, power=power)
 
-    assert found.energy_j * found.time_s**power == pytest.approx(least, rel=1e-12)
-    assert found.gap == 0.0
+    assert solution.energy_j * solution.time_s**power == pytest.approx(least, rel=1e-12)
+    assert solution.gap == 0.0
 
 
 @given(problems())
@@ -74,6 +74,7 @@ def test_the_dearer_time_is_the_less_of_it_is_taken(problem: Problem) -> None:
 
 
 # Ties, because two trades may round to one time.
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(1.0, 2.0) | st.sampled_from([1.0, 2.0]), min_size=1, max_size=200),
     st.integers(2, 50),
@@ -93,6 +94,7 @@ def test_a_thinned_frontier_keeps_both_ends_and_invents_nothing(
     assert set(zip(few_s.tolist(), few_j.tolist(), strict=True)) <= points
 
 
+@settings(max_examples=30)
 @given(st.integers(2, 200))
 def test_a_frontier_that_is_short_enough_is_kept_whole(count: int) -> None:
     time_s, energy_j = np.arange(1.0, count + 1.0), np.arange(count, 0.0, -1.0)

@@ -89,6 +89,7 @@ def test_every_corner_of_the_hull_of_all_sums_is_a_prefix(problem: Problem) -> N
     assert set(lower_hull(quanta)) <= set(prefixes(quanta, trades(quanta)))
 
 
+@settings(max_examples=30)
 @given(tiny_problems())
 def test_every_trade_costs_time_and_saves_energy_at_a_rate_that_never_rises(
     problem: Problem,
@@ -101,6 +102,7 @@ def test_every_trade_costs_time_and_saves_energy_at_a_rate_that_never_rises(
     assert np.allclose(steps.rate, steps.energy / steps.time, rtol=1e-12, atol=0.0)
 
 
+@settings(max_examples=30)
 @given(tiny_problems())
 def test_the_trades_lead_from_the_fastest_to_the_cheapest_setting_of_every_group(
     problem: Problem,
@@ -113,11 +115,12 @@ def test_the_trades_lead_from_the_fastest_to_the_cheapest_setting_of_every_group
     assert (problem.energy_j[rows, last] == problem.energy_j.min(axis=1)).all()
 
 
+@settings(max_examples=30)
 @given(tiny_problems())
 def test_a_groups_trades_follow_one_another(problem: Problem) -> None:
     steps = trades(Quanta.of(problem))
 
     here = steps.start.copy()
-    for group, come, to in zip(steps.group, steps.come, steps.to, strict=True):
-        assert here[group] == come
-        here[group] = to
+    for group, source, target in zip(steps.group, steps.source, steps.target, strict=True):
+        assert here[group] == source
+        here[group] = target

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
@@ -59,6 +59,7 @@ def test_a_budget_that_is_too_small_is_a_status_not_an_error(budget_s: float) ->
     assert Exact().solve(problem).status is Status.INFEASIBLE
 
 
+@settings(max_examples=30)
 @given(tables())
 def test_quanta_are_within_half_of_one_and_their_sums_are_exact(energy_j: Floats) -> None:
     quanta = Quanta.of(Problem(time_s=np.ones_like(energy_j), energy_j=energy_j))
@@ -69,6 +70,7 @@ def test_quanta_are_within_half_of_one_and_their_sums_are_exact(energy_j: Floats
     assert error_j.max() * len(energy_j) <= quanta.rounding_j + 1e-15 * energy_j.max()
 
 
+@settings(max_examples=30)
 @given(tables(), st.data())
 def test_a_budget_that_a_choice_takes_exactly_admits_it(
     time_s: Floats, data: st.DataObject
@@ -88,6 +90,7 @@ def test_a_budget_that_a_choice_takes_exactly_admits_it(
     assert int(quanta.time[rows, choice].sum()) <= quanta.budget
 
 
+@settings(max_examples=30)
 @given(tables().filter(lambda time_s: bool(time_s.max() > 0)))
 def test_a_budget_short_by_a_billionth_is_short(time_s: Floats) -> None:
     most_s = math.fsum(time_s.max(axis=1))
@@ -99,6 +102,7 @@ def test_a_budget_short_by_a_billionth_is_short(time_s: Floats) -> None:
     assert quanta.budget < int(quanta.time.max(axis=1).sum())
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 1000), st.lists(st.integers(1, 1000), min_size=2, max_size=6))
 def test_a_table_on_a_coarse_grid_has_no_common_divisor_left(step: int, row: list[int]) -> None:
     time_s = np.array([row], dtype=np.float64) * step

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.switching import Schedule, SequenceProblem, cost_of, violations
-from underclock.core.switching.problem import infeasible
+from underclock.core.switching.schedule import infeasible
 from underclock.records import Status
 
 OFF = 1.0 - np.eye(2)
@@ -111,10 +111,10 @@ def test_turning_the_ring_changes_no_cost_and_no_rule(choice: list[int], by: int
     ],
 )
 def test_a_broken_rule_is_named(changes: dict[str, Any], choice: list[int], sentence: str) -> None:
-    found = violations(two_kernels(**changes), np.array(choice))
+    broken = violations(two_kernels(**changes), np.array(choice))
 
-    assert len(found) == 1
-    assert sentence in found[0]
+    assert len(broken) == 1
+    assert sentence in broken[0]
 
 
 @pytest.mark.parametrize(

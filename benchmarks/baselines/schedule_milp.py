@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from rivals import highs
+from baselines import highs
 from underclock.arrays import Floats, Ints
 from underclock.core.switching.incumbent import Incumbent
-from underclock.core.switching.problem import Schedule, SequenceProblem, infeasible
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.schedule import Schedule, infeasible
 from underclock.errors import NotSupportedError
 
 
@@ -26,10 +27,10 @@ class _Flow:
 
     Attributes:
         time: Of each variable; the settings of all invocations first, then the flows. Shape (V,).
-        energy: Likewise. Shape (V,).
+        energy: Of each variable, in the same order. Shape (V,).
         switch: One where a flow is a switch, else zero. Shape (V,).
         invocation: Of the setting. Shape (settings of all invocations,).
-        setting: Likewise.
+        setting: Of the invocation. Shape (settings of all invocations,).
         rows: Equalities between variables: flow in, flow out. Shape (2 x settings, V).
     """
 
@@ -47,33 +48,35 @@ class _Flow:
         nodes, n = len(invocation), len(problem.order)
         number = np.full(time.shape, -1)
         number[invocation, setting] = np.arange(nodes)
-        # Every way into every setting: from each setting of the invocation before.
+        # Every flow into every setting: from each setting of the invocation before.
         before = number[invocation - 1]
-        to, come = np.nonzero(before >= 0)
-        same = setting[to] == come
-        kept = same | ~problem.blocked[invocation[to]]
+        target, source_setting = np.nonzero(before >= 0)
+        same = setting[target] == source_setting
+        kept = same | ~problem.blocked[invocation[target]]
         if n == 1:
             kept &= same
-        to, come, same = to[kept], come[kept], same[kept]
-        source = before[to, come]
-        flows = nodes + np.arange(len(to))
-        ones = np.ones(len(to))
+        target, source_setting, same = target[kept], source_setting[kept], same[kept]
+        source = before[target, source_setting]
+        flows = nodes + np.arange(len(target))
+        ones = np.ones(len(target))
         at = np.arange(nodes)
         rows = sparse.csr_matrix(
             (
                 np.concatenate([ones, -np.ones(nodes), ones, -np.ones(nodes)]),
                 (
-                    np.concatenate([to, at, nodes + source, nodes + at]),
+                    np.concatenate([target, at, nodes + source, nodes + at]),
                     np.concatenate([flows, at, flows, at]),
                 ),
             ),
-            shape=(2 * nodes, nodes + len(to)),
+            shape=(2 * nodes, nodes + len(target)),
         )
         return cls(
-            time=np.append(time[invocation, setting], problem.switch_time_s[come, setting[to]]),
+            time=np.append(
+                time[invocation, setting], problem.switch_time_s[source_setting, setting[target]]
+            ),
             energy=np.append(
                 problem.energy_j[problem.order][invocation, setting],
-                problem.switch_energy_j[come, setting[to]],
+                problem.switch_energy_j[source_setting, setting[target]],
             ),
             switch=np.append(np.zeros(nodes), ~same),
             invocation=invocation,
@@ -83,7 +86,7 @@ class _Flow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Milp:
+class ScheduleMilp:
     """Branch and bound by HiGHS; it knows no dwell."""
 
     gap: float = 0.0
@@ -101,7 +104,6 @@ class Milp:
             raise NotSupportedError(
                 "the milp solver has no dwell", hint="use CyclicExact, or leave dwell_s out"
             )
-        highspy = highs.loaded()
         flow = _Flow.of(problem)
         # HiGHS's tolerances are absolute: give it numbers around one, and the least tolerance.
         time_unit, energy_unit = float(flow.time.max()) or 1.0, float(flow.energy.max()) or 1.0
@@ -115,30 +117,24 @@ class Milp:
         most = variables if problem.max_switches is None else problem.max_switches
         budget = min(problem.budget_s, float(flow.time.sum())) / time_unit
         equal = np.append(np.zeros(2 * nodes), np.ones(len(problem.order)))
-
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = variables, len(equal) + 2
-        model.col_cost_ = flow.energy / energy_unit
-        model.col_lower_, model.col_upper_ = np.zeros(variables), np.ones(variables)
-        whole, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        model.integrality_ = [whole] * nodes + [real] * (variables - nodes)
-        model.row_lower_ = np.append(equal, [-highspy.kHighsInf] * 2)
-        model.row_upper_ = np.append(equal, [budget, float(most)])
-        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        model.a_matrix_.start_ = matrix.indptr
-        model.a_matrix_.index_ = matrix.indices
-        model.a_matrix_.value_ = matrix.data
-
-        solver = highs.run(model, gap=self.gap, time_limit_s=self.time_limit_s)
-        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        program = highs.Program(
+            cost=flow.energy / energy_unit,
+            whole=nodes,
+            lower=np.append(equal, [-math.inf] * 2),
+            upper=np.append(equal, [budget, float(most)]),
+            start=matrix.indptr,
+            row=matrix.indices,
+            value=matrix.data,
+        )
+        answer = highs.solve(program, gap=self.gap, time_limit_s=self.time_limit_s)
+        if answer.infeasible:
             return infeasible()
         best = Incumbent.among(problem, start)
         best.offer_constants()
-        info = solver.getInfo()
-        if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        if answer.values is not None:
             value = np.full((len(problem.order), problem.time_s.shape[1]), -1.0)
-            value[flow.invocation, flow.setting] = solver.getSolution().col_value[:nodes]
+            value[flow.invocation, flow.setting] = answer.values[:nodes]
             best.offer(value.argmax(axis=1))
         # Its own tolerance on the bound, so that it stays one.
-        bound_j = float(info.mip_dual_bound) * energy_unit
+        bound_j = answer.bound * energy_unit
         return best.answer(bound_j - highs.TOLERANCE * abs(bound_j))

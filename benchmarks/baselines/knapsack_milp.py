@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rivals import highs
+from baselines import highs
 from underclock.arrays import Ints
 from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
 from underclock.records import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Milp:
+class KnapsackMilp:
     """Branch and bound by HiGHS."""
 
     gap: float = 0.0
@@ -29,7 +29,6 @@ class Milp:
         Raises:
             NotSupportedError: highspy is not installed.
         """
-        highspy = highs.loaded()
         group, setting = np.nonzero(np.isfinite(problem.time_s))
         time = problem.time_s[group, setting]
         energy = problem.energy_j[group, setting]
@@ -38,40 +37,33 @@ class Milp:
         time_unit = float(time.max()) or 1.0
         energy_unit = float(energy.max()) or 1.0
         groups, variables = len(problem.time_s), len(group)
-
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = variables, groups + 1
-        model.col_cost_ = energy / energy_unit
-        model.col_lower_, model.col_upper_ = np.zeros(variables), np.ones(variables)
-        model.integrality_ = [highspy.HighsVarType.kInteger] * variables
         budget = min(problem.budget_s, float(time.sum())) / time_unit
-        model.row_lower_ = np.append(np.ones(groups), -highspy.kHighsInf)
-        model.row_upper_ = np.append(np.ones(groups), budget)
         # Each variable stands in its group's row and in the time row, the last.
-        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        model.a_matrix_.start_ = np.arange(0, 2 * variables + 1, 2)
-        model.a_matrix_.index_ = np.column_stack([group, np.full(variables, groups)]).ravel()
-        model.a_matrix_.value_ = np.column_stack([np.ones(variables), time / time_unit]).ravel()
-
-        solver = highs.run(model, gap=self.gap, time_limit_s=self.time_limit_s)
-        status = solver.getModelStatus()
-        if status == highspy.HighsModelStatus.kInfeasible:
+        program = highs.Program(
+            cost=energy / energy_unit,
+            whole=variables,
+            lower=np.append(np.ones(groups), -math.inf),
+            upper=np.append(np.ones(groups), budget),
+            start=np.arange(0, 2 * variables + 1, 2),
+            row=np.column_stack([group, np.full(variables, groups)]).ravel(),
+            value=np.column_stack([np.ones(variables), time / time_unit]).ravel(),
+        )
+        answer = highs.solve(program, gap=self.gap, time_limit_s=self.time_limit_s)
+        if answer.infeasible:
             return INFEASIBLE
-        info = solver.getInfo()
-        if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        if answer.values is not None:
             value = np.full(problem.time_s.shape, -1.0)
-            value[group, setting] = solver.getSolution().col_value
+            value[group, setting] = answer.values
             choice = value.argmax(axis=1)
-        else:  # stopped before it found any
+        else:  # stopped before it had any
             choice = problem.time_s.argmin(axis=1)
             if not _fits(problem, choice):
                 return INFEASIBLE
-        optimal = status == highspy.HighsModelStatus.kOptimal
         return solution_of(
             problem,
             choice,
-            status=Status.OPTIMAL if optimal else Status.BOUNDED,
-            bound_j=max(0.0, float(info.mip_dual_bound)) * energy_unit,
+            status=Status.OPTIMAL if answer.optimal else Status.BOUNDED,
+            bound_j=max(0.0, answer.bound) * energy_unit,
         )
 
 

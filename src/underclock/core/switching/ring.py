@@ -1,6 +1,6 @@
-"""A problem laid out for shortest paths: one lap round the ring, cut inside an item.
+"""A problem laid out for shortest paths: a ring of items, cut inside one of them.
 
-Invocations that no switch may separate become one item. The lap is cut in the middle of item 0, so
+Invocations that no switch may separate become one item. The ring is cut in the middle of item 0, so
 that no switch falls on the cut: item 0 stands at both ends, half its cost at each.
 
 Boundary j lies before item j, so boundary m before the second half of item 0; switches may happen
@@ -36,9 +36,9 @@ class Dwell:
         levels_s: Dwell of each class, ascending. Shape (C,).
         kind: Class of each change of setting. Shape (S, S).
         latest: The last boundary at which a segment may have started so that it can end at j: 0 for
-            one that was there before the lap, m + 1 if there is none. Shape (C, m + 1, S).
+            one that was there before the cut, m + 1 if there is none. Shape (C, m + 1, S).
         due: The first boundary at which a segment that starts at i can end: m + 1 if it must last
-            beyond the lap, m + 2 if it can do neither. Shape (C, m + 1, S).
+            beyond the end, m + 2 if it can do neither. Shape (C, m + 1, S).
     """
 
     levels_s: Floats
@@ -48,12 +48,12 @@ class Dwell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lap:
-    """One lap.
+class Ring:
+    """The items of a problem in order, round the ring from the item that is cut.
 
     Attributes:
         time: Zero where not available. Shape (m, S).
-        energy: Likewise. Shape (m, S).
+        energy: Zero in the same places. Shape (m, S).
         shut: ``inf`` where an item cannot run, else zero; ``None`` if all can. Shape (m, S).
         lasts: Time of the items before each boundary, at each setting. Shape (m + 1, S).
         switch_time: Shape (S, S).
@@ -86,9 +86,9 @@ class Lap:
         return whole
 
 
-def lap_of(
+def ring_of(
     problem: SequenceProblem, cut: int = 0, settings: Ints | None = None, *, down: bool = False
-) -> Lap | None:
+) -> Ring | None:
     """Lay out a problem.
 
     Args:
@@ -98,7 +98,7 @@ def lap_of(
         down: Round dwell down instead of up, where it has too many values.
 
     Returns:
-        The lap; ``None`` if an item is left without a setting.
+        The ring; ``None`` if an item is left without a setting.
     """
     n = len(problem.order)
     free = np.flatnonzero(~problem.blocked)
@@ -122,7 +122,7 @@ def lap_of(
     pairs = np.ix_(settings, settings)
     levels, kind, rounded = _classes(problem.dwell_s, pairs, down=down)
     free_at_all = len(levels) == 1 and levels[0] == 0 and not some
-    return Lap(
+    return Ring(
         time=time,
         energy=energy,
         shut=np.where(shut, np.inf, 0.0) if some else None,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.switching.problem import (
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.schedule import (
     Schedule,
-    SequenceProblem,
     cost_of,
     infeasible,
     schedule_of,
@@ -20,7 +20,7 @@ from underclock.records import Status
 
 
 @dataclass(frozen=True, slots=True)
-class BruteForce:
+class ScheduleBruteForce:
     """Enumerates; S to the power n schedules."""
 
     def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002

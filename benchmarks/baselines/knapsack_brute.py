@@ -10,7 +10,7 @@ from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Soluti
 
 
 @dataclass(frozen=True, slots=True)
-class BruteForce:
+class KnapsackBruteForce:
     """Enumerates; S to the power G combinations."""
 
     def solve(self, problem: Problem) -> Solution:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rivals.baselines import (
+from baselines.rules import (
     FixedClock,
     FixedPerPass,
     Genetic,
@@ -16,8 +16,8 @@ from rivals.baselines import (
     Local,
     PowerCap,
 )
-from rivals.cyclic_brute import BruteForce
-from rivals.cyclic_milp import Milp
+from baselines.schedule_brute import ScheduleBruteForce
+from baselines.schedule_milp import ScheduleMilp
 from underclock.core.switching import (
     CyclicExact,
     Scheduler,
@@ -60,15 +60,15 @@ def steps(
 def test_a_power_cap_is_the_best_limit_on_every_kernels_power(seed: int) -> None:
     problem = steps(seed, holes=True)
     allowed = (True, True, False, True, True)
-    found = PowerCap(allowed=allowed).solve(problem)
+    schedule = PowerCap(allowed=allowed).solve(problem)
     known = np.isfinite(problem.time_s)
     power = np.full(problem.time_s.shape, np.inf)
     power[known] = problem.energy_j[known] / problem.time_s[known]
     rows = problem.order
-    assert all(allowed[s] for s in found.choice.tolist())
-    assert found.energy_j == pytest.approx(float(problem.energy_j[rows, found.choice].sum()))
+    assert all(allowed[s] for s in schedule.choice.tolist())
+    assert schedule.energy_j == pytest.approx(float(problem.energy_j[rows, schedule.choice].sum()))
     # Nothing that draws no more is faster: the limit leaves each kernel as fast as it may be.
-    for k, s in zip(rows.tolist(), found.choice.tolist(), strict=True):
+    for k, s in zip(rows.tolist(), schedule.choice.tolist(), strict=True):
         for other in np.flatnonzero(
             np.array(allowed) & known[k] & (power[k] <= power[k, s])
         ).tolist():
@@ -77,9 +77,9 @@ def test_a_power_cap_is_the_best_limit_on_every_kernels_power(seed: int) -> None
 
 def test_a_power_cap_nobody_can_keep_is_costed_as_it_is() -> None:
     problem = replace(steps(1), budget_s=0.1)
-    found = PowerCap(allowed=(True,) * 5).solve(problem)
-    assert found.status is Status.GIVEN
-    assert found.time_s > 0.1
+    schedule = PowerCap(allowed=(True,) * 5).solve(problem)
+    assert schedule.status is Status.GIVEN
+    assert schedule.time_s > 0.1
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -89,17 +89,17 @@ def test_highs_agrees_on_small_problems_with_every_rule_it_knows(seed: int) -> N
     problem = replace(problem, max_switches=[None, 0, 2][seed % 3])
     if seed % 4 == 3:
         problem = replace(problem, budget_s=0.5 * problem.budget_s)
-    reference, found = BruteForce().solve(problem), Milp().solve(problem)
+    reference, schedule = ScheduleBruteForce().solve(problem), ScheduleMilp().solve(problem)
 
-    assert found.status is reference.status
-    assert found.energy_j == pytest.approx(reference.energy_j, rel=1e-8)
+    assert schedule.status is reference.status
+    assert schedule.energy_j == pytest.approx(reference.energy_j, rel=1e-8)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_highs_agrees_on_medium_problems(seed: int) -> None:
     pytest.importorskip("highspy")
     problem = steps(seed, n=30)
-    exact, highs = CyclicExact().solve(problem), Milp().solve(problem)
+    exact, highs = CyclicExact().solve(problem), ScheduleMilp().solve(problem)
 
     assert exact.status is Status.OPTIMAL
     assert highs.energy_j == pytest.approx(exact.energy_j, rel=1e-8)
@@ -110,31 +110,31 @@ def test_highs_out_of_time_answers_with_what_it_was_given() -> None:
     pytest.importorskip("highspy")
     problem = steps(1, n=60, count=12)
     best = CyclicExact().solve(problem)
-    found = Milp(time_limit_s=1e-9).solve(problem, [best.choice])
+    schedule = ScheduleMilp(time_limit_s=1e-9).solve(problem, [best.choice])
 
-    assert found.energy_j == best.energy_j
-    assert found.bound_j <= best.energy_j
+    assert schedule.energy_j == best.energy_j
+    assert schedule.bound_j <= best.energy_j
 
 
 def test_highs_says_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = steps(0)
     with pytest.raises(NotSupportedError, match="has no dwell"):
-        Milp().solve(replace(problem, dwell_s=1.0 - np.eye(5)))
+        ScheduleMilp().solve(replace(problem, dwell_s=1.0 - np.eye(5)))
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(NotSupportedError, match="needs highspy"):
-        Milp().solve(problem)
+        ScheduleMilp().solve(problem)
 
 
 @settings(deadline=None, max_examples=30)
 @given(seeds)
 def test_local_is_no_slower_kernel_by_kernel_but_pays_its_switches(seed: int) -> None:
     problem = steps(seed, holes=True)
-    found = Local(reference=0).solve(problem)
+    schedule = Local(reference=0).solve(problem)
 
-    chosen_s = problem.time_s[problem.order, found.choice]
+    chosen_s = problem.time_s[problem.order, schedule.choice]
     assert (chosen_s <= problem.time_s[problem.order, 0]).all()
-    assert found.status is Status.GIVEN
-    assert found.energy_j == cost_of(problem, found.choice).energy_j
+    assert schedule.status is Status.GIVEN
+    assert schedule.energy_j == cost_of(problem, schedule.choice).energy_j
     # A kernel that has not got the reference setting is free to choose.
     free = replace(problem, time_s=problem.time_s.copy(), energy_j=problem.energy_j.copy())
     free.time_s[0], free.energy_j[0] = np.inf, np.inf
@@ -157,33 +157,33 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
 
 
 @pytest.mark.parametrize(
-    "rival",
+    "rule",
     [FixedClock(), FixedPerPass(groups=(0, 0, 1, 1)), Genetic(generations=20, population=12)],
     ids=["fixed", "pass", "genetic"],
 )
 @settings(deadline=None, max_examples=12)
 @given(seed=seeds)
-def test_rivals_that_keep_the_rules_never_beat_the_proven_optimum(
-    rival: Scheduler, seed: int
+def test_baselines_that_keep_the_rules_never_beat_the_proven_optimum(
+    rule: Scheduler, seed: int
 ) -> None:
     problem = steps(seed, holes=seed % 2 == 0)
-    exact, found = CyclicExact().solve(problem), rival.solve(problem)
+    exact, schedule = CyclicExact().solve(problem), rule.solve(problem)
 
-    assert found.status is Status.BOUNDED  # setting 0 keeps all rules
-    assert violations(problem, found.choice) == []
-    assert exact.energy_j <= found.energy_j * (1 + 1e-9)
-    assert rival.solve(problem, [exact.choice]).energy_j <= exact.energy_j
+    assert schedule.status is Status.BOUNDED  # setting 0 keeps all rules
+    assert violations(problem, schedule.choice) == []
+    assert exact.energy_j <= schedule.energy_j * (1 + 1e-9)
+    assert rule.solve(problem, [exact.choice]).energy_j <= exact.energy_j
 
 
 @settings(deadline=None, max_examples=12)
 @given(seeds)
 def test_a_pass_is_the_best_of_all_pairs(seed: int) -> None:
     problem = replace(steps(seed, kernels=2, count=3), blocked=np.zeros(12, dtype=np.bool_))
-    found = FixedPerPass(groups=(0, 1)).solve(problem)
+    schedule = FixedPerPass(groups=(0, 1)).solve(problem)
 
     pairs = [np.array([a, b])[problem.order] for a in range(3) for b in range(3)]
     kept = [cost_of(problem, c).energy_j for c in pairs if not violations(problem, c)]
-    assert found.energy_j == pytest.approx(min(kept))
+    assert schedule.energy_j == pytest.approx(min(kept))
 
 
 def test_no_fixed_clock_within_the_budget_is_infeasible() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.switching.incumbent import Incumbent
-from underclock.core.switching.problem import Schedule, SequenceProblem, schedule_of
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.schedule import Schedule, schedule_of
 from underclock.records import Status
 
 _MOST_COMBINATIONS = 2_000_000

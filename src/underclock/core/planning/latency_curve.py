@@ -1,0 +1,87 @@
+"""What could be achieved at other switching latencies, known hardware among them.
+
+Shape letters: K kernels.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from underclock.arrays import Ints
+from underclock.core.costs.table import CostTable
+from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem, step_cost
+from underclock.core.switching import SequenceProblem
+from underclock.records import LatencyPoint
+from underclock.records.latencies import LatencyTable
+from underclock.units import format_duration
+
+Progress = Callable[[int, int, str], None]
+"""Told of work as it goes on: how many parts are done, of how many, and what is done next."""
+
+KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
+    (50e-6, "Blackwell, 10-100 µs (unpublished)"),
+    (1e-3, "Ascend NPU"),
+    (6e-3, "Hopper (as cited by arXiv 2601.08539)"),
+    (24.5e-3, "V100, call and settling"),
+    (0.15, "Quadro RTX 6000"),
+)
+"""Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
+
+CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
+
+
+def latency_curve(
+    table: CostTable,
+    order: Sequence[int],
+    rules: Rules,
+    per_kernel: Sequence[Ints],
+    progress: Progress | None = None,
+) -> tuple[LatencyPoint, ...]:
+    """Plan at every latency of a curve.
+
+    Every change of either clock is taken to need the latency, and nothing else.
+
+    Args:
+        table: What every kernel costs.
+        order: The launch sequence.
+        rules: All but the latencies.
+        per_kernel: Choices to start from. Shapes (K,).
+        progress: Told before every latency, and at the end.
+
+    Raises:
+        DataError: As `achievable.sequence_problem`.
+    """
+    hardware = dict(KNOWN_HARDWARE)
+    tell = progress or (lambda _done, _total, _doing: None)
+    free = dataclasses.replace(rules, latencies=LatencyTable.free())
+    problem = sequence_problem(table, order, free)
+    points: list[LatencyPoint] = []
+    previous: list[Ints] = []
+    # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
+    latencies_s = sorted({*CURVE_S, *hardware}, reverse=True)
+    for latency_s in latencies_s:
+        tell(len(points), len(latencies_s), f"plans at a latency of {format_duration(latency_s)}")
+        starts = [choice[problem.order] for choice in per_kernel]
+        schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
+        cost = step_cost(table, schedule)
+        previous = [] if cost is None else [schedule.choice]
+        points.append(
+            LatencyPoint(
+                latency_s=latency_s,
+                time_change=cost.time_change if cost else None,
+                energy_change=cost.energy_change if cost else None,
+                switches=schedule.switches if cost else None,
+                gap=schedule.gap,
+                hardware=hardware.get(latency_s, ""),
+            )
+        )
+    tell(len(points), len(points), "plans at other latencies")
+    return tuple(reversed(points))
+
+
+def _at(problem: SequenceProblem, rules: Rules, latency_s: float) -> SequenceProblem:
+    """Return the problem with one latency for every change of either clock."""
+    dwell_s = np.full(problem.dwell_s.shape, max(latency_s, rules.min_dwell_s))
+    np.fill_diagonal(dwell_s, 0.0)
+    return dataclasses.replace(problem, dwell_s=dwell_s)

@@ -1,0 +1,129 @@
+"""Shortest paths: forward and backward agree, with each other and with what a path costs."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.switching import SequenceProblem
+from underclock.core.switching.lagrangian import Lagrangian, lagrangian_of
+from underclock.core.switching.ring import Ring, ring_of
+from underclock.core.switching.shortest_cycle import shortest_cycle
+from underclock.core.switching.viterbi import backward, cheapest, forward, shortest_path
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def ring_from(seed: int) -> Ring:
+    """Draw a ring with holes, dwell and blocked boundaries, or without."""
+    random = np.random.default_rng(seed)
+    n, count = int(random.integers(2, 9)), int(random.integers(1, 6))
+    time, energy = random.uniform(0.1, 5.0, (2, n, count))
+    holes = (random.random(time.shape) < 0.2) & bool(random.random() < 0.5)
+    holes[:, 0] = False
+    time[holes], energy[holes] = np.inf, np.inf
+    off = 1.0 - np.eye(count)
+    dwell = random.choice([0.0, 3.0, 6.0], (count, count)) * off * int(random.random() < 0.5)
+    ring = ring_of(
+        SequenceProblem(
+            time_s=time,
+            energy_j=energy,
+            order=np.arange(n),
+            switch_time_s=random.uniform(0.0, 2.0, (count, count)) * off,
+            switch_energy_j=random.uniform(0.0, 2.0, (count, count)) * off,
+            dwell_s=dwell,
+            blocked=random.random(n) < 0.2,
+        ),
+        int(random.integers(0, n)),
+    )
+    assert ring is not None
+    return ring
+
+
+@settings(deadline=None, max_examples=40)
+@given(seeds, st.floats(0.0, 3.0), st.floats(0.0, 2.0))
+def test_forward_backward_and_the_path_itself_cost_the_same(
+    seed: int, time: float, switch: float
+) -> None:
+    ring = ring_from(seed)
+    lagrangian = lagrangian_of(ring, time, switch)
+    least, choice = shortest_path(ring, lagrangian)
+
+    assert backward(ring, lagrangian, lagrangian.half).any[0].min() == pytest.approx(least)
+    items = np.arange(len(choice)) % len(ring.time)
+    weight = np.where(np.isin(np.arange(len(choice)), [0, len(choice) - 1]), 0.5, 1.0)
+    changes = choice[:-1], choice[1:]
+    cost = weight @ (ring.energy + time * ring.time)[items, choice]
+    cost += (ring.switch_energy + time * ring.switch_time)[changes].sum()
+    cost += switch * (changes[0] != changes[1]).sum()
+    assert cost == pytest.approx(least)
+
+
+def many_settings(switch_s: float) -> Ring:
+    """Draw a ring without dwell whose settings are too many to look at each as a source."""
+    random = np.random.default_rng(5)
+    n, count = 12, 140
+    time, energy = random.uniform(0.1, 5.0, (2, n, count))
+    ring = ring_of(
+        SequenceProblem(
+            time_s=time,
+            energy_j=energy,
+            order=np.arange(n),
+            switch_time_s=switch_s * random.uniform(0.5, 1.0, (count, count)) * (1 - np.eye(count)),
+            switch_energy_j=np.zeros((count, count)),
+        )
+    )
+    assert ring is not None
+    return ring
+
+
+def least_by_enumeration(ring: Ring, lagrangian: Lagrangian) -> float:
+    """Return the least cost of a path, every source looked at for every target."""
+    cost = ring.energy + lagrangian.time_multiplier * ring.time
+    change = lagrangian.change.min(axis=0)
+    least = 0.5 * cost[0]
+    for row in [*cost[1:], 0.5 * cost[0]]:
+        least = (least[:, None] + change).min(axis=0) + row
+    return float(least.min())
+
+
+@pytest.mark.parametrize("switch_s", [0.0, 0.1, 2.0])
+def test_leaving_sources_out_changes_no_cost(switch_s: float) -> None:
+    ring = many_settings(switch_s)
+    lagrangian = lagrangian_of(ring, 1.3)
+    reference = least_by_enumeration(ring, lagrangian)
+
+    assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)
+    assert backward(ring, lagrangian, lagrangian.half).any[0].min() == pytest.approx(reference)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seeds)
+def test_every_invocation_gets_the_setting_of_its_item(seed: int) -> None:
+    ring = ring_from(seed)
+    whole = ring.expanded(np.arange(len(ring.first)) % len(ring.settings))
+
+    assert len(whole) == ring.invocations
+    assert (
+        whole[ring.first] == ring.settings[np.arange(len(ring.first)) % len(ring.settings)]
+    ).all()
+
+
+@settings(deadline=None, max_examples=20)
+@given(seeds)
+def test_the_shortest_cycle_costs_no_less_than_the_shortest_path(seed: int) -> None:
+    ring = ring_from(seed)
+    lagrangian = lagrangian_of(ring, 1.0)
+    path = shortest_path(ring, lagrangian)[0]
+    cycles = [shortest_cycle(ring, lagrangian, s) for s in range(ring.time.shape[1])]
+
+    assert min(cycle.bound for cycle in cycles) >= path - 2.0 * lagrangian.error
+    assert all(c.choice[0] == c.choice[-1] for c in cycles if np.isfinite(c.least))
+
+
+def test_no_path_costs_infinitely_much() -> None:
+    ring = ring_from(0)
+    lagrangian = lagrangian_of(ring, 1.0)
+    ahead = forward(ring, lagrangian, np.full(len(lagrangian.half), np.inf))
+
+    assert cheapest(ring, lagrangian, ahead, lagrangian.half)[0] == np.inf
