@@ -13,12 +13,18 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.estimate import Estimate, estimate
+from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.strategies import Goal, choose_kernels
-from underclock.core.sampling.acquisition import anchors, hope, hope_alone, prices, worth
+from underclock.core.sampling.acquisition import (
+    expected_improvement,
+    expected_improvement_within_own_budget,
+    initial_design,
+    multipliers,
+    value_of_information,
+)
 from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.store import SampleFile
@@ -27,7 +33,7 @@ _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what 
 _SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
-_DEAR = 5.0  # of auto's mean power: at this price of a second nobody has any to lend
+_DEAR = 5.0  # of auto's mean power: at this multiplier of a second nobody has any to lend
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 Append = Callable[[str, Clocks, int, Reading, bool], None]
@@ -182,7 +188,7 @@ class AdaptiveRun:
         ]
         if not locked:
             return []
-        settings, per_kernel = self._anchors(locked)
+        settings, per_kernel = self._initial_design(locked)
         wanted = []
         for k, kernel in enumerate(self._kernels):
             # Where each gets few, kernels get different ones: what they share is learned from all.
@@ -192,7 +198,7 @@ class AdaptiveRun:
             wanted += [_Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted
 
-    def _anchors(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
+    def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
         mems = sorted({float(c.mem_mhz) for c in locked if c.mem_mhz}) or [1.0]
         top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
         base = unknown_gpu(mems, fastest_mhz=top, most_w=300.0)
@@ -202,7 +208,7 @@ class AdaptiveRun:
         if self._limits.max_samples is not None:
             each = _SHARE_FOR_SHARED * self._limits.max_samples / len(self._kernels)
             per_kernel = int(np.clip(each - 1, 1, _SHARED_POINTS))
-        chosen = anchors(base, core, mem, _SHARED_POINTS)
+        chosen = initial_design(base, core, mem, _SHARED_POINTS)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
     def _more(self) -> list[_Wanted]:
@@ -218,7 +224,7 @@ class AdaptiveRun:
                 wanted.append(_Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
         return wanted
 
-    def _next(self, found: Estimate) -> tuple[list[_Wanted], bool]:
+    def _next(self, found: CostEstimate) -> tuple[list[_Wanted], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
         table, posterior = found.table, found.posterior
         plans = [
@@ -233,18 +239,22 @@ class AdaptiveRun:
         auto = found.baseline.time_s, found.baseline.energy_j
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
         finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
-        costs = prices(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
+        costs = multipliers(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
         total = np.zeros_like(posterior.log_s)
-        for budget, price, plan in zip(self._limits.slowdowns, costs.tolist(), plans, strict=True):
+        for budget, multiplier, plan in zip(
+            self._limits.slowdowns, costs.tolist(), plans, strict=True
+        ):
             if found.exact:
-                total += _hoped(found, price, budget)
+                total += _hoped(found, multiplier, budget)
                 continue
             planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
             planned[planned == table.baseline] = -1
             # A free core clock tells the fit nothing, however often it is asked.
             locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
             can = found.measurable & locked
-            total += worth(posterior, found.counts, auto, price, planned, can).total
+            total += value_of_information(
+                posterior, found.counts, auto, multiplier, planned, can
+            ).total
         total /= np.vectorize(self._bench.takes_s)(np.exp(posterior.log_s))
         best = total.argmax(axis=1)
         value = total.max(axis=1)
@@ -253,7 +263,7 @@ class AdaptiveRun:
         wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
         return [*wanted, *self._reference(found)], sharp
 
-    def _reference(self, found: Estimate) -> list[_Wanted]:
+    def _reference(self, found: CostEstimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if not self._bench.live:
             return []
@@ -262,15 +272,15 @@ class AdaptiveRun:
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [_Wanted(kernel, seen[0])] if seen else []
 
-    def _rests_on_baseline(self, found: Estimate) -> bool:
+    def _rests_on_baseline(self, found: CostEstimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
         return found.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
 
 
-def _hoped(found: Estimate, price: float, budget: float) -> Floats:
+def _hoped(found: CostEstimate, multiplier: float, budget: float) -> Floats:
     """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
     auto = found.baseline.time_s, found.baseline.energy_j
     about = found.posterior, found.counts, auto
-    if price > _DEAR * auto[1].sum() / auto[0].sum():
-        return hope_alone(*about, budget, found.measurable)
-    return hope(*about, price, found.measurable)
+    if multiplier > _DEAR * auto[1].sum() / auto[0].sum():
+        return expected_improvement_within_own_budget(*about, budget, found.measurable)
+    return expected_improvement(*about, multiplier, found.measurable)

@@ -7,14 +7,14 @@ import numpy as np
 
 from underclock.core.calibration.gpu import (
     Calibrated,
-    Errors,
+    MeanErrors,
     calibrate,
     check,
     errors_of,
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import Habits, Sweep, sweep_of
+from underclock.core.calibration.sweep import FixedTimePrior, Sweep, sweep_of
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import (
@@ -48,7 +48,7 @@ class Check(Record, frozen=True, kw_only=True):
         gpu: The model.
         points: Rows of each kernel that its constants were fitted to.
         time_mape: Mean absolute relative error of time over all other rows.
-        power_mape: Likewise of power.
+        power_mape: Mean absolute relative error of power over the same rows.
         kernels: The same by kernel.
     """
 
@@ -214,10 +214,10 @@ def _calibrated(model: GpuModel) -> Calibrated:
         gpu=model.constants,
         dram_j_per_mcycle=one.dram_j / one.dram_mcycles,
         kernels=own,
-        habits=Habits.of(model.constants, list(own.values())),
+        fixed_time=FixedTimePrior.of(model.constants, list(own.values())),
         limit_w=model.limit_w[0] - model.cap_margin_w,
     )
 
 
-def _accuracy(errors: Errors) -> Accuracy:
+def _accuracy(errors: MeanErrors) -> Accuracy:
     return Accuracy(time=errors.time, power=errors.power, rows=errors.rows)

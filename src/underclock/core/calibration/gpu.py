@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.calibration.sweep import NEAR_CAP, PER_KERNEL, Habits, Sweep, SweepFit
+from underclock.core.calibration.sweep import NEAR_CAP, PER_KERNEL, FixedTimePrior, Sweep, SweepFit
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.thermal import boost_mhz
@@ -31,7 +31,7 @@ _REPETITION = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class MeanErrors:
     """Mean absolute relative errors, as fractions.
 
     Attributes:
@@ -53,14 +53,14 @@ class Calibrated:
         gpu: Shared constants.
         dram_j_per_mcycle: Energy of DRAM traffic per million DRAM cycles.
         kernels: Constants by kernel name.
-        habits: What these kernels are like.
+        fixed_time: What these kernels are like.
         limit_w: Power at which rows settle when capped.
     """
 
     gpu: GpuConstants
     dram_j_per_mcycle: float
     kernels: dict[str, KernelConstants]
-    habits: Habits
+    fixed_time: FixedTimePrior
     limit_w: float
 
 
@@ -91,7 +91,7 @@ def calibrate(sweep: Sweep, start: GpuConstants) -> Calibrated:
         gpu=gpu,
         dram_j_per_mcycle=per_mcycle_j,
         kernels=constants,
-        habits=Habits.of(gpu, list(constants.values())),
+        fixed_time=FixedTimePrior.of(gpu, list(constants.values())),
         limit_w=settled_w,
     )
 
@@ -109,19 +109,19 @@ def fit_kernel(found: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:
     ways = []
     for serial in (False, True):
         fit = SweepFit(found.gpu, few, np.array([serial]), per_mcycle_j=found.dram_j_per_mcycle)
-        cost, kernels = fit.solve_kernels(found.habits)
+        cost, kernels = fit.solve_kernels(found.fixed_time)
         ways.append((cost, fit.kernel(kernels[0], found.dram_j_per_mcycle, serial=serial)))
     return min(ways, key=lambda way: way[0])[1]
 
 
-def held_out(sweep: Sweep, start: GpuConstants, points: int) -> Errors:
+def held_out(sweep: Sweep, start: GpuConstants, points: int) -> MeanErrors:
     """Return errors on kernels that took no part in fitting the shared constants.
 
     Kernels are left out in five folds; of each left-out kernel, a few rows fit its own constants
     and the others are predicted.
     """
     kernels = np.arange(len(sweep.kernels))
-    parts: list[Errors] = []
+    parts: list[MeanErrors] = []
     for fold in range(min(_FOLDS, len(kernels))):
         out = kernels % _FOLDS == fold
         keep = np.flatnonzero(~out[sweep.kernel])
@@ -137,7 +137,7 @@ def held_out(sweep: Sweep, start: GpuConstants, points: int) -> Errors:
 
 def check(
     found: Calibrated, sweep: Sweep, points: int, kernels: Ints | None = None
-) -> list[tuple[str, Errors]]:
+) -> list[tuple[str, MeanErrors]]:
     """Predict each kernel from a few of its rows; return name and errors on its other rows."""
     chosen = np.arange(len(sweep.kernels)) if kernels is None else kernels
     results = []
@@ -154,10 +154,10 @@ def check(
     return results
 
 
-def pooled(parts: Sequence[Errors]) -> Errors:
+def pooled(parts: Sequence[MeanErrors]) -> MeanErrors:
     """Weigh errors by their rows."""
     rows = sum(part.rows for part in parts)
-    return Errors(
+    return MeanErrors(
         time=math.fsum(part.time * part.rows for part in parts) / rows,
         power=math.fsum(part.power * part.rows for part in parts) / rows,
         rows=rows,
@@ -218,10 +218,10 @@ def predict(found: Calibrated, sweep: Sweep, rows: Ints) -> tuple[Floats, Floats
     return time_s, power_w
 
 
-def errors_of(found: Calibrated, sweep: Sweep, rows: Ints) -> Errors:
+def errors_of(found: Calibrated, sweep: Sweep, rows: Ints) -> MeanErrors:
     """Return the errors of predicting rows."""
     time_s, power_w = predict(found, sweep, rows)
-    return Errors(
+    return MeanErrors(
         time=float(np.mean(np.abs(time_s / sweep.time_s[rows] - 1.0))),
         power=float(np.mean(np.abs(power_w / sweep.power_w[rows] - 1.0))),
         rows=len(rows),

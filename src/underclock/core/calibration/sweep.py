@@ -23,7 +23,7 @@ PER_KERNEL = 4
 NEAR_CAP = 0.93  # sweeps show the cap within a few per cent: a row above this share may be at it
 _ROBUST = 0.03  # residuals beyond a few per cent pull less
 _PULL = 0.002  # weak priors: what a sweep cannot tell stays where it started
-_NOISE = 0.02  # of the model against a row; weighs habits against rows
+_NOISE = 0.02  # of the model against a row; weighs fixed_time against rows
 _STEP = 1e-5
 _MOST_EVALUATIONS = 120
 _REACH = 12.0  # no constant of a kernel is further from its start than this, as a logarithm
@@ -117,7 +117,7 @@ def sweep_of(sample_set: SampleSet, *, auto_mem_mhz: float, limit_w: float | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class FixedTimePrior:
     """What kernels on a GPU are like, whatever their size: how much of their time is fixed.
 
     Attributes:
@@ -131,7 +131,7 @@ class Habits:
     deviation: float
 
     @classmethod
-    def of(cls, gpu: GpuConstants, kernels: Sequence[KernelConstants]) -> "Habits":
+    def of(cls, gpu: GpuConstants, kernels: Sequence[KernelConstants]) -> "FixedTimePrior":
         """Learn from known kernels; medians, so that an odd one does not count much."""
         shares = np.array([_fixed_share(gpu, kernel) for kernel in kernels])
         mean = float(np.median(shares))
@@ -247,11 +247,11 @@ class SweepFit:
         )
         return split(found.x)
 
-    def solve_kernels(self, habits: "Habits | None" = None) -> tuple[float, Floats]:
+    def solve_kernels(self, fixed_time: "FixedTimePrior | None" = None) -> tuple[float, Floats]:
         """Fit kernel parameters alone, to the base's shared ones; return the cost too.
 
         Args:
-            habits: What kernels known before are like, to lean on where rows are few.
+            fixed_time: What kernels known before are like, to lean on where rows are few.
         """
         start = self.kernel_start()
         shared = self.shared_start()
@@ -259,12 +259,12 @@ class SweepFit:
         def residuals(vector: Floats) -> Floats:
             kernels = vector.reshape(-1, PER_KERNEL)
             parts = [self._residuals(shared, kernels).ravel(), _PULL * (vector - start.ravel())]
-            if habits is not None:
+            if fixed_time is not None:
                 known = [
                     self.kernel(kernels[k], 0.0, serial=bool(serial))
                     for k, serial in enumerate(self.serial)
                 ]
-                parts.append(_NOISE * np.array([habits.surprise(kernel) for kernel in known]))
+                parts.append(_NOISE * np.array([fixed_time.surprise(kernel) for kernel in known]))
             return np.concatenate(parts)
 
         found = least_squares(

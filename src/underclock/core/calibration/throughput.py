@@ -47,7 +47,7 @@ _HEAT_ROUNDS = 3  # power and temperature settle on one another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PublishedChange:
     """What clocks did to a kernel, as published.
 
     Attributes:
@@ -79,7 +79,7 @@ class Board:
 
 
 def fit_throughput(
-    board: Board, start: Throughput, changes: Sequence[Change]
+    board: Board, start: Throughput, changes: Sequence[PublishedChange]
 ) -> tuple[Throughput, float]:
     """Return the rates and energies that explain published changes best, and the boost clock.
 
@@ -104,7 +104,7 @@ def fit_throughput(
 
     def residuals(vector: Floats) -> Floats:
         throughput, moved_board = moved(vector)
-        off = misfit(moved_board, throughput, changes).ravel()
+        off = residuals_of(moved_board, throughput, changes).ravel()
         short = shortfall(moved_board, throughput, changes)
         return np.concatenate([off, short, _PULL * vector])
 
@@ -125,7 +125,9 @@ def fit_throughput(
     return throughput, fitted_board.constants.boost_mhz
 
 
-def misfit(board: Board, throughput: Throughput, changes: Sequence[Change]) -> Floats:
+def residuals_of(
+    board: Board, throughput: Throughput, changes: Sequence[PublishedChange]
+) -> Floats:
     """Return log ratios of predicted to published time and energy. Shape (changes, 2)."""
     found = []
     for change in changes:
@@ -141,7 +143,7 @@ def misfit(board: Board, throughput: Throughput, changes: Sequence[Change]) -> F
     return np.array(found)
 
 
-def shortfall(board: Board, throughput: Throughput, changes: Sequence[Change]) -> Floats:
+def shortfall(board: Board, throughput: Throughput, changes: Sequence[PublishedChange]) -> Floats:
     """Return how far matrix products at auto stay below the cap, as log ratios of power."""
     found = []
     for change in changes:

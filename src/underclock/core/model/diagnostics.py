@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.estimate import STEADY_C, start_of, temperature_of
-from underclock.core.model.most_likely import Solution
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, Shared, predict
 from underclock.core.model.posterior import Posterior, clocks_of, posterior_of
 from underclock.core.model.rows import UNKNOWN_MHZ, Rows, rows_of
@@ -49,12 +49,12 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
     """
     rows = rows_of(sample_set)
     solution = fitted(rows, Shared(start_of(rows, [sample.asked for sample in sample_set.samples])))
-    left = _left(rows, solution)
+    residuals = _left(rows, solution)
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
     posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
-    noise, misfit = solution.errors.noise, solution.errors.misfit
-    pooled = np.sqrt(np.average(left**2, weights=rows.windows, axis=1))
+    noise, discrepancy = solution.errors.noise, solution.errors.discrepancy
+    pooled = np.sqrt(np.average(residuals**2, weights=rows.windows, axis=1))
     return GpuFit(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -66,8 +66,8 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
         boost_mhz=_finite(rows.ceiling_mhz),
         time_noise=float(noise[0]),
         power_noise=float(noise[1]),
-        time_misfit=float(misfit[0]),
-        power_misfit=float(misfit[1]),
+        time_misfit=float(discrepancy[0]),
+        power_misfit=float(discrepancy[1]),
         time_rms=float(pooled[0]),
         power_rms=float(pooled[1]),
         common_share=_common_share(sample_set, posterior, known, column),
@@ -78,7 +78,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
                 posterior=posterior,
                 known=known,
                 column=column,
-                rms=_rms(rows, left, known),
+                rms=_rms(rows, residuals, known),
                 rows=np.diff(rows.bounds)[known].tolist(),
             ),
         ),
@@ -97,7 +97,7 @@ class _Told:
         rows: How many each has. Length N.
     """
 
-    solution: Solution
+    solution: FittedModel
     posterior: Posterior
     known: Ints
     column: Ints
@@ -119,20 +119,20 @@ def _where(rows: Rows, known: Ints, at: Clocks | None) -> tuple[list[Clocks], In
     return settings, np.array([settings.index(clocks) for clocks in fastest], dtype=np.int64)
 
 
-def _left(rows: Rows, solution: Solution) -> Floats:
+def _left(rows: Rows, solution: FittedModel) -> Floats:
     """Return residuals of all rows, fitted to or not. Shape (2, R)."""
     how = solution.family, solution.shared, solution.kernels, solution.serial
     found: Floats = np.stack([rows.log_s, rows.log_w]) - predict(*how, Points.of(rows))[0]
     return found
 
 
-def _rms(rows: Rows, left: Floats, known: Ints) -> Floats:
-    sums = np.add.reduceat(rows.windows * left**2, rows.bounds[known], axis=1)
+def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
+    sums = np.add.reduceat(rows.windows * residuals**2, rows.bounds[known], axis=1)
     found: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
     return found
 
 
-def _constants(solution: Solution) -> tuple[Constant, ...]:
+def _constants(solution: FittedModel) -> tuple[Constant, ...]:
     gpu = solution.family.gpu(solution.shared)
     deviations = np.sqrt(np.diag(solution.shared_cov))
     told = np.clip(1.0 - (deviations / solution.family.spread()) ** 2, 0.0, 1.0)
@@ -205,7 +205,7 @@ def _common_share(sample_set: SampleSet, posterior: Posterior, known: Ints, colu
     """Return how much of the summed energy's variance an error in shared constants makes."""
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)[known]
     energy_j = counts * np.exp(posterior.log_s + posterior.log_w)[known, column]
-    moved = posterior.total(known, column, np.stack([energy_j, energy_j]))
+    moved = posterior.sum_variance(known, column, np.stack([energy_j, energy_j]))
     return float(moved.by_shared @ posterior.shared_cov @ moved.by_shared) / moved.variance
 
 

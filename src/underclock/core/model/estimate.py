@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.most_likely import Solution
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.parameters import Shared
 from underclock.core.model.posterior import Posterior, posterior_of, with_means, with_measured
 from underclock.core.model.predicted_change import (
@@ -37,7 +37,7 @@ _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class CostEstimate:
     """What samples say of every setting, measured or not.
 
     Attributes:
@@ -55,7 +55,7 @@ class Estimate:
     """
 
     rows: Rows
-    solution: Solution
+    solution: FittedModel
     posterior: Posterior
     counts: Floats
     baseline: Baseline
@@ -74,7 +74,7 @@ class Estimate:
         return predicted_change(self.posterior, self.counts, self.baseline, columns)
 
 
-def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Estimate:
+def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEstimate:
     """Fit a sample_set and predict every setting it set out to visit.
 
     Args:
@@ -111,7 +111,7 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Estima
         energy_j=np.column_stack([energy_j, auto_j]),
         baseline=len(settings),
     )
-    return Estimate(
+    return CostEstimate(
         rows=rows,
         solution=solution,
         posterior=posterior,

@@ -1,7 +1,7 @@
 """The most likely parameters, and how sure they are: Gauss-Newton on kernels and shared at once.
 
 A kernel's parameters touch its own rows only, so the normal equations are an arrow: one small
-block a kernel, bordered by the shared parameters. How large what is left over is (`axes.Errors`),
+block a kernel, bordered by the shared parameters. How large residuals are (`whitening.ErrorModel`),
 and what kernels of a kind have in common, is estimated too.
 
 Shape letters: R rows, K kernels, L rows of the kernel with most, S shared parameters, P parameters
@@ -26,7 +26,7 @@ from underclock.core.model.parameters import (
     slopes,
 )
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.whitening import Axes, Errors
+from underclock.core.model.whitening import ErrorModel, Whitening
 
 _ITERATIONS = 25
 _CONVERGED = 1e-4  # of the cost
@@ -53,7 +53,7 @@ _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as lo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
+class FittedModel:
     """A fit.
 
     Attributes:
@@ -62,12 +62,12 @@ class Solution:
         shared: Shape (S,).
         kernels: Shape (K, P).
         serial: Which kernels add their parts. Shape (K,).
-        errors: What is left over.
+        errors: Standard deviations of noise and discrepancy.
         scale: How much more, or less, each kernel leaves over than usual. Shape (K,).
         shared_cov: Covariance of the shared parameters. Shape (S, S).
         kernel_cov: Of each kernel's, the shared being known. Shape (K, P, P).
         gain: How each kernel's parameters move with the shared. Shape (K, P, S).
-        left: Residuals, logarithms of measured over predicted. Shape (2, R).
+        residuals: Residuals, logarithms of measured over predicted. Shape (2, R).
         by_shared: Derivatives at the rows by the shared, kernels held. Shape (2, R, S).
         by_kernel: Derivatives at the rows by the kernel's own. Shape (2, R, P).
         others: Other parameters that explain a kernel's rows about as well. Shape (M, K, P).
@@ -79,12 +79,12 @@ class Solution:
     shared: Floats
     kernels: Floats
     serial: Bools
-    errors: Errors
+    errors: ErrorModel
     scale: Floats
     shared_cov: Floats
     kernel_cov: Floats
     gain: Floats
-    left: Floats
+    residuals: Floats
     by_shared: Floats
     by_kernel: Floats
     others: Floats
@@ -93,15 +93,15 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """The problem around one point, rows turned so that misfit is independent in each.
+    """The problem around one point, rows whitened so that discrepancy is independent in each.
 
     Attributes:
-        left: Shape (2, K, L); zero where a kernel has fewer rows, as in the others.
+        residuals: Shape (2, K, L); zero where a kernel has fewer rows, as in the others.
         by_shared: Shape (2, K, L, S).
         by_kernel: Shape (2, K, L, P).
     """
 
-    left: Floats
+    residuals: Floats
     by_shared: Floats
     by_kernel: Floats
 
@@ -118,17 +118,17 @@ class Fit:
         self.at = Points.of(rows)
         self.bounds = rows.bounds
         self.measured = np.stack([rows.log_s, rows.log_w])
-        self.axes = Axes(rows)
+        self.whitening = Whitening(rows)
         self._shared_mean = family.start()
         self._shared_precision = family.spread() ** -2.0
         self._prior()
         self.shared = self._shared_mean.copy()
         self.kernels = self._mean.copy()
         self.serial = np.zeros(len(rows.names), dtype=bool)
-        self.errors = Errors(noise=np.array([0.005, 0.01]), misfit=np.array([0.01, 0.01]))
+        self.errors = ErrorModel(noise=np.array([0.005, 0.01]), discrepancy=np.array([0.01, 0.01]))
         self.scale = np.ones(len(rows.names))
 
-    def run(self) -> Solution:
+    def run(self) -> FittedModel:
         """Fit parameters, errors and habits in turn until they agree."""
         self._restart()
         self._converge()
@@ -141,14 +141,14 @@ class Fit:
             self._converge()
         return self.solution()
 
-    def run_holding(self, found: Solution) -> Solution:
+    def run_holding(self, found: FittedModel) -> FittedModel:
         """Fit each kernel by itself; what they share is known from a fit of some of them."""
         self.shared, self.errors = found.shared, found.errors
         self._restart()
         self._learn_habits()
         self._choose_serial()
         self._converge_kernels()
-        self._estimate_scale(self.axes.turned(self.measured - self._predicted()[0]))
+        self._estimate_scale(self.whitening.whitened(self.measured - self._predicted()[0]))
         return self.solution(found.shared_cov)
 
     def _predicted(self) -> tuple[Floats, Floats]:
@@ -184,9 +184,9 @@ class Fit:
     def _linear(self) -> _Linear:
         at, by_kernel = self._predicted()
         return _Linear(
-            self.axes.turned(self.measured - at),
-            self.axes.turned(self._slopes()),
-            self.axes.turned(by_kernel),
+            self.whitening.whitened(self.measured - at),
+            self.whitening.whitened(self._slopes()),
+            self.whitening.whitened(by_kernel),
         )
 
     def _normal(self, linear: _Linear, weights: Floats) -> tuple[Floats, ...]:
@@ -194,11 +194,11 @@ class Fit:
         weighed = linear.by_kernel.swapaxes(-1, -2) * weights[..., None, :]
         a = (weighed @ linear.by_kernel).sum(axis=0)
         b = (weighed @ linear.by_shared).sum(axis=0)
-        side_k = (weighed @ linear.left[..., None]).sum(axis=0)[..., 0]
+        side_k = (weighed @ linear.residuals[..., None]).sum(axis=0)[..., 0]
         flat = linear.by_shared.reshape(-1, linear.by_shared.shape[-1])
         weighed_flat = flat.T * weights.ravel()
         c = weighed_flat @ flat
-        side_s = weighed_flat @ linear.left.ravel()
+        side_s = weighed_flat @ linear.residuals.ravel()
         precision = self._pull()
         a += precision[:, :, None] * np.eye(PER_KERNEL)
         c += np.diag(self._shared_precision)
@@ -214,7 +214,7 @@ class Fit:
         """Step until nothing moves."""
         damping, cost = 1e-3, self._cost()
         for _ in range(_ITERATIONS):
-            weights = self.axes.weights(self.errors, self.scale)
+            weights = self.whitening.weights(self.errors, self.scale)
             a, b, c, side_k, side_s = self._normal(self._linear(), weights)
             before = self.shared, self.kernels
             for _ in range(6):
@@ -236,29 +236,31 @@ class Fit:
                 return
 
     def _estimate_errors(self) -> None:
-        """Find the errors under which what is left over is most likely."""
+        """Find the errors under which the residuals are most likely."""
         linear = self._linear()
 
         def unlikely(logs: Floats) -> float:
             sizes = np.exp(np.clip(logs, -9.5, 0.0))
-            errors = Errors(noise=sizes[:2], misfit=sizes[2:])
-            weights = self.axes.weights(errors, self.scale)
+            errors = ErrorModel(noise=sizes[:2], discrepancy=sizes[2:])
+            weights = self.whitening.weights(errors, self.scale)
             a, b, c, *_ = self._normal(linear, weights)
             rest = c - np.einsum("kps,kpt->st", b, np.linalg.solve(a, b))
             spent = np.linalg.slogdet(a)[1].sum() + np.linalg.slogdet(rest)[1]
-            fit = (weights * linear.left**2).sum() - np.log(weights[:, self.axes.real]).sum()
+            fit = (weights * linear.residuals**2).sum() - np.log(
+                weights[:, self.whitening.real]
+            ).sum()
             return float(0.5 * (fit + spent) + _LEAN * ((logs + 5.0) ** 2).sum())
 
-        start = np.log(np.concatenate([self.errors.noise, self.errors.misfit]))
+        start = np.log(np.concatenate([self.errors.noise, self.errors.discrepancy]))
         found = minimize(unlikely, start, method="Powell", options={"maxfev": 120, "ftol": 1e-3})
         sizes = np.exp(np.clip(found.x, -9.5, 0.0))
-        self.errors = Errors(noise=sizes[:2], misfit=sizes[2:])
-        self._estimate_scale(linear.left)
+        self.errors = ErrorModel(noise=sizes[:2], discrepancy=sizes[2:])
+        self._estimate_scale(linear.residuals)
 
-    def _estimate_scale(self, left: Floats) -> None:
+    def _estimate_scale(self, residuals: Floats) -> None:
         """Find by how much each kernel is off more than the others."""
-        weights = self.axes.weights(self.errors, np.ones_like(self.scale))
-        surprise = (weights * left**2).sum(axis=(0, 2))
+        weights = self.whitening.weights(self.errors, np.ones_like(self.scale))
+        surprise = (weights * residuals**2).sum(axis=(0, 2))
         freedom = np.maximum(2.0 * np.diff(self.bounds) - PER_KERNEL, 0.0)
         self.scale = np.sqrt((_FREEDOM + surprise) / (_FREEDOM + freedom))
 
@@ -317,8 +319,8 @@ class Fit:
     def _curvature(self) -> Floats:
         """Return the precision of each kernel's parameters, the shared held. Shape (K, P, P)."""
         _, by_kernel = self._predicted()
-        by = self.axes.turned(by_kernel)
-        weights = self.axes.weights(self.errors, self.scale)
+        by = self.whitening.whitened(by_kernel)
+        weights = self.whitening.weights(self.errors, self.scale)
         found: Floats = (by.swapaxes(-1, -2) * weights[..., None, :] @ by).sum(axis=0)
         return found + self._pull()[:, :, None] * np.eye(PER_KERNEL)
 
@@ -335,8 +337,8 @@ class Fit:
         self.serial = np.where(switch, self.serial, kept[2])
 
     def _kernel_costs(self) -> Floats:
-        left = self.axes.turned(self.measured - self._predicted()[0])
-        own = (self.axes.weights(self.errors, self.scale) * left**2).sum(axis=(0, 2))
+        residuals = self.whitening.whitened(self.measured - self._predicted()[0])
+        own = (self.whitening.weights(self.errors, self.scale) * residuals**2).sum(axis=(0, 2))
         found: Floats = 0.5 * own + self._unusual()
         return found
 
@@ -359,16 +361,19 @@ class Fit:
         """Step each kernel by itself, the shared parameters held, and maybe one of its own."""
         damping = np.full(len(self.rows.names), 1e-2)
         cost = self._kernel_costs()
-        weights = self.axes.weights(self.errors, self.scale)
+        weights = self.whitening.weights(self.errors, self.scale)
         for _ in range(_ITERATIONS):
             at, by_kernel = self._predicted()
             if held is not None:
                 by_kernel[..., held] = 0.0
-            left, by = self.axes.turned(self.measured - at), self.axes.turned(by_kernel)
+            residuals, by = (
+                self.whitening.whitened(self.measured - at),
+                self.whitening.whitened(by_kernel),
+            )
             precision = self._pull()
             weighed = by.swapaxes(-1, -2) * weights[..., None, :]
             a = (weighed @ by).sum(axis=0) + precision[:, :, None] * np.eye(PER_KERNEL)
-            side = (weighed @ left[..., None]).sum(axis=0)[..., 0]
+            side = (weighed @ residuals[..., None]).sum(axis=0)[..., 0]
             side += precision * (self._mean - self.kernels)
             if held is not None:
                 side[:, held] = 0.0
@@ -386,21 +391,23 @@ class Fit:
             if bool(((better & (gained < _CONVERGED)) | (damping > _STUCK)).all()):
                 return
 
-    def solution(self, shared_cov: Floats | None = None) -> Solution:
+    def solution(self, shared_cov: Floats | None = None) -> FittedModel:
         """Return what was found; what is shared is known by these rows, unless told otherwise."""
         at, by_kernel = self._predicted()
         by_shared = self._slopes()
-        left = self.measured - at
+        residuals = self.measured - at
         linear = _Linear(
-            self.axes.turned(left), self.axes.turned(by_shared), self.axes.turned(by_kernel)
+            self.whitening.whitened(residuals),
+            self.whitening.whitened(by_shared),
+            self.whitening.whitened(by_kernel),
         )
-        a, b, c, *_ = self._normal(linear, self.axes.weights(self.errors, self.scale))
+        a, b, c, *_ = self._normal(linear, self.whitening.weights(self.errors, self.scale))
         kernel_cov = np.asarray(np.linalg.inv(a), dtype=np.float64)
         gain = -kernel_cov @ b
         if shared_cov is None:
             shared_cov = np.linalg.inv(c + np.einsum("kps,kpt->st", b, gain))
         others, likely = self._others()
-        return Solution(
+        return FittedModel(
             rows=self.rows,
             family=self.family,
             shared=self.shared,
@@ -411,7 +418,7 @@ class Fit:
             shared_cov=shared_cov,
             kernel_cov=kernel_cov,
             gain=gain,
-            left=left,
+            residuals=residuals,
             by_shared=by_shared,
             by_kernel=by_kernel,
             others=others,

@@ -1,7 +1,7 @@
 """What a fit says of every kernel at every setting: means, errors, and what moves together.
 
 Around the fit, everything is linear and normal in logarithms. A cost then moves with the shared
-parameters (all kernels together), with its kernel's own, and with the misfit that rows nearby
+parameters (all kernels together), with its kernel's own, and with the discrepancy that rows nearby
 leave unknown.
 
 Shape letters: K kernels, C settings, S shared parameters, P parameters of a kernel; a leading 2 is
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.most_likely import Solution
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.parameters import Points, predict, slopes
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import alike
@@ -35,7 +35,7 @@ class Posterior:
         log_w: Expected log power in W. Shape (K, C).
         by_shared: How both move with the shared parameters. Shape (2, K, C, S).
         by_kernel: How both move with the kernel's own, the shared held. Shape (2, K, C, P).
-        misfit: Variance that is each entry's own. Shape (2, K, C).
+        discrepancy: Variance that is each entry's own. Shape (2, K, C).
         shared_cov: Shape (S, S).
         kernel_cov: Shape (K, P, P).
         noise: Standard deviation of a measurement of each kernel. Shape (2, K).
@@ -46,7 +46,7 @@ class Posterior:
     log_w: Floats
     by_shared: Floats
     by_kernel: Floats
-    misfit: Floats
+    discrepancy: Floats
     shared_cov: Floats
     kernel_cov: Floats
     noise: Floats
@@ -61,7 +61,9 @@ class Posterior:
         energy_j: Floats = np.exp(self.log_s + self.log_w) * counts[:, None]
         return time_s, energy_j
 
-    def moves(self, time: Floats | float, power: Floats | float) -> tuple[Floats, Floats, Floats]:
+    def derivatives(
+        self, time: Floats | float, power: Floats | float
+    ) -> tuple[Floats, Floats, Floats]:
         """Return how time·log s + power·log W of every entry moves; factors (K, C), or scalars.
 
         Returns:
@@ -70,12 +72,12 @@ class Posterior:
         """
         t, p = np.asarray(time)[..., None], np.asarray(power)[..., None]
         return (
-            np.square(time) * self.misfit[0] + np.square(power) * self.misfit[1],
+            np.square(time) * self.discrepancy[0] + np.square(power) * self.discrepancy[1],
             t * self.by_shared[0] + p * self.by_shared[1],
             t * self.by_kernel[0] + p * self.by_kernel[1],
         )
 
-    def joined(self, own: Floats, by_shared: Floats, by_kernel: Floats) -> Floats:
+    def entry_variance(self, own: Floats, by_shared: Floats, by_kernel: Floats) -> Floats:
         """Return the variance of what moves so, as from `moves`. Shape (K, C)."""
         found: Floats = (
             np.einsum("kcs,st,kct->kc", by_shared, self.shared_cov, by_shared, optimize=True)
@@ -86,9 +88,9 @@ class Posterior:
 
     def variance(self, time: Floats | float, power: Floats | float) -> Floats:
         """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
-        return self.joined(*self.moves(time, power))
+        return self.entry_variance(*self.derivatives(time, power))
 
-    def total(self, kernels: Ints, columns: Ints, weights: Floats) -> "Moved":
+    def sum_variance(self, kernels: Ints, columns: Ints, weights: Floats) -> "SumVariance":
         """Return how a weighed sum of entries moves.
 
         Args:
@@ -101,9 +103,9 @@ class Posterior:
         by_kernel = np.einsum("cn,cnp->np", weights, self.by_kernel[:, kernels, columns])
         own = float(
             np.einsum("np,npq,nq->", by_kernel, self.kernel_cov[kernels], by_kernel)
-            + (weights**2 * self.misfit[:, kernels, columns]).sum()
+            + (weights**2 * self.discrepancy[:, kernels, columns]).sum()
         )
-        return Moved(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)
+        return SumVariance(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)
 
 
 def kernel_variance(by: Floats, cov: Floats) -> Floats:
@@ -113,7 +115,7 @@ def kernel_variance(by: Floats, cov: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SumVariance:
     """A sum's variance.
 
     Attributes:
@@ -126,7 +128,7 @@ class Moved:
 
 
 def posterior_of(
-    solution: Solution, settings: Sequence[Clocks], *, temperature_c: float
+    solution: FittedModel, settings: Sequence[Clocks], *, temperature_c: float
 ) -> Posterior:
     """Predict every kernel at every setting.
 
@@ -138,20 +140,20 @@ def posterior_of(
     rows = solution.rows
     core, mem = clocks_of(rows, settings)
     shape = (2, len(rows.names), len(settings))
-    log, misfit = np.empty(shape), np.empty(shape)
+    log, discrepancy = np.empty(shape), np.empty(shape)
     by_shared = np.empty((*shape, len(solution.shared)))
     by_kernel = np.empty((*shape, PER_KERNEL))
     for first in range(0, shape[1], _BATCH):
         some = np.arange(first, min(first + _BATCH, shape[1]))
         found = _predicted(solution, some, core, mem, temperature_c)
-        log[:, some], by_shared[:, some], by_kernel[:, some], misfit[:, some] = found
+        log[:, some], by_shared[:, some], by_kernel[:, some], discrepancy[:, some] = found
     return Posterior(
         settings=tuple(settings),
         log_s=log[0],
         log_w=log[1],
         by_shared=by_shared,
         by_kernel=by_kernel,
-        misfit=misfit,
+        discrepancy=discrepancy,
         shared_cov=solution.shared_cov,
         kernel_cov=solution.kernel_cov,
         noise=solution.errors.noise[:, None] * solution.scale,
@@ -170,7 +172,7 @@ def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
 
 
 def _predicted(
-    solution: Solution, kernels: Ints, core: Floats, mem: Floats, temperature_c: float
+    solution: FittedModel, kernels: Ints, core: Floats, mem: Floats, temperature_c: float
 ) -> tuple[Floats, ...]:
     """Return logs, derivatives and own variances of some kernels at all settings."""
     rows = solution.rows
@@ -188,38 +190,38 @@ def _predicted(
     log = log.reshape(2, *shape)
     by_kernel = by_kernel.reshape(2, *shape, PER_KERNEL)
     by_shared = by_shared.reshape(2, *shape, -1)
-    misfit = np.empty_like(log)
+    discrepancy = np.empty_like(log)
     apart, apart_rows = _apart(solution, at, log)
     bounds = rows.bounds
     for i, k in enumerate(kernels.tolist()):
         near = slice(bounds[k], bounds[k + 1])
         scale2 = solution.scale[k] ** 2
-        # One misfit for both quantities: where they lie does not depend on the quantity.
+        # One discrepancy for both quantities: where they lie does not depend on the quantity.
         common = alike(effective[i], mem, rows.core_mhz[near], rows.mem_mhz[near])
         among = alike(
             rows.core_mhz[near], rows.mem_mhz[near], rows.core_mhz[near], rows.mem_mhz[near]
         )
         for c in range(2):
-            shared2 = solution.errors.misfit[c] ** 2
+            shared2 = solution.errors.discrepancy[c] ** 2
             noise2 = solution.errors.noise[c] ** 2 / rows.windows[near]
             # (misfit² · alike + noise²)⁻¹; the kernel's scale is in both and cancels.
             weights = np.linalg.solve(shared2 * among + np.diag(noise2), shared2 * common.T).T
-            log[c, i] += weights @ solution.left[c, near]
+            log[c, i] += weights @ solution.residuals[c, near]
             row_shared = solution.by_shared[c, near] + np.einsum(
                 "rp,ps->rs", solution.by_kernel[c, near], solution.gain[k]
             )
             by_shared[c, i] += by_kernel[c, i] @ solution.gain[k] - weights @ row_shared
             by_kernel[c, i] -= weights @ solution.by_kernel[c, near]
             explained = shared2 * np.einsum("cr,cr->c", weights, common)
-            misfit[c, i] = scale2 * np.maximum(shared2 - explained, 0.0)
+            discrepancy[c, i] = scale2 * np.maximum(shared2 - explained, 0.0)
             # Where another explanation predicts something else, this one is not so sure.
             doubt = apart[:, c, i] - apart_rows[:, c, near] @ weights.T
             doubt2 = solution.likely[:, k, None] * doubt**2
-            misfit[c, i] += doubt2.max(axis=0, initial=0.0)
-    return log, by_shared, by_kernel, misfit
+            discrepancy[c, i] += doubt2.max(axis=0, initial=0.0)
+    return log, by_shared, by_kernel, discrepancy
 
 
-def _apart(solution: Solution, at: Points, log: Floats) -> tuple[Floats, Floats]:
+def _apart(solution: FittedModel, at: Points, log: Floats) -> tuple[Floats, Floats]:
     """Return how far other explanations lie from the best.
 
     Args:
@@ -232,7 +234,7 @@ def _apart(solution: Solution, at: Points, log: Floats) -> tuple[Floats, Floats]
     """
     rows, how = solution.rows, (solution.family, solution.shared)
     measured = Points.of(rows)
-    fitted = np.stack([rows.log_s, rows.log_w]) - solution.left
+    fitted = np.stack([rows.log_s, rows.log_w]) - solution.residuals
     there = np.empty((len(solution.others), *log.shape))
     here = np.empty((len(solution.others), *fitted.shape))
     for m, kernels in enumerate(solution.others):
@@ -242,7 +244,7 @@ def _apart(solution: Solution, at: Points, log: Floats) -> tuple[Floats, Floats]
 
 
 def _under_cap(
-    solution: Solution, kernels: Ints, core: Floats, mem: Floats, temperature_c: float
+    solution: FittedModel, kernels: Ints, core: Floats, mem: Floats, temperature_c: float
 ) -> Floats:
     """Return the core clock each kernel runs at: as asked, or where the power limit holds it."""
     asked = np.tile(core, (len(kernels), 1))
@@ -279,7 +281,7 @@ def with_means(
         posterior: What the fit says.
         kernels: Which. Shape (K,).
         log_s: Mean measured, ``nan`` where not. Shape (K, C).
-        log_w: Likewise. Shape (K, C).
+        log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
         repeats: How many measurements that is the mean of. Shape (K, C).
     """
     known = kernels[:, None] & np.isfinite(log_s)
@@ -291,7 +293,7 @@ def with_means(
         log_w=np.where(known, log_w, posterior.log_w),
         by_shared=posterior.by_shared * open_,
         by_kernel=posterior.by_kernel * open_,
-        misfit=np.where(known, own, posterior.misfit),
+        discrepancy=np.where(known, own, posterior.discrepancy),
     )
 
 
@@ -303,7 +305,7 @@ def with_measured(posterior: Posterior, log_s: Floats, log_w: Floats) -> Posteri
     Args:
         posterior: What the fit says.
         log_s: Measured, ``nan`` where not. Shape (K, C).
-        log_w: Likewise. Shape (K, C).
+        log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
     """
     known = np.isfinite(log_s)
     open_ = ~known
@@ -314,5 +316,5 @@ def with_measured(posterior: Posterior, log_s: Floats, log_w: Floats) -> Posteri
         log_w=np.where(known, log_w, posterior.log_w),
         by_shared=posterior.by_shared * open_[..., None],
         by_kernel=posterior.by_kernel * open_[..., None],
-        misfit=(posterior.misfit + noise2[:, :, None]) * open_,
+        discrepancy=(posterior.discrepancy + noise2[:, :, None]) * open_,
     )

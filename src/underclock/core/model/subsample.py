@@ -1,6 +1,6 @@
 """A fit of many rows, to as many of them as tell something new.
 
-Rows of one kernel at like clocks share most of their misfit, so a kernel with hundreds of them is
+Rows of one kernel at like clocks share most of their discrepancy, so a kernel with hundreds of them is
 known by some spread over all; and what kernels share is known by some of every kind and size.
 """
 
@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.model.most_likely import Fit, Solution
+from underclock.core.model.most_likely import Fit, FittedModel
 from underclock.core.model.parameters import Shared
 from underclock.core.model.rows import Rows
 
@@ -20,13 +20,13 @@ _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, are spread
 
 def fitted(
     rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
-) -> Solution:
+) -> FittedModel:
     """Fit rows: all of them where they are few.
 
     Args:
         rows: To fit.
         family: What kernels share.
-        most_rows: Rows of a kernel that are used; `Solution.rows` says which.
+        most_rows: Rows of a kernel that are used; `FittedModel.rows` says which.
         most_kernels: Kernels that what is shared is fitted to.
     """
     light = _only(rows, spread_rows(rows, most_rows))

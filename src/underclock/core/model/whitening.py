@@ -1,6 +1,6 @@
 """What a fit leaves over of its rows, along axes in which it is independent.
 
-What is left over of a row is noise of its own and a misfit it has in common with rows of the same
+The residual of a row is noise of its own and a discrepancy it has in common with rows of the same
 kernel at like clocks. Turned and scaled, the rows of a kernel have neither in common, so weighing
 them is a product instead of the inverse of a matrix.
 
@@ -16,32 +16,34 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.model.rows import Rows
 
-REACH = 0.2  # rows whose core clocks differ by this, as a logarithm, share most of their misfit
-ACROSS = 0.5  # correlation of the misfit at two memory clocks
+REACH = (
+    0.2  # rows whose core clocks differ by this, as a logarithm, share most of their discrepancy
+)
+ACROSS = 0.5  # correlation of the discrepancy at two memory clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class ErrorModel:
     """Standard deviations of what the model leaves over, as fractions. Each of shape (2,).
 
     Attributes:
         noise: Of a row, independent of every other.
-        misfit: Shared by rows of a kernel at like clocks.
+        discrepancy: Shared by rows of a kernel at like clocks.
     """
 
     noise: Floats
-    misfit: Floats
+    discrepancy: Floats
 
 
 def alike(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
-    """Return how much of their misfit points share, 0 to 1. Shape (len(core), len(other))."""
+    """Return how much of their discrepancy points share, 0 to 1. Shape (len(core), len(other))."""
     apart = (np.log(core_mhz)[:, None] - np.log(other_core)) / REACH
     same = np.where(mem_mhz[:, None] == other_mem, 1.0, ACROSS)
     shared: Floats = same * np.exp(-0.5 * apart**2)
     return shared
 
 
-class Axes:
+class Whitening:
     """The axes of some rows.
 
     Attributes:
@@ -65,7 +67,7 @@ class Axes:
         self.real = np.zeros(self._alike.shape, dtype=bool)
         self.real.ravel()[self._place] = True
 
-    def turned(self, values: Floats) -> Floats:
+    def whitened(self, values: Floats) -> Floats:
         """Return what belongs to rows, shape (2, R, ...), along the axes. Shape (2, K, L, ...)."""
         kernels, most, _ = self._turn.shape
         spaced = np.zeros((2, kernels * most, math.prod(values.shape[2:])))
@@ -73,14 +75,14 @@ class Axes:
         turned: Floats = self._turn @ spaced.reshape(2, kernels, most, -1)
         return turned.reshape(2, kernels, most, *values.shape[2:])
 
-    def weights(self, errors: Errors, scale: Floats) -> Floats:
+    def weights(self, errors: ErrorModel, scale: Floats) -> Floats:
         """Return the precision along each axis, zero where there is none. Shape (2, K, L).
 
         Args:
             errors: Of all kernels.
             scale: How much more each kernel leaves over. Shape (K,).
         """
-        noise2, misfit2 = errors.noise**2, errors.misfit**2
-        variance = noise2[:, None, None] + misfit2[:, None, None] * self._alike
+        noise2, discrepancy2 = errors.noise**2, errors.discrepancy**2
+        variance = noise2[:, None, None] + discrepancy2[:, None, None] * self._alike
         found: Floats = self.real / (variance * scale[:, None] ** 2)
         return found

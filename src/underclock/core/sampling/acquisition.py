@@ -1,7 +1,7 @@
 """Which samples to take next, so that few of them decide the plan and its promise.
 
 A sample is worth what it may change: where another setting may turn out better than the one now
-preferred, or where the promise still rests on a guess. Worth is in J per step; a campaign takes
+preferred, or where the promise still rests on a guess. ValueOfInformation is in J per step; a campaign takes
 what is worth most per second. In a table, whose rows are true and the only ones to plan with, it is
 worth what it may gain on the best row known.
 
@@ -28,7 +28,7 @@ _DESIGN_NOISE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
+class ValueOfInformation:
     """What one more sample of each entry is worth, in J per step. Shape (K, C)."""
 
     choice: Floats
@@ -41,12 +41,14 @@ class Worth:
         return found
 
 
-def prices(time_s: Floats, energy_j: Floats, baseline_s: float, budgets: Sequence[float]) -> Floats:
+def multipliers(
+    time_s: Floats, energy_j: Floats, baseline_s: float, budgets: Sequence[float]
+) -> Floats:
     """Return, for each budget, what a second costs in J where the budget is just kept.
 
     Args:
         time_s: Expected costs of all settings, auto included. Shape (K, C).
-        energy_j: Likewise. Shape (K, C).
+        energy_j: Expected energy in J of the same. Shape (K, C).
         baseline_s: Time of auto.
         budgets: Fractions above it. Length B.
 
@@ -58,44 +60,46 @@ def prices(time_s: Floats, energy_j: Floats, baseline_s: float, budgets: Sequenc
     for budget in budgets:
         low, high = 0.0, most
         for _ in range(40):
-            price = 0.5 * (low + high)
-            at = np.argmin(energy_j + price * time_s, axis=1)
+            multiplier = 0.5 * (low + high)
+            at = np.argmin(energy_j + multiplier * time_s, axis=1)
             taken = float(time_s[np.arange(len(at)), at].sum())
-            low, high = (price, high) if taken > baseline_s * (1.0 + budget) else (low, price)
+            low, high = (
+                (multiplier, high) if taken > baseline_s * (1.0 + budget) else (low, multiplier)
+            )
         found.append(high)
     return np.array(found)
 
 
-def worth(
+def value_of_information(
     posterior: Posterior,
     counts: Floats,
     auto: tuple[Floats, Floats],
-    price: float,
+    multiplier: float,
     planned: Ints,
     measurable: Bools,
-) -> Worth:
+) -> ValueOfInformation:
     """Say what one more sample of each entry is worth, with its noise.
 
     Args:
         posterior: What is known.
         counts: Launches of each kernel. Shape (K,).
         auto: Time in s and energy in J of each kernel at auto, all launches. Shapes (K,).
-        price: What a second costs, in J.
+        multiplier: What a second costs, in J.
         planned: Setting of each kernel in the plan as it is now; -1 is auto. Shape (K,).
         measurable: Which entries can be measured. Shape (K, C).
     """
     time_s, energy_j = posterior.costs(counts)
-    cost = energy_j + price * time_s
+    cost = energy_j + multiplier * time_s
     kernels = np.arange(len(cost))
     best = np.argmin(np.where(measurable, cost, math.inf), axis=1)
     lead = cost[kernels, best]
-    from_auto = auto[1] + price * auto[0]
-    # d cost = (E + price·T) d log T + E d log P, and the auto costs are as good as known.
-    own, by_shared, by_kernel = posterior.moves(cost, energy_j)
+    from_auto = auto[1] + multiplier * auto[0]
+    # d cost = (E + multiplier·T) d log T + E d log P, and the auto costs are as good as known.
+    own, by_shared, by_kernel = posterior.derivatives(cost, energy_j)
     noise2 = posterior.noise[:, :, None] ** 2
     noise = cost**2 * noise2[0] + energy_j**2 * noise2[1]
-    alone = posterior.joined(own, by_shared, by_kernel)
-    apart = posterior.joined(
+    alone = posterior.entry_variance(own, by_shared, by_kernel)
+    apart = posterior.entry_variance(
         own + own[kernels, best][:, None],
         by_shared - by_shared[kernels, best][:, None],
         by_kernel - by_kernel[kernels, best][:, None],
@@ -122,16 +126,16 @@ def worth(
     total = math.sqrt(float(energy_own.sum())) or 1.0
     less = energy_own**2 / np.maximum(energy_own + energy_noise, 1e-300)
     promise[held, at] = total - np.sqrt(np.maximum(total**2 - less, 0.0))
-    return Worth(
+    return ValueOfInformation(
         choice=np.where(measurable, value, 0.0), promise=np.where(measurable, promise, 0.0)
     )
 
 
-def hope(
+def expected_improvement(
     posterior: Posterior,
     counts: Floats,
     auto: tuple[Floats, Floats],
-    price: float,
+    multiplier: float,
     measurable: Bools,
 ) -> Floats:
     """Say by how much each entry is expected to beat the best one known, where samples are exact.
@@ -142,24 +146,24 @@ def hope(
         posterior: What is known; entries without variance were looked at.
         counts: Launches of each kernel. Shape (K,).
         auto: Time in s and energy in J of each kernel at auto, all launches. Shapes (K,).
-        price: What a second costs, in J.
+        multiplier: What a second costs, in J.
         measurable: Which entries can be measured. Shape (K, C).
 
     Returns:
         In J per step. Shape (K, C).
     """
     time_s, energy_j = posterior.costs(counts)
-    cost = energy_j + price * time_s
+    cost = energy_j + multiplier * time_s
     variance = posterior.variance(cost, energy_j)
     known = variance <= 0.0
     best = np.where(known & measurable, cost, math.inf).min(axis=1, initial=math.inf)
-    best = np.minimum(best, auto[1] + price * auto[0])
+    best = np.minimum(best, auto[1] + multiplier * auto[0])
     value = _gain(cost - best[:, None], np.sqrt(variance))
     found: Floats = np.where(measurable & ~known, value, 0.0)
     return found
 
 
-def hope_alone(
+def expected_improvement_within_own_budget(
     posterior: Posterior,
     counts: Floats,
     auto: tuple[Floats, Floats],
@@ -196,7 +200,7 @@ def hope_alone(
 def _energy_variance(posterior: Posterior, energy_j: Floats) -> Floats:
     """Return the variance of each entry that a sample of it tells of, in J². Shape (K, C)."""
     by_kernel = posterior.by_kernel.sum(axis=0)
-    known = kernel_variance(by_kernel, posterior.kernel_cov) + posterior.misfit.sum(axis=0)
+    known = kernel_variance(by_kernel, posterior.kernel_cov) + posterior.discrepancy.sum(axis=0)
     found: Floats = energy_j**2 * known
     return found
 
@@ -211,7 +215,7 @@ def _gain(behind: Floats, spread: Floats) -> Floats:
     return np.maximum(found, 0.0)
 
 
-def anchors(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points: int) -> Ints:
+def initial_design(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points: int) -> Ints:
     """Choose settings that tell most about kernels nobody has seen. Shape (points,).
 
     Greedy D-optimal over three kernels: bound by the core, by DRAM, and by both.

@@ -10,7 +10,7 @@ import pytest
 
 from underclock.core.calibration.gpu import (
     Calibrated,
-    Errors,
+    MeanErrors,
     calibrate,
     check,
     design,
@@ -18,8 +18,14 @@ from underclock.core.calibration.gpu import (
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import Habits, Sweep, sweep_of
-from underclock.core.calibration.throughput import Board, Change, fit_throughput, misfit, shortfall
+from underclock.core.calibration.sweep import FixedTimePrior, Sweep, sweep_of
+from underclock.core.calibration.throughput import (
+    Board,
+    PublishedChange,
+    fit_throughput,
+    residuals_of,
+    shortfall,
+)
 from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.errors import DataError
 from underclock.gpus.specs import SPECS
@@ -170,16 +176,18 @@ def test_a_sweep_that_says_too_little_is_refused(
 
 
 def test_pooling_weighs_by_rows() -> None:
-    total = pooled([Errors(time=0.1, power=0.2, rows=1), Errors(time=0.0, power=0.0, rows=3)])
+    total = pooled(
+        [MeanErrors(time=0.1, power=0.2, rows=1), MeanErrors(time=0.0, power=0.0, rows=3)]
+    )
 
     assert (total.time, total.power, total.rows) == pytest.approx((0.025, 0.05, 4))
 
 
 def test_habits_say_how_odd_a_kernel_is() -> None:
-    habits = Habits.of(_TRUE, list(_KERNELS.values()))
+    fixed_time = FixedTimePrior.of(_TRUE, list(_KERNELS.values()))
     odd = dataclasses.replace(_KERNELS["k1"], fixed_s=1.0)
 
-    assert abs(habits.surprise(_KERNELS["k1"])) < abs(habits.surprise(odd))
+    assert abs(fixed_time.surprise(_KERNELS["k1"])) < abs(fixed_time.surprise(odd))
 
 
 def test_one_run_at_auto_is_reproduced() -> None:
@@ -213,18 +221,18 @@ def test_published_changes_are_fitted_by_rates_and_energies() -> None:
     target = dataclasses.replace(throughput, dram_byte_j=1.4 * throughput.dram_byte_j)
     asked = [Clocks(mem_mhz=5001), Clocks(core_mhz=1050)]
     bare = [
-        Change(kernel=k, clocks=c, time_change=0.0, energy_change=0.0)
+        PublishedChange(kernel=k, clocks=c, time_change=0.0, energy_change=0.0)
         for k, c in zip(kernels, asked, strict=True)
     ]
-    truth = np.exp(misfit(board, target, bare)) - 1.0
+    truth = np.exp(residuals_of(board, target, bare)) - 1.0
     changes = [
         dataclasses.replace(change, time_change=float(t), energy_change=float(e))
         for change, (t, e) in zip(bare, truth, strict=True)
     ]
-    before = np.abs(misfit(board, throughput, changes)).sum()
+    before = np.abs(residuals_of(board, throughput, changes)).sum()
     fitted, boost_mhz = fit_throughput(board, throughput, changes)
 
-    assert np.abs(misfit(board, fitted, changes)).sum() <= before
+    assert np.abs(residuals_of(board, fitted, changes)).sum() <= before
     assert boost_mhz == pytest.approx(_SPEC.constants.boost_mhz, rel=0.11)
     assert shortfall(board, fitted, changes).shape == (1,)
     assert math.isfinite(fitted.tensor_flop)

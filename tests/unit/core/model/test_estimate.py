@@ -9,7 +9,7 @@ import pytest
 
 from underclock.core.costs.table import near_cap
 from underclock.core.model.diagnostics import fit_of
-from underclock.core.model.estimate import Estimate, estimate, temperature_of
+from underclock.core.model.estimate import CostEstimate, estimate, temperature_of
 from underclock.core.model.pooling import joined
 from underclock.core.model.rows import CannotFitError
 from underclock.errors import DataError
@@ -89,11 +89,11 @@ def _profile(
 
 
 @pytest.fixture(scope="module")
-def half() -> Estimate:
+def half() -> CostEstimate:
     return estimate(_profile(_SETTINGS[::2]))
 
 
-def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: Estimate) -> None:
+def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: CostEstimate) -> None:
     off, spread = [], np.sqrt(half.posterior.variance(1.0, 1.0))
     for k, name in enumerate(_KERNELS):
         for c, asked in enumerate(half.posterior.settings):
@@ -108,14 +108,14 @@ def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: Estima
     assert half.table.settings == (*half.posterior.settings, AUTO)
 
 
-def test_staying_at_auto_changes_nothing(half: Estimate) -> None:
+def test_staying_at_auto_changes_nothing(half: CostEstimate) -> None:
     seen = half.predicted_change(np.full(len(_KERNELS), half.table.baseline))
 
     assert seen.time_change == pytest.approx(0.0)
     assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
 
 
-def test_a_choice_changes_what_the_table_says(half: Estimate) -> None:
+def test_a_choice_changes_what_the_table_says(half: CostEstimate) -> None:
     setting = np.arange(len(_KERNELS)) + 2
     setting[0] = half.table.baseline
     seen = half.predicted_change(setting)

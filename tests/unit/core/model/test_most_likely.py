@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from underclock.arrays import Bools, Floats
-from underclock.core.model.most_likely import Fit, Solution
+from underclock.core.model.most_likely import Fit, FittedModel
 from underclock.core.model.parameters import Points, Shared, predict, slopes
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
-from underclock.core.model.whitening import Axes, Errors, alike
+from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
@@ -87,7 +87,7 @@ def truth() -> _Truth:
 
 
 @pytest.fixture(scope="module")
-def solution(truth: _Truth) -> Solution:
+def solution(truth: _Truth) -> FittedModel:
     return Fit(truth.rows, _FAMILY).run()
 
 
@@ -157,26 +157,26 @@ def test_alike_is_a_correlation(points: list[tuple[float, float]]) -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1))
 def test_along_the_axes_rows_weigh_as_their_covariance_says(
-    seed: int, noise: float, misfit: float
+    seed: int, noise: float, discrepancy: float
 ) -> None:
     random = np.random.default_rng(seed)
     drawn = _truth(3, seed, cores=4).rows
     chosen = np.sort(random.choice(len(drawn.kernel), 14, replace=False))
     rows = dataclasses.replace(_some(drawn, chosen), windows=random.uniform(0.01, 3.0, 14))
-    errors = Errors(noise=np.array([noise, 0.01]), misfit=np.array([misfit, 0.02]))
+    errors = ErrorModel(noise=np.array([noise, 0.01]), discrepancy=np.array([discrepancy, 0.02]))
     scale = random.uniform(0.5, 2.0, 3)
-    left = random.normal(0.0, 1.0, (2, 14))
+    residuals = random.normal(0.0, 1.0, (2, 14))
 
-    axes = Axes(rows)
-    found = (axes.weights(errors, scale) * axes.turned(left) ** 2).sum(axis=2)
+    axes = Whitening(rows)
+    found = (axes.weights(errors, scale) * axes.whitened(residuals) ** 2).sum(axis=2)
 
     for k in range(3):
         mine = rows.kernel == k
         where = rows.core_mhz[mine], rows.mem_mhz[mine]
         for q in range(2):
-            shared = errors.misfit[q] ** 2 * alike(*where, *where)
+            shared = errors.discrepancy[q] ** 2 * alike(*where, *where)
             own = np.diag(errors.noise[q] ** 2 / rows.windows[mine])
-            expected = left[q, mine] @ np.linalg.solve(shared + own, left[q, mine])
+            expected = residuals[q, mine] @ np.linalg.solve(shared + own, residuals[q, mine])
             assert found[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
 
 
@@ -195,7 +195,7 @@ def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> Non
     assert found.likely[:, 1:][sure[:, 1:]].max() < found.likely[:, 0][away > 0.5].max()
 
 
-def test_enough_rows_leave_no_doubt(solution: Solution) -> None:
+def test_enough_rows_leave_no_doubt(solution: FittedModel) -> None:
     assert solution.others.shape == (0, 12, PER_KERNEL)
 
 
@@ -212,7 +212,7 @@ def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
     assert (sizes[:6, 1] > 0.7).all()
 
 
-def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, solution: Solution) -> None:
+def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, solution: FittedModel) -> None:
     log, _ = predict(_FAMILY, truth.shared, truth.kernels, truth.serial, Points.of(truth.rows))
     found, _ = predict(
         _FAMILY, solution.shared, solution.kernels, solution.serial, Points.of(truth.rows)
@@ -223,30 +223,30 @@ def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, solution: Sol
 
 
 def test_the_order_of_rows_within_a_kernel_changes_nothing(
-    truth: _Truth, solution: Solution
+    truth: _Truth, solution: FittedModel
 ) -> None:
     random = np.random.default_rng(1)
     order = np.lexsort((random.random(len(truth.rows.kernel)), truth.rows.kernel))
     again = Fit(_some(truth.rows, order), _FAMILY).run()
 
     assert again.shared == pytest.approx(solution.shared, abs=0.02)
-    assert again.left == pytest.approx(solution.left[:, order], abs=1e-3)
+    assert again.residuals == pytest.approx(solution.residuals[:, order], abs=1e-3)
 
 
 def test_longer_kernels_are_longer_by_as_much_and_nothing_else(
-    truth: _Truth, solution: Solution
+    truth: _Truth, solution: FittedModel
 ) -> None:
     longer = dataclasses.replace(truth.rows, log_s=truth.rows.log_s + math.log(10.0))
     again = Fit(longer, _FAMILY).run()
 
-    assert again.left == pytest.approx(solution.left, abs=1e-3)
+    assert again.residuals == pytest.approx(solution.residuals, abs=1e-3)
     assert again.kernels - solution.kernels == pytest.approx(math.log(10.0), abs=0.05)
 
 
 @settings(deadline=None, max_examples=10)
 @given(st.sets(st.integers(0, 23), min_size=4, max_size=20))
 def test_more_rows_never_make_a_shared_constant_less_sure(
-    truth: _Truth, solution: Solution, columns: set[int]
+    truth: _Truth, solution: FittedModel, columns: set[int]
 ) -> None:
     def covariance(rows: Rows) -> Floats:
         fit = Fit(rows, _FAMILY)
@@ -292,5 +292,5 @@ def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     assert found.errors.noise == pytest.approx([0.003, 0.008], rel=0.25)
 
 
-def test_few_rows_are_all_used(truth: _Truth, solution: Solution) -> None:
+def test_few_rows_are_all_used(truth: _Truth, solution: FittedModel) -> None:
     assert fitted(truth.rows, _FAMILY).shared == pytest.approx(solution.shared)

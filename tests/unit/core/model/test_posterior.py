@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.model.most_likely import Fit, Solution
+from underclock.core.model.most_likely import Fit, FittedModel
 from underclock.core.model.parameters import Points, Shared, predict
 from underclock.core.model.posterior import (
     Posterior,
@@ -73,12 +73,12 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
 
 
 @pytest.fixture(scope="module")
-def solution() -> Solution:
+def solution() -> FittedModel:
     return Fit(_drawn(0, 8)[0], _FAMILY).run()
 
 
 @pytest.fixture(scope="module")
-def posterior(solution: Solution) -> Posterior:
+def posterior(solution: FittedModel) -> Posterior:
     return posterior_of(solution, _ALL, temperature_c=_WARM)
 
 
@@ -110,11 +110,11 @@ def test_variances_are_those_of_draws(posterior: Posterior) -> None:
     for i, (k, c) in enumerate(zip(kernels, columns, strict=True)):
         own = random.multivariate_normal(np.zeros(PER_KERNEL), posterior.kernel_cov[k], draws)
         for q in range(2):
-            off = random.normal(0.0, math.sqrt(posterior.misfit[q, k, c]), draws)
+            off = random.normal(0.0, math.sqrt(posterior.discrepancy[q, k, c]), draws)
             moved = shared @ posterior.by_shared[q, k, c] + own @ posterior.by_kernel[q, k, c] + off
             total += weights[q, i] * moved
 
-    found = posterior.total(kernels, columns, weights)
+    found = posterior.sum_variance(kernels, columns, weights)
     assert found.variance == pytest.approx(float(total.var()), rel=0.05)
 
 
@@ -123,13 +123,13 @@ def test_variances_are_those_of_draws(posterior: Posterior) -> None:
 def test_a_total_of_one_entry_is_that_entry(
     posterior: Posterior, kernel: int, column: int, power: float
 ) -> None:
-    one = posterior.total(np.array([kernel]), np.array([column]), np.array([[1.0], [power]]))
+    one = posterior.sum_variance(np.array([kernel]), np.array([column]), np.array([[1.0], [power]]))
 
     assert one.variance == pytest.approx(float(posterior.variance(1.0, power)[kernel, column]))
 
 
 def test_what_is_measured_is_surer_than_what_is_not(
-    solution: Solution, posterior: Posterior
+    solution: FittedModel, posterior: Posterior
 ) -> None:
     rows = solution.rows
     core, mem = clocks_of(rows, _ALL)
@@ -171,10 +171,10 @@ def test_kernels_without_rows_cost_what_was_measured_as_sure_as_its_repeats(
     assert found.variance(1.0, 1.0)[3, 6] == pytest.approx(posterior.variance(1.0, 1.0)[3, 6])
     others = np.arange(_KERNELS) != 3
     assert (found.log_s[others] == posterior.log_s[others]).all()
-    assert (found.misfit[:, others] == posterior.misfit[:, others]).all()
+    assert (found.discrepancy[:, others] == posterior.discrepancy[:, others]).all()
 
 
-def test_auto_runs_at_the_fastest_clocks_seen_and_a_lock_no_higher(solution: Solution) -> None:
+def test_auto_runs_at_the_fastest_clocks_seen_and_a_lock_no_higher(solution: FittedModel) -> None:
     seen = float(solution.rows.core_mhz.max())
     free = clocks_of(solution.rows, [AUTO, Clocks(core_mhz=900, mem_mhz=5001)])
     boosts = dataclasses.replace(solution.rows, ceiling_mhz=1800.0)
@@ -185,13 +185,13 @@ def test_auto_runs_at_the_fastest_clocks_seen_and_a_lock_no_higher(solution: Sol
 
 
 def test_no_kernel_is_expected_to_draw_more_than_the_cap(
-    solution: Solution, posterior: Posterior
+    solution: FittedModel, posterior: Posterior
 ) -> None:
     limit_w = float(np.exp(np.median(posterior.log_w[:, -1])))
     capped = dataclasses.replace(solution, rows=dataclasses.replace(solution.rows, limit_w=limit_w))
     found = posterior_of(capped, _ALL, temperature_c=_WARM)
 
     assert np.exp(posterior.log_w).max() > 1.02 * limit_w
-    # What is left over of a row that lay above the cap is still added.
+    # The residual of a row that lay above the cap is still added.
     assert np.exp(found.log_w).max() < 1.02 * limit_w
     assert (found.log_s >= posterior.log_s - 0.02).all()
