@@ -42,7 +42,7 @@ _PAGE_TEXT = """# How far the simulated GPUs can be trusted
 
 Fitted on {date} by `make calibrate`, which runs `benchmarks/calibrate.py`. Predictions are
 **simulated**; the rows they are compared with are **replayed**: other people's measurements of real
-GPUs. MeanErrors are means of absolute relative errors over rows, those at the power cap included. One
+GPUs. Errors are means of absolute relative errors over rows, those at the power cap included. One
 model for all: `src/underclock/physics`; shared constants per GPU and four per kernel, fitted by
 `src/underclock/core/calibration.py`.
 

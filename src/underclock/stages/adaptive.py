@@ -19,12 +19,13 @@ from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.strategies import Goal, choose_kernels
 from underclock.core.sampling.acquisition import (
+    Candidates,
     expected_improvement,
     expected_improvement_within_own_budget,
-    initial_design,
     multipliers,
     value_of_information,
 )
+from underclock.core.sampling.initial_design import initial_design
 from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.store import SampleFile
@@ -113,18 +114,18 @@ class AdaptiveRun:
         while not self._spent():
             sample_set = self._file.sample_set()
             try:
-                found = estimate(sample_set, baseline=self._baseline)
+                fit = estimate(sample_set, baseline=self._baseline)
             except CannotFitError:
                 if not self._take(self._more(), refit=True):
                     break
                 continue
-            wanted, sharp = self._next(found)
+            wanted, sharp = self._next(fit)
             if sharp:
                 self._tell("the promise is as sharp as asked")
                 return
             if not self._take(wanted, refit=True):
                 break
-            if self._launches and self._rests_on_baseline(found):
+            if self._launches and self._rests_on_baseline(fit):
                 self._warm()  # kernels one by one leave the GPU cooler than the step does
                 self._step()
 
@@ -224,63 +225,65 @@ class AdaptiveRun:
                 wanted.append(_Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
         return wanted
 
-    def _next(self, found: CostEstimate) -> tuple[list[_Wanted], bool]:
+    def _next(self, fit: CostEstimate) -> tuple[list[_Wanted], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
-        table, posterior = found.table, found.posterior
+        table, posterior = fit.table, fit.posterior
         plans = [
-            choose_kernels(table, Goal(max_slowdown=slowdown), found.predicted_change)
+            choose_kernels(table, Goal(max_slowdown=slowdown), fit.predicted_change)
             for slowdown in self._limits.slowdowns
         ]
-        seen = [found.predicted_change(plan).energy_spread for plan in plans if plan is not None]
-        sharp = TWO_SIDED * max(seen) <= self._limits.precision if seen else False
+        changes = [fit.predicted_change(plan) for plan in plans if plan is not None]
+        self._unsure = max([change.energy_spread for change in changes], default=0.0)
         # A table answers at once: its samples are limited by number, not by what is enough.
-        sharp = sharp and not found.exact
-        self._unsure = max(seen, default=0.0)
-        auto = found.baseline.time_s, found.baseline.energy_j
+        sharp = bool(changes) and not fit.exact
+        sharp = sharp and TWO_SIDED * self._unsure <= self._limits.precision
+        auto_j, auto_s = fit.baseline.energy_j, fit.baseline.time_s
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
         finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
-        costs = multipliers(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
+        costs = multipliers(finite_s, finite_j, float(auto_s.sum()), self._limits.slowdowns)
+        # A free core clock tells the fit nothing, however often it is asked.
+        locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
+        candidates = Candidates(
+            posterior=posterior,
+            counts=fit.counts,
+            auto_s=auto_s,
+            auto_j=auto_j,
+            measurable=fit.measurable if fit.exact else fit.measurable & locked,
+        )
         total = np.zeros_like(posterior.log_s)
         for budget, multiplier, plan in zip(
             self._limits.slowdowns, costs.tolist(), plans, strict=True
         ):
-            if found.exact:
-                total += _hoped(found, multiplier, budget)
+            if fit.exact:
+                total += _improvement(candidates, multiplier, budget)
                 continue
             planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
             planned[planned == table.baseline] = -1
-            # A free core clock tells the fit nothing, however often it is asked.
-            locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
-            can = found.measurable & locked
-            total += value_of_information(
-                posterior, found.counts, auto, multiplier, planned, can
-            ).total
+            total += value_of_information(candidates, multiplier, planned).total
         total /= np.vectorize(self._bench.takes_s)(np.exp(posterior.log_s))
         best = total.argmax(axis=1)
         value = total.max(axis=1)
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
         order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
         wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
-        return [*wanted, *self._reference(found)], sharp
+        return [*wanted, *self._reference(fit)], sharp
 
-    def _reference(self, found: CostEstimate) -> list[_Wanted]:
+    def _reference(self, fit: CostEstimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if not self._bench.live:
             return []
-        longest = int(np.argmax(found.baseline.energy_j))
+        longest = int(np.argmax(fit.baseline.energy_j))
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [_Wanted(kernel, seen[0])] if seen else []
 
-    def _rests_on_baseline(self, found: CostEstimate) -> bool:
+    def _rests_on_baseline(self, fit: CostEstimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
-        return found.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
+        return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
 
 
-def _hoped(found: CostEstimate, multiplier: float, budget: float) -> Floats:
+def _improvement(candidates: Candidates, multiplier: float, budget: float) -> Floats:
     """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
-    auto = found.baseline.time_s, found.baseline.energy_j
-    about = found.posterior, found.counts, auto
-    if multiplier > _DEAR * auto[1].sum() / auto[0].sum():
-        return expected_improvement_within_own_budget(*about, budget, found.measurable)
-    return expected_improvement(*about, multiplier, found.measurable)
+    if multiplier > _DEAR * candidates.auto_j.sum() / candidates.auto_s.sum():
+        return expected_improvement_within_own_budget(candidates, budget)
+    return expected_improvement(candidates, multiplier)

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
 from underclock.core.model.posterior import Posterior, posterior_of, with_means, with_measured
 from underclock.core.model.predicted_change import (
@@ -42,7 +42,7 @@ class CostEstimate:
 
     Attributes:
         rows: What could be fitted.
-        solution: The fit.
+        model: The fit.
         posterior: Of the settings but the baseline. Length C.
         counts: Launches of each kernel. Shape (K,).
         baseline: What auto costs.
@@ -55,7 +55,7 @@ class CostEstimate:
     """
 
     rows: Rows
-    solution: FittedModel
+    model: FittedModel
     posterior: Posterior
     counts: Floats
     baseline: Baseline
@@ -88,8 +88,8 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
     auto = measured.settings[measured.baseline]
     settings = _settings(sample_set, auto)
     rows = rows_of(sample_set)
-    solution = fitted(rows, Shared(start_of(rows, settings)))
-    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
+    model = fitted(rows, Shared(start_of(rows, settings)))
+    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set))
     exact = sample_set.evidence is Evidence.REPLAYED
     log_s, log_w, repeats = _measured(sample_set, settings)
     unknown = np.diff(rows.bounds) == 0
@@ -113,7 +113,7 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
     )
     return CostEstimate(
         rows=rows,
-        solution=solution,
+        model=model,
         posterior=posterior,
         counts=counts,
         baseline=Baseline(

@@ -1,4 +1,4 @@
-"""What a fit says of every kernel at every setting: means, errors, and what moves together.
+"""The posterior of every kernel's cost at every setting: means, variances and what they share.
 
 Around the fit, everything is linear and normal in logarithms. A cost then moves with the shared
 parameters (all kernels together), with its kernel's own, and with the discrepancy that rows nearby
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.parameters import Points, predict, slopes
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.parameters import Points, predict
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import alike
 from underclock.records import Clocks
@@ -61,34 +61,28 @@ class Posterior:
         energy_j: Floats = np.exp(self.log_s + self.log_w) * counts[:, None]
         return time_s, energy_j
 
-    def derivatives(
-        self, time: Floats | float, power: Floats | float
-    ) -> tuple[Floats, Floats, Floats]:
-        """Return how time·log s + power·log W of every entry moves; factors (K, C), or scalars.
-
-        Returns:
-            The variance that is its own, (K, C), and its derivatives by the shared parameters,
-            (K, C, S), and by the kernel's, (K, C, P).
-        """
+    def derivatives(self, time: Floats | float, power: Floats | float) -> "Derivatives":
+        """Return how time·log s + power·log W of every entry moves; factors (K, C), or scalars."""
         t, p = np.asarray(time)[..., None], np.asarray(power)[..., None]
-        return (
+        return Derivatives(
             np.square(time) * self.discrepancy[0] + np.square(power) * self.discrepancy[1],
             t * self.by_shared[0] + p * self.by_shared[1],
             t * self.by_kernel[0] + p * self.by_kernel[1],
         )
 
-    def entry_variance(self, own: Floats, by_shared: Floats, by_kernel: Floats) -> Floats:
-        """Return the variance of what moves so, as from `moves`. Shape (K, C)."""
-        found: Floats = (
+    def entry_variance(self, derivatives: "Derivatives") -> Floats:
+        """Return the variance of what moves so. Shape (K, C)."""
+        by_shared, by_kernel = derivatives.by_shared, derivatives.by_kernel
+        variance: Floats = (
             np.einsum("kcs,st,kct->kc", by_shared, self.shared_cov, by_shared, optimize=True)
             + kernel_variance(by_kernel, self.kernel_cov)
-            + own
+            + derivatives.own
         )
-        return found
+        return variance
 
     def variance(self, time: Floats | float, power: Floats | float) -> Floats:
         """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
-        return self.entry_variance(*self.derivatives(time, power))
+        return self.entry_variance(self.derivatives(time, power))
 
     def sum_variance(self, kernels: Ints, columns: Ints, weights: Floats) -> "SumVariance":
         """Return how a weighed sum of entries moves.
@@ -110,13 +104,28 @@ class Posterior:
 
 def kernel_variance(by: Floats, cov: Floats) -> Floats:
     """Return the variance of what moves by (K, C, P) with each kernel's (K, P, P). Shape (K, C)."""
-    found: Floats = np.einsum("kcp,kpq,kcq->kc", by, cov, by, optimize=True)
-    return found
+    variance: Floats = np.einsum("kcp,kpq,kcq->kc", by, cov, by, optimize=True)
+    return variance
+
+
+@dataclass(frozen=True, slots=True)
+class Derivatives:
+    """What makes an entry uncertain.
+
+    Attributes:
+        own: Variance that no other entry shares. Shape (K, C).
+        by_shared: Derivatives by the shared parameters. Shape (K, C, S).
+        by_kernel: Derivatives by the kernel's own. Shape (K, C, P).
+    """
+
+    own: Floats
+    by_shared: Floats
+    by_kernel: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class SumVariance:
-    """A sum's variance.
+    """How uncertain a sum of entries is.
 
     Attributes:
         variance: In the square of the sum's unit.
@@ -128,25 +137,28 @@ class SumVariance:
 
 
 def posterior_of(
-    solution: FittedModel, settings: Sequence[Clocks], *, temperature_c: float
+    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float
 ) -> Posterior:
     """Predict every kernel at every setting.
 
     Args:
-        solution: The fit.
+        model: The fit.
         settings: Locked clocks; a part left to auto runs at the fastest seen.
         temperature_c: At which to predict.
     """
-    rows = solution.rows
-    core, mem = clocks_of(rows, settings)
-    shape = (2, len(rows.names), len(settings))
+    core_mhz, mem_mhz = clocks_of(model.rows, settings)
+    where = _Where(core_mhz, mem_mhz, temperature_c)
+    bounds = model.rows.bounds
+    shape = (2, len(model.rows.names), len(settings))
     log, discrepancy = np.empty(shape), np.empty(shape)
-    by_shared = np.empty((*shape, len(solution.shared)))
+    by_shared = np.empty((*shape, len(model.parameters.shared)))
     by_kernel = np.empty((*shape, PER_KERNEL))
     for first in range(0, shape[1], _BATCH):
         some = np.arange(first, min(first + _BATCH, shape[1]))
-        found = _predicted(solution, some, core, mem, temperature_c)
-        log[:, some], by_shared[:, some], by_kernel[:, some], discrepancy[:, some] = found
+        predicted = _predicted(model, some, where)
+        for i, k in enumerate(some.tolist()):
+            entries = _conditioned(model, predicted, i, slice(bounds[k], bounds[k + 1]))
+            log[:, k], by_shared[:, k], by_kernel[:, k], discrepancy[:, k] = entries
     return Posterior(
         settings=tuple(settings),
         log_s=log[0],
@@ -154,9 +166,9 @@ def posterior_of(
         by_shared=by_shared,
         by_kernel=by_kernel,
         discrepancy=discrepancy,
-        shared_cov=solution.shared_cov,
-        kernel_cov=solution.kernel_cov,
-        noise=solution.errors.noise[:, None] * solution.scale,
+        shared_cov=model.shared_cov,
+        kernel_cov=model.kernel_cov,
+        noise=model.errors.noise[:, None] * model.scale,
     )
 
 
@@ -171,101 +183,135 @@ def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
     return core, mem
 
 
-def _predicted(
-    solution: FittedModel, kernels: Ints, core: Floats, mem: Floats, temperature_c: float
-) -> tuple[Floats, ...]:
-    """Return logs, derivatives and own variances of some kernels at all settings."""
-    rows = solution.rows
-    shape = (len(kernels), len(core))
-    effective = _under_cap(solution, kernels, core, mem, temperature_c)
-    at = Points(
-        kernel=np.repeat(kernels, len(core)),
-        core_mhz=effective.ravel(),
-        mem_mhz=np.tile(mem, len(kernels)),
-        temperature_c=np.full(shape[0] * shape[1], temperature_c),
-    )
-    how = solution.family, solution.shared, solution.kernels, solution.serial
-    log, by_kernel = predict(*how, at)
-    by_shared = slopes(*how, at)
-    log = log.reshape(2, *shape)
-    by_kernel = by_kernel.reshape(2, *shape, PER_KERNEL)
-    by_shared = by_shared.reshape(2, *shape, -1)
-    discrepancy = np.empty_like(log)
-    apart, apart_rows = _apart(solution, at, log)
-    bounds = rows.bounds
-    for i, k in enumerate(kernels.tolist()):
-        near = slice(bounds[k], bounds[k + 1])
-        scale2 = solution.scale[k] ** 2
-        # One discrepancy for both quantities: where they lie does not depend on the quantity.
-        common = alike(effective[i], mem, rows.core_mhz[near], rows.mem_mhz[near])
-        among = alike(
-            rows.core_mhz[near], rows.mem_mhz[near], rows.core_mhz[near], rows.mem_mhz[near]
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Where to predict: clocks of every setting, (C,), and the temperature."""
+
+    core_mhz: Floats
+    mem_mhz: Floats
+    temperature_c: float
+
+    def points(self, kernels: Ints, core_mhz: Floats, mem_mhz: Floats) -> Points:
+        """Return all clocks of each of some kernels, as (N, C) core clocks and (C,) memory's."""
+        return Points(
+            kernel=np.repeat(kernels, core_mhz.shape[1]),
+            core_mhz=core_mhz.ravel(),
+            mem_mhz=np.tile(mem_mhz, len(kernels)),
+            temperature_c=np.full(core_mhz.size, self.temperature_c),
         )
-        for c in range(2):
-            shared2 = solution.errors.discrepancy[c] ** 2
-            noise2 = solution.errors.noise[c] ** 2 / rows.windows[near]
-            # (misfit² · alike + noise²)⁻¹; the kernel's scale is in both and cancels.
-            weights = np.linalg.solve(shared2 * among + np.diag(noise2), shared2 * common.T).T
-            log[c, i] += weights @ solution.residuals[c, near]
-            row_shared = solution.by_shared[c, near] + np.einsum(
-                "rp,ps->rs", solution.by_kernel[c, near], solution.gain[k]
-            )
-            by_shared[c, i] += by_kernel[c, i] @ solution.gain[k] - weights @ row_shared
-            by_kernel[c, i] -= weights @ solution.by_kernel[c, near]
-            explained = shared2 * np.einsum("cr,cr->c", weights, common)
-            discrepancy[c, i] = scale2 * np.maximum(shared2 - explained, 0.0)
-            # Where another explanation predicts something else, this one is not so sure.
-            doubt = apart[:, c, i] - apart_rows[:, c, near] @ weights.T
-            doubt2 = solution.likely[:, k, None] * doubt**2
-            discrepancy[c, i] += doubt2.max(axis=0, initial=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """What the parameters alone say of some kernels at all settings.
+
+    Attributes:
+        kernels: Which they are. Shape (N,).
+        core_mhz: Clocks they run at. Shape (N, C).
+        mem_mhz: Shape (C,).
+        log: Shape (2, N, C).
+        by_shared: Shape (2, N, C, S).
+        by_kernel: Shape (2, N, C, P).
+        apart: How far alternatives lie from the most likely. Shape (A, 2, N, C).
+        apart_rows: How far at the rows, of all kernels. Shape (A, 2, R).
+    """
+
+    kernels: Ints
+    core_mhz: Floats
+    mem_mhz: Floats
+    log: Floats
+    by_shared: Floats
+    by_kernel: Floats
+    apart: Floats
+    apart_rows: Floats
+
+
+def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
+    """Predict some kernels at all settings, the residuals of their rows not yet looked at."""
+    shape = (2, len(kernels), len(where.core_mhz))
+    core_mhz = _under_cap(model, kernels, where)
+    at = where.points(kernels, core_mhz, where.mem_mhz)
+    prediction = predict(model.parameters, at)
+    log = prediction.log
+    fitted = np.stack([model.rows.log_s, model.rows.log_w]) - model.residuals
+    measured = Points.of(model.rows)
+    apart = np.empty((len(model.alternatives.kernels), *shape))
+    apart_rows = np.empty((len(apart), *fitted.shape))
+    for a, other in enumerate(model.alternatives.kernels):
+        parameters = dataclasses.replace(model.parameters, kernels=other)
+        apart[a] = (predict(parameters, at).log - log).reshape(shape)
+        apart_rows[a] = predict(parameters, measured).log - fitted
+    return _Predicted(
+        kernels=kernels,
+        mem_mhz=where.mem_mhz,
+        core_mhz=core_mhz,
+        log=log.reshape(shape),
+        by_shared=prediction.by_shared().reshape(*shape, -1),
+        by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
+        apart=apart,
+        apart_rows=apart_rows,
+    )
+
+
+def _conditioned(
+    model: FittedModel, predicted: _Predicted, i: int, near: slice
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Condition a kernel on the residuals of its rows: a Gaussian process of the discrepancy.
+
+    Args:
+        model: The fit.
+        predicted: What the parameters alone say.
+        i: Place of the kernel in it.
+        near: Rows of the kernel.
+
+    Returns:
+        Logarithms, (2, C), derivatives by shared, (2, C, S), and own parameters, (2, C, P), and the
+        variance of each entry by itself, (2, C).
+    """
+    rows, k = model.rows, int(predicted.kernels[i])
+    core_rows, mem_rows = rows.core_mhz[near], rows.mem_mhz[near]
+    # One correlation for both quantities: where points lie does not depend on the quantity.
+    common = alike(predicted.core_mhz[i], predicted.mem_mhz, core_rows, mem_rows)
+    among = alike(core_rows, mem_rows, core_rows, mem_rows)
+    log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
+    by_kernel = predicted.by_kernel[:, i].copy()
+    discrepancy = np.empty_like(log)
+    for c in range(2):
+        shared2 = model.errors.discrepancy[c] ** 2
+        noise2 = model.errors.noise[c] ** 2 / rows.windows[near]
+        # (discrepancy² · alike + noise²)⁻¹; the kernel's scale is in both and cancels.
+        weights = np.linalg.solve(shared2 * among + np.diag(noise2), shared2 * common.T).T
+        log[c] += weights @ model.residuals[c, near]
+        row_shared = model.by_shared[c, near] + np.einsum(
+            "rp,ps->rs", model.by_kernel[c, near], model.gain[k]
+        )
+        by_shared[c] += by_kernel[c] @ model.gain[k] - weights @ row_shared
+        by_kernel[c] -= weights @ model.by_kernel[c, near]
+        explained = shared2 * np.einsum("cr,cr->c", weights, common)
+        discrepancy[c] = model.scale[k] ** 2 * np.maximum(shared2 - explained, 0.0)
+        # Where an alternative predicts something else, the most likely is not so sure.
+        doubt = predicted.apart[:, c, i] - predicted.apart_rows[:, c, near] @ weights.T
+        doubt2 = model.alternatives.probability[:, k, None] * doubt**2
+        discrepancy[c] += doubt2.max(axis=0, initial=0.0)
     return log, by_shared, by_kernel, discrepancy
 
 
-def _apart(solution: FittedModel, at: Points, log: Floats) -> tuple[Floats, Floats]:
-    """Return how far other explanations lie from the best.
-
-    Args:
-        solution: The fit.
-        at: Where, N kernels at C settings.
-        log: What the best predicts there. Shape (2, N, C).
-
-    Returns:
-        There, shape (M, 2, N, C), and at the rows, (M, 2, R).
-    """
-    rows, how = solution.rows, (solution.family, solution.shared)
-    measured = Points.of(rows)
-    fitted = np.stack([rows.log_s, rows.log_w]) - solution.residuals
-    there = np.empty((len(solution.others), *log.shape))
-    here = np.empty((len(solution.others), *fitted.shape))
-    for m, kernels in enumerate(solution.others):
-        there[m] = predict(*how, kernels, solution.serial, at)[0].reshape(log.shape) - log
-        here[m] = predict(*how, kernels, solution.serial, measured)[0] - fitted
-    return there, here
-
-
-def _under_cap(
-    solution: FittedModel, kernels: Ints, core: Floats, mem: Floats, temperature_c: float
-) -> Floats:
-    """Return the core clock each kernel runs at: as asked, or where the power limit holds it."""
-    asked = np.tile(core, (len(kernels), 1))
-    limit_w = solution.rows.limit_w
+def _under_cap(model: FittedModel, kernels: Ints, where: _Where) -> Floats:
+    """Return the core clocks kernels run at: as asked, or where the cap holds them. (N, C)."""
+    asked = np.tile(where.core_mhz, (len(kernels), 1))
+    limit_w = model.rows.limit_w
     if not math.isfinite(limit_w):
         return asked
-    ladder = np.unique(core)
+    ladder = np.unique(where.core_mhz)
     effective = asked.copy()
-    for clock in np.unique(mem):
-        at = Points(
-            kernel=np.repeat(kernels, len(ladder)),
-            core_mhz=np.tile(ladder, len(kernels)),
-            mem_mhz=np.full(len(kernels) * len(ladder), clock),
-            temperature_c=np.full(len(kernels) * len(ladder), temperature_c),
-        )
-        log, _ = predict(solution.family, solution.shared, solution.kernels, solution.serial, at)
-        power_w = np.exp(log[1]).reshape(len(kernels), -1)
-        columns = np.flatnonzero(mem == clock)
-        for i, drawn in enumerate(power_w):
-            if drawn.max() > limit_w:
-                highest = float(np.interp(limit_w, np.maximum.accumulate(drawn), ladder))
+    for clock in np.unique(where.mem_mhz):
+        steps = np.tile(ladder, (len(kernels), 1))
+        at = where.points(kernels, steps, np.full(len(ladder), clock))
+        power_w = np.exp(predict(model.parameters, at).log[1]).reshape(steps.shape)
+        columns = np.flatnonzero(where.mem_mhz == clock)
+        for i, drawn_w in enumerate(power_w):
+            if drawn_w.max() > limit_w:
+                highest = float(np.interp(limit_w, np.maximum.accumulate(drawn_w), ladder))
                 effective[i, columns] = np.minimum(asked[i, columns], highest)
     return effective
 
