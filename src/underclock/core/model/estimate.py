@@ -176,16 +176,17 @@ def _measurable(sample_set: SampleSet, settings: Sequence[Clocks], ceiling_mhz: 
     can[:, [(clocks.core_mhz or 0) > ceiling_mhz for clocks in settings]] = False
     place = {clocks: c for c, clocks in enumerate(settings)}
     for k, kernel in enumerate(sample_set.kernels):
-        for clocks in sample_set.lacking.get(kernel.name, ()):
-            can[k, place[clocks]] = False
+        # What a table lacks may be auto, which is no setting to choose.
+        lacking = [place[c] for c in sample_set.lacking.get(kernel.name, ()) if c in place]
+        can[k, lacking] = False
     return can
 
 
 def _of_kernels(posterior: Posterior) -> Floats:
     """Return the relative errors of each kernel's time and energy at auto. Shape (2, K)."""
     time2, power2 = posterior.noise**2
-    found: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
-    return found
+    errors: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
+    return errors
 
 
 def _auto_spread(
@@ -194,14 +195,14 @@ def _auto_spread(
     """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
     time2, power2 = posterior.noise**2
     whole: Sequence[Sample] = sample_set.in_situ
-    found = []
+    spreads = []
     for variance, costs, values in (
         (time2, auto[0], [s.time_s for s in whole]),
         (time2 + power2, auto[1], [s.energy_j for s in whole]),
     ):
         if not whole:
             repeats = max(1.0, len(sample_set.samples) / max(1, len(costs)) / 8)
-            found.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
+            spreads.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
             continue
         # One kernel's noise stands for one window's; repeats, where there are some, say more.
         prior2, weight = float(np.median(variance)), 1.0
@@ -210,5 +211,5 @@ def _auto_spread(
         each2 = (weight * prior2 + off2) / freedom
         # A scatter known from few runs: Student's t where the others have a normal distribution.
         wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
-        found.append(wider * math.sqrt(each2 / len(values)))
-    return math.hypot(found[0], _REPEATABLE if whole else 0.0), found[1]
+        spreads.append(wider * math.sqrt(each2 / len(values)))
+    return math.hypot(spreads[0], _REPEATABLE if whole else 0.0), spreads[1]

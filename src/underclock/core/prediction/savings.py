@@ -17,15 +17,14 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.table import CostTable, capped_kernels, cost_table, settle_auto
+from underclock.core.costs.cap import CapMargin, capped_kernels, driver_says
+from underclock.core.costs.table import CostTable, cost_table, settle_auto
 from underclock.core.planning.strategies import Goal, compare_arms
 from underclock.core.prediction.monte_carlo import possible
 from underclock.core.prediction.prior import Known, Run
 from underclock.errors import DataError
-from underclock.records import POWER_CAP_REASON, Arm, Clocks, Sample, SampleSet
+from underclock.records import Arm, Clocks, Sample, SampleSet
 from underclock.records.observed import Foreseen, Interval
-
-_NEAR_CAP = 0.93  # where nobody asked for event reasons
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,13 +229,12 @@ def _run(samples: list[Sample], baseline: Clocks, mem_mhz: float, limit_w: float
     """Average the samples of one kernel; of readings, those that were taken."""
     power_w = math.fsum(s.energy_j for s in samples) / math.fsum(s.time_s for s in samples)
     seen = [s.observed for s in samples if s.observed is not None]
-    reasons = [s.event_reasons for s in samples if s.event_reasons is not None]
+    said = [word for s in samples if (word := driver_says(s)) is not None]
     cores = [c.core_mhz for c in seen if c.core_mhz is not None]
     mems = [c.mem_mhz for c in seen if c.mem_mhz is not None]
     warm = [s.temperature_c for s in samples if s.temperature_c is not None]
     counted = [s.utilisation for s in samples if s.utilisation is not None]
-    near = power_w >= _NEAR_CAP * limit_w
-    capped = any(r & POWER_CAP_REASON for r in reasons) if reasons else near
+    capped = any(said) if said else power_w >= CapMargin.UNREAD.value * limit_w
     return Run(
         time_s=math.fsum(s.time_s for s in samples) / len(samples),
         power_w=power_w,

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.costs.table import near_cap
+from underclock.core.costs.cap import near_cap
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import CostEstimate, estimate, temperature_of
 from underclock.core.model.pooling import joined

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
 from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.most_likely import fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
