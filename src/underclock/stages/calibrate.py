@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
     MeanErrors,
@@ -14,7 +15,7 @@ from underclock.core.calibration.gpu import (
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import FixedTimePrior, Sweep, sweep_of
+from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import (

@@ -202,3 +202,15 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
     assert any("takes no memory locks" in warning for warning in sample_set.warnings)
     assert {sample.asked.core_mhz for sample in sample_set.samples} > {None}
+
+
+def test_a_table_whose_auto_rows_are_of_some_kernels_is_replayed_against_a_common_pair(
+    tmp_path: Path,
+) -> None:
+    lines = _write(tmp_path / "t.csv").read_text().splitlines()
+    path = tmp_path / "some.csv"
+    path.write_text("\n".join(line for line in lines if not line.startswith("G,k3,,")) + "\n")
+    sample_set = _adapt(path, tmp_path / "s.db", 45)
+
+    assert AUTO in sample_set.lacking["k3"]
+    assert len(sample_set.samples) == 45

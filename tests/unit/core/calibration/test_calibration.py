@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
     MeanErrors,
@@ -18,7 +19,7 @@ from underclock.core.calibration.gpu import (
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import FixedTimePrior, Sweep, sweep_of
+from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.core.calibration.throughput import (
     Board,
     PublishedChange,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.cap import CapMargin, driver_says, draws_limit, is_power_capped, near_cap
+from underclock.core.costs.cap import CapMargin, draws_limit, driver_says, is_power_capped, near_cap
 from underclock.records import AUTO, POWER_CAP_REASON, Sample
 
 _LIMIT_W = 200.0
