@@ -4,6 +4,7 @@ What to do next follows from the samples on file alone, so a campaign that was c
 where it stopped.
 """
 
+import dataclasses
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Floats, Ints
 from underclock.core.model.estimate import CostEstimate, estimate
-from underclock.core.model.predicted_change import TWO_SIDED
+from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.strategies import Goal, choose_kernels
@@ -228,15 +229,9 @@ class AdaptiveRun:
     def _next(self, fit: CostEstimate) -> tuple[list[_Wanted], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
         table, posterior = fit.table, fit.posterior
-        plans = [
-            choose_kernels(table, Goal(max_slowdown=slowdown), fit.predicted_change)
-            for slowdown in self._limits.slowdowns
-        ]
+        plans, sharp = self._plans(fit)
         changes = [fit.predicted_change(plan) for plan in plans if plan is not None]
         self._unsure = max([change.energy_spread for change in changes], default=0.0)
-        # A table answers at once: its samples are limited by number, not by what is enough.
-        sharp = bool(changes) and not fit.exact
-        sharp = sharp and TWO_SIDED * self._unsure <= self._limits.precision
         auto_j, auto_s = fit.baseline.energy_j, fit.baseline.time_s
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
         finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
@@ -267,6 +262,32 @@ class AdaptiveRun:
         order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
         wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
         return [*wanted, *self._reference(fit)], sharp
+
+    def _plans(self, fit: CostEstimate) -> tuple[list[Ints | None], bool]:
+        """Return the plan of each time budget, and whether their promises are sharp enough.
+
+        That a step at auto saves nothing is sure without a sample. So where every plan is auto, it
+        is the plans expected to save something that have to be sharp, in time and in energy: they
+        are what is not yet sure to keep the budget.
+        """
+
+        def certain(setting: Ints) -> PredictedChange:
+            return dataclasses.replace(fit.predicted_change(setting), time_spread=0.0)
+
+        goals = [Goal(max_slowdown=slowdown) for slowdown in self._limits.slowdowns]
+        plans = [choose_kernels(fit.table, goal, fit.predicted_change) for goal in goals]
+        # A table answers at once: its samples are limited by number, not by what is enough.
+        if fit.exact:
+            return plans, False
+        made = [plan for plan in plans if plan is not None]
+        all_auto = all((plan == fit.table.baseline).all() for plan in made)
+        if made and all_auto:
+            plans = [choose_kernels(fit.table, goal, certain) for goal in goals]
+            made = [plan for plan in plans if plan is not None]
+        changes = [fit.predicted_change(plan) for plan in made]
+        spreads = [change.energy_spread for change in changes]
+        spreads += [change.time_spread for change in changes if all_auto]
+        return plans, bool(made) and TWO_SIDED * max(spreads) <= self._limits.precision
 
     def _reference(self, fit: CostEstimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
