@@ -31,7 +31,7 @@ from underclock.stages.calibrate import calibrate_gpu, check_calibration
 from underclock.workloads import workload
 
 _ROOT = Path(__file__).resolve().parent.parent
-_DATA = _ROOT / "src" / "underclock" / "hw" / "simulated" / "data"
+_DATA = _ROOT / "src" / "underclock" / "gpus" / "data"
 _SWEEPS = {
     "rtx3080ti": "rtx3080ti_kernels.csv",
     "a40": "a40_llm_stages.csv",
@@ -44,7 +44,7 @@ Fitted on {date} by `make calibrate`, which runs `benchmarks/calibrate.py`. Pred
 **simulated**; the rows they are compared with are **replayed**: other people's measurements of real
 GPUs. Errors are means of absolute relative errors over rows, those at the power cap included. One
 model for all: `src/underclock/physics`; shared constants per GPU and four per kernel, fitted by
-`src/underclock/core/calibration.py`.
+`src/underclock/core/calibration`.
 
 {table}
 
@@ -62,7 +62,7 @@ Table 1 is all of the paper that is fitted to; Table 2, the relaxed curve, valid
 are compared with in [paper.md](paper.md).
 
 `sim:a4000` and the shared constants of `sim:h200` are **uncalibrated**: no sweep of those GPUs is
-at hand. They are set from data sheets and published fits (`hw/simulated/specs.py`).
+at hand. They are set from data sheets and published fits (`gpus/specs.py`).
 """
 _H200_SECTION = """
 ## The H200 at auto clocks

@@ -194,8 +194,8 @@ class AdaptiveRun:
         wanted = []
         for k, kernel in enumerate(self._kernels):
             # Where each gets few, kernels get different ones: what they share is learned from all.
-            turned = [settings[(k + i) % len(settings)] for i in range(len(settings))]
-            mine = settings if per_kernel >= len(settings) else turned
+            rotated = [settings[(k + i) % len(settings)] for i in range(len(settings))]
+            mine = settings if per_kernel >= len(settings) else rotated
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
             wanted += [_Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted

@@ -79,15 +79,15 @@ def calibrate_gpu(
     sample_set = as_samples(table)
     base = base or base_of(sample_set)
     sweep = _sweep(sample_set, base)
-    found = calibrate(sweep, base.constants)
-    fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
+    calibrated = calibrate(sweep, base.constants)
+    fit = errors_of(calibrated, sweep, np.arange(len(sweep.kernel)))
     out = held_out(sweep, base.constants, _POINTS) if len(sweep.kernels) > 1 else None
     return dataclasses.replace(
         base,
-        constants=found.gpu,
-        cap_margin_w=max(0.0, base.limit_w[0] - found.limit_w),
+        constants=calibrated.gpu,
+        cap_margin_w=max(0.0, base.limit_w[0] - calibrated.limit_w),
         own=tuple(
-            OwnKernel(kernel=kernel, constants=found.kernels[kernel.name])
+            OwnKernel(kernel=kernel, constants=calibrated.kernels[kernel.name])
             for kernel in sample_set.kernels
         ),
         calibration=Calibration(

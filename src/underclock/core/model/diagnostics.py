@@ -14,7 +14,8 @@ from underclock.arrays import Floats, Ints
 from underclock.core.model.estimate import STEADY_C, start_of, temperature_of
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, Shared, predict
-from underclock.core.model.posterior import Posterior, clocks_of, posterior_of
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import UNKNOWN_MHZ, Rows, rows_of
 from underclock.core.model.subsample import fitted
 from underclock.records import Clocks, SampleSet

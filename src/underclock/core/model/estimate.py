@@ -15,13 +15,14 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
-from underclock.core.model.posterior import Posterior, posterior_of, with_means, with_measured
+from underclock.core.model.posterior import Posterior, with_means, with_measured
 from underclock.core.model.predicted_change import (
     ONE_SIDED,
     Baseline,
     PredictedChange,
     predicted_change,
 )
+from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted

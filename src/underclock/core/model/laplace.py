@@ -11,8 +11,8 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.model.damped_steps import Linear, converge_kernels, normal_equations
 from underclock.core.model.parameters import CORE, DRAM, Parameters
+from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.starts import STARTS, Shares, started
 from underclock.core.model.state import Problem, State, kernel_costs, predicted, weights
 from underclock.core.model.whitening import ErrorModel
 

@@ -10,8 +10,8 @@ from underclock.core.model.error_sizes import estimate_errors, estimate_scale
 from underclock.core.model.hierarchical_prior import learned
 from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.parameters import Shared
+from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
-from underclock.core.model.starts import restart
 from underclock.core.model.state import Problem, State, begin, kernel_costs
 
 _ROUNDS = 2

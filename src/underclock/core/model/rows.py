@@ -4,7 +4,7 @@ Shape letters: R rows, K kernels, M memory clocks.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,8 +13,9 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
+from underclock.core.model.checks import check_repeats, check_values, clocks_asked
 from underclock.errors import DataError
-from underclock.records import Clocks, Kind, Sample, SampleSet
+from underclock.records import Kind, Sample, SampleSet
 
 PER_KERNEL = 4
 
@@ -25,13 +26,9 @@ class CannotFitError(DataError):
 
 UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name it
 _PILE = 3  # kernels at the same greatest power, from which a cap is concluded
-_CONTRADICTION = 0.25  # repeats of one row lie within a few per cent of each other
 _KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
 _USUAL_C = 55.0  # where no temperature was read; only differences between rows matter
-# What no GPU, of any age, is near to; beyond it a value is damaged or in another unit.
-_PLAUSIBLE_MHZ = (10.0, 20_000.0)
-_PLAUSIBLE_W = (0.1, 100_000.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,7 @@ def rows_of(sample_set: SampleSet) -> Rows:
     memory = _memory_mhz(sample_set)
     limit_w, capped = _cap(sample_set)
     ceiling = ceiling_mhz(sample_set.samples)
-    asked_mhz = [float(clocks.core_mhz) for clocks in _clocks(sample_set) if clocks.core_mhz]
+    asked_mhz = [float(clocks.core_mhz) for clocks in clocks_asked(sample_set) if clocks.core_mhz]
     boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     locked: list[_Row] = []
@@ -172,7 +169,7 @@ def _check_enough(sample_set: SampleSet, locked: int, memory_clocks: int) -> Non
 
 def _memory_mhz(sample_set: SampleSet) -> list[float]:
     """Return the GPU's memory clocks, ascending: as asked, else as read back, else one unknown."""
-    asked = {float(clocks.mem_mhz) for clocks in _clocks(sample_set) if clocks.mem_mhz}
+    asked = {float(clocks.mem_mhz) for clocks in clocks_asked(sample_set) if clocks.mem_mhz}
     observed = [sample.observed for sample in sample_set.samples if sample.observed]
     read = {float(clocks.mem_mhz) for clocks in observed if clocks.mem_mhz}
     return sorted(asked or read or {UNKNOWN_MHZ})
@@ -189,63 +186,6 @@ def ceiling_mhz(samples: Sequence[Sample]) -> float:
         and (s.asked.core_mhz is None or not _holds(s))
     ]
     return min(seen, default=math.inf)
-
-
-def check_values(sample_set: SampleSet) -> None:
-    """Refuse samples that no GPU can have given.
-
-    Raises:
-        DataError: A sample is of no kernel of the step, or its clocks or power are out of bounds.
-    """
-    names = {kernel.name for kernel in sample_set.kernels}
-    for sample in sample_set.samples:
-        if sample.kernel not in names:
-            raise DataError(
-                f"a sample names {sample.kernel!r}, which is no kernel of the step",
-                hint="the file is damaged, or of another step: measure again",
-            )
-        power_w = sample.energy_j / sample.time_s
-        if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
-            raise DataError(
-                f"{sample.kernel!r} at {sample.asked} drew {power_w:.3g} W: "
-                f"{sample.energy_j:.3g} J in {sample.time_s:.3g} s",
-                hint="are times in s and energies in J?",
-            )
-    seen = [sample.observed for sample in sample_set.samples if sample.observed]
-    for clocks in (*_clocks(sample_set), *seen):
-        for name, mhz in (("core", clocks.core_mhz), ("memory", clocks.mem_mhz)):
-            if mhz is not None and not _PLAUSIBLE_MHZ[0] <= mhz <= _PLAUSIBLE_MHZ[1]:
-                raise DataError(
-                    f"a {name} clock of {mhz} MHz is none that a GPU has",
-                    hint="are clocks in MHz?",
-                )
-
-
-def check_repeats(samples: Sequence[Sample]) -> None:
-    """Refuse repeats of one row that cannot be of the same thing.
-
-    Raises:
-        DataError: Two differ by a quarter or more.
-    """
-    groups: dict[object, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.kernel, sample.asked].append(sample)
-    for alike in groups.values():
-        for what, values in (
-            ("time", [s.time_s for s in alike]),
-            ("energy", [s.energy_j for s in alike]),
-        ):
-            if max(values) > (1.0 + _CONTRADICTION) * min(values):
-                raise DataError(
-                    f"repeats of {alike[0].kernel!r} at {alike[0].asked} contradict each other: "
-                    f"their {what} differs by {max(values) / min(values) - 1:.0%}",
-                    hint="was another process on the GPU? measure this kernel again on an idle one",
-                )
-
-
-def _clocks(sample_set: SampleSet) -> list[Clocks]:
-    """Return all clocks that were to be visited, and those that were."""
-    return [*sample_set.settings, *[sample.asked for sample in sample_set.samples]]
 
 
 def _cap(sample_set: SampleSet) -> tuple[float, list[bool]]:

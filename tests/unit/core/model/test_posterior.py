@@ -12,13 +12,8 @@ from underclock.arrays import Floats
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.most_likely import fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
-from underclock.core.model.posterior import (
-    Posterior,
-    clocks_of,
-    posterior_of,
-    with_means,
-    with_measured,
-)
+from underclock.core.model.posterior import Posterior, with_means, with_measured
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.records import AUTO, Clocks
@@ -89,7 +84,7 @@ def posterior(model: FittedModel) -> Posterior:
 @pytest.mark.parametrize("each", [5, 12])
 def test_intervals_at_settings_nobody_measured_hold_the_truth(each: int) -> None:
     inside: list[Floats] = []
-    for seed in range(8):
+    for seed in range(3):
         rows, truth = _drawn(seed, each)
         predicted = posterior_of(fit_all(rows, _FAMILY), _ALL, temperature_c=_WARM)
         for log, true, powers in (

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.model.rows import CannotFitError, ceiling_mhz, check_repeats, rows_of
+from underclock.core.model.checks import check_repeats
+from underclock.core.model.rows import CannotFitError, ceiling_mhz, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
 from underclock.errors import DataError
