@@ -14,7 +14,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants, KernelArrays
-from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs
+from underclock.physics.derivatives import BY_KERNEL, LogCosts, log_costs
 
 CORE, DRAM, FIXED, WORK = range(PER_KERNEL)
 # Shared parameters: name, and how far from its start it may be expected, as a logarithm.
@@ -30,7 +30,7 @@ _NAMED = {
 }
 _OF_KERNEL = ("core_mcycles", "dram_mcycles", "fixed_s", "work_j_per_v2")
 _COLUMNS = {name: column for column, name in enumerate(BY_KERNEL)}
-_NAMED_COLUMNS = [BY_GPU.index(name) for name in _NAMED]
+_STEP = 1e-5  # of a logarithm
 _DRAM_J, _XBAR = len(_NAMED), len(_NAMED) + 1
 _DRAM_J_SPREAD, _XBAR_SPREAD, _MEM_W_SPREAD, _EFFICIENCY_SPREAD = 1.5, 1.0, 0.7, 0.15
 _GIVEN_DRAM_J, _GIVEN_XBAR = 0.005, 0.05  # J per Mcycle; crossbar cycles per DRAM cycle
@@ -124,8 +124,16 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted logarithms of time and power, ready to be differentiated by the parameters."""
+    """Predicted logarithms of time and power, ready to be differentiated by the parameters.
 
+    Attributes:
+        parameters: Of the GPU and of all kernels.
+        at: Where.
+        costs: What physics says.
+    """
+
+    parameters: Parameters
+    at: Points
     costs: LogCosts
 
     @property
@@ -143,18 +151,19 @@ class Prediction:
         return by
 
     def by_shared(self) -> Floats:
-        """Return derivatives by the shared parameters. Shape (2, R, S)."""
-        by_constant, by_gpu = self.costs.by_kernel(), self.costs.by_gpu()
-        proportional = [_COLUMNS["dram_j"], _COLUMNS["xbar_mcycles"]]
-        return np.concatenate(
-            [
-                by_gpu[:, :, _NAMED_COLUMNS],
-                by_constant[:, :, proportional],
-                # Of the efficiencies, the last is one by definition.
-                by_gpu[:, :, len(BY_GPU) : -1],
-            ],
-            axis=-1,
-        )
+        """Return derivatives by the shared parameters. Shape (2, R, S).
+
+        Differences: the exact ones (`LogCosts.by_gpu`) agree to 1e-5, which is enough for a plan to
+        choose others among settings that cost the same, and so to change published evidence.
+        """
+        here, shared = self.log, self.parameters.shared
+        by = np.empty((*here.shape, len(shared)))
+        for s in range(len(shared)):
+            moved = shared.copy()
+            moved[s] += _STEP
+            parameters = dataclasses.replace(self.parameters, shared=moved)
+            by[:, :, s] = (predict(parameters, self.at).log - here) / _STEP
+        return by
 
 
 def predict(parameters: Parameters, at: Points) -> Prediction:
@@ -176,4 +185,5 @@ def predict(parameters: Parameters, at: Points) -> Prediction:
         serial=parameters.serial[at.kernel],
     )
     gpu = parameters.family.gpu(parameters.shared)
-    return Prediction(log_costs(gpu, kernels, at.core_mhz, at.mem_mhz, at.temperature_c))
+    costs = log_costs(gpu, kernels, at.core_mhz, at.mem_mhz, at.temperature_c)
+    return Prediction(parameters, at, costs)
