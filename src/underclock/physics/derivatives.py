@@ -54,7 +54,7 @@ class LogCosts:
         power_w: Board power. Shape (R,).
         volts: Core voltage in V. Shape (R,).
         joined_s: Time but the fixed. Shape (R,).
-        shares: Shares of core, DRAM and crossbar in it; they add up to one. Shape (3, R).
+        parts_s: What core, DRAM and crossbar would take alone. Shape (3, R).
     """
 
     gpu: GpuConstants
@@ -66,7 +66,7 @@ class LogCosts:
     power_w: Floats
     volts: Floats
     joined_s: Floats
-    shares: Floats
+    parts_s: Floats
 
     @property
     def log(self) -> Floats:
@@ -77,7 +77,7 @@ class LogCosts:
         """Return derivatives by the kernel's constants, as in `BY_KERNEL`. Shape (2, R, 6)."""
         kernels = self.kernels
         by = np.zeros((2, len(self.time_s), len(BY_KERNEL)))
-        by[0, :, :3] = (self.joined_s * self.shares / self.time_s).T
+        by[0, :, :3] = (self.joined_s * self._shares() / self.time_s).T
         by[0, :, 3] = kernels.fixed_s / self.time_s
         by[1] = -self._dynamic_share()[:, None] * by[0]
         launch_j = self.time_s * self.power_w
@@ -92,17 +92,17 @@ class LogCosts:
         """
         gpu = self.gpu
         by = np.zeros((2, len(self.time_s), len(BY_GPU) + 2 * len(gpu.mem_points_mhz)))
-        joined_share = self.joined_s / self.time_s
-        sharpness = xlogy(self.shares, self.shares).sum(axis=0) / self.kernels.exponent(gpu)
+        joined_share, shares = self.joined_s / self.time_s, self._shares()
+        sharpness = xlogy(shares, shares).sum(axis=0) / self.kernels.exponent(gpu)
         by[0, :, 0] = joined_share * np.where(self.kernels.serial, 0.0, sharpness)
         at_floor = xbar_mhz(gpu, self.core_mhz) <= gpu.xbar_floor_mhz
-        by[0, :, 1] = -joined_share * self.shares[2] * at_floor
+        by[0, :, 1] = -joined_share * shares[2] * at_floor
         # What each memory point has to say at each row's clock, as a part of the whole.
         points = np.eye(len(gpu.mem_points_mhz))
         near = np.stack([np.interp(self.mem_mhz, gpu.mem_points_mhz, p) for p in points], axis=-1)
         efficiency = near * gpu.mem_points_efficiency
         efficiency /= efficiency.sum(axis=-1, keepdims=True)
-        by[0, :, -len(points) :] = -(joined_share * self.shares[1])[:, None] * efficiency
+        by[0, :, -len(points) :] = -(joined_share * shares[1])[:, None] * efficiency
         by[1] = -self._dynamic_share()[:, None] * by[0]
         above_mhz = np.maximum(self.core_mhz - gpu.knee_mhz, 0.0)
         rise = gpu.slope_v_per_mhz + 2.0 * gpu.bend_v_per_mhz2 * above_mhz
@@ -117,6 +117,12 @@ class LogCosts:
         memory = slice(len(BY_GPU), len(BY_GPU) + len(points))
         by[1, :, memory] = near * gpu.mem_points_w / self.power_w[:, None]
         return by
+
+    def _shares(self) -> Floats:
+        """Return the shares of core, DRAM and crossbar; they add up to one. Shape (3, R)."""
+        exponent = self.kernels.exponent(self.gpu)
+        shares: Floats = (self.parts_s / np.maximum(self.joined_s, _NO_TIME_S)) ** exponent
+        return shares
 
     def _dynamic_share(self) -> Floats:
         """Return the part of power that falls when a kernel takes longer. Shape (R,)."""
@@ -156,9 +162,8 @@ def log_costs(
         mem_mhz: Shape (R,).
         temperature_c: Shape (R,).
     """
-    exponent = kernels.exponent(gpu)
     parts = parts_s(gpu, kernels, core_mhz, mem_mhz)
-    joined_s = joined(*parts, exponent)
+    joined_s = joined(*parts, kernels.exponent(gpu))
     time_s = joined_s + kernels.fixed_s
     volts = voltage_v(gpu, core_mhz)
     launch_j = kernels.work_j_per_v2 * volts**2 + kernels.dram_j
@@ -172,5 +177,5 @@ def log_costs(
         power_w=idle_w(gpu, core_mhz, mem_mhz, temperature_c) + launch_j / time_s,
         volts=volts,
         joined_s=joined_s,
-        shares=(np.stack(parts) / np.maximum(joined_s, _NO_TIME_S)) ** exponent,
+        parts_s=np.stack(parts),
     )
