@@ -87,14 +87,14 @@ def test_few_rows_of_a_table_find_most_of_its_saving(sweep: Path, adapted: Sampl
         KERNELS, 1
     )
     full = plan(table, Goal(max_slowdown=0.01))
-    found = plan(sample_set, Goal(max_slowdown=0.01))
-    really = score(found, table)
+    made = plan(sample_set, Goal(max_slowdown=0.01))
+    really = score(made, table)
     assert really.energy_change < 0.9 * full.promise.energy_change < 0
     assert really.time_change < 0.012
-    arm = found.arm(found.chosen)
+    arm = made.arm(made.chosen)
     assert arm.energy_interval is not None
     assert arm.time_interval is not None
-    assert sum(arm.energy_interval) / 2 == pytest.approx(found.promise.energy_change)
+    assert sum(arm.energy_interval) / 2 == pytest.approx(made.promise.energy_change)
     assert arm.time_interval[1] <= 0.0125
 
 

@@ -1,4 +1,4 @@
-"""What a fit found, in quantities that mean something.
+"""A fit in quantities that people know: constants with errors, and how each kernel is described.
 
 Shape letters: R rows, K kernels.
 """
@@ -39,7 +39,7 @@ _WORDS = (
 
 
 def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
-    """Fit a sample_set and say what was found.
+    """Fit samples, and state constants, errors and kernels.
 
     Args:
         sample_set: Samples of one GPU.

@@ -1,6 +1,7 @@
 """The most likely parameters of the model: each step is a function of a problem and a state.
 
-Parameters, error sizes and the hierarchical prior depend on one another, so they are found in turn.
+Parameters, error sizes and the hierarchical prior depend on one another: they are estimated in
+turn.
 """
 
 import numpy as np
