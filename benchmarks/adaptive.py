@@ -16,11 +16,11 @@ import numpy as np
 from searching_problem import Problem, table_problem
 from underclock.core.model.estimate import start_of, temperature_of
 from underclock.core.model.parameters import Shared
-from underclock.core.model.posterior import posterior_of
+from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import rows_of
 from underclock.core.model.subsample import fitted
 from underclock.core.planning.goal import Goal
-from underclock.core.sampling.acquisition import prices
+from underclock.core.sampling.acquisition import multipliers
 from underclock.records import SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
@@ -53,7 +53,7 @@ time. Each campaign measures for one time budget. A table is planned only where 
 a promise is what it will be, and no time budget is broken.
 
 *Informed* is what the same number of rows reaches when a fit to **all** rows says which to take:
-those expected to lie nearest to the best of their kernel, at the price of time that the budget
+those expected to lie nearest to the best of their kernel, at the multiplier of time that the budget
 sets. A search does not know as much. Where even that stays under 97 %, the rest is mostly luck of
 single rows: the least of many noisy rows is low by noise that no other row tells of.
 
@@ -71,20 +71,20 @@ def informed(problem: Problem, samples: int, budget: float) -> float:
     sample_set, costs = problem.rows, problem.costs
     settings = [clocks for clocks in costs.settings if clocks != problem.baseline]
     rows = rows_of(sample_set)
-    solution = fitted(rows, Shared(start_of(rows, settings)))
-    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
+    model = fitted(rows, Shared(start_of(rows, settings)))
+    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set))
     counts = np.array([[float(kernel.count)] for kernel in sample_set.kernels])
     time_s = np.exp(posterior.log_s) * counts
     energy_j = np.exp(posterior.log_s + posterior.log_w) * counts
     here = np.isfinite(costs.time_s[:, [costs.settings.index(clocks) for clocks in settings]])
     auto_s, auto_j = costs.time_s[:, costs.baseline], costs.energy_j[:, costs.baseline]
-    price = prices(
+    multiplier = multipliers(
         np.column_stack([np.where(here, time_s, FAR), auto_s]),
         np.column_stack([np.where(here, energy_j, FAR), auto_j]),
         float(auto_s.sum()),
         (budget,),
     )[0]
-    cost = np.where(here, energy_j + price * time_s, FAR)
+    cost = np.where(here, energy_j + multiplier * time_s, FAR)
     behind = (cost - cost.min(axis=1, keepdims=True)) / auto_j[:, None]
     order = np.argsort(behind, axis=None)[: samples - len(sample_set.kernels)]
     rows_taken = [

@@ -15,7 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.calibration.throughput import Board, Change, fit_throughput, misfit
+from underclock.core.calibration.throughput import (
+    Board,
+    PublishedChange,
+    fit_throughput,
+    residuals_of,
+)
 from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import Calibration, GpuModel, OwnKernel, encode
@@ -26,7 +31,7 @@ from underclock.stages.calibrate import calibrate_gpu, check_calibration
 from underclock.workloads import workload
 
 _ROOT = Path(__file__).resolve().parent.parent
-_DATA = _ROOT / "src" / "underclock" / "hw" / "simulated" / "data"
+_DATA = _ROOT / "src" / "underclock" / "gpus" / "data"
 _SWEEPS = {
     "rtx3080ti": "rtx3080ti_kernels.csv",
     "a40": "a40_llm_stages.csv",
@@ -39,11 +44,11 @@ Fitted on {date} by `make calibrate`, which runs `benchmarks/calibrate.py`. Pred
 **simulated**; the rows they are compared with are **replayed**: other people's measurements of real
 GPUs. Errors are means of absolute relative errors over rows, those at the power cap included. One
 model for all: `src/underclock/physics`; shared constants per GPU and four per kernel, fitted by
-`src/underclock/core/calibration.py`.
+`src/underclock/core/calibration`.
 
 {table}
 
-Errors are time / power. *Held-out kernels* took no part in fitting the shared constants (five
+MeanErrors are time / power. *Held-out kernels* took no part in fitting the shared constants (five
 folds over kernels); of each, four rows fit its own constants and all its other rows are predicted.
 The last column is what `underclock calibrate TABLE.csv --gpu sim:NAME --check --points 4` prints:
 there the shared constants have seen the kernels. The figure to reach was 4 % and 4 %.
@@ -57,7 +62,7 @@ Table 1 is all of the paper that is fitted to; Table 2, the relaxed curve, valid
 are compared with in [paper.md](paper.md).
 
 `sim:a4000` and the shared constants of `sim:h200` are **uncalibrated**: no sweep of those GPUs is
-at hand. They are set from data sheets and published fits (`hw/simulated/specs.py`).
+at hand. They are set from data sheets and published fits (`gpus/specs.py`).
 """
 _H200_SECTION = """
 ## The H200 at auto clocks
@@ -100,7 +105,7 @@ def _with_table1(model: GpuModel, table: Path) -> GpuModel:
     if model.throughput is None:
         raise AssertionError(f"{model.name} has no throughput to begin with")
     changes = [
-        Change(
+        PublishedChange(
             kernel=kernel,
             clocks=Clocks(core_mhz=_mhz(row["core_mhz"]), mem_mhz=_mhz(row["mem_mhz"])),
             time_change=float(row["time_change_pct"]) / 100.0,
@@ -116,7 +121,7 @@ def _with_table1(model: GpuModel, table: Path) -> GpuModel:
     throughput, boost_mhz = fit_throughput(board, model.throughput, changes)
     constants = dataclasses.replace(model.constants, boost_mhz=boost_mhz)
     board = dataclasses.replace(board, constants=constants)
-    off = np.abs(np.expm1(misfit(board, throughput, changes))).mean(axis=0)
+    off = np.abs(np.expm1(residuals_of(board, throughput, changes))).mean(axis=0)
     note = (
         f"boost clock, rates and energies per operation fitted to {len(changes)} rows of "
         f"{table.stem}: mean error of the change in time {off[0]:.1%}, in energy {off[1]:.1%}"

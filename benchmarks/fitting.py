@@ -4,7 +4,7 @@
 
 Each case draws a GPU, its kernels and noisy samples of them, fits them
 (`core.model.subsample.fitted`) and predicts every kernel at every setting
-(`core.model.posterior.posterior_of`). Another seed each repeat. The table goes to
+(`core.model.predictive.posterior_of`). Another seed each repeat. The table goes to
 docs/evidence/fitting.md; a quick run, of the small case, is printed.
 """
 
@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.model.parameters import Points, Shared, predict
-from underclock.core.model.posterior import posterior_of
+from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import MOST_KERNELS, MOST_ROWS, fitted
@@ -58,7 +58,7 @@ class Run:
 
     Attributes:
         fit_s: Time of the fit.
-        believe_s: Time of the prediction.
+        predict_s: Time of the prediction.
         cpu_s: CPU time of both: what they take on an idle machine.
         off: Median error of the predicted energy against the truth, as a fraction.
         inside: Share of energies within their 95 % interval.
@@ -66,7 +66,7 @@ class Run:
     """
 
     fit_s: float
-    believe_s: float
+    predict_s: float
     cpu_s: float
     off: float
     inside: float
@@ -91,7 +91,10 @@ def run(kernels: int, settings: int, seed: int) -> Run:
         mem_mhz=np.tile(mem, kernels),
         temperature_c=np.full(kernels * len(core), _WARM_C),
     )
-    truth, _ = predict(_FAMILY, shared, own, np.zeros(kernels, dtype=bool), at)
+    parameters = Parameters(
+        family=_FAMILY, shared=shared, kernels=own, serial=np.zeros(kernels, dtype=bool)
+    )
+    truth = predict(parameters, at).log
     log_s, log_w = truth + random.normal(0.0, 1.0, truth.shape) * _NOISE
     rows = Rows(
         names=tuple(f"kernel {k}" for k in range(kernels)),
@@ -112,15 +115,15 @@ def run(kernels: int, settings: int, seed: int) -> Run:
         for c, m in zip(core.tolist(), mem.tolist(), strict=True)
     ]
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    solution = fitted(rows, _FAMILY)
+    model = fitted(rows, _FAMILY)
     fitted_s = time.perf_counter()
-    posterior = posterior_of(solution, clocks, temperature_c=_WARM_C)
+    posterior = posterior_of(model, clocks, temperature_c=_WARM_C)
     ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEBIBYTES
     off = np.abs(posterior.log_s + posterior.log_w - truth.sum(axis=0).reshape(kernels, -1))
     return Run(
         fit_s=fitted_s - began_s,
-        believe_s=ended_s - fitted_s,
+        predict_s=ended_s - fitted_s,
         cpu_s=ended_cpu_s - began_cpu_s,
         off=float(np.median(off)),
         inside=float((off <= 1.96 * np.sqrt(posterior.variance(1.0, 1.0))).mean()),
@@ -136,7 +139,7 @@ def apart(kernels: int, settings: int, seed: int) -> Run:
         capture_output=True,
         text=True,
     )
-    names = ("fit_s", "believe_s", "cpu_s", "off", "inside", "peak_mib")
+    names = ("fit_s", "predict_s", "cpu_s", "off", "inside", "peak_mib")
     values = (float(word) for word in answer.stdout.split())
     return Run(**dict(zip(names, values, strict=True)))
 
@@ -144,14 +147,14 @@ def apart(kernels: int, settings: int, seed: int) -> Run:
 def line(kernels: int, settings: int, repeats: int, wanted_s: float) -> str:
     """Run one case and return its row of the table."""
     runs = [apart(kernels, settings, seed) for seed in range(repeats)]
-    totals = [one.fit_s + one.believe_s for one in runs]
+    totals = [one.fit_s + one.predict_s for one in runs]
     cpu = [one.cpu_s for one in runs]
     cells = (
         f"{kernels} x {settings}",
         f"{kernels * settings}",
         f"{repeats}",
         f"{statistics.median(one.fit_s for one in runs):.2f}",
-        f"{statistics.median(one.believe_s for one in runs):.2f}",
+        f"{statistics.median(one.predict_s for one in runs):.2f}",
         f"{statistics.median(totals):.2f}",
         f"{min(totals):.2f} to {max(totals):.2f}",
         f"{statistics.median(cpu):.2f}",
@@ -194,7 +197,7 @@ def main(arguments: list[str]) -> None:
     """Run one repeat, the small case, or all of it."""
     if arguments[:1] == ["one"]:
         one = run(*(int(word) for word in arguments[1:]))
-        print(one.fit_s, one.believe_s, one.cpu_s, one.off, one.inside, one.peak_mib)
+        print(one.fit_s, one.predict_s, one.cpu_s, one.off, one.inside, one.peak_mib)
         return
     load = os.getloadavg()[0]
     quick = arguments == ["--quick"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.costs.table import near_cap
+from underclock.core.costs.cap import near_cap
 from underclock.core.knapsack import Exact, Problem
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.locks import snap

@@ -4,8 +4,9 @@
 * `timing`: how long a kernel takes
 * `power`: voltage, and what the board draws
 * `thermal`: how temperature follows power
+* `derivatives`: how time and power change with the constants
 * `cap`: the core clock at which a power limit holds
 * `work`: a kernel nobody has measured, from its FLOPs and bytes
 
-Every function takes floats or arrays of clocks alike.
+Time and power take one kernel at one clock or at many, and arrays of kernels at as many clocks.
 """

@@ -4,12 +4,16 @@ Cycles are counted in millions, so that Mcycles / MHz = s.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from underclock.arrays import Floats
+import numpy as np
+
+from underclock.arrays import Bools, Floats
 
 Values = TypeVar("Values", float, Floats)
 """One number, or one for each of many clocks."""
+Constant_co = TypeVar("Constant_co", float, Floats, covariant=True)
+"""A constant of one kernel, or of each of many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +78,9 @@ class KernelConstants:
     core_mcycles: float = 0.0
     """Core cycles it would take were nothing else in the way."""
     dram_mcycles: float = 0.0
-    """Memory cycles, likewise."""
+    """Memory cycles it would take were nothing else in the way."""
     xbar_mcycles: float = 0.0
-    """Crossbar and L2 cycles, likewise."""
+    """Crossbar and L2 cycles it would take were nothing else in the way."""
     fixed_s: float = 0.0
     """Time no clock changes."""
     work_j_per_v2: float = 0.0
@@ -91,3 +95,46 @@ class KernelConstants:
         parts = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles, self.fixed_s)
         if min(parts) < 0 or max(parts) <= 0:
             raise ValueError("a kernel needs cycles, and none of them negative")
+
+    def exponent(self, gpu: GpuConstants) -> float:
+        """Return the exponent that joins the parts of its time."""
+        return 1.0 if self.serial else gpu.exponent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelArrays:
+    """Constants of many kernels, or of the same ones at many clocks. Each of shape (R,).
+
+    The attributes are those of `KernelConstants`.
+    """
+
+    core_mcycles: Floats
+    dram_mcycles: Floats
+    xbar_mcycles: Floats
+    fixed_s: Floats
+    work_j_per_v2: Floats
+    dram_j: Floats
+    serial: Bools
+
+    def exponent(self, gpu: GpuConstants) -> Floats:
+        """Return the exponent that joins the parts of each kernel's time. Shape (R,)."""
+        return np.where(self.serial, 1.0, gpu.exponent)
+
+
+class KernelLike(Protocol[Constant_co]):
+    """What the formulas ask of `KernelConstants` and of `KernelArrays`."""
+
+    @property
+    def core_mcycles(self) -> Constant_co: ...  # noqa: D102 - as in `KernelConstants`
+    @property
+    def dram_mcycles(self) -> Constant_co: ...  # noqa: D102
+    @property
+    def xbar_mcycles(self) -> Constant_co: ...  # noqa: D102
+    @property
+    def fixed_s(self) -> Constant_co: ...  # noqa: D102
+    @property
+    def work_j_per_v2(self) -> Constant_co: ...  # noqa: D102
+    @property
+    def dram_j(self) -> Constant_co: ...  # noqa: D102
+
+    def exponent(self, gpu: GpuConstants) -> Constant_co: ...  # noqa: D102

@@ -9,10 +9,10 @@ efficiency sits at the knee.
 
 import numpy as np
 
-from underclock.physics.constants import GpuConstants, KernelConstants, Values
+from underclock.physics.constants import GpuConstants, KernelLike, Values
 from underclock.physics.timing import duration_s
 
-_REFERENCE_C = 25.0
+REFERENCE_C = 25.0  # at which leakage is stated
 
 
 def voltage_v(gpu: GpuConstants, core_mhz: Values) -> Values:
@@ -30,7 +30,7 @@ def idle_w(
 ) -> Values:
     """Return the board power in W while clocks run and nothing else does."""
     volts = voltage_v(gpu, core_mhz)
-    warmth = 1.0 + gpu.leak_per_c * (temperature_c - _REFERENCE_C)
+    warmth = 1.0 + gpu.leak_per_c * (temperature_c - REFERENCE_C)
     memory_w: Values = np.interp(mem_mhz, gpu.mem_points_mhz, gpu.mem_points_w)
     return (
         gpu.board_w
@@ -42,13 +42,12 @@ def idle_w(
 
 def busy_w(
     gpu: GpuConstants,
-    kernel: KernelConstants,
+    kernel: KernelLike[float] | KernelLike[Values],
     core_mhz: Values,
     mem_mhz: Values,
     temperature_c: float | Values,
 ) -> Values:
     """Return the board power in W while a kernel runs over and over."""
-    per_launch_j = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j
-    return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + per_launch_j / duration_s(
-        gpu, kernel, core_mhz, mem_mhz
-    )
+    per_launch_j: Values = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j
+    taken_s = duration_s(gpu, kernel, core_mhz, mem_mhz)
+    return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + per_launch_j / taken_s

@@ -7,7 +7,7 @@ flight overlaps nothing: its parts add, n = 1.
 
 import numpy as np
 
-from underclock.physics.constants import GpuConstants, KernelConstants, Values
+from underclock.physics.constants import GpuConstants, KernelLike, Values
 
 _SHORTEST_S = 1e-15  # keeps a kernel that is all fixed time from dividing by zero
 
@@ -28,15 +28,28 @@ def dram_mhz(gpu: GpuConstants, mem_mhz: Values) -> Values:
 
 
 def duration_s(
-    gpu: GpuConstants, kernel: KernelConstants, core_mhz: Values, mem_mhz: Values
+    gpu: GpuConstants,
+    kernel: KernelLike[float] | KernelLike[Values],
+    core_mhz: Values,
+    mem_mhz: Values,
 ) -> Values:
     """Return the duration of one launch in s."""
-    n = 1.0 if kernel.serial else gpu.exponent
-    core: Values = kernel.core_mcycles / core_mhz
-    dram: Values = kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)
-    xbar: Values = kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)
-    duration: Values = joined(core, dram, xbar, n) + kernel.fixed_s
+    core_s, dram_s, xbar_s = parts_s(gpu, kernel, core_mhz, mem_mhz)
+    duration: Values = joined(core_s, dram_s, xbar_s, kernel.exponent(gpu)) + kernel.fixed_s
     return duration
+
+
+def parts_s(
+    gpu: GpuConstants,
+    kernel: KernelLike[float] | KernelLike[Values],
+    core_mhz: Values,
+    mem_mhz: Values,
+) -> tuple[Values, Values, Values]:
+    """Return what core, DRAM and crossbar would take in s, each with nothing else in the way."""
+    core_s: Values = kernel.core_mcycles / core_mhz
+    dram_s: Values = kernel.dram_mcycles / dram_mhz(gpu, mem_mhz)
+    xbar_s: Values = kernel.xbar_mcycles / xbar_mhz(gpu, core_mhz)
+    return core_s, dram_s, xbar_s
 
 
 def joined(core_s: Values, dram_s: Values, xbar_s: Values, exponent: float | Values) -> Values:

@@ -4,6 +4,7 @@ What to do next follows from the samples on file alone, so a campaign that was c
 where it stopped.
 """
 
+import dataclasses
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +13,22 @@ from typing import Protocol
 
 import numpy as np
 
-from underclock.arrays import Floats
-from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.predicted_change import TWO_SIDED
+from underclock.arrays import Floats, Ints
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
+from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
-from underclock.core.sampling.acquisition import anchors, hope, hope_alone, prices, worth
+from underclock.core.sampling.acquisition import (
+    Candidates,
+    expected_improvement,
+    expected_improvement_within_own_budget,
+    multipliers,
+    value_of_information,
+)
+from underclock.core.sampling.initial_design import initial_design
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.store import SampleFile
@@ -28,7 +37,7 @@ _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what 
 _SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
-_DEAR = 5.0  # of auto's mean power: at this price of a second nobody has any to lend
+_DEAR = 5.0  # of auto's mean power: at this multiplier of a second nobody has any to lend
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 Append = Callable[[str, Clocks, int, Reading, bool], None]
@@ -64,6 +73,21 @@ class _Wanted:
 
     kernel: Kernel
     clocks: Clocks
+
+
+@dataclass(frozen=True, slots=True)
+class _CertainOfTime:
+    """A risk model that takes expected times for certain.
+
+    Attributes:
+        model: Whose expectations they are.
+    """
+
+    model: RiskModel
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        """Say what a choice is expected to change."""
+        return dataclasses.replace(self.model.predicted_change(setting), time_spread=0.0)
 
 
 class AdaptiveRun:
@@ -108,18 +132,18 @@ class AdaptiveRun:
         while not self._spent():
             sample_set = self._file.sample_set()
             try:
-                found = estimate(sample_set, baseline=self._baseline)
+                fit = estimate(sample_set, baseline=self._baseline)
             except CannotFitError:
                 if not self._take(self._more(), refit=True):
                     break
                 continue
-            wanted, sharp = self._next(found)
+            wanted, sharp = self._next(fit)
             if sharp:
                 self._tell("the promise is as sharp as asked")
                 return
             if not self._take(wanted, refit=True):
                 break
-            if self._launches and self._rests_on_baseline(found):
+            if self._launches and self._rests_on_baseline(fit):
                 self._warm()  # kernels one by one leave the GPU cooler than the step does
                 self._step()
 
@@ -183,17 +207,17 @@ class AdaptiveRun:
         ]
         if not locked:
             return []
-        settings, per_kernel = self._anchors(locked)
+        settings, per_kernel = self._initial_design(locked)
         wanted = []
         for k, kernel in enumerate(self._kernels):
             # Where each gets few, kernels get different ones: what they share is learned from all.
-            turned = [settings[(k + i) % len(settings)] for i in range(len(settings))]
-            mine = settings if per_kernel >= len(settings) else turned
+            rotated = [settings[(k + i) % len(settings)] for i in range(len(settings))]
+            mine = settings if per_kernel >= len(settings) else rotated
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
             wanted += [_Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted
 
-    def _anchors(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
+    def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
         mems = sorted({float(c.mem_mhz) for c in locked if c.mem_mhz}) or [1.0]
         top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
         base = unknown_gpu(mems, fastest_mhz=top, most_w=300.0)
@@ -203,7 +227,7 @@ class AdaptiveRun:
         if self._limits.max_samples is not None:
             each = _SHARE_FOR_SHARED * self._limits.max_samples / len(self._kernels)
             per_kernel = int(np.clip(each - 1, 1, _SHARED_POINTS))
-        chosen = anchors(base, core, mem, _SHARED_POINTS)
+        chosen = initial_design(base, core, mem, _SHARED_POINTS)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
     def _more(self) -> list[_Wanted]:
@@ -219,59 +243,81 @@ class AdaptiveRun:
                 wanted.append(_Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
         return wanted
 
-    def _next(self, found: Estimate) -> tuple[list[_Wanted], bool]:
+    def _next(self, fit: CostEstimate) -> tuple[list[_Wanted], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
-        table, posterior = found.table, found.posterior
-        plans = [
-            choose_kernels(table, Goal(max_slowdown=slowdown), found)
-            for slowdown in self._limits.slowdowns
-        ]
-        seen = [found.predicted_change(plan).energy_spread for plan in plans if plan is not None]
-        sharp = TWO_SIDED * max(seen) <= self._limits.precision if seen else False
-        # A table answers at once: its samples are limited by number, not by what is enough.
-        sharp = sharp and not found.exact
-        self._unsure = max(seen, default=0.0)
-        auto = found.baseline.time_s, found.baseline.energy_j
+        table, posterior = fit.table, fit.posterior
+        plans, sharp = self._plans(fit)
+        changes = [fit.predicted_change(plan) for plan in plans if plan is not None]
+        self._unsure = max([change.energy_spread for change in changes], default=0.0)
+        auto_j, auto_s = fit.baseline.energy_j, fit.baseline.time_s
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
         finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
-        costs = prices(finite_s, finite_j, float(auto[0].sum()), self._limits.slowdowns)
+        costs = multipliers(finite_s, finite_j, float(auto_s.sum()), self._limits.slowdowns)
+        # A free core clock tells the fit nothing, however often it is asked.
+        locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
+        candidates = Candidates(
+            posterior=posterior,
+            counts=fit.counts,
+            auto_s=auto_s,
+            auto_j=auto_j,
+            measurable=fit.measurable if fit.exact else fit.measurable & locked,
+        )
         total = np.zeros_like(posterior.log_s)
-        for budget, price, plan in zip(self._limits.slowdowns, costs.tolist(), plans, strict=True):
-            if found.exact:
-                total += _hoped(found, price, budget)
+        for budget, multiplier, plan in zip(
+            self._limits.slowdowns, costs.tolist(), plans, strict=True
+        ):
+            if fit.exact:
+                total += _improvement(candidates, multiplier, budget)
                 continue
             planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
             planned[planned == table.baseline] = -1
-            # A free core clock tells the fit nothing, however often it is asked.
-            locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
-            can = found.measurable & locked
-            total += worth(posterior, found.counts, auto, price, planned, can).total
+            total += value_of_information(candidates, multiplier, planned).total
         total /= np.vectorize(self._bench.takes_s)(np.exp(posterior.log_s))
         best = total.argmax(axis=1)
         value = total.max(axis=1)
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
         order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
         wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
-        return [*wanted, *self._reference(found)], sharp
+        return [*wanted, *self._reference(fit)], sharp
 
-    def _reference(self, found: Estimate) -> list[_Wanted]:
+    def _plans(self, fit: CostEstimate) -> tuple[list[Ints | None], bool]:
+        """Return the plan of each time budget, and whether their promises are sharp enough.
+
+        That a step at auto saves nothing is sure without a sample. So where every plan is auto, it
+        is the plans expected to save something that have to be sharp, in time and in energy: they
+        are what is not yet sure to keep the budget.
+        """
+        goals = [Goal(max_slowdown=slowdown) for slowdown in self._limits.slowdowns]
+        plans = [choose_kernels(fit.table, goal, fit) for goal in goals]
+        # A table answers at once: its samples are limited by number, not by what is enough.
+        if fit.exact:
+            return plans, False
+        made = [plan for plan in plans if plan is not None]
+        all_auto = all((plan == fit.table.baseline).all() for plan in made)
+        if made and all_auto:
+            plans = [choose_kernels(fit.table, goal, _CertainOfTime(fit)) for goal in goals]
+            made = [plan for plan in plans if plan is not None]
+        changes = [fit.predicted_change(plan) for plan in made]
+        spreads = [change.energy_spread for change in changes]
+        spreads += [change.time_spread for change in changes if all_auto]
+        return plans, bool(made) and TWO_SIDED * max(spreads) <= self._limits.precision
+
+    def _reference(self, fit: CostEstimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if Capability.RUN not in self._bench.capabilities:
             return []
-        longest = int(np.argmax(found.baseline.energy_j))
+        longest = int(np.argmax(fit.baseline.energy_j))
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [_Wanted(kernel, seen[0])] if seen else []
 
-    def _rests_on_baseline(self, found: Estimate) -> bool:
+    def _rests_on_baseline(self, fit: CostEstimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
-        return found.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
+        return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
 
 
-def _hoped(found: Estimate, price: float, budget: float) -> Floats:
+def _improvement(candidates: Candidates, multiplier: float, budget: float) -> Floats:
     """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
-    auto = found.baseline.time_s, found.baseline.energy_j
-    about = found.posterior, found.counts, auto
-    if price > _DEAR * auto[1].sum() / auto[0].sum():
-        return hope_alone(*about, budget, found.measurable)
-    return hope(*about, price, found.measurable)
+    if multiplier > _DEAR * candidates.auto_j.sum() / candidates.auto_s.sum():
+        return expected_improvement_within_own_budget(candidates, budget)
+    return expected_improvement(candidates, multiplier)

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
-    Errors,
+    MeanErrors,
     calibrate,
     check,
     errors_of,
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import Habits, Sweep, sweep_of
+from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import (
@@ -52,7 +53,7 @@ class Check(Record, frozen=True, kw_only=True):
         gpu: The model.
         points: Rows of each kernel that its constants were fitted to.
         time_mape: Mean absolute relative error of time over all other rows.
-        power_mape: Likewise of power.
+        power_mape: Mean absolute relative error of power over the same rows.
         kernels: The same by kernel.
     """
 
@@ -88,8 +89,8 @@ def calibrate_gpu(
     sample_set = as_samples(table)
     base = base or base_of(sample_set)
     sweep = _sweep(sample_set, base)
-    found = calibrate(sweep, base.constants)
-    fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
+    calibrated = calibrate(sweep, base.constants)
+    fit = errors_of(calibrated, sweep, np.arange(len(sweep.kernel)))
     show = progress or (lambda _share: None)
     out = None
     if len(sweep.kernels) > 1:
@@ -102,10 +103,10 @@ def calibrate_gpu(
         )
     return dataclasses.replace(
         base,
-        constants=found.gpu,
-        cap_margin_w=max(0.0, base.limit_w[0] - found.limit_w),
+        constants=calibrated.gpu,
+        cap_margin_w=max(0.0, base.limit_w[0] - calibrated.limit_w),
         own=tuple(
-            OwnKernel(kernel=kernel, constants=found.kernels[kernel.name])
+            OwnKernel(kernel=kernel, constants=calibrated.kernels[kernel.name])
             for kernel in sample_set.kernels
         ),
         calibration=Calibration(
@@ -246,10 +247,10 @@ def _calibrated(model: GpuModel) -> Calibrated:
         gpu=model.constants,
         dram_j_per_mcycle=one.dram_j / one.dram_mcycles,
         kernels=own,
-        habits=Habits.of(model.constants, list(own.values())),
+        fixed_time=FixedTimePrior.of(model.constants, list(own.values())),
         limit_w=model.limit_w[0] - model.cap_margin_w,
     )
 
 
-def _accuracy(errors: Errors) -> Accuracy:
+def _accuracy(errors: MeanErrors) -> Accuracy:
     return Accuracy(time=errors.time, power=errors.power, rows=errors.rows)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.table import near_cap, settling_factors
+from underclock.core.costs.cap import near_cap
+from underclock.core.costs.table import settling_factors
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError

@@ -1,5 +1,8 @@
 """The physics every simulated number and every fit rests on, by its properties."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -116,3 +119,16 @@ def test_heat_costs_boost_in_whole_bins(temperature_c: float) -> None:
 def test_a_kernel_that_takes_no_time_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="cycles"):
         KernelConstants(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"exponent": 0.0}, "exponent must be positive, got 0"),
+        ({"knee_mhz": float("nan")}, "knee_mhz must be positive, got nan"),
+        ({"mem_points_w": (1.0,)}, "every memory point needs a clock, a power and an efficiency"),
+    ],
+)
+def test_constants_that_give_no_physics_are_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        dataclasses.replace(_GPU, **wrong)

@@ -53,6 +53,12 @@ def _write(path: Path, *, leave_out: tuple[str, int, int] | None = None) -> Path
     return path
 
 
+def _first_kernels() -> Step:
+    whole = trace("gpt3-125m", layers=1)
+    order = tuple(k for k in whole.order if k < 14)
+    return msgspec.structs.replace(whole, kernels=whole.kernels[:14], order=order)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     return _write(tmp_path / "table.csv")
@@ -64,52 +70,52 @@ def _adapt(table: Path, to: Path, samples: int, **campaign: object) -> SampleSet
 
 
 @pytest.fixture(scope="module")
-def few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SampleSet, SampleSet]:
-    """A table, some of its rows, and some more after the campaign was cut off."""
-    folder = tmp_path_factory.mktemp("few")
-    table = _write(folder / "table.csv")
-    first = _adapt(table, folder / "s.db", 22)
-    return table, first, _adapt(table, folder / "s.db", 30)
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write(tmp_path_factory.mktemp("sweep") / "table.csv")
 
 
-def test_few_rows_of_a_table_find_most_of_its_saving(
-    few_rows: tuple[Path, SampleSet, SampleSet],
-) -> None:
-    table, _, sample_set = few_rows
-    assert len(sample_set.samples) == 30  # of 112
+@pytest.fixture(scope="module")
+def adapted(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
+    return _adapt(sweep, tmp_path_factory.mktemp("adapted") / "s.db", 42)
+
+
+def test_few_rows_of_a_table_find_most_of_its_saving(sweep: Path, adapted: SampleSet) -> None:
+    table, sample_set = sweep, adapted
+
+    assert len(sample_set.samples) == 42  # of 196
     assert Counter(s.kernel for s in sample_set.samples if s.asked == AUTO) == dict.fromkeys(
         KERNELS, 1
     )
     full = plan(table, Goal(max_slowdown=0.01))
-    found = plan(sample_set, Goal(max_slowdown=0.01))
-    really = score(found, table)
+    made = plan(sample_set, Goal(max_slowdown=0.01))
+    really = score(made, table)
     assert really.energy_change < 0.9 * full.promise.energy_change < 0
     assert really.time_change < 0.012
-    arm = found.arm(found.chosen)
+    arm = made.arm(made.chosen)
     assert arm.energy_interval is not None
     assert arm.time_interval is not None
-    assert sum(arm.energy_interval) / 2 == pytest.approx(found.promise.energy_change)
+    assert sum(arm.energy_interval) / 2 == pytest.approx(made.promise.energy_change)
     assert arm.time_interval[1] <= 0.0125
 
 
-def test_no_row_is_taken_twice_from_a_table(few_rows: tuple[Path, SampleSet, SampleSet]) -> None:
-    _, _, sample_set = few_rows
-    taken = Counter((s.kernel, s.asked) for s in sample_set.samples)
+def test_no_row_is_taken_twice_from_a_table(adapted: SampleSet) -> None:
+    taken = Counter((s.kernel, s.asked) for s in adapted.samples)
     assert set(taken.values()) == {1}
 
 
-def test_a_campaign_that_was_cut_off_goes_on(
-    few_rows: tuple[Path, SampleSet, SampleSet],
-) -> None:
-    table, first, second = few_rows
+def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    first = _adapt(table, path, 22)
     assert len(first.samples) == 22
+    second = _adapt(table, path, 26)
     assert second.samples[:22] == first.samples
-    assert _adapt(table, table.with_name("s.db"), 30) == second
+    assert len(second.samples) == 26
+    assert _adapt(table, path, 26) == second
 
 
 def test_a_pair_that_the_table_lacks_is_never_planned(tmp_path: Path) -> None:
-    lacking = _write(tmp_path / "t.csv", leave_out=("k2", 1200, 5000))
-    sample_set = _adapt(lacking, tmp_path / "s.db", 20)
+    lacking = _write(tmp_path / "t.csv", leave_out=("k3", 1200, 5000))
+    sample_set = _adapt(lacking, tmp_path / "s.db", 30)
     assert [len(clocks) for clocks in sample_set.lacking.values()] == [1]
     assert list(sample_set.lacking) == ["k2"]
     score(plan(sample_set), lacking)
@@ -128,9 +134,9 @@ def test_a_table_is_replayed_whole_unless_limited(table: Path, tmp_path: Path) -
     whole = measure(gpu=f"replay:{table}", to=tmp_path / "w.db")
     assert len(whole.samples) == len(KERNELS) * (len(CORES) * len(MEMS) + 1)
     limited = measure(
-        gpu=f"replay:{table}", to=tmp_path / "l.db", campaign=Campaign(max_samples=16)
+        gpu=f"replay:{table}", to=tmp_path / "l.db", campaign=Campaign(max_samples=10)
     )
-    assert len(limited.samples) == 16
+    assert len(limited.samples) == 10
 
 
 def test_grids_do_not_mix_in_one_file(table: Path, tmp_path: Path) -> None:
@@ -199,6 +205,21 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     assert often >= 2
 
 
+def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> None:
+    told: list[Tally] = []
+    sample_set = measure(
+        _first_kernels(),
+        gpu="sim:a100",
+        to=tmp_path / "s.db",
+        campaign=Campaign(max_samples=64, slowdowns=(0.0,)),
+        measuring=BRISK,
+        progress=told.append,
+    )
+    # After four samples a kernel no plan is sure to keep the time: all stays at auto, surely.
+    assert len(sample_set.samples) + len(sample_set.in_situ) >= 64
+    assert "the promise is as sharp as asked" not in [tally.doing for tally in told]
+
+
 def test_a_budget_of_time_ends_a_campaign(tmp_path: Path) -> None:
     sample_set = measure(
         trace("gpt3-125m", layers=1),
@@ -223,3 +244,15 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
     assert any("takes no memory locks" in warning for warning in sample_set.warnings)
     assert {sample.asked.core_mhz for sample in sample_set.samples} > {None}
+
+
+def test_a_table_whose_auto_rows_are_of_some_kernels_is_replayed_against_a_common_pair(
+    tmp_path: Path,
+) -> None:
+    lines = _write(tmp_path / "t.csv").read_text().splitlines()
+    path = tmp_path / "some.csv"
+    path.write_text("\n".join(line for line in lines if not line.startswith("G,k3,,")) + "\n")
+    sample_set = _adapt(path, tmp_path / "s.db", 30)
+
+    assert AUTO in sample_set.lacking["k3"]
+    assert len(sample_set.samples) == 30

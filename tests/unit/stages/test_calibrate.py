@@ -45,21 +45,21 @@ def test_a_packaged_gpu_predicts_its_sweep_from_four_rows_a_kernel(name: str) ->
     table = _MEASURED / _SWEEPS[name]
     if not table.exists():
         pytest.skip("the measured sweeps are not beside this checkout")
-    found = check_calibration(table, gpu=f"sim:{name}", points=4)
+    check = check_calibration(table, gpu=f"sim:{name}", points=4)
 
-    assert found.time_mape <= 0.04
-    assert found.power_mape <= 0.04
+    assert check.time_mape <= 0.04
+    assert check.power_mape <= 0.04
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_a_packaged_gpu_says_how_far_to_trust_it(name: str) -> None:
-    (found,) = examine(f"sim:{name}").gpus
+    (board,) = examine(f"sim:{name}").gpus
 
     if name in _SWEEPS:
-        assert "mean error time" in found.calibration
-        assert "held-out" in found.calibration
+        assert "mean error time" in board.calibration
+        assert "held-out" in board.calibration
     else:
-        assert "uncalibrated" in found.calibration
+        assert "uncalibrated" in board.calibration
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -112,11 +112,11 @@ def test_a_users_sweep_becomes_a_gpu_that_can_be_measured_and_planned(
 
 def test_a_users_gpu_is_checked_against_its_own_sweep(table: Path, tmp_path: Path) -> None:
     write_calibration(table, to=tmp_path / "my.json", date="2026-01-02")
-    found = check_calibration(table, gpu=f"sim:{tmp_path / 'my.json'}")
+    check = check_calibration(table, gpu=f"sim:{tmp_path / 'my.json'}")
 
-    assert set(found.kernels) == {"product", "copy"}
-    assert found.time_mape < 0.05
-    assert found.power_mape < 0.1
+    assert set(check.kernels) == {"product", "copy"}
+    assert check.time_mape < 0.05
+    assert check.power_mape < 0.1
 
 
 @pytest.mark.parametrize(

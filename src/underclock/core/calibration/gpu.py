@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.calibration.sweep import NEAR_CAP, PER_KERNEL, Habits, Sweep, SweepFit
+from underclock.core.calibration.fixed_time import FixedTimePrior
+from underclock.core.calibration.sweep import Sweep
+from underclock.core.calibration.sweep_fit import PER_KERNEL, SweepFit, kernel_of
+from underclock.core.sampling.initial_design import greedy_d_optimal
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.thermal import boost_mhz
@@ -27,16 +30,17 @@ from underclock.physics.timing import duration_s
 
 _FOLDS = 5
 _APART = 0.15  # core clocks closer than this, as a ratio, tell much the same
-_REPETITION = 1e6
+_REPETITION = 1e6  # more than any row tells
+_KNOWN = 1e-3  # information on a constant before any row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class MeanErrors:
     """Mean absolute relative errors, as fractions.
 
     Attributes:
-        time: Of time.
-        power: Of power.
+        time: Error of time.
+        power: Error of power.
         rows: Over how many rows.
     """
 
@@ -53,14 +57,14 @@ class Calibrated:
         gpu: Shared constants.
         dram_j_per_mcycle: Energy of DRAM traffic per million DRAM cycles.
         kernels: Constants by kernel name.
-        habits: What these kernels are like.
+        fixed_time: What these kernels are like.
         limit_w: Power at which rows settle when capped.
     """
 
     gpu: GpuConstants
     dram_j_per_mcycle: float
     kernels: dict[str, KernelConstants]
-    habits: Habits
+    fixed_time: FixedTimePrior
     limit_w: float
 
 
@@ -72,46 +76,46 @@ def calibrate(sweep: Sweep, start: GpuConstants) -> Calibrated:
         start: Where to begin, and the constants no sweep can tell: voltage floor, board, heat,
             boost. Its memory points say which memory clocks there are.
     """
-    serial = np.zeros(len(sweep.kernels), dtype=bool)
-    rows = np.flatnonzero(sweep.free)
-    fit = SweepFit(start, sweep.only(rows), serial)
+    free = sweep.only(np.flatnonzero(sweep.free))
+    fit = SweepFit(base=start, sweep=free, serial=np.zeros(len(sweep.kernels), dtype=bool))
     shared, kernels = fit.solve(fit.shared_start(), fit.kernel_start())
     # A kernel adds its parts where that explains it better; then fit once more.
-    serial = fit.better_serial(shared, kernels)
-    fit = SweepFit(start, sweep.only(rows), serial)
+    fit = dataclasses.replace(fit, serial=fit.better_serial(shared))
     shared, kernels = fit.solve(shared, kernels)
     gpu, per_mcycle_j = fit.gpu(shared)
     constants = {
-        name: fit.kernel(kernels[k], per_mcycle_j, serial=bool(serial[k]))
+        name: kernel_of(kernels[k], per_mcycle_j, serial=bool(fit.serial[k]))
         for k, name in enumerate(sweep.kernels)
     }
-    capped = sweep.power_w >= NEAR_CAP * sweep.limit_w
-    settled_w = float(np.median(sweep.power_w[capped])) if capped.any() else sweep.limit_w
+    capped_w = sweep.power_w[sweep.capped]
     return Calibrated(
         gpu=gpu,
         dram_j_per_mcycle=per_mcycle_j,
         kernels=constants,
-        habits=Habits.of(gpu, list(constants.values())),
-        limit_w=settled_w,
+        fixed_time=FixedTimePrior.of(gpu, list(constants.values())),
+        limit_w=float(np.median(capped_w)) if len(capped_w) else sweep.limit_w,
     )
 
 
-def fit_kernel(found: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:
+def fit_kernel(known: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:
     """Fit one kernel's constants to a few of its rows, the shared constants being known.
 
     Args:
-        found: Shared constants.
+        known: Shared constants.
         sweep: The rows.
         rows: Indices of rows of one kernel.
     """
-    few = sweep.only(rows)
-    few = dataclasses.replace(few, kernels=("one",), kernel=np.zeros(len(rows), dtype=np.int64))
-    ways = []
-    for serial in (False, True):
-        fit = SweepFit(found.gpu, few, np.array([serial]), per_mcycle_j=found.dram_j_per_mcycle)
-        cost, kernels = fit.solve_kernels(found.habits)
-        ways.append((cost, fit.kernel(kernels[0], found.dram_j_per_mcycle, serial=serial)))
-    return min(ways, key=lambda way: way[0])[1]
+    ways = {
+        serial: SweepFit(
+            base=known.gpu,
+            sweep=sweep.one(rows),
+            serial=np.array([serial]),
+            per_mcycle_j=known.dram_j_per_mcycle,
+        ).solve_kernel(known.fixed_time)
+        for serial in (False, True)
+    }
+    serial = ways[True].cost < ways[False].cost
+    return kernel_of(ways[serial].vector, known.dram_j_per_mcycle, serial=serial)
 
 
 def held_out(
@@ -119,7 +123,7 @@ def held_out(
     start: GpuConstants,
     points: int,
     progress: Callable[[float], None] | None = None,
-) -> Errors:
+) -> MeanErrors:
     """Return errors on kernels that took no part in fitting the shared constants.
 
     Kernels are left out in five folds; of each left-out kernel, a few rows fit its own constants
@@ -132,7 +136,7 @@ def held_out(
         progress: Told which share is done.
     """
     kernels = np.arange(len(sweep.kernels))
-    parts: list[Errors] = []
+    parts: list[MeanErrors] = []
     folds = min(_FOLDS, len(kernels))
     for fold in range(folds):
         out = kernels % _FOLDS == fold
@@ -142,24 +146,24 @@ def held_out(
         rest = dataclasses.replace(
             sweep.only(keep), kernels=tuple(names), kernel=rank[sweep.kernel[keep]]
         )
-        found = calibrate(rest, start)
-        parts += [part for _, part in check(found, sweep, points, np.flatnonzero(out))]
+        known = calibrate(rest, start)
+        parts += [part for _, part in check(known, sweep, points, np.flatnonzero(out))]
         if progress is not None:
             progress((fold + 1) / folds)
     return pooled(parts)
 
 
 def check(
-    found: Calibrated,
+    known: Calibrated,
     sweep: Sweep,
     points: int,
     kernels: Ints | None = None,
     progress: Callable[[float], None] | None = None,
-) -> list[tuple[str, Errors]]:
+) -> list[tuple[str, MeanErrors]]:
     """Predict each kernel from a few of its rows; return name and errors on its other rows.
 
     Args:
-        found: Shared constants.
+        known: Shared constants.
         sweep: The rows.
         points: Rows of each kernel to fit.
         kernels: Which kernels; by default all.
@@ -172,66 +176,59 @@ def check(
             progress(i / len(chosen))
         rows = np.flatnonzero(sweep.kernel == k)
         usable = rows[sweep.free[rows]]
-        picked = usable[design(found, sweep.only(usable), points)]
+        picked = usable[design(known, sweep.only(usable), points)]
         rest = np.setdiff1d(rows, picked)
         if len(rest) == 0:
             continue
         name = sweep.kernels[k]
-        own = dataclasses.replace(found, kernels={name: fit_kernel(found, sweep, picked)})
+        own = dataclasses.replace(known, kernels={name: fit_kernel(known, sweep, picked)})
         results.append((name, errors_of(own, sweep, rest)))
     return results
 
 
-def pooled(parts: Sequence[Errors]) -> Errors:
-    """Weigh errors by their rows."""
+def pooled(parts: Sequence[MeanErrors]) -> MeanErrors:
+    """Return the errors of all parts together, weighed by their rows."""
     rows = sum(part.rows for part in parts)
-    return Errors(
+    return MeanErrors(
         time=math.fsum(part.time * part.rows for part in parts) / rows,
         power=math.fsum(part.power * part.rows for part in parts) / rows,
         rows=rows,
     )
 
 
-def design(found: Calibrated, sweep: Sweep, points: int) -> Ints:
+def design(known: Calibrated, sweep: Sweep, points: int) -> Ints:
     """Choose which rows tell most about a kernel not yet known. Shape (points,).
 
-    Greedy D-optimal: each next row is the one that adds most information about the four constants,
-    averaged over the kernels that are known.
+    Each next row is the one that adds most information about the four constants, averaged over the
+    kernels that are known.
     """
-    rows = len(sweep.kernel)
-    one = dataclasses.replace(sweep, kernels=("one",), kernel=np.zeros(rows, dtype=np.int64))
-    slopes = []
-    for constants in found.kernels.values():
-        fit = SweepFit(
-            found.gpu, one, np.array([constants.serial]), per_mcycle_j=found.dram_j_per_mcycle
-        )
-        slopes.append(fit.slopes(fit.vector(constants)))
-    prior = 1e-3 * np.eye(PER_KERNEL)
-    information = [prior.copy() for _ in slopes]
-    picked: list[int] = []
-    for _ in range(min(points, rows)):
-        gains = np.zeros(rows)
-        for slope, known in zip(slopes, information, strict=True):
-            per_row = np.einsum("orp,orq->rpq", slope, slope)
-            gains += np.linalg.slogdet(known + per_row)[1]
+    rows = sweep.one(np.arange(len(sweep.kernel)))
+    derivatives = [
+        SweepFit(
+            base=known.gpu,
+            sweep=rows,
+            serial=np.array([constants.serial]),
+            per_mcycle_j=known.dram_j_per_mcycle,
+        ).derivatives(constants)
+        for constants in known.kernels.values()
+    ]
+
+    def repetition(chosen: int) -> Floats:
         # Where the model is off, it is off alike at like clocks: do not ask there twice.
-        for other in picked:
-            near = np.abs(np.log(sweep.core_mhz / sweep.core_mhz[other])) < _APART
-            gains[near] -= _REPETITION
-        gains[picked] = -np.inf
-        best = int(np.argmax(gains))
-        picked.append(best)
-        for k, slope in enumerate(slopes):
-            information[k] += np.einsum("op,oq->pq", slope[:, best], slope[:, best])
-    return np.array(picked, dtype=np.int64)
+        near = np.abs(np.log(sweep.core_mhz / sweep.core_mhz[chosen])) < _APART
+        return np.where(near, _REPETITION, 0.0)
+
+    return greedy_d_optimal(
+        np.stack(derivatives, axis=1), _KNOWN * np.eye(PER_KERNEL), points, penalty=repetition
+    )
 
 
-def predict(found: Calibrated, sweep: Sweep, rows: Ints) -> tuple[Floats, Floats]:
+def predict(known: Calibrated, sweep: Sweep, rows: Ints) -> tuple[Floats, Floats]:
     """Return time in s and power in W of rows, the cap included. Shapes (R,)."""
     time_s, power_w = np.empty(len(rows)), np.empty(len(rows))
-    gpu = found.gpu
+    gpu = known.gpu
     for i, row in enumerate(rows.tolist()):
-        kernel = found.kernels[sweep.kernels[int(sweep.kernel[row])]]
+        kernel = known.kernels[sweep.kernels[int(sweep.kernel[row])]]
         asked, mem = float(sweep.core_mhz[row]), float(sweep.mem_mhz[row])
         warm_c = gpu.ambient_c + gpu.c_per_w * float(sweep.power_w[row])
         top = boost_mhz(gpu, warm_c)
@@ -239,17 +236,17 @@ def predict(found: Calibrated, sweep: Sweep, rows: Ints) -> tuple[Floats, Floats
         if ladder is None:
             ladder = np.append(np.arange(min(200.0, asked), asked, 5.0), asked)
         drawn = busy_w(gpu, kernel, ladder, np.full_like(ladder, mem), warm_c)
-        fits = np.flatnonzero(drawn <= found.limit_w)
+        fits = np.flatnonzero(drawn <= known.limit_w)
         at = int(fits[-1]) if len(fits) else 0
         time_s[i] = duration_s(gpu, kernel, float(ladder[at]), mem)
         power_w[i] = drawn[at]
     return time_s, power_w
 
 
-def errors_of(found: Calibrated, sweep: Sweep, rows: Ints) -> Errors:
+def errors_of(known: Calibrated, sweep: Sweep, rows: Ints) -> MeanErrors:
     """Return the errors of predicting rows."""
-    time_s, power_w = predict(found, sweep, rows)
-    return Errors(
+    time_s, power_w = predict(known, sweep, rows)
+    return MeanErrors(
         time=float(np.mean(np.abs(time_s / sweep.time_s[rows] - 1.0))),
         power=float(np.mean(np.abs(power_w / sweep.power_w[rows] - 1.0))),
         rows=len(rows),

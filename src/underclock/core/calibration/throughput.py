@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from underclock.arrays import Floats
+from underclock.core.calibration.least_squares import Residuals, minimise
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
@@ -38,16 +38,16 @@ _REACH = {
     "sm_byte_j_per_v2": 1.5,
     "dram_byte_j": 1.5,
 }
-_ROBUST = 0.03
 _PULL = 0.02
 _BOOST_REACH = 0.1
 _BOOST_STARTS = (0.0, -0.02, -0.04)  # the fit has a corner wherever a kernel leaves the cap
 _MOST_EVALUATIONS = 40
+_STEP = 1e-3  # of finite differences: across the corners that the power cap makes
 _HEAT_ROUNDS = 3  # power and temperature settle on one another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PublishedChange:
     """What clocks did to a kernel, as published.
 
     Attributes:
@@ -79,7 +79,7 @@ class Board:
 
 
 def fit_throughput(
-    board: Board, start: Throughput, changes: Sequence[Change]
+    board: Board, start: Throughput, changes: Sequence[PublishedChange]
 ) -> tuple[Throughput, float]:
     """Return the rates and energies that explain published changes best, and the boost clock.
 
@@ -104,51 +104,51 @@ def fit_throughput(
 
     def residuals(vector: Floats) -> Floats:
         throughput, moved_board = moved(vector)
-        off = misfit(moved_board, throughput, changes).ravel()
+        off = residuals_of(moved_board, throughput, changes).ravel()
         short = shortfall(moved_board, throughput, changes)
         return np.concatenate([off, short, _PULL * vector])
 
     reach = np.array([*_REACH.values(), _BOOST_REACH])
     fits = [
-        least_squares(
-            residuals,
+        minimise(
+            Residuals(at=residuals, jacobian=_STEP),
             np.append(np.zeros(len(_REACH)), boost),
-            bounds=(-reach, reach),
-            loss="soft_l1",
-            f_scale=_ROBUST,
-            diff_step=1e-3,
-            max_nfev=_MOST_EVALUATIONS,
+            (-reach, reach),
+            robust=True,
+            most_evaluations=_MOST_EVALUATIONS,
         )
         for boost in _BOOST_STARTS
     ]
-    throughput, fitted_board = moved(min(fits, key=lambda fit: float(fit.cost)).x)
+    throughput, fitted_board = moved(min(fits, key=lambda fit: fit.cost).vector)
     return throughput, fitted_board.constants.boost_mhz
 
 
-def misfit(board: Board, throughput: Throughput, changes: Sequence[Change]) -> Floats:
+def residuals_of(
+    board: Board, throughput: Throughput, changes: Sequence[PublishedChange]
+) -> Floats:
     """Return log ratios of predicted to published time and energy. Shape (changes, 2)."""
-    found = []
+    ratios = []
     for change in changes:
         kernel = _constants(throughput, change.kernel)
         auto_s, auto_j = _steady(board, kernel, Clocks())
         time_s, energy_j = _steady(board, kernel, change.clocks)
-        found.append(
+        ratios.append(
             (
                 math.log(time_s / auto_s / (1.0 + change.time_change)),
                 math.log(energy_j / auto_j / (1.0 + change.energy_change)),
             )
         )
-    return np.array(found)
+    return np.array(ratios)
 
 
-def shortfall(board: Board, throughput: Throughput, changes: Sequence[Change]) -> Floats:
+def shortfall(board: Board, throughput: Throughput, changes: Sequence[PublishedChange]) -> Floats:
     """Return how far matrix products at auto stay below the cap, as log ratios of power."""
-    found = []
+    ratios = []
     for change in changes:
         if change.kernel.kind is Kind.GEMM:
             time_s, energy_j = _steady(board, _constants(throughput, change.kernel), Clocks())
-            found.append(math.log(energy_j / time_s / board.limit_w))
-    return np.array(found)
+            ratios.append(math.log(energy_j / time_s / board.limit_w))
+    return np.array(ratios)
 
 
 def _constants(throughput: Throughput, kernel: Kernel) -> KernelConstants:

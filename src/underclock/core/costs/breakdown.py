@@ -10,9 +10,10 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.costs.cap import driver_says
 from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
-from underclock.records import AUTO, Kernel, Sample, SampleSet, ThrottleReason, Utilisation
+from underclock.records import AUTO, Kernel, Sample, SampleSet, Utilisation
 from underclock.records.observed import Bound, Breakdown, Share
 
 _BUSY = 0.5  # our convention: what is busy half of the time bounds a kernel; else latency does
@@ -48,9 +49,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     full_mhz = max((mhz for sample in samples if (mhz := _core_mhz(sample))), default=None)
     pace = [_pace(sample, full_mhz) for sample in samples]
     isolated_s = np.array([s.time_s * k.count for s, k in zip(samples, kernels, strict=True)])
-    capped = np.array(
-        [bool((s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP) for s in samples]
-    )
+    capped = np.array([bool(driver_says(sample)) for sample in samples])
 
     def shares(name_of: Callable[[int], Hashable]) -> tuple[Share, ...]:
         return _shares(kernels, time_s, energy_j, name_of)
@@ -78,14 +77,14 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
 
 def _auto_samples(sample_set: SampleSet) -> dict[str, Sample]:
     """Return one auto sample of each kernel."""
-    found = {sample.kernel: sample for sample in sample_set.samples if sample.asked == AUTO}
-    missing = [kernel.name for kernel in sample_set.kernels if kernel.name not in found]
+    auto = {sample.kernel: sample for sample in sample_set.samples if sample.asked == AUTO}
+    missing = [kernel.name for kernel in sample_set.kernels if kernel.name not in auto]
     if missing:
         raise DataError(
             f"{missing[0]!r} was not measured at auto clocks, so the step cannot be broken down",
             hint="measure every kernel at auto clocks",
         )
-    return found
+    return auto
 
 
 def _core_mhz(sample: Sample) -> int | None:

@@ -22,7 +22,7 @@ class Grouped:
     Attributes:
         member: Group of each kernel. Shape (K,).
         time_s: Sum over the group; ``inf`` unless every member was measured. Shape (G, S).
-        energy_j: Likewise. Shape (G, S).
+        energy_j: Sum over the group; ``inf`` unless every member was measured. Shape (G, S).
     """
 
     member: Ints

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
+from underclock.core.costs.cap import capped_kernels
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
@@ -18,10 +19,7 @@ from underclock.records import (
     Kernel,
     Sample,
     SampleSet,
-    ThrottleReason,
 )
-
-_NEAR_CAP = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,7 @@ class CostTable:
         settings: Length S, slowest first; auto counts as fastest.
         time_s: Time per step of all invocations of a kernel, ``inf`` where not measured.
             Shape (K, S).
-        energy_j: Likewise. Shape (K, S).
+        energy_j: Energy per step of all invocations, ``inf`` where not measured. Shape (K, S).
         baseline: Index of the setting called auto.
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         warnings: Sentences the reader must see beside the numbers.
@@ -152,32 +150,6 @@ def settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
     return np.where(movable, factor, 1.0)
 
 
-def capped_kernels(sample_set: SampleSet) -> Bools:
-    """Return which kernels were at the power cap at auto clocks, or next to it. Shape (K,)."""
-    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    capped = np.zeros(len(index), dtype=bool)
-    power_w = np.zeros(len(index))
-    for sample in sample_set.samples:
-        if sample.asked == AUTO:
-            k = index[sample.kernel]
-            capped[k] |= bool((sample.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)
-            power_w[k] = max(power_w[k], sample.energy_j / sample.time_s)
-    return near_cap(power_w, capped)
-
-
-def near_cap(power_w: Floats, capped: Bools) -> Bools:
-    """Return which kernels draw about as much as those the cap holds: warmer, it holds them too.
-
-    Args:
-        power_w: Of each kernel alone at auto. Shape (K,).
-        capped: Which the driver said were at the cap. Shape (K,).
-    """
-    if not capped.any():
-        return capped
-    found: Bools = capped | (power_w >= _NEAR_CAP * float(np.median(power_w[capped])))
-    return found
-
-
 def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:
     """Return the settings, and mean time and energy of one invocation, ``inf`` without a sample.
 
@@ -266,10 +238,10 @@ def _lonely(sample_set: SampleSet, time_s: Floats) -> tuple[str, ...]:
 
 
 def _partial(sample_set: SampleSet) -> tuple[str, ...]:
-    found, expected = len(sample_set.samples), sample_set.expected_samples
-    if expected is None or found >= expected:
+    taken, expected = len(sample_set.samples), sample_set.expected_samples
+    if expected is None or taken >= expected:
         return ()
-    return (f"{found} of {expected} samples are taken: `underclock measure` goes on from here",)
+    return (f"{taken} of {expected} samples are taken: `underclock measure` goes on from here",)
 
 
 def _and_more(names: list[str]) -> str:

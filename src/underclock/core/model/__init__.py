@@ -1,13 +1,25 @@
-"""One model of all kernels on one GPU, fitted to few noisy samples.
+"""A hierarchical model of all kernels on one GPU, fitted to few noisy samples.
 
-* `rows`: samples as arrays, and what makes them impossible to fit
+Logarithms of time and power are physics plus a discrepancy that neighbouring clocks share plus
+noise. Around the most likely parameters everything is normal (a Laplace approximation); Student-t
+priors of the kernels' parameters leave outliers unshrunk. Data goes one way:
+
 * `pooling`: samples of several steps as one set
+* `checks`: samples that cannot be what they say
+* `rows`: samples as arrays, and what makes them impossible to fit
+* `subsample`: some of many rows that tell nearly as much
 * `start`: constants to begin with
-* `parameters`: time and power of many rows at once, as a function of parameter vectors
+* `parameters`: constants of physics from parameter vectors, and derivatives by those
+* `hierarchical_prior`: what kernels of a kind say of one another
 * `whitening`: residuals along axes in which they are independent
-* `most_likely`: the most likely parameters, and how sure they are
-* `subsample`: the same for many rows, by way of some of them
-* `posterior`: what that says of every kernel at every setting
+* `state`: what a fit is of, and where it stands
+* `damped_steps`: damped least squares, of all parameters or kernel by kernel
+* `restarts`: several starts for each kernel
+* `error_sizes`: how large noise and discrepancy are
+* `most_likely`: these steps in turn
+* `laplace`: how sure the most likely parameters are
+* `predictive`: what that says of every kernel at every setting
+* `posterior`: means and variances of those costs, and of their sums
 * `predicted_change`: what a choice of clocks is expected to change, and how sure that is
 * `estimate`: from samples to a posterior and a cost table
 * `diagnostics`: the fit as people read it

@@ -1,4 +1,4 @@
-"""What a fit found, in quantities that mean something.
+"""A fit in quantities that people know: constants with errors, and how each kernel is described.
 
 Shape letters: R rows, K kernels.
 """
@@ -12,9 +12,10 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.estimate import STEADY_C, start_of, temperature_of
-from underclock.core.model.most_likely import Solution
+from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, Shared, predict
-from underclock.core.model.posterior import Posterior, clocks_of, posterior_of
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import UNKNOWN_MHZ, Rows, rows_of
 from underclock.core.model.subsample import fitted
 from underclock.records import Clocks, SampleSet
@@ -38,7 +39,7 @@ _WORDS = (
 
 
 def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
-    """Fit a sample_set and say what was found.
+    """Fit samples, and state constants, errors and kernels.
 
     Args:
         sample_set: Samples of one GPU.
@@ -48,37 +49,37 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
         DataError: The samples cannot be fitted.
     """
     rows = rows_of(sample_set)
-    solution = fitted(rows, Shared(start_of(rows, [sample.asked for sample in sample_set.samples])))
-    left = _left(rows, solution)
+    model = fitted(rows, Shared(start_of(rows, [sample.asked for sample in sample_set.samples])))
+    residuals = _residuals(rows, model)
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
-    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
-    noise, misfit = solution.errors.noise, solution.errors.misfit
-    pooled = np.sqrt(np.average(left**2, weights=rows.windows, axis=1))
+    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set))
+    noise, discrepancy = model.errors.noise, model.errors.discrepancy
+    pooled = np.sqrt(np.average(residuals**2, weights=rows.windows, axis=1))
     return GpuFit(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
         workload=sample_set.workload,
         samples=len(sample_set.samples),
         rows=len(rows.kernel),
-        constants=_constants(solution),
+        constants=_constants(model),
         cap_w=_finite(rows.limit_w),
         boost_mhz=_finite(rows.ceiling_mhz),
         time_noise=float(noise[0]),
         power_noise=float(noise[1]),
-        time_misfit=float(misfit[0]),
-        power_misfit=float(misfit[1]),
+        time_misfit=float(discrepancy[0]),
+        power_misfit=float(discrepancy[1]),
         time_rms=float(pooled[0]),
         power_rms=float(pooled[1]),
         common_share=_common_share(sample_set, posterior, known, column),
         kernels=_kernels(
             sample_set,
-            _Told(
-                solution=solution,
+            _Stated(
+                model=model,
                 posterior=posterior,
                 known=known,
                 column=column,
-                rms=_rms(rows, left, known),
+                rms=_rms(rows, residuals, known),
                 rows=np.diff(rows.bounds)[known].tolist(),
             ),
         ),
@@ -87,7 +88,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Stated:
     """What is known of kernels that have rows.
 
     Attributes:
@@ -97,7 +98,7 @@ class _Told:
         rows: How many each has. Length N.
     """
 
-    solution: Solution
+    model: FittedModel
     posterior: Posterior
     known: Ints
     column: Ints
@@ -119,30 +120,30 @@ def _where(rows: Rows, known: Ints, at: Clocks | None) -> tuple[list[Clocks], In
     return settings, np.array([settings.index(clocks) for clocks in fastest], dtype=np.int64)
 
 
-def _left(rows: Rows, solution: Solution) -> Floats:
+def _residuals(rows: Rows, model: FittedModel) -> Floats:
     """Return residuals of all rows, fitted to or not. Shape (2, R)."""
-    how = solution.family, solution.shared, solution.kernels, solution.serial
-    found: Floats = np.stack([rows.log_s, rows.log_w]) - predict(*how, Points.of(rows))[0]
-    return found
+    predicted = predict(model.parameters, Points.of(rows)).log
+    residuals: Floats = np.stack([rows.log_s, rows.log_w]) - predicted
+    return residuals
 
 
-def _rms(rows: Rows, left: Floats, known: Ints) -> Floats:
-    sums = np.add.reduceat(rows.windows * left**2, rows.bounds[known], axis=1)
-    found: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
-    return found
+def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
+    sums = np.add.reduceat(rows.windows * residuals**2, rows.bounds[known], axis=1)
+    rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
+    return rms
 
 
-def _constants(solution: Solution) -> tuple[Constant, ...]:
-    gpu = solution.family.gpu(solution.shared)
-    deviations = np.sqrt(np.diag(solution.shared_cov))
-    told = np.clip(1.0 - (deviations / solution.family.spread()) ** 2, 0.0, 1.0)
+def _constants(model: FittedModel) -> tuple[Constant, ...]:
+    gpu = model.parameters.family.gpu(model.parameters.shared)
+    deviations = np.sqrt(np.diag(model.shared_cov))
+    told = np.clip(1.0 - (deviations / model.parameters.family.spread()) ** 2, 0.0, 1.0)
     memory = [f"{mhz:g} MHz" for mhz in gpu.mem_points_mhz if mhz > UNKNOWN_MHZ] or ["any clock"]
     words = (
         *_WORDS,
         *[(f"memory at {clock}", "W", 1.0) for clock in memory],
         *[(f"bytes per cycle at {clock}", f"of {memory[-1]}", 1.0) for clock in memory[:-1]],
     )
-    values = np.exp(solution.shared)
+    values = np.exp(model.parameters.shared)
     return tuple(
         Constant(
             name=name,
@@ -157,56 +158,53 @@ def _constants(solution: Solution) -> tuple[Constant, ...]:
     )
 
 
-def _kernels(sample_set: SampleSet, told: _Told) -> tuple[KernelFit, ...]:
+def _kernels(sample_set: SampleSet, stated: _Stated) -> tuple[KernelFit, ...]:
     samples = Counter(sample.kernel for sample in sample_set.samples)
-    usual = np.median(told.rms, axis=1)[:, None]
-    far = (told.rms > _UNUSUAL * usual) & (told.rms > _LARGE)
+    usual = np.median(stated.rms, axis=1)[:, None]
+    far = (stated.rms > _UNUSUAL * usual) & (stated.rms > _LARGE)
     off = np.any(far, axis=0).tolist()
-    found = {
+    fits = {
         kernel.name: KernelFit(
             name=kernel.name, samples=samples[kernel.name], rows=0, described=False
         )
         for kernel in sample_set.kernels
     }
-    solution, posterior = told.solution, told.posterior
-    how = solution.family, solution.shared, solution.kernels, solution.serial
-    core, mem = clocks_of(solution.rows, posterior.settings)
-    _, by = predict(
-        *how,
-        Points(
-            kernel=told.known,
-            core_mhz=core[told.column],
-            mem_mhz=mem[told.column],
-            temperature_c=np.full(len(told.known), STEADY_C),
-        ),
+    model, posterior = stated.model, stated.posterior
+    core, mem = clocks_of(model.rows, posterior.settings)
+    at = Points(
+        kernel=stated.known,
+        core_mhz=core[stated.column],
+        mem_mhz=mem[stated.column],
+        temperature_c=np.full(len(stated.known), STEADY_C),
     )
+    by = predict(model.parameters, at).by_kernel()
     energy_j = np.exp(posterior.log_s + posterior.log_w)
     spread = np.sqrt(posterior.variance(1.0, 1.0))
-    for i, (k, c) in enumerate(zip(told.known.tolist(), told.column.tolist(), strict=True)):
+    for i, (k, c) in enumerate(zip(stated.known.tolist(), stated.column.tolist(), strict=True)):
         name = sample_set.kernels[k].name
-        found[name] = msgspec.structs.replace(
-            found[name],
-            rows=told.rows[i],
+        fits[name] = msgspec.structs.replace(
+            fits[name],
+            rows=stated.rows[i],
             clocks=posterior.settings[c],
             core_share=float(by[0, i, CORE]),
             dram_share=float(by[0, i, DRAM]),
             fixed_share=float(by[0, i, FIXED]),
             energy_j=float(energy_j[k, c]),
             energy_error_j=float(energy_j[k, c] * spread[k, c]),
-            time_rms=float(told.rms[0, i]),
-            power_rms=float(told.rms[1, i]),
-            serial=bool(solution.serial[k]),
+            time_rms=float(stated.rms[0, i]),
+            power_rms=float(stated.rms[1, i]),
+            serial=bool(model.parameters.serial[k]),
             described=not off[i],
         )
-    return tuple(found.values())
+    return tuple(fits.values())
 
 
 def _common_share(sample_set: SampleSet, posterior: Posterior, known: Ints, column: Ints) -> float:
     """Return how much of the summed energy's variance an error in shared constants makes."""
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)[known]
     energy_j = counts * np.exp(posterior.log_s + posterior.log_w)[known, column]
-    moved = posterior.total(known, column, np.stack([energy_j, energy_j]))
-    return float(moved.by_shared @ posterior.shared_cov @ moved.by_shared) / moved.variance
+    energy = posterior.sum_variance(known, column, np.stack([energy_j, energy_j]))
+    return float(energy.by_shared @ posterior.shared_cov @ energy.by_shared) / energy.variance
 
 
 def _without_rows(rows: Rows) -> tuple[str, ...]:

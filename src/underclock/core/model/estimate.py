@@ -13,15 +13,16 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.most_likely import Solution
+from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
-from underclock.core.model.posterior import Posterior, posterior_of, with_means, with_measured
+from underclock.core.model.posterior import Posterior, with_means, with_measured
 from underclock.core.model.predicted_change import (
     ONE_SIDED,
     Baseline,
     PredictedChange,
     predicted_change,
 )
+from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
@@ -37,12 +38,12 @@ _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class CostEstimate:
     """What samples say of every setting, measured or not.
 
     Attributes:
         rows: What could be fitted.
-        solution: The fit.
+        model: The fit.
         posterior: Of the settings but the baseline. Length C.
         counts: Launches of each kernel. Shape (K,).
         baseline: What auto costs.
@@ -55,7 +56,7 @@ class Estimate:
     """
 
     rows: Rows
-    solution: Solution
+    model: FittedModel
     posterior: Posterior
     counts: Floats
     baseline: Baseline
@@ -74,7 +75,7 @@ class Estimate:
         return predicted_change(self.posterior, self.counts, self.baseline, columns)
 
 
-def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Estimate:
+def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEstimate:
     """Fit a sample_set and predict every setting it set out to visit.
 
     Args:
@@ -88,8 +89,8 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Estima
     auto = measured.settings[measured.baseline]
     settings = _settings(sample_set, auto)
     rows = rows_of(sample_set)
-    solution = fitted(rows, Shared(start_of(rows, settings)))
-    posterior = posterior_of(solution, settings, temperature_c=temperature_of(sample_set))
+    model = fitted(rows, Shared(start_of(rows, settings)))
+    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set))
     exact = sample_set.evidence is Evidence.REPLAYED
     log_s, log_w, repeats = _measured(sample_set, settings)
     unknown = np.diff(rows.bounds) == 0
@@ -111,9 +112,9 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Estima
         energy_j=np.column_stack([energy_j, auto_j]),
         baseline=len(settings),
     )
-    return Estimate(
+    return CostEstimate(
         rows=rows,
-        solution=solution,
+        model=model,
         posterior=posterior,
         counts=counts,
         baseline=Baseline(
@@ -176,16 +177,17 @@ def _measurable(sample_set: SampleSet, settings: Sequence[Clocks], ceiling_mhz: 
     can[:, [(clocks.core_mhz or 0) > ceiling_mhz for clocks in settings]] = False
     place = {clocks: c for c, clocks in enumerate(settings)}
     for k, kernel in enumerate(sample_set.kernels):
-        for clocks in sample_set.lacking.get(kernel.name, ()):
-            can[k, place[clocks]] = False
+        # What a table lacks may be auto, which is no setting to choose.
+        lacking = [place[c] for c in sample_set.lacking.get(kernel.name, ()) if c in place]
+        can[k, lacking] = False
     return can
 
 
 def _of_kernels(posterior: Posterior) -> Floats:
     """Return the relative errors of each kernel's time and energy at auto. Shape (2, K)."""
     time2, power2 = posterior.noise**2
-    found: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
-    return found
+    errors: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
+    return errors
 
 
 def _auto_spread(
@@ -194,14 +196,14 @@ def _auto_spread(
     """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
     time2, power2 = posterior.noise**2
     whole: Sequence[Sample] = sample_set.in_situ
-    found = []
+    spreads = []
     for variance, costs, values in (
         (time2, auto[0], [s.time_s for s in whole]),
         (time2 + power2, auto[1], [s.energy_j for s in whole]),
     ):
         if not whole:
             repeats = max(1.0, len(sample_set.samples) / max(1, len(costs)) / 8)
-            found.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
+            spreads.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
             continue
         # One kernel's noise stands for one window's; repeats, where there are some, say more.
         prior2, weight = float(np.median(variance)), 1.0
@@ -210,5 +212,5 @@ def _auto_spread(
         each2 = (weight * prior2 + off2) / freedom
         # A scatter known from few runs: Student's t where the others have a normal distribution.
         wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
-        found.append(wider * math.sqrt(each2 / len(values)))
-    return math.hypot(found[0], _REPEATABLE if whole else 0.0), found[1]
+        spreads.append(wider * math.sqrt(each2 / len(values)))
+    return math.hypot(spreads[0], _REPEATABLE if whole else 0.0), spreads[1]

@@ -1,7 +1,6 @@
-"""Time and power of many rows at once, as a function of parameter vectors.
+"""Constants of physics from parameter vectors, and derivatives by those.
 
-The formulas are those of `physics`; here their constants are arrays, one entry a row, and every
-parameter is a logarithm, so that none can turn negative and steps are relative.
+Every parameter is a logarithm, so that none can turn negative and steps are relative.
 
 Shape letters: R rows, K kernels, M memory clocks, S shared parameters, P = 4 parameters of a
 kernel: core cycles, DRAM cycles, fixed time, switching energy.
@@ -14,12 +13,10 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.physics.constants import GpuConstants
-from underclock.physics.power import idle_w, voltage_v
-from underclock.physics.timing import dram_mhz, joined, xbar_mhz
+from underclock.physics.constants import GpuConstants, KernelArrays
+from underclock.physics.derivatives import BY_KERNEL, LogCosts, log_costs
 
 CORE, DRAM, FIXED, WORK = range(PER_KERNEL)
-_STEP = 1e-5
 # Shared parameters: name, and how far from its start it may be expected, as a logarithm.
 _NAMED = {
     "exponent": 0.6,
@@ -31,6 +28,9 @@ _NAMED = {
     "clock_w_per_ghz_v2": 0.8,
     "leak_per_c": 0.5,
 }
+_OF_KERNEL = ("core_mcycles", "dram_mcycles", "fixed_s", "work_j_per_v2")
+_COLUMNS = {name: column for column, name in enumerate(BY_KERNEL)}
+_STEP = 1e-5  # of a logarithm
 _DRAM_J, _XBAR = len(_NAMED), len(_NAMED) + 1
 _DRAM_J_SPREAD, _XBAR_SPREAD, _MEM_W_SPREAD, _EFFICIENCY_SPREAD = 1.5, 1.0, 0.7, 0.15
 _GIVEN_DRAM_J, _GIVEN_XBAR = 0.005, 0.05  # J per Mcycle; crossbar cycles per DRAM cycle
@@ -105,54 +105,85 @@ class Points:
         )
 
 
-def predict(
-    family: Shared, shared: Floats, kernels: Floats, serial: Bools, at: Points
-) -> tuple[Floats, Floats]:
-    """Return log time and log power, and their derivatives by the kernel's own parameters.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """All parameters of the model.
 
-    Args:
+    Attributes:
         family: What the shared vector stands for.
         shared: Shape (S,).
         kernels: Shape (K, P).
-        serial: Which kernels overlap nothing. Shape (K,).
-        at: Where.
-
-    Returns:
-        Shapes (2, R) and (2, R, P).
+        serial: Which kernels overlap nothing: the parts of their time add. Shape (K,).
     """
-    gpu = family.gpu(shared)
-    core, dram, fixed, work = np.exp(kernels[at.kernel]).T
-    dram_j, per_dram = np.exp(shared[[_DRAM_J, _XBAR]])
-    exponent = np.where(serial[at.kernel], 1.0, gpu.exponent)
-    core_s = core / at.core_mhz
-    dram_s = dram / dram_mhz(gpu, at.mem_mhz)
-    xbar_s = per_dram * dram / xbar_mhz(gpu, at.core_mhz)
-    busy_s = joined(core_s, dram_s, xbar_s, exponent)
-    time_s = busy_s + fixed
-    switching_j = work * voltage_v(gpu, at.core_mhz) ** 2
-    traffic_j = dram_j * dram
-    static_w = idle_w(gpu, at.core_mhz, at.mem_mhz, at.temperature_c)
-    power_w = static_w + (switching_j + traffic_j) / time_s
-    # Of a p-norm: d log t / d log part is the part's share to the power p.
-    by = np.empty((2, len(time_s), PER_KERNEL))
-    by[0, :, CORE] = busy_s * (core_s / busy_s) ** exponent / time_s
-    moved = (dram_s / busy_s) ** exponent + (xbar_s / busy_s) ** exponent
-    by[0, :, DRAM] = busy_s * moved / time_s
-    by[0, :, FIXED] = fixed / time_s
-    by[0, :, WORK] = 0.0
-    dynamic = (switching_j + traffic_j) / time_s / power_w
-    by[1] = -dynamic[:, None] * by[0]
-    by[1, :, DRAM] += traffic_j / time_s / power_w
-    by[1, :, WORK] += switching_j / time_s / power_w
-    return np.log(np.stack([time_s, power_w])), by
+
+    family: Shared
+    shared: Floats
+    kernels: Floats
+    serial: Bools
 
 
-def slopes(family: Shared, shared: Floats, kernels: Floats, serial: Bools, at: Points) -> Floats:
-    """Return derivatives of log time and log power by the shared parameters. Shape (2, R, S)."""
-    here, _ = predict(family, shared, kernels, serial, at)
-    found = np.empty((*here.shape, len(shared)))
-    for s in range(len(shared)):
-        moved = shared.copy()
-        moved[s] += _STEP
-        found[:, :, s] = (predict(family, moved, kernels, serial, at)[0] - here) / _STEP
-    return found
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted logarithms of time and power, ready to be differentiated by the parameters.
+
+    Attributes:
+        parameters: Of the GPU and of all kernels.
+        at: Where.
+        costs: What physics says.
+    """
+
+    parameters: Parameters
+    at: Points
+    costs: LogCosts
+
+    @property
+    def log(self) -> Floats:
+        """Logarithms of time in s and power in W. Shape (2, R)."""
+        return self.costs.log
+
+    def by_kernel(self) -> Floats:
+        """Return derivatives by the kernel's own parameters. Shape (2, R, P)."""
+        by_constant = self.costs.by_kernel()
+        by = by_constant[:, :, [_COLUMNS[name] for name in _OF_KERNEL]]
+        # Crossbar cycles and energy of traffic are proportional to DRAM cycles.
+        by[:, :, DRAM] += by_constant[:, :, _COLUMNS["xbar_mcycles"]]
+        by[:, :, DRAM] += by_constant[:, :, _COLUMNS["dram_j"]]
+        return by
+
+    def by_shared(self) -> Floats:
+        """Return derivatives by the shared parameters. Shape (2, R, S).
+
+        Differences: the exact ones (`LogCosts.by_gpu`) agree to 1e-5, which is enough for a plan to
+        choose others among settings that cost the same, and so to change published evidence.
+        """
+        here, shared = self.log, self.parameters.shared
+        by = np.empty((*here.shape, len(shared)))
+        for s in range(len(shared)):
+            moved = shared.copy()
+            moved[s] += _STEP
+            parameters = dataclasses.replace(self.parameters, shared=moved)
+            by[:, :, s] = (predict(parameters, self.at).log - here) / _STEP
+        return by
+
+
+def predict(parameters: Parameters, at: Points) -> Prediction:
+    """Predict time and power.
+
+    Args:
+        parameters: Of the GPU and of all kernels.
+        at: Where.
+    """
+    core, dram, fixed, work = np.exp(parameters.kernels[at.kernel]).T
+    dram_j, per_dram = np.exp(parameters.shared[[_DRAM_J, _XBAR]])
+    kernels = KernelArrays(
+        core_mcycles=core,
+        dram_mcycles=dram,
+        xbar_mcycles=per_dram * dram,
+        fixed_s=fixed,
+        work_j_per_v2=work,
+        dram_j=dram_j * dram,
+        serial=parameters.serial[at.kernel],
+    )
+    gpu = parameters.family.gpu(parameters.shared)
+    costs = log_costs(gpu, kernels, at.core_mhz, at.mem_mhz, at.temperature_c)
+    return Prediction(parameters, at, costs)

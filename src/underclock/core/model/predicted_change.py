@@ -25,7 +25,7 @@ class Baseline:
 
     Attributes:
         time_s: Of the step, all launches. Shape (K,).
-        energy_j: Likewise. Shape (K,).
+        energy_j: Energy in J of the step, all launches. Shape (K,).
         spread: Standard deviations of the sums, as fractions of them: time, energy.
         of_kernels: Standard deviations of each kernel's part, as fractions of it. Shape (2, K).
     """
@@ -75,7 +75,7 @@ def predicted_change(
         moves = np.full(len(auto), 1.0 - kept)
         moves[locked] = -kept
         parted = float(((moves * own * auto / total) ** 2).sum())
-        moved = posterior.total(locked, at, powers[:, None] * costs / total)
+        moved = posterior.sum_variance(locked, at, powers[:, None] * costs / total)
         changes.append(share + kept - 1.0)
         spreads.append(math.sqrt(moved.variance + (share * auto_spread) ** 2 + parted))
     return PredictedChange(

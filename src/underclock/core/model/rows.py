@@ -4,15 +4,18 @@ Shape letters: R rows, K kernels, M memory clocks.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
+from underclock.core.model.checks import check_repeats, check_values, clocks_asked
 from underclock.errors import DataError
-from underclock.records import Clocks, Kind, Sample, SampleSet, ThrottleReason
+from underclock.records import Kind, Sample, SampleSet
 
 PER_KERNEL = 4
 
@@ -21,10 +24,8 @@ class CannotFitError(DataError):
     """There are too few samples, or none of use: costs may still be taken as measured."""
 
 
-NEAR_CAP = 0.985  # a row without throttle reasons that draws more than this share of the limit
 UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name it
 _PILE = 3  # kernels at the same greatest power, from which a cap is concluded
-_CONTRADICTION = 0.25  # repeats of one row lie within a few per cent of each other
 _KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
 _USUAL_C = 55.0  # where no temperature was read; only differences between rows matter
@@ -82,73 +83,96 @@ def rows_of(sample_set: SampleSet) -> Rows:
     """
     if not sample_set.samples:
         raise DataError("there are no samples to fit", hint="measure first")
+    check_values(sample_set)
     check_repeats(sample_set.samples)
-    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    memory = sorted(
-        {float(mhz) for s in (*sample_set.settings, *_asked(sample_set)) if (mhz := s.mem_mhz)}
-        or {
-            float(s.observed.mem_mhz)
-            for s in sample_set.samples
-            if s.observed and s.observed.mem_mhz
-        }
-        or {UNKNOWN_MHZ}
-    )
+    memory = _memory_mhz(sample_set)
     limit_w, capped = _cap(sample_set)
     ceiling = ceiling_mhz(sample_set.samples)
-    asked_mhz = [
-        float(c.core_mhz) for c in (*sample_set.settings, *_asked(sample_set)) if c.core_mhz
-    ]
+    asked_mhz = [float(clocks.core_mhz) for clocks in clocks_asked(sample_set) if clocks.core_mhz]
     boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
-    found: list[tuple[int, float, float, float, float, float, float]] = []
-    free: list[tuple[int, float, float, float, float, float, float]] = []
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    locked: list[_Row] = []
+    free: list[_Row] = []
     for sample, at_cap in zip(sample_set.samples, capped, strict=True):
-        core = sample.asked.core_mhz
-        if at_cap or (core is not None and not _holds(sample)):
+        if at_cap or (sample.asked.core_mhz is not None and not _holds(sample)):
             continue
-        seen = sample.observed.core_mhz if sample.observed else None
-        mem = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
-        (free if core is None else found).append(
-            (
-                index[sample.kernel],
-                float(core or seen or boosted_mhz),
-                float(mem or memory[-1]),
-                math.log(sample.time_s),
-                math.log(sample.energy_j / sample.time_s),
-                _USUAL_C if sample.temperature_c is None else sample.temperature_c,
-                _FREE_WINDOWS if core is None else 1.0,
-            )
-        )
-    if not found:
+        row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
+        (free if sample.asked.core_mhz is None else locked).append(row)
+    _check_enough(sample_set, len(locked), len(memory))
+    each = Counter(row.kernel for row in locked)
+    rows = locked + [row for row in free if 0 < each[row.kernel] < PER_KERNEL]
+    rows.sort(key=lambda row: row.kernel)
+    columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
+    of_kernel = columns.pop("kernel").astype(np.int64)
+    return Rows(
+        names=tuple(index),
+        kinds=np.array([_KINDS[kernel.kind] for kernel in sample_set.kernels], dtype=np.int64),
+        kernel=of_kernel,
+        **columns,
+        mem_points_mhz=np.array(memory),
+        limit_w=limit_w,
+        ceiling_mhz=ceiling,
+    )
+
+
+class _Row(NamedTuple):
+    """One sample, as the columns of `Rows`."""
+
+    kernel: int
+    core_mhz: float
+    mem_mhz: float
+    log_s: float
+    log_w: float
+    temperature_c: float
+    windows: float
+
+
+def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:
+    """Return a sample as a row.
+
+    Args:
+        sample: Away from the cap, at clocks that held.
+        kernel: Index of its kernel.
+        boosted_mhz: Core clock of a GPU left to itself, where nobody read it.
+        fastest_mem_mhz: Memory clock of one left to itself.
+    """
+    core = sample.asked.core_mhz
+    seen = sample.observed.core_mhz if sample.observed else None
+    mem = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
+    return _Row(
+        kernel=kernel,
+        core_mhz=float(core or seen or boosted_mhz),
+        mem_mhz=float(mem or fastest_mem_mhz),
+        log_s=math.log(sample.time_s),
+        log_w=math.log(sample.energy_j / sample.time_s),
+        temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
+        windows=_FREE_WINDOWS if core is None else 1.0,
+    )
+
+
+def _check_enough(sample_set: SampleSet, locked: int, memory_clocks: int) -> None:
+    """Refuse fewer rows than the model has constants."""
+    if not locked:
         raise CannotFitError(
             f"all {len(sample_set.samples)} samples ran at the power cap or at unknown clocks: "
             "they do not tell what a clock costs",
             hint="measure at lower core clocks, or raise the power limit",
         )
-    shared = 8 + 2 * len(memory)
-    if len(found) * 2 < shared + PER_KERNEL:
+    shared = 8 + 2 * memory_clocks
+    if locked * 2 < shared + PER_KERNEL:
         raise CannotFitError(
-            f"{len(found)} samples away from the power cap are fewer than the model's constants "
+            f"{locked} samples away from the power cap are fewer than the model's constants "
             f"({shared} shared, {PER_KERNEL} of each kernel)",
             hint="measure more clock pairs, or more kernels",
         )
-    locked = Counter(row[0] for row in found)
-    found += [row for row in free if 0 < locked[row[0]] < PER_KERNEL]
-    found.sort(key=lambda row: row[0])
-    columns = np.array(found)
-    return Rows(
-        names=tuple(index),
-        kinds=np.array([_KINDS[kernel.kind] for kernel in sample_set.kernels], dtype=np.int64),
-        kernel=columns[:, 0].astype(np.int64),
-        core_mhz=columns[:, 1],
-        mem_mhz=columns[:, 2],
-        log_s=columns[:, 3],
-        log_w=columns[:, 4],
-        temperature_c=columns[:, 5],
-        windows=columns[:, 6],
-        mem_points_mhz=np.array(memory),
-        limit_w=limit_w,
-        ceiling_mhz=ceiling,
-    )
+
+
+def _memory_mhz(sample_set: SampleSet) -> list[float]:
+    """Return the GPU's memory clocks, ascending: as asked, else as read back, else one unknown."""
+    asked = {float(clocks.mem_mhz) for clocks in clocks_asked(sample_set) if clocks.mem_mhz}
+    observed = [sample.observed for sample in sample_set.samples if sample.observed]
+    read = {float(clocks.mem_mhz) for clocks in observed if clocks.mem_mhz}
+    return sorted(asked or read or {UNKNOWN_MHZ})
 
 
 def ceiling_mhz(samples: Sequence[Sample]) -> float:
@@ -158,55 +182,24 @@ def ceiling_mhz(samples: Sequence[Sample]) -> float:
         for s in samples
         if s.observed
         and s.observed.core_mhz
-        and not (s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP
+        and not driver_says(s)
         and (s.asked.core_mhz is None or not _holds(s))
     ]
     return min(seen, default=math.inf)
 
 
-def check_repeats(samples: Sequence[Sample]) -> None:
-    """Refuse repeats of one row that cannot be of the same thing.
-
-    Raises:
-        DataError: Two differ by a quarter or more.
-    """
-    groups: dict[object, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.kernel, sample.asked].append(sample)
-    for alike in groups.values():
-        for what, values in (
-            ("time", [s.time_s for s in alike]),
-            ("energy", [s.energy_j for s in alike]),
-        ):
-            if max(values) > (1.0 + _CONTRADICTION) * min(values):
-                raise DataError(
-                    f"repeats of {alike[0].kernel!r} at {alike[0].asked} contradict each other: "
-                    f"their {what} differs by {max(values) / min(values) - 1:.0%}",
-                    hint="was another process on the GPU? measure this kernel again on an idle one",
-                )
-
-
-def _asked(sample_set: SampleSet) -> list[Clocks]:
-    return [sample.asked for sample in sample_set.samples]
-
-
 def _cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     """Return the power that capped rows settle at, and which rows are capped."""
-    powers = [s.energy_j / s.time_s for s in sample_set.samples]
-    told = any(s.throttle_reasons is not None for s in sample_set.samples)
-    if told:
+    samples = sample_set.samples
+    powers = [sample.energy_j / sample.time_s for sample in samples]
+    limit_w = sample_set.gpu.power_limit_w or max(powers)
+    capped = is_power_capped(samples, limit_w, CapMargin.FIT).tolist()
+    if all(driver_says(sample) is None for sample in samples):
         capped = [
-            bool((s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)
-            for s in sample_set.samples
+            yes and s.asked.core_mhz is not None for yes, s in zip(capped, samples, strict=True)
         ]
-    else:
-        limit_w = sample_set.gpu.power_limit_w or max(powers)
-        capped = [
-            power_w >= NEAR_CAP * limit_w and s.asked.core_mhz is not None
-            for power_w, s in zip(powers, sample_set.samples, strict=True)
-        ]
-        # Without throttle reasons a cap shows as many kernels that draw the same at the most.
-        held = {s.kernel for s, yes in zip(sample_set.samples, capped, strict=True) if yes}
+        # Where the driver was not asked, a cap shows as many kernels that draw the same at most.
+        held = {sample.kernel for sample, yes in zip(samples, capped, strict=True) if yes}
         capped = capped if len(held) >= _PILE else [False] * len(powers)
     at_cap = [power_w for power_w, yes in zip(powers, capped, strict=True) if yes]
     return (float(np.median(at_cap)) if at_cap else math.inf), capped

@@ -1,7 +1,7 @@
 """A fit of many rows, to as many of them as tell something new.
 
-Rows of one kernel at like clocks share most of their misfit, so a kernel with hundreds of them is
-known by some spread over all; and what kernels share is known by some of every kind and size.
+Rows of one kernel at like clocks share most of their discrepancy, so a kernel with hundreds of them
+is known by some spread over all; and what kernels share is known by some of every kind and size.
 """
 
 import dataclasses
@@ -9,7 +9,8 @@ import dataclasses
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.model.most_likely import Fit, Solution
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import fit_all, fit_kernels
 from underclock.core.model.parameters import Shared
 from underclock.core.model.rows import Rows
 
@@ -20,20 +21,20 @@ _GOLDEN = 0.6180339887498949  # its multiples, less their whole part, are spread
 
 def fitted(
     rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
-) -> Solution:
+) -> FittedModel:
     """Fit rows: all of them where they are few.
 
     Args:
         rows: To fit.
         family: What kernels share.
-        most_rows: Rows of a kernel that are used; `Solution.rows` says which.
+        most_rows: Rows of a kernel that are used; `FittedModel.rows` says which.
         most_kernels: Kernels that what is shared is fitted to.
     """
     light = _only(rows, spread_rows(rows, most_rows))
     some = spread_kernels(light, most_kernels)
     if len(some) == len(rows.names):
-        return Fit(light, family).run()
-    return Fit(light, family).run_holding(Fit(_of(light, some), family).run())
+        return fit_all(light, family)
+    return fit_kernels(light, fit_all(_of(light, some), family))
 
 
 def spread_rows(rows: Rows, most: int) -> Ints:
@@ -58,8 +59,8 @@ def spread_rows(rows: Rows, most: int) -> Ints:
         places = ((np.arange(most) + k * _GOLDEN % 1.0) * count / most).astype(np.int64)
         places[-1] = count - 1
         chosen.append(np.sort(order[places]))
-    found: Ints = np.concatenate(chosen)
-    return found
+    rows_chosen: Ints = np.concatenate(chosen)
+    return rows_chosen
 
 
 def spread_kernels(rows: Rows, most: int) -> Ints:
@@ -79,8 +80,8 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
     fastest_s = np.minimum.reduceat(rows.log_s, rows.bounds[known])
     order = known[np.lexsort((fastest_s, rows.kinds[known]))]
     places = np.linspace(0, len(order) - 1, min(most, len(order))).astype(np.int64)
-    found: Ints = np.sort(order[places])
-    return found
+    kernels: Ints = np.sort(order[places])
+    return kernels
 
 
 def _only(rows: Rows, chosen: Ints) -> Rows:

@@ -1,8 +1,8 @@
-"""What a fit leaves over of its rows, along axes in which it is independent.
+"""Residuals along axes in which they are independent: whitening.
 
-What is left over of a row is noise of its own and a misfit it has in common with rows of the same
-kernel at like clocks. Turned and scaled, the rows of a kernel have neither in common, so weighing
-them is a product instead of the inverse of a matrix.
+The residual of a row is noise of its own and a discrepancy of the model that it has in common with
+rows of the same kernel at like clocks. Rotated and scaled, the rows of a kernel have neither in
+common, so weighing them is a product instead of the inverse of a matrix.
 
 Shape letters: R rows, K kernels, L rows of the kernel with most; a leading 2 is time and power.
 """
@@ -13,74 +13,86 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import Rows
 
-REACH = 0.2  # rows whose core clocks differ by this, as a logarithm, share most of their misfit
-ACROSS = 0.5  # correlation of the misfit at two memory clocks
+REACH = 0.2  # core clocks this far apart, as a logarithm, still share most of their discrepancy
+ACROSS = 0.5  # correlation of the discrepancy at two memory clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """Standard deviations of what the model leaves over, as fractions. Each of shape (2,).
+class ErrorModel:
+    """Standard deviations of the residuals' two parts, as fractions. Each of shape (2,).
 
     Attributes:
         noise: Of a row, independent of every other.
-        misfit: Shared by rows of a kernel at like clocks.
+        discrepancy: Of the model, shared by rows of a kernel at like clocks.
     """
 
     noise: Floats
-    misfit: Floats
+    discrepancy: Floats
 
 
 def alike(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
-    """Return how much of their misfit points share, 0 to 1. Shape (len(core), len(other))."""
+    """Return the correlation of the discrepancy at points. Shape (len(core), len(other))."""
     apart = (np.log(core_mhz)[:, None] - np.log(other_core)) / REACH
     same = np.where(mem_mhz[:, None] == other_mem, 1.0, ACROSS)
     shared: Floats = same * np.exp(-0.5 * apart**2)
     return shared
 
 
-class Axes:
-    """The axes of some rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whitening:
+    """Rotates the rows of each kernel so that they are independent.
 
     Attributes:
+        rotation: Shape (K, L, L).
+        correlation: Eigenvalues of the correlations, zero where there is no axis. Shape (K, L).
+        place: Where each row goes among all axes. Shape (R,).
         real: Where there is an axis: a kernel has as many as rows. Shape (K, L).
     """
 
-    def __init__(self, rows: Rows) -> None:
+    rotation: Floats
+    correlation: Floats
+    place: Ints
+    real: Bools
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Whitening":
+        """Find the axes of some rows."""
         bounds = rows.bounds
         counts = np.diff(bounds)
         most = int(counts.max())
-        self._turn, self._alike = np.zeros((len(counts), most, most)), np.zeros((len(counts), most))
+        rotation = np.zeros((len(counts), most, most))
+        correlation = np.zeros((len(counts), most))
         for k, (low, high) in enumerate(itertools.pairwise(bounds.tolist())):
             core, mem = rows.core_mhz[low:high], rows.mem_mhz[low:high]
             # Scaled by the root of its windows, every row has the same noise.
             root = np.sqrt(rows.windows[low:high])
             values, axes = np.linalg.eigh(root[:, None] * alike(core, mem, core, mem) * root)
-            self._alike[k, : high - low] = np.maximum(values, 0.0)
-            self._turn[k, : high - low, : high - low] = axes.T * root
-        within = np.arange(len(rows.kernel)) - bounds[rows.kernel]
-        self._place = rows.kernel * most + within
-        self.real = np.zeros(self._alike.shape, dtype=bool)
-        self.real.ravel()[self._place] = True
+            correlation[k, : high - low] = np.maximum(values, 0.0)
+            rotation[k, : high - low, : high - low] = axes.T * root
+        place = rows.kernel * most + np.arange(len(rows.kernel)) - bounds[rows.kernel]
+        real = np.zeros(correlation.shape, dtype=bool)
+        real.ravel()[place] = True
+        return cls(rotation=rotation, correlation=correlation, place=place, real=real)
 
-    def turned(self, values: Floats) -> Floats:
+    def whitened(self, values: Floats) -> Floats:
         """Return what belongs to rows, shape (2, R, ...), along the axes. Shape (2, K, L, ...)."""
-        kernels, most, _ = self._turn.shape
+        kernels, most, _ = self.rotation.shape
         spaced = np.zeros((2, kernels * most, math.prod(values.shape[2:])))
-        spaced[:, self._place] = values.reshape(2, values.shape[1], -1)
-        turned: Floats = self._turn @ spaced.reshape(2, kernels, most, -1)
-        return turned.reshape(2, kernels, most, *values.shape[2:])
+        spaced[:, self.place] = values.reshape(2, values.shape[1], -1)
+        rotated: Floats = self.rotation @ spaced.reshape(2, kernels, most, -1)
+        return rotated.reshape(2, kernels, most, *values.shape[2:])
 
-    def weights(self, errors: Errors, scale: Floats) -> Floats:
+    def weights(self, errors: ErrorModel, scale: Floats) -> Floats:
         """Return the precision along each axis, zero where there is none. Shape (2, K, L).
 
         Args:
             errors: Of all kernels.
-            scale: How much more each kernel leaves over. Shape (K,).
+            scale: By how much each kernel's residuals are larger. Shape (K,).
         """
-        noise2, misfit2 = errors.noise**2, errors.misfit**2
-        variance = noise2[:, None, None] + misfit2[:, None, None] * self._alike
-        found: Floats = self.real / (variance * scale[:, None] ** 2)
-        return found
+        noise2, discrepancy2 = errors.noise**2, errors.discrepancy**2
+        variance = noise2[:, None, None] + discrepancy2[:, None, None] * self.correlation
+        precision: Floats = self.real / (variance * scale[:, None] ** 2)
+        return precision

@@ -18,16 +18,16 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.table import CostTable, capped_kernels, cost_table, settle_auto
+from underclock.core.costs.cap import CapMargin, capped_kernels, driver_says
+from underclock.core.costs.table import CostTable, cost_table, settle_auto
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import BaselineRun, Prior
 from underclock.errors import DataError
-from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy, ThrottleReason
+from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy
 from underclock.records.observed import Interval, PredictedArm
 
-_NEAR_CAP = 0.93  # where nobody asked for throttle reasons
 # Of the power limit: less is below any GPU at rest, and no mean over a launch overshoots by more.
 _LEAST_POWER, _MOST_POWER = 0.01, 1.5
 
@@ -258,13 +258,12 @@ def _run(samples: list[Sample], baseline: Clocks, mem_mhz: float, limit_w: float
     """Average the samples of one kernel, and the readings of those that have any."""
     power_w = math.fsum(s.energy_j for s in samples) / math.fsum(s.time_s for s in samples)
     observed = [s.observed for s in samples if s.observed is not None]
-    reasons = [s.throttle_reasons for s in samples if s.throttle_reasons is not None]
+    said = [word for s in samples if (word := driver_says(s)) is not None]
     cores = [c.core_mhz for c in observed if c.core_mhz is not None]
     mems = [c.mem_mhz for c in observed if c.mem_mhz is not None]
     warm = [s.temperature_c for s in samples if s.temperature_c is not None]
     counted = [s.utilisation for s in samples if s.utilisation is not None]
-    near = power_w >= _NEAR_CAP * limit_w
-    capped = any(r & ThrottleReason.SW_POWER_CAP for r in reasons) if reasons else near
+    capped = any(said) if said else power_w >= CapMargin.UNREAD.value * limit_w
     return BaselineRun(
         time_s=math.fsum(s.time_s for s in samples) / len(samples),
         power_w=power_w,

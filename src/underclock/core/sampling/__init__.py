@@ -1,1 +1,5 @@
-"""Which samples to take: the initial design, and what a further sample is worth."""
+"""Which samples to take.
+
+* `initial_design`: settings to begin with, before anything is measured
+* `acquisition`: what a further sample is worth
+"""

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
-    Errors,
+    MeanErrors,
     calibrate,
     check,
     design,
@@ -18,8 +19,15 @@ from underclock.core.calibration.gpu import (
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import Habits, Sweep, sweep_of
-from underclock.core.calibration.throughput import Board, Change, fit_throughput, misfit, shortfall
+from underclock.core.calibration.sweep import Sweep, sweep_of
+from underclock.core.calibration.sweep_fit import SweepFit, kernel_of, vector_of
+from underclock.core.calibration.throughput import (
+    Board,
+    PublishedChange,
+    fit_throughput,
+    residuals_of,
+    shortfall,
+)
 from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.errors import DataError
 from underclock.gpus.specs import SPECS
@@ -93,25 +101,25 @@ def sweep() -> Sweep:
 
 
 @pytest.fixture(scope="module")
-def found(sweep: Sweep) -> Calibrated:
+def calibrated(sweep: Sweep) -> Calibrated:
     return calibrate(sweep, _SPEC.constants)
 
 
-def test_a_sweep_without_noise_is_explained(found: Calibrated, sweep: Sweep) -> None:
-    fit = errors_of(found, sweep, np.arange(len(sweep.kernel)))
+def test_a_sweep_without_noise_is_explained(calibrated: Calibrated, sweep: Sweep) -> None:
+    fit = errors_of(calibrated, sweep, np.arange(len(sweep.kernel)))
 
     assert fit.time < 0.01
     assert fit.power < 0.01
-    assert found.limit_w == 1000.0
+    assert calibrated.limit_w == 1000.0
 
 
-def test_kernels_that_overlap_nothing_are_recognised(found: Calibrated) -> None:
-    assert found.kernels["k3"].serial
-    assert not found.kernels["k2"].serial
+def test_kernels_that_overlap_nothing_are_recognised(calibrated: Calibrated) -> None:
+    assert calibrated.kernels["k3"].serial
+    assert not calibrated.kernels["k2"].serial
 
 
-def test_a_few_rows_predict_the_rest(found: Calibrated, sweep: Sweep) -> None:
-    results = check(found, sweep, 4)
+def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: Sweep) -> None:
+    results = check(calibrated, sweep, 4)
     total = pooled([errors for _, errors in results])
 
     assert [name for name, _ in results] == list(_KERNELS)
@@ -128,13 +136,13 @@ def test_kernels_left_out_are_predicted_too(sweep: Sweep) -> None:
     assert errors.power < 0.06
 
 
-def test_all_rows_as_points_leave_nothing_to_predict(found: Calibrated, sweep: Sweep) -> None:
-    assert check(found, sweep, 15) == []
+def test_all_rows_as_points_leave_nothing_to_predict(calibrated: Calibrated, sweep: Sweep) -> None:
+    assert check(calibrated, sweep, 15) == []
 
 
-def test_the_chosen_rows_are_distinct_and_apart(found: Calibrated, sweep: Sweep) -> None:
+def test_the_chosen_rows_are_distinct_and_apart(calibrated: Calibrated, sweep: Sweep) -> None:
     rows = np.flatnonzero(sweep.kernel == 2)
-    picked = design(found, sweep.only(rows), 4)
+    picked = design(calibrated, sweep.only(rows), 4)
     clocks = sweep.core_mhz[rows[picked]]
 
     assert len(set(picked.tolist())) == 4
@@ -145,12 +153,12 @@ def test_rows_at_the_cap_are_predicted_with_it() -> None:
     hungry = {"hungry": dataclasses.replace(_KERNELS["k0"], work_j_per_v2=2.0)}
     sample_set = _profile(_KERNELS | hungry, auto=True)
     sweep = sweep_of(sample_set, auto_mem_mhz=9501.0, limit_w=300.0)
-    found = calibrate(sweep, _SPEC.constants)
+    calibrated = calibrate(sweep, _SPEC.constants)
     capped = np.flatnonzero(sweep.power_w >= 300.0)
 
     assert len(capped)
-    assert found.limit_w >= 0.93 * 300.0
-    assert errors_of(found, sweep, capped).rows == len(capped)
+    assert calibrated.limit_w >= 0.93 * 300.0
+    assert errors_of(calibrated, sweep, capped).rows == len(capped)
 
 
 @pytest.mark.parametrize(
@@ -169,17 +177,49 @@ def test_a_sweep_that_says_too_little_is_refused(
         sweep_of(msgspec.structs.replace(whole, samples=few), auto_mem_mhz=9501.0)
 
 
+def test_clocks_in_hertz_are_refused() -> None:
+    whole = _profile()
+    hertz = tuple(
+        msgspec.structs.replace(s, asked=Clocks(core_mhz=1_000_000 * (s.asked.core_mhz or 1)))
+        for s in whole.samples
+    )
+    with pytest.raises(DataError, match="a core clock of 1890000000 MHz, which no GPU has"):
+        sweep_of(msgspec.structs.replace(whole, samples=hertz), auto_mem_mhz=9501.0)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_derivatives_are_those_of_finite_differences(sweep: Sweep, *, serial: bool) -> None:
+    rows = sweep.one(np.flatnonzero(sweep.kernel == 2))
+    fit = SweepFit(base=_TRUE, sweep=rows, serial=np.array([serial]), per_mcycle_j=_PER_MCYCLE_J)
+    vector = vector_of(_KERNELS["k2"])
+    by = fit.derivatives(kernel_of(vector, _PER_MCYCLE_J, serial=serial))
+
+    for p in range(len(vector)):
+        ends = []
+        for sign in (1.0, -1.0):
+            moved = kernel_of(
+                vector + sign * 1e-5 * np.eye(len(vector))[p], _PER_MCYCLE_J, serial=serial
+            )
+            time_s = duration_s(_TRUE, moved, rows.core_mhz, rows.mem_mhz)
+            warm_c = _TRUE.ambient_c + _TRUE.c_per_w * rows.power_w
+            power_w = busy_w(_TRUE, moved, rows.core_mhz, rows.mem_mhz, warm_c)
+            ends.append(np.log(np.stack([time_s, power_w])))
+        assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-6)
+
+
 def test_pooling_weighs_by_rows() -> None:
-    total = pooled([Errors(time=0.1, power=0.2, rows=1), Errors(time=0.0, power=0.0, rows=3)])
+    total = pooled(
+        [MeanErrors(time=0.1, power=0.2, rows=1), MeanErrors(time=0.0, power=0.0, rows=3)]
+    )
 
     assert (total.time, total.power, total.rows) == pytest.approx((0.025, 0.05, 4))
 
 
-def test_habits_say_how_odd_a_kernel_is() -> None:
-    habits = Habits.of(_TRUE, list(_KERNELS.values()))
+def test_the_prior_of_fixed_time_says_how_odd_a_kernel_is() -> None:
+    fixed_time = FixedTimePrior.of(_TRUE, list(_KERNELS.values()))
     odd = dataclasses.replace(_KERNELS["k1"], fixed_s=1.0)
 
-    assert abs(habits.surprise(_KERNELS["k1"])) < abs(habits.surprise(odd))
+    assert abs(fixed_time.surprise(_KERNELS["k1"])) < abs(fixed_time.surprise(odd))
 
 
 def test_one_run_at_auto_is_reproduced() -> None:
@@ -213,18 +253,18 @@ def test_published_changes_are_fitted_by_rates_and_energies() -> None:
     target = dataclasses.replace(throughput, dram_byte_j=1.4 * throughput.dram_byte_j)
     asked = [Clocks(mem_mhz=5001), Clocks(core_mhz=1050)]
     bare = [
-        Change(kernel=k, clocks=c, time_change=0.0, energy_change=0.0)
+        PublishedChange(kernel=k, clocks=c, time_change=0.0, energy_change=0.0)
         for k, c in zip(kernels, asked, strict=True)
     ]
-    truth = np.exp(misfit(board, target, bare)) - 1.0
+    truth = np.exp(residuals_of(board, target, bare)) - 1.0
     changes = [
         dataclasses.replace(change, time_change=float(t), energy_change=float(e))
         for change, (t, e) in zip(bare, truth, strict=True)
     ]
-    before = np.abs(misfit(board, throughput, changes)).sum()
+    before = np.abs(residuals_of(board, throughput, changes)).sum()
     fitted, boost_mhz = fit_throughput(board, throughput, changes)
 
-    assert np.abs(misfit(board, fitted, changes)).sum() <= before
+    assert np.abs(residuals_of(board, fitted, changes)).sum() <= before
     assert boost_mhz == pytest.approx(_SPEC.constants.boost_mhz, rel=0.11)
     assert shortfall(board, fitted, changes).shape == (1,)
     assert math.isfinite(fitted.tensor_flop)

@@ -93,8 +93,8 @@ def sample(
     )
 
 
-def views(found: Breakdown) -> tuple[tuple[Share, ...], ...]:
-    return found.by_pass, found.by_operator, found.by_bound, found.by_clock
+def views(broken_down: Breakdown) -> tuple[tuple[Share, ...], ...]:
+    return broken_down.by_pass, broken_down.by_operator, broken_down.by_bound, broken_down.by_clock
 
 
 def names(parts: tuple[Share, ...]) -> list[str]:
@@ -104,14 +104,14 @@ def names(parts: tuple[Share, ...]) -> list[str]:
 @settings(max_examples=40, deadline=None)
 @given(sample_sets())
 def test_every_view_adds_up_to_the_step(sample_set: SampleSet) -> None:
-    found = breakdown(sample_set)
+    broken_down = breakdown(sample_set)
     table = cost_table(sample_set)
 
-    assert found.time_s == pytest.approx(table.auto_time_s)
-    assert found.energy_j == pytest.approx(table.auto_energy_j)
-    for parts in views(found):
-        assert sum(part.time_s for part in parts) == pytest.approx(found.time_s)
-        assert sum(part.energy_j for part in parts) == pytest.approx(found.energy_j)
+    assert broken_down.time_s == pytest.approx(table.auto_time_s)
+    assert broken_down.energy_j == pytest.approx(table.auto_energy_j)
+    for parts in views(broken_down):
+        assert sum(part.time_s for part in parts) == pytest.approx(broken_down.time_s)
+        assert sum(part.energy_j for part in parts) == pytest.approx(broken_down.energy_j)
         assert sum(part.time_share for part in parts) == pytest.approx(1.0)
         assert sum(part.energy_share for part in parts) == pytest.approx(1.0)
         assert sum(part.launches for part in parts) == sum(k.count for k in sample_set.kernels)
@@ -152,15 +152,17 @@ def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: ran
 @settings(max_examples=40, deadline=None)
 @given(sample_sets())
 def test_what_is_reachable_is_a_part_of_the_energy_at_full_clock(sample_set: SampleSet) -> None:
-    found = breakdown(sample_set)
-    full = {part.name: part.energy_j for part in found.by_clock if part.name.startswith("full")}
+    broken_down = breakdown(sample_set)
+    full = {
+        part.name: part.energy_j for part in broken_down.by_clock if part.name.startswith("full")
+    }
 
-    if found.reachable_j is None:
-        assert found.full_core_mhz is None or names(found.by_bound) == [Bound.UNKNOWN]
+    if broken_down.reachable_j is None:
+        assert broken_down.full_core_mhz is None or names(broken_down.by_bound) == [Bound.UNKNOWN]
     else:
         wasted = (full.get("full clock, dram", 0.0), full.get("full clock, latency", 0.0))
-        assert found.reachable_j == pytest.approx(sum(wasted))
-    assert 0.0 <= found.capped_share <= 1.0 + 1e-9
+        assert broken_down.reachable_j == pytest.approx(sum(wasted))
+    assert 0.0 <= broken_down.capped_share <= 1.0 + 1e-9
 
 
 @given(utilisations)
@@ -183,39 +185,39 @@ def test_a_clock_within_one_step_of_the_highest_is_full() -> None:
     samples = [sample("a", 1980, DRAM), sample("b", 1965, IDLE, energy_j=2.0)]
     samples += [sample("c", 1964, DRAM, energy_j=4.0), sample("d", None, DRAM, energy_j=8.0)]
 
-    found = breakdown(profile_of(kernels, samples))
+    broken_down = breakdown(profile_of(kernels, samples))
 
-    assert found.full_core_mhz == 1980
-    assert names(found.by_clock) == [
+    assert broken_down.full_core_mhz == 1980
+    assert names(broken_down.by_clock) == [
         "clock not read",
         "below full clock",
         "full clock, latency",
         "full clock, dram",
     ]
-    assert found.reachable_j == 3.0
+    assert broken_down.reachable_j == 3.0
 
 
 def test_a_kernel_that_the_core_bounds_is_out_of_reach() -> None:
     kernels = [Kernel(name="gemm"), Kernel(name="copy")]
 
-    found = breakdown(
+    broken_down = breakdown(
         profile_of(
             kernels, [sample("gemm", 1980, TENSOR, energy_j=9.0), sample("copy", 1980, DRAM)]
         )
     )
 
-    assert found.reachable_j == 1.0
-    assert names(found.by_bound) == ["tensor", "dram"]
+    assert broken_down.reachable_j == 1.0
+    assert names(broken_down.by_bound) == ["tensor", "dram"]
 
 
 @pytest.mark.parametrize(("core_mhz", "utilisation"), [(None, DRAM), (1980, None), (None, None)])
 def test_what_cannot_be_known_is_not_called_nothing(
     core_mhz: int | None, utilisation: Utilisation | None
 ) -> None:
-    found = breakdown(profile_of([Kernel(name="a")], [sample("a", core_mhz, utilisation)]))
+    broken_down = breakdown(profile_of([Kernel(name="a")], [sample("a", core_mhz, utilisation)]))
 
-    assert found.reachable_j is None
-    assert found.full_core_mhz == core_mhz
+    assert broken_down.reachable_j is None
+    assert broken_down.full_core_mhz == core_mhz
 
 
 def test_the_capped_share_is_one_of_isolated_time_with_every_launch_counted() -> None:
@@ -233,13 +235,13 @@ def test_the_whole_step_as_it_ran_is_what_is_broken_down() -> None:
     kernels = [Kernel(name="a"), Kernel(name="b")]
     samples = [sample("a", energy_j=15.0), sample("b", energy_j=5.0)]
 
-    found = breakdown(profile_of(kernels, samples, in_situ=(whole,), warnings=("take care",)))
+    broken_down = breakdown(profile_of(kernels, samples, in_situ=(whole,), warnings=("take care",)))
 
-    assert found.time_s == pytest.approx(3.0)
-    assert found.energy_j == pytest.approx(30.0)
-    assert found.closure is not None
-    assert found.closure.energy == pytest.approx(20.0 / 30.0)
-    assert found.warnings[0] == "take care"
+    assert broken_down.time_s == pytest.approx(3.0)
+    assert broken_down.energy_j == pytest.approx(30.0)
+    assert broken_down.closure is not None
+    assert broken_down.closure.energy == pytest.approx(20.0 / 30.0)
+    assert broken_down.warnings[0] == "take care"
 
 
 def test_a_kernel_without_an_operator_goes_by_the_first_word_of_its_name() -> None:
@@ -250,9 +252,12 @@ def test_a_kernel_without_an_operator_goes_by_the_first_word_of_its_name() -> No
         Kernel(name="fill of ones"),
     ]
 
-    found = breakdown(profile_of(kernels, [sample(k.name) for k in kernels]))
+    broken_down = breakdown(profile_of(kernels, [sample(k.name) for k in kernels]))
 
-    assert {part.name: part.launches for part in found.by_operator} == {"aten::mm": 1, "fill": 2}
+    assert {part.name: part.launches for part in broken_down.by_operator} == {
+        "aten::mm": 1,
+        "fill": 2,
+    }
 
 
 def test_a_step_without_auto_clocks_cannot_be_broken_down() -> None:

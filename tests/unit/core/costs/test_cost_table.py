@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.table import capped_kernels, cost_table, settle_auto
+from underclock.core.costs.cap import capped_kernels
+from underclock.core.costs.table import cost_table, settle_auto
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,

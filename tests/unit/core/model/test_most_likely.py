@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from underclock.arrays import Bools, Floats
-from underclock.core.model.most_likely import Fit, Solution
-from underclock.core.model.parameters import Points, Shared, predict, slopes
+from underclock.arrays import Floats
+from underclock.core.model.laplace import FittedModel, laplace
+from underclock.core.model.most_likely import fit_all
+from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
+from underclock.core.model.state import Problem, State, begin
 from underclock.core.model.subsample import fitted
-from underclock.core.model.whitening import Axes, Errors, alike
+from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
@@ -27,9 +29,7 @@ _UNITS = np.array([math.log(2100.0), math.log(9501.0), 0.0, math.log(150.0)])
 
 @dataclasses.dataclass(frozen=True)
 class _Truth:
-    shared: Floats
-    kernels: Floats
-    serial: Bools
+    parameters: Parameters
     rows: Rows
 
 
@@ -53,12 +53,11 @@ def _truth(
         mem_mhz=np.tile(mem, kernels),
         temperature_c=random.uniform(45.0, 65.0, kernels * len(core)),
     )
-    log, _ = predict(_FAMILY, shared, own, serial, at)
+    parameters = Parameters(family=_FAMILY, shared=shared, kernels=own, serial=serial)
+    log = predict(parameters, at).log
     log_s, log_w = log + random.normal(0.0, 1.0, log.shape) * np.array(noise)[:, None]
     return _Truth(
-        shared,
-        own,
-        serial,
+        parameters,
         Rows(
             names=tuple(f"k{k}" for k in range(kernels)),
             kinds=(np.arange(kernels) % 2).astype(np.int64),
@@ -87,15 +86,15 @@ def truth() -> _Truth:
 
 
 @pytest.fixture(scope="module")
-def solution(truth: _Truth) -> Solution:
-    return Fit(truth.rows, _FAMILY).run()
+def model(truth: _Truth) -> FittedModel:
+    return fit_all(truth.rows, _FAMILY)
 
 
 def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
-    log, _ = predict(_FAMILY, truth.shared, truth.kernels, truth.serial, Points.of(truth.rows))
-    gpu = _FAMILY.gpu(truth.shared)
-    dram_j, per_dram = np.exp(truth.shared[[8, 9]])
-    for k, (core, dram, fixed, work) in enumerate(np.exp(truth.kernels).tolist()):
+    log = predict(truth.parameters, Points.of(truth.rows)).log
+    gpu = _FAMILY.gpu(truth.parameters.shared)
+    dram_j, per_dram = np.exp(truth.parameters.shared[[8, 9]])
+    for k, (core, dram, fixed, work) in enumerate(np.exp(truth.parameters.kernels).tolist()):
         mine = truth.rows.kernel == k
         kernel = KernelConstants(
             core_mcycles=core,
@@ -104,7 +103,7 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
             fixed_s=fixed,
             work_j_per_v2=work,
             dram_j=dram_j * dram,
-            serial=bool(truth.serial[k]),
+            serial=bool(truth.parameters.serial[k]),
         )
         where = truth.rows.core_mhz[mine], truth.rows.mem_mhz[mine]
         warm = truth.rows.temperature_c[mine]
@@ -112,34 +111,28 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
         assert np.exp(log[1, mine]) == pytest.approx(busy_w(gpu, kernel, *where, warm))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10_000))
 def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
     truth = _truth(3, seed, cores=4)
     at = Points.of(truth.rows)
-    how = truth.serial, at
-    _, by_kernel = predict(_FAMILY, truth.shared, truth.kernels, *how)
-    by_shared = slopes(_FAMILY, truth.shared, truth.kernels, *how)
+    prediction = predict(truth.parameters, at)
     step = 1e-5
-    for p in range(PER_KERNEL):
-        ends = []
-        for sign in (1.0, -1.0):
-            moved = truth.kernels.copy()
-            moved[:, p] += sign * step
-            ends.append(predict(_FAMILY, truth.shared, moved, *how)[0])
-        assert by_kernel[:, :, p] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-5)
-    for s in range(len(truth.shared)):
-        ends = []
-        for sign in (1.0, -1.0):
-            other = truth.shared.copy()
-            other[s] += sign * step
-            ends.append(predict(_FAMILY, other, truth.kernels, *how)[0])
-        # A clock just at a knee has two slopes; the difference is of the second order elsewhere.
-        assert by_shared[:, :, s] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=5e-3)
+    for name, by in (("kernels", prediction.by_kernel()), ("shared", prediction.by_shared())):
+        vectors = getattr(truth.parameters, name)
+        for p in range(vectors.shape[-1]):
+            ends = []
+            for sign in (1.0, -1.0):
+                moved = vectors.copy()
+                moved[..., p] += sign * step
+                ends.append(predict(dataclasses.replace(truth.parameters, **{name: moved}), at).log)
+            # A clock just at a knee has two slopes; differences to one side see one of them.
+            off = 1e-5 if name == "kernels" else 5e-3
+            assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=off)
 
 
 def test_shares_of_time_add_up_to_one(truth: _Truth) -> None:
-    _, by = predict(_FAMILY, truth.shared, truth.kernels, truth.serial, Points.of(truth.rows))
+    by = predict(truth.parameters, Points.of(truth.rows)).by_kernel()
 
     assert by[0].sum(axis=-1) == pytest.approx(1.0)
 
@@ -147,56 +140,57 @@ def test_shares_of_time_add_up_to_one(truth: _Truth) -> None:
 @given(st.lists(st.tuples(st.floats(100, 3000), st.sampled_from(_MEMS)), min_size=1, max_size=9))
 def test_alike_is_a_correlation(points: list[tuple[float, float]]) -> None:
     core, mem = np.array(points).T
-    found = alike(core, mem, core, mem)
+    correlation = alike(core, mem, core, mem)
 
-    assert np.diag(found) == pytest.approx(1.0)
-    assert found == pytest.approx(found.T)
-    assert np.linalg.eigvalsh(found).min() > -1e-9
+    assert np.diag(correlation) == pytest.approx(1.0)
+    assert correlation == pytest.approx(correlation.T)
+    assert np.linalg.eigvalsh(correlation).min() > -1e-9
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1))
 def test_along_the_axes_rows_weigh_as_their_covariance_says(
-    seed: int, noise: float, misfit: float
+    seed: int, noise: float, discrepancy: float
 ) -> None:
     random = np.random.default_rng(seed)
     drawn = _truth(3, seed, cores=4).rows
     chosen = np.sort(random.choice(len(drawn.kernel), 14, replace=False))
     rows = dataclasses.replace(_some(drawn, chosen), windows=random.uniform(0.01, 3.0, 14))
-    errors = Errors(noise=np.array([noise, 0.01]), misfit=np.array([misfit, 0.02]))
+    errors = ErrorModel(noise=np.array([noise, 0.01]), discrepancy=np.array([discrepancy, 0.02]))
     scale = random.uniform(0.5, 2.0, 3)
-    left = random.normal(0.0, 1.0, (2, 14))
+    residuals = random.normal(0.0, 1.0, (2, 14))
 
-    axes = Axes(rows)
-    found = (axes.weights(errors, scale) * axes.turned(left) ** 2).sum(axis=2)
+    whitening = Whitening.of(rows)
+    weighed = (whitening.weights(errors, scale) * whitening.whitened(residuals) ** 2).sum(axis=2)
 
     for k in range(3):
         mine = rows.kernel == k
         where = rows.core_mhz[mine], rows.mem_mhz[mine]
         for q in range(2):
-            shared = errors.misfit[q] ** 2 * alike(*where, *where)
+            shared = errors.discrepancy[q] ** 2 * alike(*where, *where)
             own = np.diag(errors.noise[q] ** 2 / rows.windows[mine])
-            expected = left[q, mine] @ np.linalg.solve(shared + own, left[q, mine])
-            assert found[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
+            expected = residuals[q, mine] @ np.linalg.solve(shared + own, residuals[q, mine])
+            assert weighed[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
 
 
 def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> None:
     # Of the first kernel a row at the fastest clocks and one at a slower core clock.
     first = np.flatnonzero(truth.rows.kernel == 0)[[20, 23]]
     rest = np.flatnonzero(truth.rows.kernel != 0)
-    found = Fit(_some(truth.rows, np.concatenate([first, rest])), _FAMILY).run()
+    model = fit_all(_some(truth.rows, np.concatenate([first, rest])), _FAMILY)
+    others, probability = model.alternatives.kernels, model.alternatives.probability
 
-    assert found.others.shape == (6, 12, PER_KERNEL)
-    assert found.likely.shape == (6, 12)
-    assert ((found.likely >= 0) & (found.likely <= 0.5)).all()
-    away = np.abs(found.others[:, 0] - found.kernels[0]).max(axis=1)
-    assert (found.likely[away > 0.5, 0] > 0.05).any()  # something else explains it nearly as well
-    sure = np.abs(found.others - found.kernels).max(axis=2) > 0.5
-    assert found.likely[:, 1:][sure[:, 1:]].max() < found.likely[:, 0][away > 0.5].max()
+    assert others.shape == (6, 12, PER_KERNEL)
+    assert probability.shape == (6, 12)
+    assert ((probability >= 0) & (probability <= 0.5)).all()
+    away = np.abs(others - model.parameters.kernels).max(axis=2) > 0.5
+    # Something else explains the first kernel nearly as well, and better than any other's.
+    assert (probability[away[:, 0], 0] > 0.05).any()
+    assert probability[:, 1:][away[:, 1:]].max() < probability[:, 0][away[:, 0]].max()
 
 
-def test_enough_rows_leave_no_doubt(solution: Solution) -> None:
-    assert solution.others.shape == (0, 12, PER_KERNEL)
+def test_enough_rows_leave_no_doubt(model: FittedModel) -> None:
+    assert model.alternatives.kernels.shape == (0, 12, PER_KERNEL)
 
 
 def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
@@ -205,54 +199,58 @@ def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
     told = np.flatnonzero(truth.rows.kernel >= 6)
     rows = _some(truth.rows, np.unique(np.concatenate([fastest, told])))
     alike_kinds = dataclasses.replace(rows, kinds=(np.arange(12) >= 6).astype(np.int64))
-    found = Fit(alike_kinds, _FAMILY).run()
-    sizes = np.sqrt(np.diagonal(found.kernel_cov, axis1=1, axis2=2))
+    model = fit_all(alike_kinds, _FAMILY)
+    sizes = np.sqrt(np.diagonal(model.kernel_cov, axis1=1, axis2=2))
 
     # Six kernels with a single row each: each part of theirs may still be a fraction or a multiple.
     assert (sizes[:6, 1] > 0.7).all()
 
 
-def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, solution: Solution) -> None:
-    log, _ = predict(_FAMILY, truth.shared, truth.kernels, truth.serial, Points.of(truth.rows))
-    found, _ = predict(
-        _FAMILY, solution.shared, solution.kernels, solution.serial, Points.of(truth.rows)
-    )
+def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, model: FittedModel) -> None:
+    log = predict(truth.parameters, Points.of(truth.rows)).log
+    fitted_log = predict(model.parameters, Points.of(truth.rows)).log
 
-    assert solution.errors.noise == pytest.approx([0.003, 0.008], rel=0.3)
-    assert (np.abs(found - log).mean(axis=1) < [0.002, 0.005]).all()
+    assert model.errors.noise == pytest.approx([0.003, 0.008], rel=0.3)
+    assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
 
 
 def test_the_order_of_rows_within_a_kernel_changes_nothing(
-    truth: _Truth, solution: Solution
+    truth: _Truth, model: FittedModel
 ) -> None:
     random = np.random.default_rng(1)
     order = np.lexsort((random.random(len(truth.rows.kernel)), truth.rows.kernel))
-    again = Fit(_some(truth.rows, order), _FAMILY).run()
+    again = fit_all(_some(truth.rows, order), _FAMILY)
 
-    assert again.shared == pytest.approx(solution.shared, abs=0.02)
-    assert again.left == pytest.approx(solution.left[:, order], abs=1e-3)
+    assert again.parameters.shared == pytest.approx(model.parameters.shared, abs=0.02)
+    assert again.residuals == pytest.approx(model.residuals[:, order], abs=1e-3)
 
 
 def test_longer_kernels_are_longer_by_as_much_and_nothing_else(
-    truth: _Truth, solution: Solution
+    truth: _Truth, model: FittedModel
 ) -> None:
     longer = dataclasses.replace(truth.rows, log_s=truth.rows.log_s + math.log(10.0))
-    again = Fit(longer, _FAMILY).run()
+    again = fit_all(longer, _FAMILY)
 
-    assert again.left == pytest.approx(solution.left, abs=1e-3)
-    assert again.kernels - solution.kernels == pytest.approx(math.log(10.0), abs=0.05)
+    assert again.residuals == pytest.approx(model.residuals, abs=1e-3)
+    assert again.parameters.kernels - model.parameters.kernels == pytest.approx(
+        math.log(10.0), abs=0.05
+    )
 
 
 @settings(deadline=None, max_examples=10)
 @given(st.sets(st.integers(0, 23), min_size=4, max_size=20))
 def test_more_rows_never_make_a_shared_constant_less_sure(
-    truth: _Truth, solution: Solution, columns: set[int]
+    truth: _Truth, model: FittedModel, columns: set[int]
 ) -> None:
     def covariance(rows: Rows) -> Floats:
-        fit = Fit(rows, _FAMILY)
-        fit.shared, fit.kernels, fit.serial = solution.shared, solution.kernels, solution.serial
-        fit.errors, fit.scale = solution.errors, solution.scale
-        return fit.solution().shared_cov
+        problem = Problem.of(rows, _FAMILY)
+        state = State(
+            parameters=model.parameters,
+            errors=model.errors,
+            scale=model.scale,
+            prior=begin(problem).prior,
+        )
+        return laplace(problem, state).shared_cov
 
     # The fastest row is in both: the prior leans on it.
     chosen = np.flatnonzero(np.isin(np.arange(len(truth.rows.kernel)) % 24, [*columns, 23]))
@@ -264,33 +262,33 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
 def test_a_kernel_without_rows_stays_as_unsure_as_nothing_known() -> None:
     truth = _truth(6, 3)
     rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 2))
-    found = Fit(rows, _FAMILY).run()
-    sizes = np.trace(found.kernel_cov, axis1=1, axis2=2)
+    model = fit_all(rows, _FAMILY)
+    sizes = np.trace(model.kernel_cov, axis1=1, axis2=2)
 
     assert sizes[2] == sizes.max()
-    assert found.scale[2] == 1.0
+    assert model.scale[2] == 1.0
 
 
 def test_few_rows_can_be_fitted_too() -> None:
     truth = _truth(2, 4, cores=3)
-    found = Fit(_some(truth.rows, np.arange(0, 18, 2)), _FAMILY).run()
+    model = fit_all(_some(truth.rows, np.arange(0, 18, 2)), _FAMILY)
 
-    assert np.isfinite(found.shared_cov).all()
-    assert (np.linalg.eigvalsh(found.shared_cov) > 0).all()
+    assert np.isfinite(model.shared_cov).all()
+    assert (np.linalg.eigvalsh(model.shared_cov) > 0).all()
 
 
 def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     truth = _truth(40, 5, cores=12)
     rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 7))
-    found = fitted(rows, _FAMILY, most_rows=20, most_kernels=25)
-    log, _ = predict(_FAMILY, truth.shared, truth.kernels, truth.serial, Points.of(rows))
-    seen, _ = predict(_FAMILY, found.shared, found.kernels, found.serial, Points.of(rows))
+    model = fitted(rows, _FAMILY, most_rows=20, most_kernels=25)
+    log = predict(truth.parameters, Points.of(rows)).log
+    fitted_log = predict(model.parameters, Points.of(rows)).log
 
-    assert np.diff(found.rows.bounds).max() == 20
-    assert len(found.rows.names) == len(truth.rows.names)
-    assert (np.abs(seen - log).mean(axis=1) < [0.003, 0.005]).all()
-    assert found.errors.noise == pytest.approx([0.003, 0.008], rel=0.25)
+    assert np.diff(model.rows.bounds).max() == 20
+    assert len(model.rows.names) == len(truth.rows.names)
+    assert (np.abs(fitted_log - log).mean(axis=1) < [0.003, 0.005]).all()
+    assert model.errors.noise == pytest.approx([0.003, 0.008], rel=0.25)
 
 
-def test_few_rows_are_all_used(truth: _Truth, solution: Solution) -> None:
-    assert fitted(truth.rows, _FAMILY).shared == pytest.approx(solution.shared)
+def test_few_rows_are_all_used(truth: _Truth, model: FittedModel) -> None:
+    assert fitted(truth.rows, _FAMILY).parameters.shared == pytest.approx(model.parameters.shared)

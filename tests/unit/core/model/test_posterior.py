@@ -9,15 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.model.most_likely import Fit, Solution
-from underclock.core.model.parameters import Points, Shared, predict
-from underclock.core.model.posterior import (
-    Posterior,
-    clocks_of,
-    posterior_of,
-    with_means,
-    with_measured,
-)
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import fit_all
+from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.posterior import Posterior, with_means, with_measured
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.records import AUTO, Clocks
@@ -47,7 +43,10 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
         mem_mhz=np.tile(mem, _KERNELS),
         temperature_c=np.full(_KERNELS * len(_ALL), _WARM),
     )
-    log, _ = predict(_FAMILY, shared, own, np.zeros(_KERNELS, dtype=bool), at)
+    parameters = Parameters(
+        family=_FAMILY, shared=shared, kernels=own, serial=np.zeros(_KERNELS, dtype=bool)
+    )
+    log = predict(parameters, at).log
     noisy = log + random.normal(0.0, 1.0, log.shape) * np.array([[0.003], [0.008]])
     taken = np.concatenate(
         [
@@ -73,27 +72,27 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
 
 
 @pytest.fixture(scope="module")
-def solution() -> Solution:
-    return Fit(_drawn(0, 8)[0], _FAMILY).run()
+def model() -> FittedModel:
+    return fit_all(_drawn(0, 8)[0], _FAMILY)
 
 
 @pytest.fixture(scope="module")
-def posterior(solution: Solution) -> Posterior:
-    return posterior_of(solution, _ALL, temperature_c=_WARM)
+def posterior(model: FittedModel) -> Posterior:
+    return posterior_of(model, _ALL, temperature_c=_WARM)
 
 
 @pytest.mark.parametrize("each", [5, 12])
 def test_intervals_at_settings_nobody_measured_hold_the_truth(each: int) -> None:
     inside: list[Floats] = []
-    for seed in range(8):
+    for seed in range(3):
         rows, truth = _drawn(seed, each)
-        found = posterior_of(Fit(rows, _FAMILY).run(), _ALL, temperature_c=_WARM)
+        predicted = posterior_of(fit_all(rows, _FAMILY), _ALL, temperature_c=_WARM)
         for log, true, powers in (
-            (found.log_s, truth[0], (1.0, 0.0)),
-            (found.log_w, truth[1], (0.0, 1.0)),
-            (found.log_s + found.log_w, truth.sum(axis=0), (1.0, 1.0)),
+            (predicted.log_s, truth[0], (1.0, 0.0)),
+            (predicted.log_w, truth[1], (0.0, 1.0)),
+            (predicted.log_s + predicted.log_w, truth.sum(axis=0), (1.0, 1.0)),
         ):
-            inside.append(np.abs(log - true) <= 1.96 * np.sqrt(found.variance(*powers)))
+            inside.append(np.abs(log - true) <= 1.96 * np.sqrt(predicted.variance(*powers)))
 
     assert np.mean(inside) >= 0.9
 
@@ -110,12 +109,12 @@ def test_variances_are_those_of_draws(posterior: Posterior) -> None:
     for i, (k, c) in enumerate(zip(kernels, columns, strict=True)):
         own = random.multivariate_normal(np.zeros(PER_KERNEL), posterior.kernel_cov[k], draws)
         for q in range(2):
-            off = random.normal(0.0, math.sqrt(posterior.misfit[q, k, c]), draws)
+            off = random.normal(0.0, math.sqrt(posterior.discrepancy[q, k, c]), draws)
             moved = shared @ posterior.by_shared[q, k, c] + own @ posterior.by_kernel[q, k, c] + off
             total += weights[q, i] * moved
 
-    found = posterior.total(kernels, columns, weights)
-    assert found.variance == pytest.approx(float(total.var()), rel=0.05)
+    of_sum = posterior.sum_variance(kernels, columns, weights)
+    assert of_sum.variance == pytest.approx(float(total.var()), rel=0.05)
 
 
 @settings(deadline=None, max_examples=30)
@@ -123,15 +122,15 @@ def test_variances_are_those_of_draws(posterior: Posterior) -> None:
 def test_a_total_of_one_entry_is_that_entry(
     posterior: Posterior, kernel: int, column: int, power: float
 ) -> None:
-    one = posterior.total(np.array([kernel]), np.array([column]), np.array([[1.0], [power]]))
+    one = posterior.sum_variance(np.array([kernel]), np.array([column]), np.array([[1.0], [power]]))
 
     assert one.variance == pytest.approx(float(posterior.variance(1.0, power)[kernel, column]))
 
 
 def test_what_is_measured_is_surer_than_what_is_not(
-    solution: Solution, posterior: Posterior
+    model: FittedModel, posterior: Posterior
 ) -> None:
-    rows = solution.rows
+    rows = model.rows
     core, mem = clocks_of(rows, _ALL)
     measured = np.zeros((_KERNELS, len(_ALL)), dtype=bool)
     for k, at_core, at_mem in zip(rows.kernel, rows.core_mhz, rows.mem_mhz, strict=True):
@@ -147,11 +146,11 @@ def test_a_replayed_measurement_is_exact_and_the_rest_as_noisy_as_a_table(
     log_s = np.full(posterior.log_s.shape, math.nan)
     log_w = log_s.copy()
     log_s[3, 5], log_w[3, 5] = -1.0, 4.0
-    found = with_measured(posterior, log_s, log_w)
-    variance = found.variance(1.0, 1.0)
+    known = with_measured(posterior, log_s, log_w)
+    variance = known.variance(1.0, 1.0)
 
-    assert (found.log_s[3, 5], found.log_w[3, 5], variance[3, 5]) == (-1.0, 4.0, 0.0)
-    assert found.log_s[3, 6] == posterior.log_s[3, 6]
+    assert (known.log_s[3, 5], known.log_w[3, 5], variance[3, 5]) == (-1.0, 4.0, 0.0)
+    assert known.log_s[3, 6] == posterior.log_s[3, 6]
     more = variance - posterior.variance(1.0, 1.0)
     expected = np.tile((posterior.noise**2).sum(axis=0)[:, None], (1, len(_ALL)))
     assert np.delete(more, 5, axis=1) == pytest.approx(np.delete(expected, 5, axis=1))
@@ -163,21 +162,21 @@ def test_kernels_without_rows_cost_what_was_measured_as_sure_as_its_repeats(
     log_s = np.full(posterior.log_s.shape, -1.0)
     log_s[3, 6] = math.nan
     repeats = np.full(log_s.shape, 4.0)
-    found = with_means(posterior, np.arange(_KERNELS) == 3, log_s, log_s + 5.0, repeats)
+    known = with_means(posterior, np.arange(_KERNELS) == 3, log_s, log_s + 5.0, repeats)
 
-    assert (found.log_s[3, 5], found.log_w[3, 5]) == (-1.0, 4.0)
-    assert found.variance(1.0, 0.0)[3, 5] == pytest.approx(posterior.noise[0, 3] ** 2 / 4.0)
-    assert found.log_s[3, 6] == posterior.log_s[3, 6]
-    assert found.variance(1.0, 1.0)[3, 6] == pytest.approx(posterior.variance(1.0, 1.0)[3, 6])
+    assert (known.log_s[3, 5], known.log_w[3, 5]) == (-1.0, 4.0)
+    assert known.variance(1.0, 0.0)[3, 5] == pytest.approx(posterior.noise[0, 3] ** 2 / 4.0)
+    assert known.log_s[3, 6] == posterior.log_s[3, 6]
+    assert known.variance(1.0, 1.0)[3, 6] == pytest.approx(posterior.variance(1.0, 1.0)[3, 6])
     others = np.arange(_KERNELS) != 3
-    assert (found.log_s[others] == posterior.log_s[others]).all()
-    assert (found.misfit[:, others] == posterior.misfit[:, others]).all()
+    assert (known.log_s[others] == posterior.log_s[others]).all()
+    assert (known.discrepancy[:, others] == posterior.discrepancy[:, others]).all()
 
 
-def test_auto_runs_at_the_fastest_clocks_seen_and_a_lock_no_higher(solution: Solution) -> None:
-    seen = float(solution.rows.core_mhz.max())
-    free = clocks_of(solution.rows, [AUTO, Clocks(core_mhz=900, mem_mhz=5001)])
-    boosts = dataclasses.replace(solution.rows, ceiling_mhz=1800.0)
+def test_auto_runs_at_the_fastest_clocks_seen_and_a_lock_no_higher(model: FittedModel) -> None:
+    seen = float(model.rows.core_mhz.max())
+    free = clocks_of(model.rows, [AUTO, Clocks(core_mhz=900, mem_mhz=5001)])
+    boosts = dataclasses.replace(model.rows, ceiling_mhz=1800.0)
     held = clocks_of(boosts, [AUTO, Clocks(core_mhz=2100)])
 
     assert [clock.tolist() for clock in free] == [[seen, 900.0], [9501.0, 5001.0]]
@@ -185,13 +184,13 @@ def test_auto_runs_at_the_fastest_clocks_seen_and_a_lock_no_higher(solution: Sol
 
 
 def test_no_kernel_is_expected_to_draw_more_than_the_cap(
-    solution: Solution, posterior: Posterior
+    model: FittedModel, posterior: Posterior
 ) -> None:
     limit_w = float(np.exp(np.median(posterior.log_w[:, -1])))
-    capped = dataclasses.replace(solution, rows=dataclasses.replace(solution.rows, limit_w=limit_w))
-    found = posterior_of(capped, _ALL, temperature_c=_WARM)
+    capped = dataclasses.replace(model, rows=dataclasses.replace(model.rows, limit_w=limit_w))
+    held = posterior_of(capped, _ALL, temperature_c=_WARM)
 
     assert np.exp(posterior.log_w).max() > 1.02 * limit_w
-    # What is left over of a row that lay above the cap is still added.
-    assert np.exp(found.log_w).max() < 1.02 * limit_w
-    assert (found.log_s >= posterior.log_s - 0.02).all()
+    # The residual of a row that lay above the cap is still added.
+    assert np.exp(held.log_w).max() < 1.02 * limit_w
+    assert (held.log_s >= posterior.log_s - 0.02).all()

@@ -37,7 +37,7 @@ def _belief(seed: int, size: float = 0.02) -> Posterior:
         log_w=5.0 + random.uniform(0.5, 2.5, (_K, 1)) * np.log(clock),
         by_shared=size * random.normal(0.0, 1.0, (2, _K, _C, _S)),
         by_kernel=size * random.normal(0.0, 1.0, (2, _K, _C, PER_KERNEL)),
-        misfit=(size * random.uniform(0.0, 1.0, (2, _K, _C))) ** 2,
+        discrepancy=(size * random.uniform(0.0, 1.0, (2, _K, _C))) ** 2,
         shared_cov=common @ common.T / _S,
         kernel_cov=spread @ spread.swapaxes(1, 2) / PER_KERNEL,
         noise=np.full((2, _K), 0.01),
@@ -110,7 +110,7 @@ def test_spreads_are_those_of_draws(seed: int, picked: list[int]) -> None:
         log = np.stack([posterior.log_s[k, c], posterior.log_w[k, c]])[:, None] + (
             posterior.by_shared[:, k, c] @ shared.T
             + posterior.by_kernel[:, k, c] @ own.T
-            + random.normal(0.0, 1.0, (2, draws)) * np.sqrt(posterior.misfit[:, k, c])[:, None]
+            + random.normal(0.0, 1.0, (2, draws)) * np.sqrt(posterior.discrepancy[:, k, c])[:, None]
         )
         time_s += _counts()[k] * np.exp(log[0])
         energy_j += _counts()[k] * np.exp(log.sum(axis=0))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.model.rows import CannotFitError, ceiling_mhz, check_repeats, rows_of
+from underclock.core.model.checks import check_repeats
+from underclock.core.model.rows import CannotFitError, ceiling_mhz, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
 from underclock.errors import DataError
@@ -229,3 +230,35 @@ def test_a_gpu_of_which_only_clocks_are_known_has_all_constants() -> None:
     assert gpu.mem_points_mhz == (405.0, 9251.0)
     assert gpu.mem_points_w[0] < gpu.mem_points_w[1] < 350.0
     assert gpu.boost_mhz == 2000.0
+
+
+@pytest.mark.parametrize(
+    ("damaged", "sentence"),
+    [
+        (_sample("a", 900, 1), "a memory clock of 1 MHz is none that a GPU has"),
+        (_sample("a", 1_905_000_000), "a core clock of 1905000000 MHz is none"),
+        (_sample("a", 900, observed=Clocks(core_mhz=2)), "a core clock of 2 MHz is none"),
+        (_sample("a", 900, energy_j=1e24), r"'a' at .* drew 1e\+24 W: 1e\+24 J in 1 s"),
+        (_sample("a", 900, time_s=1e6), "drew 0.0001 W"),
+        (_sample("a", 900, temperature_c=math.nan), "'a' at .* ran at nan °C"),
+        (_sample("a", 900, temperature_c=1e9), "ran at 1e\\+09 °C"),
+    ],
+)
+def test_values_that_no_gpu_can_have_given_are_refused(damaged: Sample, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        rows_of(_profile([*_grid("a"), damaged]))
+
+
+def test_a_sample_of_no_kernel_of_the_step_is_refused() -> None:
+    sample_set = _profile(_grid("a"))
+    stray = msgspec.structs.replace(sample_set, samples=(*sample_set.samples, _sample("b", 900)))
+
+    with pytest.raises(DataError, match="names 'b', which is no kernel of the step"):
+        rows_of(stray)
+
+
+def test_a_setting_that_no_gpu_has_is_refused_though_nobody_visited_it() -> None:
+    odd = (Clocks(core_mhz=900, mem_mhz=2),)
+
+    with pytest.raises(DataError, match="a memory clock of 2 MHz"):
+        rows_of(_profile(_grid("a"), settings=odd))

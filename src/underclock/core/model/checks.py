@@ -1,0 +1,77 @@
+"""Samples that cannot be what they say: refused before they reach a fit."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from underclock.errors import DataError
+from underclock.records import Clocks, Sample, SampleSet
+
+_CONTRADICTION = 0.25  # repeats of one row lie within a few per cent of each other
+# What no GPU, of any age, is near to; beyond it a value is damaged or in another unit.
+_PLAUSIBLE_MHZ = (10.0, 20_000.0)
+_PLAUSIBLE_W = (0.1, 100_000.0)
+_PLAUSIBLE_C = (-50.0, 200.0)
+
+
+def check_values(sample_set: SampleSet) -> None:
+    """Refuse samples that no GPU can have given.
+
+    Raises:
+        DataError: A sample is of no kernel of the step, or its clocks, its power or its
+            temperature are out of bounds.
+    """
+    names = {kernel.name for kernel in sample_set.kernels}
+    for sample in sample_set.samples:
+        if sample.kernel not in names:
+            raise DataError(
+                f"a sample names {sample.kernel!r}, which is no kernel of the step",
+                hint="the file is damaged, or of another step: measure again",
+            )
+        power_w = sample.energy_j / sample.time_s
+        if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
+            raise DataError(
+                f"{sample.kernel!r} at {sample.asked} drew {power_w:.3g} W: "
+                f"{sample.energy_j:.3g} J in {sample.time_s:.3g} s",
+                hint="are times in s and energies in J?",
+            )
+        warm_c = sample.temperature_c
+        if warm_c is not None and not _PLAUSIBLE_C[0] <= warm_c <= _PLAUSIBLE_C[1]:
+            raise DataError(
+                f"{sample.kernel!r} at {sample.asked} ran at {warm_c:g} °C",
+                hint="the file is damaged: measure again",
+            )
+    seen = [sample.observed for sample in sample_set.samples if sample.observed]
+    for clocks in (*clocks_asked(sample_set), *seen):
+        for name, mhz in (("core", clocks.core_mhz), ("memory", clocks.mem_mhz)):
+            if mhz is not None and not _PLAUSIBLE_MHZ[0] <= mhz <= _PLAUSIBLE_MHZ[1]:
+                raise DataError(
+                    f"a {name} clock of {mhz} MHz is none that a GPU has",
+                    hint="are clocks in MHz?",
+                )
+
+
+def check_repeats(samples: Sequence[Sample]) -> None:
+    """Refuse repeats of one row that cannot be of the same thing.
+
+    Raises:
+        DataError: Two differ by a quarter or more.
+    """
+    groups: dict[object, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.kernel, sample.asked].append(sample)
+    for alike in groups.values():
+        for what, values in (
+            ("time", [s.time_s for s in alike]),
+            ("energy", [s.energy_j for s in alike]),
+        ):
+            if max(values) > (1.0 + _CONTRADICTION) * min(values):
+                raise DataError(
+                    f"repeats of {alike[0].kernel!r} at {alike[0].asked} contradict each other: "
+                    f"their {what} differs by {max(values) / min(values) - 1:.0%}",
+                    hint="was another process on the GPU? measure this kernel again on an idle one",
+                )
+
+
+def clocks_asked(sample_set: SampleSet) -> list[Clocks]:
+    """Return all clocks that were to be visited, and those that were."""
+    return [*sample_set.settings, *[sample.asked for sample in sample_set.samples]]

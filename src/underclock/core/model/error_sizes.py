@@ -1,0 +1,65 @@
+"""How large residuals are: noise and discrepancy of all kernels, and the scale of each.
+
+Shape letters: K kernels, L rows of the kernel with most; a leading 2 is time and power.
+"""
+
+import dataclasses
+
+import numpy as np
+from scipy.optimize import minimize
+
+from underclock.arrays import Floats
+from underclock.core.model.damped_steps import linearised, normal_equations
+from underclock.core.model.rows import PER_KERNEL
+from underclock.core.model.state import Problem, State, predicted
+from underclock.core.model.whitening import ErrorModel
+
+_LEAST_LOG, _GREATEST_LOG = -9.5, 0.0  # of a standard deviation
+_PRIOR_LOG = -5.0  # errors of half a per cent
+_PRIOR_PRECISION = 0.3  # keeps few rows from claiming less than they have
+_FREEDOM = 4.0  # a kernel's own scale leans on the others' as on this many of its rows
+_MOST_EVALUATIONS = 120
+
+
+def estimate_errors(problem: Problem, state: State) -> State:
+    """Return the state with the errors under which the residuals are most likely.
+
+    The parameters are integrated out by a Laplace approximation around where they are.
+    """
+    linear, real = linearised(problem, state), problem.whitening.real
+
+    def unlikely(logs: Floats) -> float:
+        precision = problem.whitening.weights(_errors(logs), state.scale)
+        equations = normal_equations(problem, state, linear, precision)
+        a, b, c = equations.kernel, equations.border, equations.shared
+        rest = c - np.einsum("kps,kpt->st", b, np.linalg.solve(a, b))
+        spent = np.linalg.slogdet(a)[1].sum() + np.linalg.slogdet(rest)[1]
+        fit = (precision * linear.residuals**2).sum() - np.log(precision[:, real]).sum()
+        prior = _PRIOR_PRECISION * ((logs - _PRIOR_LOG) ** 2).sum()
+        return float(0.5 * (fit + spent) + prior)
+
+    start = np.log(np.concatenate([state.errors.noise, state.errors.discrepancy]))
+    options = {"maxfev": _MOST_EVALUATIONS, "ftol": 1e-3}
+    likeliest = minimize(unlikely, start, method="Powell", options=options).x
+    state = state.with_errors(_errors(likeliest))
+    return dataclasses.replace(state, scale=_scale(problem, state, linear.residuals))
+
+
+def estimate_scale(problem: Problem, state: State) -> State:
+    """Return the state with each kernel's scale, the errors of all being known."""
+    whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
+    return dataclasses.replace(state, scale=_scale(problem, state, whitened))
+
+
+def _errors(logs: Floats) -> ErrorModel:
+    sizes = np.exp(np.clip(logs, _LEAST_LOG, _GREATEST_LOG))
+    return ErrorModel(noise=sizes[:2], discrepancy=sizes[2:])
+
+
+def _scale(problem: Problem, state: State, residuals: Floats) -> Floats:
+    """Return by how much each kernel's residuals are larger than the usual. Shape (K,)."""
+    precision = problem.whitening.weights(state.errors, np.ones_like(state.scale))
+    surprise = (precision * residuals**2).sum(axis=(0, 2))
+    freedom = np.maximum(2.0 * np.diff(problem.rows.bounds) - PER_KERNEL, 0.0)
+    scale: Floats = np.sqrt((_FREEDOM + surprise) / (_FREEDOM + freedom))
+    return scale

@@ -1,0 +1,110 @@
+"""A hierarchical prior on the kernels' parameters: kernels of one kind are like one another.
+
+Parameters are taken relative to the kernel's own time and power, so that kernels of any size
+compare. Their prior is a Student-t distribution, which leaves outliers unshrunk.
+
+Shape letters: K kernels, P parameters of a kernel.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.core.model.parameters import CORE, DRAM, FIXED, WORK
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.physics.constants import GpuConstants
+
+_DEGREES = 3.0  # of freedom of the Student-t distribution
+_FEWEST = 5  # kernels of a kind from which its prior is learned
+_LEAST_SPREAD = np.array([0.4, 0.4, 1.0, 0.4])  # of the four parameters
+_TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as logarithms
+    CORE: (math.log(0.6), 1.3),
+    DRAM: (math.log(0.4), 1.5),
+    FIXED: (math.log(0.005), 2.5),
+    WORK: (math.log(0.4), 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPrior:
+    """What each kernel's parameters are expected to be.
+
+    Attributes:
+        unit: Parameters of a kernel with all of its time, or power, in that part. Shape (K, P).
+        mean: Shape (K, P).
+        spread: Scale of the Student-t distribution. Shape (K, P).
+    """
+
+    unit: Floats
+    mean: Floats
+    spread: Floats
+
+    def penalty(self, kernels: Floats) -> Floats:
+        """Return the negative log density of each kernel's parameters, but a constant. Shape (K,).
+
+        Args:
+            kernels: Shape (K, P).
+        """
+        penalty: Floats = (0.5 * _DEGREES * np.log1p(self._away2(kernels) / _DEGREES)).sum(axis=1)
+        return penalty
+
+    def precision(self, kernels: Floats) -> Floats:
+        """Return how strongly each parameter is drawn to its mean. Shape (K, P)."""
+        precision: Floats = self.spread**-2.0 / (1.0 + self._away2(kernels) / _DEGREES)
+        return precision
+
+    def _away2(self, kernels: Floats) -> Floats:
+        away2: Floats = ((kernels - self.mean) / self.spread) ** 2
+        return away2
+
+
+def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
+    """Return the prior before any kernel is known: usual shares of its own time and power.
+
+    Args:
+        rows: Of all kernels; each is stated at its fastest row.
+        gpu: Tells the voltage.
+    """
+    bounds = rows.bounds
+    fastest = np.zeros(len(rows.names), dtype=np.int64)
+    speed = rows.core_mhz * rows.mem_mhz
+    for k in np.flatnonzero(np.diff(bounds)).tolist():
+        low, high = bounds[k], bounds[k + 1]
+        fastest[k] = low + int(np.argmax(speed[low:high]))
+    core, mem = rows.core_mhz[fastest], rows.mem_mhz[fastest]
+    # Nobody measured a kernel without rows: any size will do, it stays as unsure as the prior.
+    log_s, log_w = rows.log_s[fastest], rows.log_w[fastest]
+    log_v2 = 2 * math.log(gpu.floor_v)
+    unit = np.stack(
+        [log_s + np.log(core), log_s + np.log(mem), log_s, log_s + log_w - log_v2], axis=1
+    )
+    mean, spread = np.array([_TYPICAL[p] for p in range(PER_KERNEL)]).T
+    return KernelPrior(unit=unit, mean=unit + mean, spread=np.tile(spread, (len(rows.names), 1)))
+
+
+def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -> KernelPrior:
+    """Return the prior that kernels of each kind say of one another.
+
+    Args:
+        prior: As it was; it stays for kinds of which too few kernels have rows.
+        rows: What the kernels were fitted to.
+        kernels: Parameters as fitted. Shape (K, P).
+        variance: Of these, the shared being known. Shape (K, P).
+    """
+    mean, spread = prior.mean.copy(), prior.spread.copy()
+    share = kernels - prior.unit
+    known = np.diff(rows.bounds) > 0
+    for kind in np.unique(rows.kinds):
+        of_kind = rows.kinds == kind
+        told = of_kind & known
+        if told.sum() < _FEWEST:
+            continue
+        middle = np.median(share[told], axis=0)
+        apart = 1.5 * np.median(np.abs(share[told] - middle), axis=0)
+        # Kernels whose rows do not tell lie where they were expected: no sign they are alike.
+        wide = np.sqrt(apart**2 + np.median(variance[told], axis=0))
+        mean[of_kind] = prior.unit[of_kind] + middle
+        spread[of_kind] = np.maximum(wide, _LEAST_SPREAD)
+    return KernelPrior(unit=prior.unit, mean=mean, spread=spread)

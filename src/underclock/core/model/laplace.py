@@ -1,0 +1,116 @@
+"""How sure the most likely parameters are: a normal distribution around them.
+
+Shape letters: R rows, K kernels, S shared parameters, P parameters of a kernel, A alternatives; a
+leading 2 is time and power.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.core.model.damped_steps import Linear, converge_kernels, normal_equations
+from underclock.core.model.parameters import CORE, DRAM, Parameters
+from underclock.core.model.restarts import STARTS, Shares, started
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.state import Problem, State, kernel_costs, predicted, weights
+from underclock.core.model.whitening import ErrorModel
+
+_PLAIN = PER_KERNEL + 1  # rows of a kernel that leave little doubt what bounds it
+# Alternatives in which DRAM, or the core, has hardly a part.
+_WITHOUT = (
+    (DRAM, Shares(core=0.9, dram=0.1, fixed=0.1)),
+    (CORE, Shares(core=0.1, dram=0.9, fixed=0.1)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Other parameters that explain a kernel's rows about as well.
+
+    Attributes:
+        kernels: Shape (A, K, P).
+        probability: Against the most likely, at most a half. Shape (A, K).
+    """
+
+    kernels: Floats
+    probability: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedModel:
+    """The most likely parameters, and how sure they are.
+
+    Attributes:
+        rows: What was fitted to.
+        parameters: The most likely.
+        errors: How large residuals are.
+        scale: By how much each kernel's are larger. Shape (K,).
+        shared_cov: Covariance of the shared parameters. Shape (S, S).
+        kernel_cov: Of each kernel's, the shared being known. Shape (K, P, P).
+        gain: How each kernel's parameters move with the shared. Shape (K, P, S).
+        residuals: Logarithms of measured over predicted. Shape (2, R).
+        by_shared: Derivatives at the rows by the shared, kernels held. Shape (2, R, S).
+        by_kernel: Derivatives at the rows by the kernel's own. Shape (2, R, P).
+        alternatives: What else may explain the rows.
+    """
+
+    rows: Rows
+    parameters: Parameters
+    errors: ErrorModel
+    scale: Floats
+    shared_cov: Floats
+    kernel_cov: Floats
+    gain: Floats
+    residuals: Floats
+    by_shared: Floats
+    by_kernel: Floats
+    alternatives: Alternatives
+
+
+def laplace(problem: Problem, state: State, shared_cov: Floats | None = None) -> FittedModel:
+    """Approximate the posterior around a state by a normal distribution.
+
+    Args:
+        problem: The problem.
+        state: The most likely.
+        shared_cov: Covariance of the shared parameters where other rows tell it. Shape (S, S).
+    """
+    prediction, whitened = predicted(problem, state), problem.whitening.whitened
+    residuals = problem.measured - prediction.log
+    by_shared, by_kernel = prediction.by_shared(), prediction.by_kernel()
+    linear = Linear(whitened(residuals), whitened(by_shared), whitened(by_kernel))
+    equations = normal_equations(problem, state, linear, weights(problem, state))
+    kernel_cov = np.asarray(np.linalg.inv(equations.kernel), dtype=np.float64)
+    gain = -kernel_cov @ equations.border
+    if shared_cov is None:
+        explained = np.einsum("kps,kpt->st", equations.border, gain)
+        shared_cov = np.linalg.inv(equations.shared + explained)
+    return FittedModel(
+        rows=problem.rows,
+        parameters=state.parameters,
+        errors=state.errors,
+        scale=state.scale,
+        shared_cov=shared_cov,
+        kernel_cov=kernel_cov,
+        gain=gain,
+        residuals=residuals,
+        by_shared=by_shared,
+        by_kernel=by_kernel,
+        alternatives=_alternatives(problem, state),
+    )
+
+
+def _alternatives(problem: Problem, state: State) -> Alternatives:
+    """Find what else may explain each kernel's rows, where some kernel has few."""
+    shape = state.parameters.kernels.shape
+    if np.diff(problem.rows.bounds).min() >= _PLAIN:
+        return Alternatives(np.empty((0, *shape)), np.empty((0, shape[0])))
+    least = kernel_costs(problem, state)
+    kernels, probability = [], []
+    for held, shares in (*((None, shares) for shares in STARTS), *_WITHOUT):
+        other = converge_kernels(problem, started(state, shares), held)
+        odds = np.exp(np.clip(least - kernel_costs(problem, other), -50.0, 0.0))
+        kernels.append(other.parameters.kernels)
+        probability.append(odds / (1.0 + odds))
+    return Alternatives(np.array(kernels), np.array(probability))

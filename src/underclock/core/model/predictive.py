@@ -1,0 +1,202 @@
+"""The posterior of a fitted model: predict every setting, and condition it on the residuals.
+
+Shape letters: R rows, N kernels of a batch, C settings, S shared parameters, P parameters of a
+kernel, A alternatives; a leading 2 is time and power.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.parameters import Points, predict
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.whitening import alike
+from underclock.records import Clocks
+
+_BATCH = 64  # kernels; bounds the memory that many settings take
+
+
+def posterior_of(
+    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float
+) -> Posterior:
+    """Predict every kernel at every setting.
+
+    Args:
+        model: The fit.
+        settings: Locked clocks; a part left to auto runs at the fastest seen.
+        temperature_c: At which to predict.
+    """
+    core_mhz, mem_mhz = clocks_of(model.rows, settings)
+    where = _Where(core_mhz, mem_mhz, temperature_c)
+    bounds = model.rows.bounds
+    shape = (2, len(model.rows.names), len(settings))
+    log, discrepancy = np.empty(shape), np.empty(shape)
+    by_shared = np.empty((*shape, len(model.parameters.shared)))
+    by_kernel = np.empty((*shape, PER_KERNEL))
+    for first in range(0, shape[1], _BATCH):
+        some = np.arange(first, min(first + _BATCH, shape[1]))
+        predicted = _predicted(model, some, where)
+        for i, k in enumerate(some.tolist()):
+            entries = _conditioned(model, predicted, i, slice(bounds[k], bounds[k + 1]))
+            log[:, k], by_shared[:, k], by_kernel[:, k], discrepancy[:, k] = entries
+    return Posterior(
+        settings=tuple(settings),
+        log_s=log[0],
+        log_w=log[1],
+        by_shared=by_shared,
+        by_kernel=by_kernel,
+        discrepancy=discrepancy,
+        shared_cov=model.shared_cov,
+        kernel_cov=model.kernel_cov,
+        noise=model.errors.noise[:, None] * model.scale,
+    )
+
+
+def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
+    """Return the clocks that settings stand for: auto is the fastest seen. Shapes (C,)."""
+    ceiling = rows.ceiling_mhz
+    if not math.isfinite(ceiling):
+        ceiling = float(rows.core_mhz.max())
+        ceiling = max([ceiling, *[float(s.core_mhz) for s in settings if s.core_mhz]])
+    core = np.array([min(float(s.core_mhz or math.inf), ceiling) for s in settings])
+    mem = np.array([float(s.mem_mhz or rows.mem_points_mhz[-1]) for s in settings])
+    return core, mem
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Where to predict: clocks of every setting, (C,), and the temperature."""
+
+    core_mhz: Floats
+    mem_mhz: Floats
+    temperature_c: float
+
+    def points(self, kernels: Ints, core_mhz: Floats, mem_mhz: Floats) -> Points:
+        """Return all clocks of each of some kernels, as (N, C) core clocks and (C,) memory's."""
+        return Points(
+            kernel=np.repeat(kernels, core_mhz.shape[1]),
+            core_mhz=core_mhz.ravel(),
+            mem_mhz=np.tile(mem_mhz, len(kernels)),
+            temperature_c=np.full(core_mhz.size, self.temperature_c),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """What the parameters alone say of some kernels at all settings.
+
+    Attributes:
+        kernels: Which they are. Shape (N,).
+        core_mhz: Clocks they run at. Shape (N, C).
+        mem_mhz: Shape (C,).
+        log: Shape (2, N, C).
+        by_shared: Shape (2, N, C, S).
+        by_kernel: Shape (2, N, C, P).
+        apart: How far alternatives lie from the most likely. Shape (A, 2, N, C).
+        apart_rows: How far at the rows, of all kernels. Shape (A, 2, R).
+    """
+
+    kernels: Ints
+    core_mhz: Floats
+    mem_mhz: Floats
+    log: Floats
+    by_shared: Floats
+    by_kernel: Floats
+    apart: Floats
+    apart_rows: Floats
+
+
+def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
+    """Predict some kernels at all settings, the residuals of their rows not yet looked at."""
+    shape = (2, len(kernels), len(where.core_mhz))
+    core_mhz = _under_cap(model, kernels, where)
+    at = where.points(kernels, core_mhz, where.mem_mhz)
+    prediction = predict(model.parameters, at)
+    log = prediction.log
+    fitted = np.stack([model.rows.log_s, model.rows.log_w]) - model.residuals
+    measured = Points.of(model.rows)
+    apart = np.empty((len(model.alternatives.kernels), *shape))
+    apart_rows = np.empty((len(apart), *fitted.shape))
+    for a, other in enumerate(model.alternatives.kernels):
+        parameters = dataclasses.replace(model.parameters, kernels=other)
+        apart[a] = (predict(parameters, at).log - log).reshape(shape)
+        apart_rows[a] = predict(parameters, measured).log - fitted
+    return _Predicted(
+        kernels=kernels,
+        mem_mhz=where.mem_mhz,
+        core_mhz=core_mhz,
+        log=log.reshape(shape),
+        by_shared=prediction.by_shared().reshape(*shape, -1),
+        by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
+        apart=apart,
+        apart_rows=apart_rows,
+    )
+
+
+def _conditioned(
+    model: FittedModel, predicted: _Predicted, i: int, near: slice
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Condition a kernel on the residuals of its rows: a Gaussian process of the discrepancy.
+
+    Args:
+        model: The fit.
+        predicted: What the parameters alone say.
+        i: Place of the kernel in it.
+        near: Rows of the kernel.
+
+    Returns:
+        Logarithms, (2, C), derivatives by shared, (2, C, S), and own parameters, (2, C, P), and the
+        variance of each entry by itself, (2, C).
+    """
+    rows, k = model.rows, int(predicted.kernels[i])
+    core_rows, mem_rows = rows.core_mhz[near], rows.mem_mhz[near]
+    # One correlation for both quantities: where points lie does not depend on the quantity.
+    common = alike(predicted.core_mhz[i], predicted.mem_mhz, core_rows, mem_rows)
+    among = alike(core_rows, mem_rows, core_rows, mem_rows)
+    log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
+    by_kernel = predicted.by_kernel[:, i].copy()
+    discrepancy = np.empty_like(log)
+    for c in range(2):
+        shared2 = model.errors.discrepancy[c] ** 2
+        noise2 = model.errors.noise[c] ** 2 / rows.windows[near]
+        # (discrepancy² · alike + noise²)⁻¹; the kernel's scale is in both and cancels.
+        weights = np.linalg.solve(shared2 * among + np.diag(noise2), shared2 * common.T).T
+        log[c] += weights @ model.residuals[c, near]
+        row_shared = model.by_shared[c, near] + np.einsum(
+            "rp,ps->rs", model.by_kernel[c, near], model.gain[k]
+        )
+        by_shared[c] += by_kernel[c] @ model.gain[k] - weights @ row_shared
+        by_kernel[c] -= weights @ model.by_kernel[c, near]
+        explained = shared2 * np.einsum("cr,cr->c", weights, common)
+        discrepancy[c] = model.scale[k] ** 2 * np.maximum(shared2 - explained, 0.0)
+        # Where an alternative predicts something else, the most likely is not so sure.
+        doubt = predicted.apart[:, c, i] - predicted.apart_rows[:, c, near] @ weights.T
+        doubt2 = model.alternatives.probability[:, k, None] * doubt**2
+        discrepancy[c] += doubt2.max(axis=0, initial=0.0)
+    return log, by_shared, by_kernel, discrepancy
+
+
+def _under_cap(model: FittedModel, kernels: Ints, where: _Where) -> Floats:
+    """Return the core clocks kernels run at: as asked, or where the cap holds them. (N, C)."""
+    asked = np.tile(where.core_mhz, (len(kernels), 1))
+    limit_w = model.rows.limit_w
+    if not math.isfinite(limit_w):
+        return asked
+    ladder = np.unique(where.core_mhz)
+    effective = asked.copy()
+    for clock in np.unique(where.mem_mhz):
+        steps = np.tile(ladder, (len(kernels), 1))
+        at = where.points(kernels, steps, np.full(len(ladder), clock))
+        power_w = np.exp(predict(model.parameters, at).log[1]).reshape(steps.shape)
+        columns = np.flatnonzero(where.mem_mhz == clock)
+        for i, drawn_w in enumerate(power_w):
+            if drawn_w.max() > limit_w:
+                highest = float(np.interp(limit_w, np.maximum.accumulate(drawn_w), ladder))
+                effective[i, columns] = np.minimum(asked[i, columns], highest)
+    return effective

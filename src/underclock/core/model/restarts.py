@@ -1,0 +1,50 @@
+"""Where the parameters of kernels begin: what bounds a kernel hides the rest of it.
+
+From a wrong start no small step leads out, so each kernel tries several.
+
+Shape letters: K kernels, P parameters of a kernel.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from underclock.core.model.damped_steps import converge_kernels
+from underclock.core.model.parameters import CORE, DRAM, FIXED
+from underclock.core.model.state import Problem, State, kernel_costs
+
+
+class Shares(NamedTuple):
+    """Parts of a kernel's time, relative to all of it."""
+
+    core: float
+    dram: float
+    fixed: float
+
+
+STARTS = (
+    Shares(core=0.97, dram=0.3, fixed=0.02),
+    Shares(core=0.4, dram=0.97, fixed=0.02),
+    Shares(core=0.8, dram=0.8, fixed=0.02),
+    Shares(core=0.5, dram=0.5, fixed=0.4),
+)
+"""Kernels bound by the core, by DRAM, by both, and by neither."""
+
+
+def started(state: State, shares: Shares) -> State:
+    """Return the state with every kernel at some shares of its time."""
+    kernels = state.prior.mean.copy()
+    parts = [CORE, DRAM, FIXED]
+    kernels[:, parts] = state.prior.unit[:, parts] + np.log(shares)
+    return state.moved(kernels=kernels)
+
+
+def restart(problem: Problem, state: State) -> State:
+    """Let each kernel try every start, and keep what explains its rows best."""
+    best, least = state.parameters.kernels, kernel_costs(problem, state)
+    for shares in STARTS:
+        tried = converge_kernels(problem, started(state, shares))
+        costs = kernel_costs(problem, tried)
+        best = np.where((costs < least)[:, None], tried.parameters.kernels, best)
+        least = np.minimum(costs, least)
+    return state.moved(kernels=best)

@@ -1,0 +1,136 @@
+"""What a fit is of, which does not change, and where it stands, which each step makes anew.
+
+Shape letters: R rows, K kernels, S shared parameters, P parameters of a kernel; a leading 2 is time
+and power.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats
+from underclock.core.model.hierarchical_prior import KernelPrior, typical
+from underclock.core.model.parameters import Parameters, Points, Prediction, Shared, predict
+from underclock.core.model.rows import Rows
+from underclock.core.model.whitening import ErrorModel, Whitening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Rows, and the model to fit to them.
+
+    Attributes:
+        rows: To fit.
+        at: Where they were measured.
+        measured: Logarithms of time and power. Shape (2, R).
+        whitening: Of their residuals.
+        family: What the shared vector stands for.
+        shared_mean: Of the prior of the shared parameters. Shape (S,).
+        shared_precision: Of that prior. Shape (S,).
+    """
+
+    rows: Rows
+    at: Points
+    measured: Floats
+    whitening: Whitening
+    family: Shared
+    shared_mean: Floats
+    shared_precision: Floats
+
+    @classmethod
+    def of(cls, rows: Rows, family: Shared) -> "Problem":
+        """Prepare rows; the work of a fit grows with K · L², so see `subsample` for how many."""
+        return cls(
+            rows=rows,
+            at=Points.of(rows),
+            measured=np.stack([rows.log_s, rows.log_w]),
+            whitening=Whitening.of(rows),
+            family=family,
+            shared_mean=family.start(),
+            shared_precision=family.spread() ** -2.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a fit stands.
+
+    Attributes:
+        parameters: As they are now.
+        errors: How large residuals are.
+        scale: By how much each kernel's are larger. Shape (K,).
+        prior: What the kernels' parameters are expected to be.
+    """
+
+    parameters: Parameters
+    errors: ErrorModel
+    scale: Floats
+    prior: KernelPrior
+
+    def moved(
+        self,
+        *,
+        shared: Floats | None = None,
+        kernels: Floats | None = None,
+        serial: Bools | None = None,
+    ) -> "State":
+        """Return the state with other parameters; those not named stay."""
+        old = self.parameters
+        parameters = Parameters(
+            family=old.family,
+            shared=old.shared if shared is None else shared,
+            kernels=old.kernels if kernels is None else kernels,
+            serial=old.serial if serial is None else serial,
+        )
+        return dataclasses.replace(self, parameters=parameters)
+
+    def with_errors(self, errors: ErrorModel) -> "State":
+        """Return the state with residuals of other sizes."""
+        return dataclasses.replace(self, errors=errors)
+
+    def with_prior(self, prior: KernelPrior) -> "State":
+        """Return the state with another prior of the kernels' parameters."""
+        return dataclasses.replace(self, prior=prior)
+
+
+def begin(problem: Problem) -> State:
+    """Return the state before anything is known: every parameter at the mean of its prior."""
+    kernels = len(problem.rows.names)
+    prior = typical(problem.rows, problem.family.base)
+    return State(
+        parameters=Parameters(
+            family=problem.family,
+            shared=problem.shared_mean,
+            kernels=prior.mean,
+            serial=np.zeros(kernels, dtype=bool),
+        ),
+        errors=ErrorModel(noise=np.array([0.005, 0.01]), discrepancy=np.array([0.01, 0.01])),
+        scale=np.ones(kernels),
+        prior=prior,
+    )
+
+
+def predicted(problem: Problem, state: State) -> Prediction:
+    """Predict the rows."""
+    return predict(state.parameters, problem.at)
+
+
+def weights(problem: Problem, state: State) -> Floats:
+    """Return the precision of the whitened residuals. Shape (2, K, L)."""
+    return problem.whitening.weights(state.errors, state.scale)
+
+
+def kernel_costs(problem: Problem, state: State) -> Floats:
+    """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
+    whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
+    own = (weights(problem, state) * whitened**2).sum(axis=(0, 2))
+    costs: Floats = 0.5 * own + state.prior.penalty(state.parameters.kernels)
+    return costs
+
+
+def cost(problem: Problem, state: State) -> float:
+    """Return the negative log posterior of all parameters, but a constant."""
+    away2 = (state.parameters.shared - problem.shared_mean) ** 2
+    shared = 0.5 * (problem.shared_precision * away2).sum()
+    return float(kernel_costs(problem, state).sum() + shared)

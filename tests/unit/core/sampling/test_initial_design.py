@@ -1,0 +1,55 @@
+"""Where a campaign begins: settings that tell most."""
+
+import numpy as np
+import pytest
+
+from underclock.arrays import Floats
+from underclock.core.model.start import unknown_gpu
+from underclock.core.sampling.initial_design import greedy_d_optimal, initial_design
+
+
+def _grid() -> tuple[Floats, Floats]:
+    core, mem = np.meshgrid(np.linspace(300.0, 2100.0, 13), np.array([405.0, 5001.0, 9501.0]))
+    return core.ravel(), mem.ravel()
+
+
+@pytest.mark.parametrize("points", [1, 3, 5, 8])
+def test_the_initial_design_is_distinct_and_plausible(points: int) -> None:
+    core, mem = _grid()
+    base = unknown_gpu([405.0, 5001.0, 9501.0], fastest_mhz=2100.0, most_w=350.0)
+    chosen = initial_design(base, core, mem, points)
+
+    assert len(set(chosen.tolist())) == len(chosen) == points
+    assert (core[chosen] >= 0.4 * 2100.0).all()
+    assert (mem[chosen] >= 0.4 * 9501.0).all()
+    if points > 1:
+        assert len(set(mem[chosen].tolist())) > 1
+        assert len(set(core[chosen].tolist())) > 1
+
+
+def test_there_are_no_more_of_it_than_plausible_settings() -> None:
+    base = unknown_gpu([9501.0], fastest_mhz=2100.0, most_w=350.0)
+    chosen = initial_design(base, np.array([300.0, 1800.0, 2100.0]), np.full(3, 9501.0), 5)
+
+    assert sorted(chosen.tolist()) == [1, 2]
+
+
+def test_a_design_of_independent_quantities_takes_the_loudest_of_each() -> None:
+    derivatives = np.zeros((1, 1, 4, 2))
+    derivatives[0, 0, :, 0] = [3.0, 2.9, 0.0, 0.0]
+    derivatives[0, 0, :, 1] = [0.0, 0.0, 1.0, 0.9]
+
+    assert greedy_d_optimal(derivatives, np.eye(2), 2).tolist() == [0, 2]
+    allowed = np.array([False, True, True, True])
+    assert greedy_d_optimal(derivatives, np.eye(2), 9, allowed=allowed).tolist() == [1, 2, 3]
+
+
+def test_a_penalty_keeps_a_design_from_asking_again_nearby() -> None:
+    derivatives = np.zeros((1, 1, 3, 1))
+    derivatives[0, 0, :, 0] = [3.0, 2.9, 1.0]
+
+    def nearby(chosen: int) -> Floats:
+        return np.where(np.abs(np.arange(3) - chosen) < 2, 1e6, 0.0)
+
+    assert greedy_d_optimal(derivatives, np.eye(1), 2).tolist() == [0, 1]
+    assert greedy_d_optimal(derivatives, np.eye(1), 2, penalty=nearby).tolist() == [0, 2]
