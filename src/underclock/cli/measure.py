@@ -135,6 +135,9 @@ def _taken(sample_set: "SampleSet") -> str:
     pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
     kernels, offered = len(sample_set.kernels), len(sample_set.settings)
     each = pairs / kernels
-    share = f"all {offered}" if each == offered else f"{each:.3g} of {offered}"
     samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
-    return f"{samples}, each at {share} clock pairs on average"
+    if each == offered:
+        return f"{samples}, each at " + (
+            "one clock pair" if offered == 1 else f"{offered} clock pairs"
+        )
+    return f"{samples}, each at {each:.3g} of {offered} clock pairs on average"
