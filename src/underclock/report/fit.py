@@ -37,8 +37,8 @@ def _constants(found: GpuFit) -> Table:
     boost = "" if found.boost_mhz is None else f"; boosts to {found.boost_mhz:.0f} MHz"
     table.caption = Text(
         f"{found.rows} of {found.samples} samples used; {cap}{boost}; noise of one sample: time "
-        f"{found.time_noise:.2%}, power {found.power_noise:.2%}; misfit: time "
-        f"{found.time_misfit:.2%}, power {found.power_misfit:.2%}; residual: time "
+        f"{found.time_noise:.2%}, power {found.power_noise:.2%}; discrepancy: time "
+        f"{found.time_discrepancy:.2%}, power {found.power_discrepancy:.2%}; residual: time "
         f"{found.time_rms:.2%}, power {found.power_rms:.2%}"
     )
     return table

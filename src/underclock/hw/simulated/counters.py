@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.hw.simulated.costs import Cost
+from underclock.hw.simulated.costs import LaunchCost
 from underclock.physics.constants import KernelConstants
 
 BUSIEST_DRAM = 0.93  # of DRAM's peak rate: what a plain copy reaches on an H200
@@ -48,7 +48,7 @@ class Counters:
         """Learn which kernels keep tensor pipes busy."""
         self._tensor = {id(kernel): kernel for kernel in tensor}
 
-    def note(self, cost: Cost, stride_s: float) -> None:
+    def note(self, cost: LaunchCost, stride_s: float) -> None:
         """Count a stretch of time in which one kernel ran, or none."""
         self._elapsed_s += stride_s
         if cost.kernel is None:
