@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 
+from underclock.records.choices import Strategy
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
-from underclock.records.planned import Strategy
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
 from underclock.units import format_percent
