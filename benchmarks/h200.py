@@ -17,6 +17,7 @@ import msgspec
 import torch as library
 
 from underclock.core.costs.breakdown import breakdown
+from underclock.core.costs.cap import driver_says
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launcher import CudaLauncher, _timed
@@ -27,7 +28,6 @@ from underclock.records import (
     Kernel,
     MeasurementSettings,
     SampleSet,
-    ThrottleReason,
 )
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of
@@ -129,9 +129,7 @@ def _off_cap(profile: SampleSet) -> dict[str, float]:
     parts = {False: 0.0, True: 0.0}
     for kernel in profile.kernels:
         sample = samples[kernel.name]
-        parts[bool((sample.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)] += (
-            sample.time_s * kernel.count
-        )
+        parts[bool(driver_says(sample.throttle_reasons))] += sample.time_s * kernel.count
     return {"off_cap_s": parts[False], "capped_s": parts[True]}
 
 
@@ -178,13 +176,10 @@ def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
                 clock.sleep_s(REPEATED.window_s)
                 ended_s, ended_j = clock.now_s(), gpu.energy_j()
                 powers.append((ended_j - begun_j) / (ended_s - begun_s))
-        reasons = 0
-        for reading in readings:
-            reasons |= reading.throttle_reasons or 0
         rows.append(
             {
                 "kernel": kernel.name,
-                "capped": bool(reasons & ThrottleReason.SW_POWER_CAP),
+                "capped": any(driver_says(reading.throttle_reasons) for reading in readings),
                 "time_us": statistics.fmean(r.time_s for r in readings) * 1e6,
                 "power_w": statistics.fmean(r.energy_j / r.time_s for r in readings),
                 "time_cv": cv([r.time_s for r in readings]),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
 )
-@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these, likewise.")
+@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these: 810,auto.")
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")

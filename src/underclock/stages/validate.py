@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.cap import near_cap
+from underclock.core.costs.cap import driver_says, near_cap
 from underclock.core.costs.table import settling_factors
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
@@ -28,7 +28,6 @@ from underclock.records import (
     Plan,
     Spread,
     Strategy,
-    ThrottleReason,
     Validation,
     Verdict,
 )
@@ -294,7 +293,7 @@ def _runs(
 
 def _factors(auto: Sequence[Reading], costs: Floats, step: Reading) -> Floats:
     """Return what settles every kernel at auto on the whole step. Shapes (K, 2) to (K, 2)."""
-    held = np.array([bool((r.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP) for r in auto])
+    held = np.array([bool(driver_says(reading.throttle_reasons)) for reading in auto])
     capped = near_cap(np.array([reading.energy_j / reading.time_s for reading in auto]), held)
     return np.stack(
         [

@@ -9,7 +9,7 @@ from underclock.hw.simulated.costs import LaunchCost
 from underclock.physics.constants import KernelConstants
 
 BUSIEST_DRAM = 0.93  # of DRAM's peak rate: what a plain copy reaches on an H200
-BUSIEST_PIPES = 0.9  # likewise of the pipes; assumed
+BUSIEST_PIPES = 0.9  # of the pipes' peak rate; assumed
 _NOISE = 0.005  # relative, of each answer; assumed
 
 
