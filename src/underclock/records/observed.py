@@ -42,7 +42,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
         evidence: Of every number.
         time_s: Of the step; as it runs whole where that was measured.
         energy_j: Of the step; as it runs whole where that was measured.
-        by_pass: Most energy first. So the others.
+        by_pass: By pass of the step; this and the three that follow list most energy first.
         by_operator: By the operator that launched a kernel.
         by_bound: By what keeps kernels from being faster.
         by_clock: Kernels that run at full core clock, by what bounds them; those below it; those

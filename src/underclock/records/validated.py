@@ -66,7 +66,7 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
 
     Attributes:
         repeats: Runs of each arm.
-        auto_time_s: One total per repeat. So the other three.
+        auto_time_s: One total per repeat, as in the three that follow it.
         time_change: Plan against auto over all ``repeats``² pairs.
         energy_change: Plan against auto over all ``repeats``² pairs.
         promised_time_change: What the plan said.
