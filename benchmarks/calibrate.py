@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from underclock.core.calibration.throughput import (
-    Board,
     PublishedChange,
+    PublishedGpu,
     fit_throughput,
     residuals_of,
 )
@@ -113,7 +113,7 @@ def _with_table1(model: GpuModel, table: Path) -> GpuModel:
         )
         for kernel, row in zip(workload("gpt3-xl").kernels, _rows(table), strict=False)
     ]
-    board = Board(
+    board = PublishedGpu(
         constants=model.constants,
         core_mhz=np.array(model.core_mhz, dtype=np.float64),
         limit_w=model.limit_w[0] - model.cap_margin_w,

@@ -17,6 +17,7 @@ import msgspec
 import torch as library
 
 from underclock.core.costs.breakdown import breakdown
+from underclock.core.costs.cap import driver_says
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launcher import CudaLauncher, _timed
@@ -27,7 +28,6 @@ from underclock.records import (
     Kernel,
     MeasurementSettings,
     SampleSet,
-    ThrottleReason,
 )
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of
@@ -129,9 +129,7 @@ def _off_cap(profile: SampleSet) -> dict[str, float]:
     parts = {False: 0.0, True: 0.0}
     for kernel in profile.kernels:
         sample = samples[kernel.name]
-        parts[bool((sample.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP)] += (
-            sample.time_s * kernel.count
-        )
+        parts[bool(driver_says(sample.throttle_reasons))] += sample.time_s * kernel.count
     return {"off_cap_s": parts[False], "capped_s": parts[True]}
 
 
@@ -178,13 +176,10 @@ def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
                 clock.sleep_s(REPEATED.window_s)
                 ended_s, ended_j = clock.now_s(), gpu.energy_j()
                 powers.append((ended_j - begun_j) / (ended_s - begun_s))
-        reasons = 0
-        for reading in readings:
-            reasons |= reading.throttle_reasons or 0
         rows.append(
             {
                 "kernel": kernel.name,
-                "capped": bool(reasons & ThrottleReason.SW_POWER_CAP),
+                "capped": any(driver_says(reading.throttle_reasons) for reading in readings),
                 "time_us": statistics.fmean(r.time_s for r in readings) * 1e6,
                 "power_w": statistics.fmean(r.energy_j / r.time_s for r in readings),
                 "time_cv": cv([r.time_s for r in readings]),
@@ -220,20 +215,20 @@ def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
         if len(places) < 2:  # noqa: PLR2004 - nothing to compare
             continue
         some = sorted({places[0], places[len(places) // 2], places[-1]})
-        found: dict[int, list[float]] = {place: [] for place in some}
+        times_at: dict[int, list[float]] = {place: [] for place in some}
         for place in [*some, *reversed(some)]:
             with launcher.repeated([place]) as (chain, count):
                 # The cap settles within some 100 ms; a chain takes 20 ms.
                 times = [_timed(torch, _launching(chain), 1) / count for _ in range(16)]
-            found[place].append(statistics.median(times[8:]))
-        medians = [statistics.fmean(times) for times in found.values()]
+            times_at[place].append(statistics.median(times[8:]))
+        medians = [statistics.fmean(times) for times in times_at.values()]
         rows.append(
             {
                 "kernel": kernel.name,
                 "count": kernel.count,
                 "time_us": statistics.fmean(medians) * 1e6,
                 "spread": (max(medians) - min(medians)) / statistics.fmean(medians),
-                "same_again": max(abs(a - b) / (a + b) * 2 for a, b in found.values()),
+                "same_again": max(abs(a - b) / (a + b) * 2 for a, b in times_at.values()),
             }
         )
     return rows
@@ -245,7 +240,7 @@ def main() -> None:
         raise SystemExit(f"set {READ_ONLY}=1: this script measures a GPU as it is")
     to = Path(sys.argv[1])
     parts = sys.argv[2:]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "command": f"{READ_ONLY}=1 python benchmarks/h200.py {' '.join(sys.argv[1:])}",
         "date": time.strftime("%Y-%m-%d"),
         "torch": str(torch.__version__),
@@ -254,12 +249,12 @@ def main() -> None:
     }
     with nvml_session():
         gpu = NvmlGpu()
-        found["driver"] = gpu.info().driver
-        found["limit_w"] = gpu.info().power_limit_w
+        results["driver"] = gpu.info().driver
+        results["limit_w"] = gpu.info().power_limit_w
 
         def save(key: str, value: object) -> None:
-            found[key] = value
-            to.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+            results[key] = value
+            to.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
             print(key, f"{time.perf_counter():.0f} s", flush=True)
 
         for part in parts:

@@ -148,15 +148,15 @@ def closure(parts: Mapping[str, Any], stretches: Mapping[str, Any]) -> str:
     """Compare isolated kernels with the whole step."""
     rows = []
     for name, whole in parts.items():
-        found = whole["breakdown"]
+        breakdown = whole["breakdown"]
         rows.append(
             (
                 name.split(":")[-1],
-                f"{found['time_s'] * 1e3:.2f} ms",
-                f"{found['energy_j']:.2f} J",
-                f"{found['closure']['time']:.4f}",
-                f"{found['closure']['energy']:.4f}",
-                percent(found["capped_share"]),
+                f"{breakdown['time_s'] * 1e3:.2f} ms",
+                f"{breakdown['energy_j']:.2f} J",
+                f"{breakdown['closure']['time']:.4f}",
+                f"{breakdown['closure']['energy']:.4f}",
+                percent(breakdown["capped_share"]),
             )
         )
     off = [
@@ -194,18 +194,18 @@ def breakdowns(parts: Mapping[str, Any]) -> str:
         "kernel; where none is, latency does. *Full clock* is the highest core clock seen.\n"
     )
     for name, whole in parts.items():
-        found = whole["breakdown"]
+        breakdown = whole["breakdown"]
         text += f"\n### {name.split(':')[-1]}\n\n"
         rows = [
             (part["name"], part["launches"], percent(part["time_share"]),
              percent(part["energy_share"]))
             for key in ("by_pass", "by_bound", "by_clock")
-            for part in found[key]
+            for part in breakdown[key]
         ]  # fmt: skip
         text += table(("part", "launches", "of time", "of energy"), rows)
-        share = found["reachable_j"] / found["energy_j"]
+        share = breakdown["reachable_j"] / breakdown["energy_j"]
         text += (
-            f"\n**{percent(share)}** of the energy is spent at {found['full_core_mhz']} MHz by "
+            f"\n**{percent(share)}** of the energy is spent at {breakdown['full_core_mhz']} MHz by "
             "kernels that DRAM or latency bounds: the part a plan can reach without slowing "
             "anything the core bounds.\n"
         )
@@ -255,17 +255,17 @@ def log(parts: Mapping[str, Any]) -> str:
     """Say what the clock log shows."""
     text = "## Clock log\n\n`underclock watch` while the step is replayed over and over.\n\n"
     rows = []
-    for name, found in parts.items():
-        least, mean, most = found["core_mhz"]
+    for name, readings in parts.items():
+        least, mean, most = readings["core_mhz"]
         rows.append(
             (
                 name.split(":")[-1],
-                found["entries"],
-                f"{found['rate_hz']:.0f} Hz",
-                f"{found['step_s'] * 1e3:.2f} ms",
+                readings["entries"],
+                f"{readings['rate_hz']:.0f} Hz",
+                f"{readings['step_s'] * 1e3:.2f} ms",
                 f"{least:.0f} - {mean:.0f} - {most:.0f} MHz",
-                f"{found['power_w'][1]:.0f} W",
-                f"0x{found['throttle_reasons']:x}",
+                f"{readings['power_w'][1]:.0f} W",
+                f"0x{readings['throttle_reasons']:x}",
             )
         )
     head = ("step", "readings", "rate", "step time", "core clock", "power", "reasons")
@@ -296,21 +296,21 @@ def warned(parts: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Merge results, later files over earlier ones, and write the page."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     commands = []
     for path in sys.argv[1:]:
         part = msgspec.json.decode(Path(path).read_bytes())
         words = [word for word in part["command"].split() if "=" in word]
         commands.append(f"{words[0]} python benchmarks/h200.py results.json {' '.join(words[1:])}")
-        found |= part
+        results |= part
 
     def of(kind: str) -> dict[str, Any]:
-        return {k: v for k, v in found.items() if k.startswith(kind + " ")}
+        return {k: v for k, v in results.items() if k.startswith(kind + " ")}
 
-    head = _HEAD.format(**found, read_only="\n    ".join(commands))
+    head = _HEAD.format(**results, read_only="\n    ".join(commands))
     wholes = of("whole")
     parts = [head, tracing(wholes), kept(wholes)]
-    parts += [repeatability(rows, found["windows"]) for rows in of("repeat").values()]
+    parts += [repeatability(rows, results["windows"]) for rows in of("repeat").values()]
     parts += [closure(wholes, of("stretch")), breakdowns(wholes)]
     if of("twins"):
         parts.append(alike(of("twins")))

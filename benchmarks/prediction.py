@@ -41,7 +41,8 @@ from underclock.gpus.models import GpuModel, encode
 from underclock.gpus.specs import SPECS
 from underclock.records import SampleSet, Strategy
 from underclock.records.observed import Interval
-from underclock.stages.predict import DRAWS, own_kernels, settings_of
+from underclock.stages.predict import DRAWS
+from underclock.stages.reference import own_kernels, settings_of
 from underclock.store import read_samples, read_table
 from underclock.units import format_percent
 

@@ -138,7 +138,7 @@ def objective_of(
 
     Args:
         energy_j: Of a configuration.
-        time_s: Likewise.
+        time_s: Of the same configuration.
         auto: Energy and time of the same kernel at the baseline.
         limit: Most slowdown of the kernel; ``None`` for energy whatever the time.
 

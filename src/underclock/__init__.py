@@ -76,11 +76,12 @@ if TYPE_CHECKING:
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Tally, measure
-    from underclock.stages.plan import Switching, plan
+    from underclock.stages.plan import plan
     from underclock.stages.predict import predict
     from underclock.stages.refine import refine
     from underclock.stages.report import write_report
     from underclock.stages.score import score
+    from underclock.stages.switching import Switching
     from underclock.stages.trace import trace
     from underclock.stages.validate import validate
 
@@ -137,7 +138,7 @@ _HOMES = {
     "StepSource": "records",
     "Strategy": "records",
     "Switch": "records.latencies",
-    "Switching": "stages.plan",
+    "Switching": "stages.switching",
     "Tally": "stages.measure",
     "ThrottleReason": "records",
     "UnderclockError": "errors",

@@ -102,12 +102,12 @@ def _executed(
 
 
 def _check_sum(
-    found: Executed, name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]
+    executed: Executed, name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]
 ) -> None:
     """Check that a schedule takes the sum of what its launches do alone."""
-    alone = _alone(name, launches, clocks, found.temperature_c)
-    assert found.time_s == pytest.approx([sum(time_s for time_s, _ in alone)] * 3, rel=2e-3)
-    assert found.energy_j == pytest.approx([sum(joule for _, joule in alone)] * 3, rel=3e-3)
+    alone = _alone(name, launches, clocks, executed.temperature_c)
+    assert executed.time_s == pytest.approx([sum(time_s for time_s, _ in alone)] * 3, rel=2e-3)
+    assert executed.energy_j == pytest.approx([sum(joule for _, joule in alone)] * 3, rel=3e-3)
 
 
 def _segments(launches: Sequence[Kernel], pair: Sequence[Clocks], count: int) -> list[Clocks]:
@@ -121,7 +121,7 @@ def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
 ) -> None:
     predicted_s = [1e-3] * len(launches)
     with simulated_rig("rtx3080ti") as rig:
-        found = conduct(
+        executed = conduct(
             rig,
             launches,
             [clocks] * len(launches),
@@ -141,20 +141,25 @@ def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
         power_w = (rig.device.energy_j - before_j) / (rig.clock.now_s() - before_s)
 
     step_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
-    assert found.time_s == pytest.approx([step_s] * 3, rel=1e-3)
-    assert found.energy_j == pytest.approx([step_s * power_w] * 3, rel=1e-3)
-    assert (found.planned, found.switches, found.misses_s, found.dropped) == (0, (0,) * 3, (), 0)
+    assert executed.time_s == pytest.approx([step_s] * 3, rel=1e-3)
+    assert executed.energy_j == pytest.approx([step_s * power_w] * 3, rel=1e-3)
+    assert (executed.planned, executed.switches, executed.misses_s, executed.dropped) == (
+        0,
+        (0,) * 3,
+        (),
+        0,
+    )
 
 
 @pytest.mark.parametrize("name", _PAIRS)
 def test_where_switching_is_free_launches_add_up(name: str, launches: list[Kernel]) -> None:
     clocks = [_PAIRS[name][i % 2] for i in range(len(launches))]
-    found = _executed(name, launches, clocks, _FREE, LatencyTable.free())
+    executed = _executed(name, launches, clocks, _FREE, LatencyTable.free())
 
-    _check_sum(found, name, launches, clocks)
+    _check_sum(executed, name, launches, clocks)
     changes = sum(a != b for a, b in itertools.pairwise([clocks[-1], *clocks]))
-    assert (found.planned, found.switches) == (changes, (changes,) * 3)
-    assert max(map(abs, found.misses_s)) < 1e-9
+    assert (executed.planned, executed.switches) == (changes, (changes,) * 3)
+    assert max(map(abs, executed.misses_s)) < 1e-9
 
 
 @pytest.mark.parametrize("name", _PAIRS)
@@ -162,11 +167,11 @@ def test_so_they_do_where_delays_are_known_and_segments_longer(
     name: str, launches: list[Kernel]
 ) -> None:
     clocks = _segments(launches, _PAIRS[name], 2 if name == "h200" else 4)
-    found = _executed(name, launches, clocks, _EXACT)
+    executed = _executed(name, launches, clocks, _EXACT)
 
-    _check_sum(found, name, launches, clocks)
-    assert found.switches == (found.planned,) * 3
-    assert max(map(abs, found.misses_s)) < 1e-4
+    _check_sum(executed, name, launches, clocks)
+    assert executed.switches == (executed.planned,) * 3
+    assert max(map(abs, executed.misses_s)) < 1e-4
 
 
 def _stalling() -> LatencyTable:
@@ -176,21 +181,21 @@ def _stalling() -> LatencyTable:
 
 def test_memory_stalls_come_on_top(launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_FAST, _LOW_MEM), 4)
-    found = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
+    executed = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
 
     sum_s = sum(_times_s("rtx3080ti", launches, clocks))
-    assert found.switches == (4,) * 3
-    assert max(map(abs, found.misses_s)) < 1e-4
-    assert found.time_s == pytest.approx([sum_s + 4 * 0.01] * 3, rel=1e-3)
+    assert executed.switches == (4,) * 3
+    assert max(map(abs, executed.misses_s)) < 1e-4
+    assert executed.time_s == pytest.approx([sum_s + 4 * 0.01] * 3, rel=1e-3)
 
 
 def test_of_two_clocks_at_one_boundary_one_is_asked_for_early(launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_SLOW, _LOW_MEM), 4)
-    found = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
+    executed = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
 
-    assert (found.planned, found.switches) == (8, (8,) * 3)
-    assert sorted(found.misses_s) == pytest.approx([-_CALL_S] * 12 + [0.0] * 12, abs=2e-3)
-    assert (found.early(2e-3), found.late(2e-3)) == (12, 0)
+    assert (executed.planned, executed.switches) == (8, (8,) * 3)
+    assert sorted(executed.misses_s) == pytest.approx([-_CALL_S] * 12 + [0.0] * 12, abs=2e-3)
+    assert (executed.early(2e-3), executed.late(2e-3)) == (12, 0)
 
 
 def _switch(domain: Domain, delay_s: float, stall_s: float = 0.0) -> Switch:
@@ -210,29 +215,29 @@ def _switch(domain: Domain, delay_s: float, stall_s: float = 0.0) -> Switch:
 
 def test_segments_shorter_than_the_delay_are_shown_as_they_run(launches: list[Kernel]) -> None:
     clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(launches))]
-    found = _executed("rtx3080ti", launches, clocks, _EXACT)
+    executed = _executed("rtx3080ti", launches, clocks, _EXACT)
     sum_s = sum(_times_s("rtx3080ti", launches, clocks))
 
-    assert 0 < found.dropped < found.planned * 3
+    assert 0 < executed.dropped < executed.planned * 3
     assert (
-        found.dropped
-        == found.planned * 3 - sum(found.switches)
-        == found.planned * 3 - len(found.misses_s)
+        executed.dropped
+        == executed.planned * 3 - sum(executed.switches)
+        == executed.planned * 3 - len(executed.misses_s)
     )
-    assert found.late(1e-3) > len(found.misses_s) / 2
-    assert abs(statistics.fmean(found.time_s) / sum_s - 1) > 2e-3
+    assert executed.late(1e-3) > len(executed.misses_s) / 2
+    assert abs(statistics.fmean(executed.time_s) / sum_s - 1) > 2e-3
 
 
 def test_what_jitters_misses_on_both_sides_and_little_in_all(launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     jittery = SwitchingModel(target_spread=0.0, jitter=0.2)
-    found = _executed("rtx3080ti", launches, clocks, jittery, steps=20)
+    executed = _executed("rtx3080ti", launches, clocks, jittery, steps=20)
     sum_s = sum(_times_s("rtx3080ti", launches, clocks))
 
-    assert statistics.pstdev(found.misses_s) == pytest.approx(0.005, rel=0.4)
-    assert min(found.early(1e-3), found.late(1e-3)) > 10
-    assert statistics.fmean(found.time_s) == pytest.approx(sum_s, rel=0.01)
-    assert len(set(found.time_s)) > 10
+    assert statistics.pstdev(executed.misses_s) == pytest.approx(0.005, rel=0.4)
+    assert min(executed.early(1e-3), executed.late(1e-3)) > 10
+    assert statistics.fmean(executed.time_s) == pytest.approx(sum_s, rel=0.01)
+    assert len(set(executed.time_s)) > 10
 
 
 @pytest.mark.parametrize(("believed_s", "miss_s"), [(0.01, 0.01), (0.03, -0.01)])
@@ -241,11 +246,11 @@ def test_a_wrong_belief_of_the_delay_shows(
 ) -> None:
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     table = LatencyTable.constant(believed_s, call_s=_CALL_S)
-    found = _executed("rtx3080ti", launches, clocks, _EXACT, table)
+    executed = _executed("rtx3080ti", launches, clocks, _EXACT, table)
 
     # Launches that run at clocks they were not planned for take other times than predicted.
-    assert found.misses_s == pytest.approx([miss_s] * 12, abs=4e-3)
-    assert (found.early(5e-3), found.late(5e-3)) == ((12, 0) if miss_s < 0 else (0, 12))
+    assert executed.misses_s == pytest.approx([miss_s] * 12, abs=4e-3)
+    assert (executed.early(5e-3), executed.late(5e-3)) == ((12, 0) if miss_s < 0 else (0, 12))
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
@@ -255,21 +260,21 @@ def test_wrong_durations_are_put_right_launch_by_launch(
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     predicted_s = [factor * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        found = conduct(rig, launches, clocks, _BELIEVED, predicted_s=predicted_s, steps=3)
+        executed = conduct(rig, launches, clocks, _BELIEVED, predicted_s=predicted_s, steps=3)
 
     # Off by a fifth of what is ahead when it asks: the lead, and a launch's worth.
     longest_s = max(predicted_s)
-    assert max(map(abs, found.misses_s)) < 0.25 * (0.025 + longest_s)
-    assert found.switches == (4,) * 3
+    assert max(map(abs, executed.misses_s)) < 0.25 * (0.025 + longest_s)
+    assert executed.switches == (4,) * 3
 
 
 def test_auto_gives_the_clock_back(launches: list[Kernel]) -> None:
     back = Clocks(core_mhz=1200)
     clocks = _segments(launches, (_LOW_MEM, back), 2)
-    found = _executed("rtx3080ti", launches, clocks, _FREE, LatencyTable.free())
+    executed = _executed("rtx3080ti", launches, clocks, _FREE, LatencyTable.free())
 
-    _check_sum(found, "rtx3080ti", launches, clocks)
-    assert found.switches == (2,) * 3
+    _check_sum(executed, "rtx3080ti", launches, clocks)
+    assert executed.switches == (2,) * 3
 
 
 def test_the_same_seed_gives_the_same_run(launches: list[Kernel]) -> None:
@@ -287,11 +292,11 @@ def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
     model = dataclasses.replace(_model("rtx3080ti", None), ignored_locks=(Domain.CORE,))
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     with simulated_rig(model) as rig:
-        found = conduct(
+        executed = conduct(
             rig, launches, clocks, _BELIEVED, predicted_s=[1e-3] * len(launches), steps=2
         )
 
-    assert (found.planned, found.switches, found.dropped) == (4, (0, 0), 8)
+    assert (executed.planned, executed.switches, executed.dropped) == (4, (0, 0), 8)
 
 
 def _run(rig: Rig, launches: list[Kernel], clocks: Sequence[Clocks]) -> Executed:
@@ -353,14 +358,14 @@ def test_the_stage_runs_a_schedule(step: Step, launches: list[Kernel]) -> None:
             seed=seed,
         )
 
-    found = run(_EXACT)
-    assert (found.evidence, found.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
-    assert (found.workload, found.fingerprint) == (step.name, step.fingerprint)
-    assert (found.steps, found.planned, found.switches) == (5, 4, 4.0)
-    assert (found.early, found.late, found.off_s) == (0.0, 0.0, OFF_S)
-    assert found.time_s == pytest.approx(sum(predicted_s), rel=2e-3)
-    assert found.time_range_s[0] <= found.time_s <= found.time_range_s[1]
-    assert found.energy_range_j[0] <= found.energy_j <= found.energy_range_j[1]
+    executed = run(_EXACT)
+    assert (executed.evidence, executed.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
+    assert (executed.workload, executed.fingerprint) == (step.name, step.fingerprint)
+    assert (executed.steps, executed.planned, executed.switches) == (5, 4, 4.0)
+    assert (executed.early, executed.late, executed.off_s) == (0.0, 0.0, OFF_S)
+    assert executed.time_s == pytest.approx(sum(predicted_s), rel=2e-3)
+    assert executed.time_range_s[0] <= executed.time_s <= executed.time_range_s[1]
+    assert executed.energy_range_j[0] <= executed.energy_j <= executed.energy_range_j[1]
     assert run(None) == run(None) != run(None, seed=1)
 
 

@@ -48,15 +48,15 @@ def _alone_s(rig: Rig, kernel: Kernel) -> float:
 
 
 def test_an_idle_gpu_is_read_a_thousand_times_a_second_and_left_alone(tmp_path: Path) -> None:
-    found = watch("sim:rtx3080ti", duration_s=0.5, to=tmp_path / "log.csv")
+    log = watch("sim:rtx3080ti", duration_s=0.5, to=tmp_path / "log.csv")
     rows = _rows(tmp_path / "log.csv")
 
-    assert (found.evidence, found.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
-    assert found.entries == len(rows) == 500
-    assert found.rate_hz == pytest.approx(1000.0)
-    assert found.core_mhz == (210.0, 210.0, 210.0)
-    assert found.throttle_reasons == 0x1  # idle
-    assert (found.step_s, found.kernels) == (None, ())
+    assert (log.evidence, log.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
+    assert log.entries == len(rows) == 500
+    assert log.rate_hz == pytest.approx(1000.0)
+    assert log.core_mhz == (210.0, 210.0, 210.0)
+    assert log.throttle_reasons == 0x1  # idle
+    assert (log.step_s, log.kernels) == (None, ())
     assert tuple(rows[0]) == COLUMNS
     assert {(row["steps"], row["kernel"]) for row in rows} == {("", "")}
     gaps_s = np.diff([float(row["at_s"]) for row in rows])
@@ -64,15 +64,15 @@ def test_an_idle_gpu_is_read_a_thousand_times_a_second_and_left_alone(tmp_path: 
 
 
 def test_the_summary_says_what_the_file_says(tmp_path: Path, long: Step) -> None:
-    found = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
+    log = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
     rows = _rows(tmp_path / "log.csv")
 
-    for column, (least, mean, most) in (("core_mhz", found.core_mhz), ("power_w", found.power_w)):
+    for column, (least, mean, most) in (("core_mhz", log.core_mhz), ("power_w", log.power_w)):
         values = [float(row[column]) for row in rows]
         assert (min(values), max(values)) == pytest.approx((least, most), abs=1e-3)
         assert sum(values) / len(values) == pytest.approx(mean, abs=1e-3)
-    assert [kernel.kernel for kernel in found.kernels] == [kernel.name for kernel in long.kernels]
-    for kernel in found.kernels:
+    assert [kernel.kernel for kernel in log.kernels] == [kernel.name for kernel in long.kernels]
+    for kernel in log.kernels:
         mine = [row for row in rows if row["kernel"] == kernel.kernel]
         assert kernel.entries == len(mine)
         mean_mhz = sum(float(row["core_mhz"]) for row in mine) / len(mine)
@@ -84,7 +84,7 @@ def test_the_summary_says_what_the_file_says(tmp_path: Path, long: Step) -> None
 def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(
     tmp_path: Path, long: Step
 ) -> None:
-    found = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
+    log = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
     rows = _rows(tmp_path / "log.csv")
 
     runs = [name for name, _ in itertools.groupby(row["kernel"] for row in rows)]
@@ -100,7 +100,7 @@ def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(
     around = {row["kernel"] for end in ends[1:-1] for row in rows[end - 8 : end + 8]}
     assert around == {"copy"}
     ends_s = [float(rows[end]["at_s"]) for end in ends]
-    assert found.step_s == pytest.approx(float(np.diff(ends_s).mean()), abs=_PERIOD_S / 5)
+    assert log.step_s == pytest.approx(float(np.diff(ends_s).mean()), abs=_PERIOD_S / 5)
 
 
 def test_the_log_lies_over_the_kernel_that_truly_ran(rig: Rig, long: Step) -> None:

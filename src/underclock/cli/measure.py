@@ -24,7 +24,8 @@ from underclock.cli.terminal import say
 from underclock.errors import UsageError
 
 if TYPE_CHECKING:
-    from underclock.records import SampleSet
+    from underclock.records import MeasurementSettings, SampleSet
+    from underclock.stages.campaign import Campaign
 
 
 @click.command(name="measure")
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
 )
-@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these, likewise.")
+@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these: 810,auto.")
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
@@ -79,7 +80,6 @@ def command(
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
     from underclock.records import Step
-    from underclock.stages.backends import default_measuring
     from underclock.stages.campaign import PRECISION, Campaign, Grid
     from underclock.stages.measure import measure
     from underclock.store import read_document
@@ -94,12 +94,7 @@ def command(
             budget_s=budget,
             max_samples=max_samples,
         )
-        usual = default_measuring(gpu, adaptive=campaign.may_adapt)
-        measuring = msgspec.structs.replace(
-            usual,
-            kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
-            window_s=usual.window_s if window is None else window,
-        )
+        measuring = _measuring(gpu, campaign, warmup, window)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     with progress_bar("measuring") as show:
@@ -114,7 +109,30 @@ def command(
             run=step_file(step, source),
         )
     warn(sample_set.warnings)
-    summary = {
+    if as_json:
+        print_json(_summary(sample_set, output))
+        return
+    header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
+    say(f"{header}: {_taken(sample_set)} in {output}")
+
+
+def _measuring(
+    gpu: str, campaign: "Campaign", warmup: float | None, window: float | None
+) -> "MeasurementSettings":
+    """Return how long to wait and measure; what was not named is as usual on that GPU."""
+    from underclock.stages.backends import default_measuring
+
+    usual = default_measuring(gpu, adaptive=campaign.may_adapt)
+    return msgspec.structs.replace(
+        usual,
+        kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
+        window_s=usual.window_s if window is None else window,
+    )
+
+
+def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
+    """Return what ``--json`` prints."""
+    return {
         "samples": len(sample_set.samples),
         "expected": sample_set.expected_samples,
         "kernels": len(sample_set.kernels),
@@ -123,11 +141,6 @@ def command(
         "evidence": sample_set.evidence,
         "file": str(output),
     }
-    if as_json:
-        print_json(summary)
-        return
-    header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
-    say(f"{header}: {_taken(sample_set)} in {output}")
 
 
 def _taken(sample_set: "SampleSet") -> str:

@@ -23,7 +23,7 @@ from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
-    from underclock.stages.plan import Switching
+    from underclock.stages.switching import Switching
 
 
 @click.command(name="plan")
@@ -153,7 +153,7 @@ def _switching(
     Raises:
         UsageError: Limits without a latency, or ones that mean nothing.
     """
-    from underclock.stages.plan import latencies_of
+    from underclock.stages.switching import latencies_of
 
     switching = latencies_of(latency, samples)
     if switching is not None:

@@ -80,9 +80,9 @@ class GpuModel:
     driver: str
     """Driver version the simulation answers with."""
     core_mhz: tuple[int, ...]
-    """Clocks of the table, ascending."""
+    """Core clocks of the table, ascending."""
     mem_mhz: tuple[int, ...]
-    """Likewise."""
+    """Memory clocks of the table, ascending."""
     low_mem_core_mhz: int | None = None
     """Greatest core clock at the least memory clock; above it the memory runs at its second."""
     memory_lockable: bool = True

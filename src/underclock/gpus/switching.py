@@ -32,11 +32,11 @@ class SwitchingModel:
     core_s: float = 0.020
     """Median delay over the targets of the core clock, giving it back to the driver included."""
     mem_s: float = 0.120
-    """Likewise of the memory clock."""
+    """Median delay over the targets of the memory clock."""
     target_spread: float = 0.3
     """Standard deviation over targets, of the delay's logarithm."""
     jitter: float = 0.1
-    """Likewise over switches to one target."""
+    """Standard deviation over switches to one target, of the delay's logarithm."""
     mem_stall_s: float = 0.010
     """Nothing executes for this long when the memory clock changes."""
 

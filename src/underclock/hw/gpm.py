@@ -33,7 +33,7 @@ def begin(handle: Any) -> Callable[[], Utilisation]:
     """Start a window; return a function that ends it and says how busy the GPU was.
 
     Raises:
-        NVMLError: Likewise; from the returned function as well.
+        NVMLError: The driver takes no such sample; the returned function raises it as well.
     """
     first = pynvml.nvmlGpmSampleAlloc()
     try:

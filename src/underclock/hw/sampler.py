@@ -16,7 +16,7 @@ class Entry:
     Attributes:
         at_s: Since the log began.
         core_mhz: Running core clock; ``None`` where it cannot be read.
-        mem_mhz: Running memory clock, likewise.
+        mem_mhz: Running memory clock; ``None`` where it cannot be read.
         power_w: The driver's idea of power, averaged as it likes.
         throttle_reasons: Why the clocks are what they are.
         steps: Finished by then; ``None`` where nothing is launched.

@@ -39,9 +39,10 @@ from underclock.records import (
     Strategy,
     Validation,
 )
-from underclock.stages.backends import open_measurer, parse_gpu
+from underclock.stages.backends import open_measurer
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.doctor import GpuFinding, examine
+from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
 from underclock.stages.trace import trace

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from underclock.paper.records import Study
-from underclock.report.tables import bare_table
+from underclock.report.fitting import bare_table
 from underclock.report.wording import DASH
 from underclock.units import format_mhz
 

@@ -3,7 +3,8 @@
 * `common`: what a number rests on (`Evidence`), what can be set (`Clocks`)
 * `work`: what runs (`Kernel`, `Step`)
 * `measured`: what was measured (`Sample`, `SampleSet`)
-* `planned`: what was decided (`Arm`, `Plan`), and what it costs elsewhere (`Score`)
+* `choices`, `schedules`: ways of choosing clocks, their costs (`Arm`), what a GPU can follow
+* `planned`: what was decided (`Plan`); `scored`: what that costs elsewhere (`Score`)
 * `validated`: what became of it (`Validation`)
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
 * `launches`: what tracing sees before it is a step
@@ -13,6 +14,17 @@ Every record that is a file of its own carries its ``kind`` and a ``schema`` num
 refuses other kinds, and numbers other than the one in `schemas`.
 """
 
+from underclock.records.choices import (
+    Aggregate,
+    Arm,
+    Choice,
+    Closure,
+    Cost,
+    Granularity,
+    Objective,
+    Status,
+    Strategy,
+)
 from underclock.records.common import (
     AUTO,
     GREATEST_MHZ,
@@ -32,24 +44,10 @@ from underclock.records.measured import (
     ThrottleReason,
     Utilisation,
 )
-from underclock.records.planned import (
-    Aggregate,
-    Arm,
-    Choice,
-    ClockSchedule,
-    Closure,
-    Cost,
-    Granularity,
-    LatencyPoint,
-    Objective,
-    Plan,
-    Proposal,
-    Score,
-    Segment,
-    Status,
-    Strategy,
-)
+from underclock.records.planned import Plan
+from underclock.records.schedules import ClockSchedule, LatencyPoint, Proposal, Segment
 from underclock.records.schemas import SCHEMAS, check_schema
+from underclock.records.scored import Score
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
 from underclock.records.work import Kernel, Kind, Launch, Pass, Step, StepSource
 

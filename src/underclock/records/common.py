@@ -40,6 +40,12 @@ def check_mhz(record: Record, *names: str) -> None:
             raise ValueError(f"{name} must be from {LEAST_MHZ} to {GREATEST_MHZ} MHz, got {mhz}")
 
 
+def check_gap(gap: float | None) -> None:
+    """Reject what is no distance from an optimum."""
+    if gap is not None and not 0 <= gap < math.inf:
+        raise ValueError(f"gap must be finite and not negative, got {gap}")
+
+
 class Clocks(Record, frozen=True, kw_only=True):
     """Clocks to hold on one GPU; ``None`` leaves that domain to the driver (auto).
 

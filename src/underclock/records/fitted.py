@@ -36,7 +36,7 @@ class KernelFit(Record, frozen=True, kw_only=True):
         energy_j: Of a launch.
         energy_error_j: Standard error of that.
         time_rms: Residual of the rows' time, as a fraction.
-        power_rms: Likewise of power.
+        power_rms: The same of power.
         serial: Whether its parts add, rather than overlap.
         described: Whether the model holds for it. Where it does not, trust its own samples only.
     """
@@ -68,12 +68,13 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
         constants: Of the GPU.
         cap_w: Power that capped samples settle at; ``None`` where none was capped.
         boost_mhz: Least core clock the GPU boosted to by itself; ``None`` where it was not seen.
-        time_noise: Standard deviation of one sample's time, as a fraction. So the other three.
-        power_noise: Of its power.
-        time_misfit: Of what the model leaves over and samples at like clocks share.
-        power_misfit: Likewise of power.
+        time_noise: Standard deviation of one sample's time about its mean, as a fraction.
+        power_noise: The same of its power.
+        time_discrepancy: Standard deviation of the part of the residuals that samples at like
+            clocks share, which noise does not explain, as a fraction.
+        power_discrepancy: The same of power.
         time_rms: Residual over all rows, as a fraction.
-        power_rms: Likewise of power.
+        power_rms: The same of power.
         common_share: Of the variance of all kernels' summed energy, the part that an error in a
             constant of the GPU moves in all of them together.
         kernels: In the files' order.
@@ -90,8 +91,8 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
     boost_mhz: float | None
     time_noise: float
     power_noise: float
-    time_misfit: float
-    power_misfit: float
+    time_discrepancy: float
+    power_discrepancy: float
     time_rms: float
     power_rms: float
     common_share: float

@@ -183,8 +183,8 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
 
     def targets(self, domain: Domain) -> tuple[int | None, ...]:
         """Return the clocks that were asked for, ascending, auto last."""
-        found = {switch.to_mhz for switch in self.switches if switch.domain is domain}
-        return tuple(sorted(found, key=lambda mhz: (mhz is None, mhz)))
+        targets_mhz = {switch.to_mhz for switch in self.switches if switch.domain is domain}
+        return tuple(sorted(targets_mhz, key=lambda mhz: (mhz is None, mhz)))
 
     def slowest(self) -> tuple[Switch, ...]:
         """Return for every target, core first, the switch that takes longest to get there."""

@@ -41,8 +41,8 @@ class Breakdown(Record, frozen=True, kw_only=True):
     Attributes:
         evidence: Of every number.
         time_s: Of the step; as it runs whole where that was measured.
-        energy_j: Likewise.
-        by_pass: Most energy first. So the others.
+        energy_j: Of the step; as it runs whole where that was measured.
+        by_pass: By pass of the step; this and the three that follow list most energy first.
         by_operator: By the operator that launched a kernel.
         by_bound: By what keeps kernels from being faster.
         by_clock: Kernels that run at full core clock, by what bounds them; those below it; those
@@ -198,11 +198,11 @@ class Execution(Record, frozen=True, kw_only=True):
         time_s: Of a step.
         energy_j: Of a step.
         time_range_s: Least and greatest of the steps.
-        energy_range_j: Likewise.
+        energy_range_j: Least and greatest of the steps.
         planned: Changes that the schedule asks for in a step.
         switches: Of which so many happened; newer ones overtook the others.
-        early: Of those, this many came before their launch began, by more than ``off_s``.
-        late: Likewise after.
+        early: Of those, so many came before their launch began, by more than ``off_s``.
+        late: Of those, so many came after their launch began, by more than ``off_s``.
         off_s: A change this far off is not counted as either.
     """
 

@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 
+from underclock.records.choices import Strategy
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
-from underclock.records.planned import Strategy
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
 from underclock.units import format_percent
@@ -44,9 +44,9 @@ class OtherArm(Record, frozen=True, kw_only=True):
         time_s: One total per repeat.
         energy_j: One total per repeat.
         time_change: Against auto, over all pairs.
-        energy_change: Likewise.
+        energy_change: Against auto, over all pairs.
         time_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
-        energy_interval: Likewise.
+        energy_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
     """
 
     name: Strategy
@@ -66,9 +66,9 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
 
     Attributes:
         repeats: Runs of each arm.
-        auto_time_s: One total per repeat. So the other three.
+        auto_time_s: One total per repeat, as in the three that follow it.
         time_change: Plan against auto over all ``repeats``² pairs.
-        energy_change: Likewise.
+        energy_change: Plan against auto over all ``repeats``² pairs.
         promised_time_change: What the plan said.
         promised_energy_change: What the plan said.
         pairs_keeping_energy: Pairs that save at least the promised energy.
@@ -76,7 +76,8 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
             free.
         time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
             runs tell no spread.
-        energy_interval: Likewise, of energy.
+        energy_interval: Low and high end of the true change of energy at 95 %; ``None`` in the same
+            case.
         max_slowdown: The plan's time budget; ``None`` where time was free.
         tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
         verdict: Whether the promise held; ``None`` in older files.

@@ -11,13 +11,11 @@
 jinja2 loads when a page is made, not before.
 """
 
+from underclock.report.latency_tables import latency_table, latency_tables
+from underclock.report.observation_tables import breakdown_tables, clock_log_table
 from underclock.report.page import page
 from underclock.report.tables import (
     arms_table,
-    breakdown_tables,
-    clock_log_table,
-    latency_table,
-    latency_tables,
     plan_tables,
     savings_table,
     score_table,

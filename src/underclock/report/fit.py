@@ -4,26 +4,26 @@ from rich.table import Table
 from rich.text import Text
 
 from underclock.records.fitted import GpuFit, KernelFit
-from underclock.report.tables import bare_table
+from underclock.report.fitting import bare_table
 from underclock.report.wording import DASH
 
 _KEEPS = "keeps its own samples: measure it more"
 _NO_ROWS = "no usable sample: measure lower clocks"
 
 
-def fit_tables(found: GpuFit) -> tuple[Table, Table]:
+def fit_tables(fitted: GpuFit) -> tuple[Table, Table]:
     """Return the constants of the GPU, and the kernels."""
-    return _constants(found), _kernels(found)
+    return _constants(fitted), _kernels(fitted)
 
 
-def _constants(found: GpuFit) -> Table:
-    table = bare_table(f"{found.gpu.name}, fitted to {found.workload}: {found.evidence}")
+def _constants(fitted: GpuFit) -> Table:
+    table = bare_table(f"{fitted.gpu.name}, fitted to {fitted.workload}: {fitted.evidence}")
     table.add_column("constant", overflow="fold")
     for header in ("value", "standard\nerror"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
     table.add_column("told by\nsamples", justify="right", no_wrap=True)
-    for constant in found.constants:
+    for constant in fitted.constants:
         table.add_row(
             Text(constant.name),
             Text(f"{constant.value:.4g}"),
@@ -32,25 +32,25 @@ def _constants(found: GpuFit) -> Table:
             Text(f"{constant.told:.0%}"),
         )
     cap = "no sample at the power cap"
-    if found.cap_w is not None:
-        cap = f"the power cap holds at {found.cap_w:.4g} W"
-    boost = "" if found.boost_mhz is None else f"; boosts to {found.boost_mhz:.0f} MHz"
+    if fitted.cap_w is not None:
+        cap = f"the power cap holds at {fitted.cap_w:.4g} W"
+    boost = "" if fitted.boost_mhz is None else f"; boosts to {fitted.boost_mhz:.0f} MHz"
     table.caption = Text(
-        f"{found.rows} of {found.samples} samples used; {cap}{boost}; noise of one sample: time "
-        f"{found.time_noise:.2%}, power {found.power_noise:.2%}; misfit: time "
-        f"{found.time_misfit:.2%}, power {found.power_misfit:.2%}; residual: time "
-        f"{found.time_rms:.2%}, power {found.power_rms:.2%}"
+        f"{fitted.rows} of {fitted.samples} samples used; {cap}{boost}; noise of one sample: time "
+        f"{fitted.time_noise:.2%}, power {fitted.power_noise:.2%}; discrepancy: time "
+        f"{fitted.time_discrepancy:.2%}, power {fitted.power_discrepancy:.2%}; residual: time "
+        f"{fitted.time_rms:.2%}, power {fitted.power_rms:.2%}"
     )
     return table
 
 
-def _kernels(found: GpuFit) -> Table:
-    table = bare_table(f"kernels on {found.gpu.name}: {found.evidence}")
+def _kernels(fitted: GpuFit) -> Table:
+    table = bare_table(f"kernels on {fitted.gpu.name}: {fitted.evidence}")
     table.add_column("kernel", overflow="fold")
     for header in ("rows", "core", "DRAM", "fixed", "time\noff", "power\noff"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    for kernel in found.kernels:
+    for kernel in fitted.kernels:
         shares = (kernel.core_share, kernel.dram_share, kernel.fixed_share)
         table.add_row(
             Text(kernel.name),
@@ -63,7 +63,7 @@ def _kernels(found: GpuFit) -> Table:
     table.caption = Text(
         "core, DRAM, fixed: what goes with the core clock, the memory clock or neither, of the "
         "time at the kernel's fastest sample or the baseline given; off: residual of its rows; "
-        f"{found.common_share:.0%} of the variance of the summed energy is common to all kernels"
+        f"{fitted.common_share:.0%} of the variance of the summed energy is common to all kernels"
     )
     return table
 

@@ -82,3 +82,13 @@ def _least_width(column: Column, *, named: bool) -> int:
 
 def _widest(texts: list[str]) -> int:
     return max((cell_len(text) for text in texts), default=0)
+
+
+def bare_table(title: str, *, keep: int = 3) -> FittingTable:
+    """Return a table without rows or columns, in the style of all of them.
+
+    Args:
+        title: What it shows.
+        keep: How many columns, from the left, stay however narrow the terminal is.
+    """
+    return FittingTable(title, keep=keep)

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from underclock.records import Strategy
 from underclock.records.observed import Interval, PredictedArm, Prediction
-from underclock.report.tables import bare_table
+from underclock.report.fitting import bare_table
 from underclock.report.wording import ARM_TITLES, change_text
 from underclock.units import format_percent
 
@@ -14,32 +14,33 @@ _UNMEASURED = "kernel, not measured"
 _TO = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def prediction_sentence(found: Prediction) -> str:
+def prediction_sentence(prediction: Prediction) -> str:
     """Say what would be saved, how sure that is, and what it rests on."""
-    change = found.arm(_CHOSEN).energy_change
+    change = prediction.arm(_CHOSEN).energy_change
     return (
         f"would save about {_saving(change.expected)} % ({_saving(change.high)} {_TO} "
-        f"{_saving(change.low)} %, {100 * found.confidence:g} %) at <= "
-        f"{100 * found.max_slowdown:g} % slower, predicted from auto clocks only; "
+        f"{_saving(change.low)} %, {100 * prediction.confidence:g} %) at <= "
+        f"{100 * prediction.max_slowdown:g} % slower, predicted from auto clocks only; "
         "measuring would tell"
     )
 
 
-def prediction_table(found: Prediction) -> Table:
+def prediction_table(prediction: Prediction) -> Table:
     """Return every way of choosing clocks with its interval."""
     table = bare_table(
-        f"{found.workload} on {found.gpu.name}: predicted from {found.evidence} samples"
+        f"{prediction.workload} on {prediction.gpu.name}: "
+        f"predicted from {prediction.evidence} samples"
     )
     table.add_column("clocks chosen", overflow="fold")
     for header in ("energy", "between", "time", "between"):
         table.add_column(header, justify="right", no_wrap=True)
-    for arm in found.arms:
+    for arm in prediction.arms:
         table.add_row(*_row(ARM_TITLES[arm.name], arm), style="bold" if arm.name == _CHOSEN else "")
-    table.add_row(*_row(_UNMEASURED, found.without_measuring))
+    table.add_row(*_row(_UNMEASURED, prediction.without_measuring))
     table.caption = Text(
         f"after measuring at other clocks; the last line holds clocks without it and may be "
-        f"slower than asked; like {found.like}; {found.counted} of {found.kernels} kernels with "
-        f"utilisation; {found.draws} draws"
+        f"slower than asked; like {prediction.like}; {prediction.counted} of "
+        f"{prediction.kernels} kernels with utilisation; {prediction.draws} draws"
     )
     return table
 

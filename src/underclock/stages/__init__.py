@@ -3,5 +3,5 @@
 trace → measure → plan → validate → report, and beside them: score (a plan against a full table),
 latency (how long changes of clocks take), doctor (what this machine and the simulator can do), demo
 (all of it on the simulated GPU).
-Stages print nothing and meet through files; `options` is what callers may ask of them.
+Stages print nothing and meet through files.
 """

@@ -28,7 +28,8 @@ from underclock.gpus.models import (
 )
 from underclock.hw.base import Capability
 from underclock.records import Evidence, Record, SampleSet
-from underclock.stages.backends import model_of, parse_gpu
+from underclock.stages.backends import model_of
+from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.sources import as_samples
 from underclock.store import check_output, write_text
 

@@ -31,7 +31,7 @@ class Campaign:
     core_mhz: tuple[int | None, ...] = ()
     """Visit only these core clocks, whatever the grid; ``None`` is auto."""
     mem_mhz: tuple[int | None, ...] = ()
-    """Visit only these memory clocks, likewise."""
+    """Visit only these memory clocks, whatever the grid; ``None`` is auto."""
     repeats: int = 1
     """Measurements of each kernel at each pair."""
     in_situ: bool = True
@@ -218,8 +218,8 @@ def _lacking(
 ) -> dict[str, tuple[Clocks, ...]]:
     """Return the clock pairs without an answer, by kernel; of most there are none."""
     names = {clocks: {kernel.name for kernel in some} for clocks, some in points}
-    found = {
+    lacking = {
         kernel.name: tuple(clocks for clocks, some in names.items() if kernel.name not in some)
         for kernel in kernels
     }
-    return {name: clocks for name, clocks in found.items() if clocks}
+    return {name: clocks for name, clocks in lacking.items() if clocks}

@@ -8,7 +8,8 @@ from underclock.errors import DeviceError
 from underclock.gpus.catalogue import model_names
 from underclock.hw.nvml import READ_ONLY, gpu_count, is_read_only, nvml_session
 from underclock.records import Evidence, GpuInfo, Record
-from underclock.stages.backends import GpuName, open_gpu, parse_gpu
+from underclock.stages.backends import open_gpu
+from underclock.stages.gpu_names import GpuName, parse_gpu
 
 
 class GpuFinding(Record, frozen=True, kw_only=True):
@@ -19,7 +20,7 @@ class GpuFinding(Record, frozen=True, kw_only=True):
         gpu: Name, driver, limit.
         evidence: What numbers of it would be.
         core_mhz: Core clocks the driver lists, ascending.
-        mem_mhz: Memory clocks, likewise.
+        mem_mhz: Memory clocks the driver lists, ascending.
         calibration: How far to trust it.
     """
 

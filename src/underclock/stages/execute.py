@@ -9,7 +9,8 @@ from underclock.hw.simulated.conductor import execute as conduct
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Execution
-from underclock.stages.backends import open_rig, parse_gpu
+from underclock.stages.backends import open_rig
+from underclock.stages.gpu_names import parse_gpu
 
 OFF_S = 1e-3
 

@@ -22,7 +22,8 @@ from underclock.hw.simulated.ticker import VirtualTicker
 from underclock.hw.switchable import SwitchableNvmlGpu
 from underclock.records import Evidence, Provenance
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
-from underclock.stages.backends import open_rig, parse_gpu
+from underclock.stages.backends import open_rig
+from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.measure import Tally
 from underclock.stages.switches import Stand, Switched, Watch
 from underclock.units import format_mhz

@@ -1,7 +1,6 @@
 """plan: samples in, clocks out."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 import underclock
@@ -10,113 +9,21 @@ from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import estimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.rows import CannotFitError
-from underclock.core.planning.achievable import (
-    Rules,
-    achieved,
-    as_record,
-    fastest_change,
-    sequence_problem,
-)
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import Progress, latency_curve
-from underclock.core.planning.proposals import proposals
+from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.strategies import ComparedStrategies, choices, compare_strategies
 from underclock.errors import InfeasibleError, UsageError
-from underclock.records import (
-    Arm,
-    Clocks,
-    ClockSchedule,
-    Evidence,
-    LatencyPoint,
-    Objective,
-    Plan,
-    Proposal,
-    SampleSet,
-    Strategy,
-)
-from underclock.records.latencies import LatencyTable
+from underclock.records import Clocks, Evidence, Objective, Plan, SampleSet, Strategy
 from underclock.report.wording import auto_plan_sentence
 from underclock.stages.sources import as_samples
-from underclock.store import read_document
-from underclock.units import format_percent, parse_duration
+from underclock.stages.switching import Achievable, Switching, achievable
+from underclock.units import format_percent
 
 ONE_PAIR = (
     "every sample is at one pair of clocks, so there is nothing to choose from: "
     "`underclock predict` says what other clocks would save"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switching:
-    """What changing clocks takes, and how often they may be changed."""
-
-    latencies: LatencyTable
-    """How long each change takes."""
-    max_switches: int | None = None
-    """Most changes in a step."""
-    min_dwell_s: float = 0.0
-    """Least time between changes, whatever the latency."""
-    curve: bool = True
-    """Whether to plan at other latencies too, and with longer segments."""
-    wording: str = "as measured"
-    """Which latency it is, in words."""
-
-    def __post_init__(self) -> None:
-        """Reject limits that mean nothing."""
-        self.rules()
-
-    def rules(self, max_slowdown: float = 0.0) -> Rules:
-        """Return what a schedule must keep within a time budget."""
-        return Rules(
-            latencies=self.latencies,
-            max_slowdown=max_slowdown,
-            max_switches=self.max_switches,
-            min_dwell_s=self.min_dwell_s,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reality:
-    """What a plan gains when switching is not free."""
-
-    arms: tuple[Arm, ...] = ()
-    schedule: ClockSchedule | None = None
-    curve: tuple[LatencyPoint, ...] = ()
-    proposals: tuple[Proposal, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def latencies_of(text: str, samples: Path) -> Switching | None:
-    """Read what a user writes after ``--latency``.
-
-    Args:
-        text: ``ideal``, ``measured``, a duration such as ``6ms``, or a file that `underclock
-            latency` wrote.
-        samples: The samples planned on; ``measured`` is looked for beside them.
-
-    Returns:
-        ``None`` for ``ideal``.
-
-    Raises:
-        UsageError: It is none of these, or nothing was measured.
-        DataError: The file cannot be read.
-    """
-    if text == "ideal":
-        return None
-    if text == "measured":
-        beside = samples.with_suffix(".latency.json")
-        if not beside.is_file():
-            raise UsageError(
-                f"there are no measured latencies beside {samples}",
-                hint=f"`underclock latency --gpu GPU -o {beside}` measures them",
-            )
-        return Switching(latencies=read_document(beside, LatencyTable), wording="as measured")
-    path = Path(text)
-    if path.is_file():
-        return Switching(latencies=read_document(path, LatencyTable), wording=f"of {path.name}")
-    duration_s = parse_duration(text)
-    return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
 
 
 def plan(
@@ -152,36 +59,62 @@ def plan(
     sample_set = as_samples(samples)
     table, risk = _costs(sample_set, baseline, raw=raw)
     compared = compare_strategies(table, goal, risk)
+    _check_feasible(compared, goal)
+    gained = Achievable()
+    if switching is not None:
+        _check_has_budget(goal)
+        surer = _within_confidence(goal, risk, compared)
+        gained = achievable(sample_set, table, surer, switching, compared, progress)
+    return _plan(sample_set, goal, table, compared, gained)
+
+
+def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
+    """Refuse a time budget that no choice meets."""
     if goal.chosen not in compared.settings:
         raise InfeasibleError(
             f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",
             hint=f"the fastest changes it by {format_percent(compared.fastest_change)}: "
             "raise --max-slowdown to that or more",
         )
-    waste = goal.objective is Objective.WASTE
-    if switching is not None and not waste:
+
+
+def _check_has_budget(goal: Goal) -> None:
+    """Refuse to plan switching without a time budget."""
+    if goal.objective is not Objective.WASTE:
         raise UsageError(
             f"{goal.objective} has no time budget for switching to keep",
             hint="plan for waste, or leave --latency away",
         )
-    real = Reality()
-    if switching is not None:
-        setting = compared.settings[goal.chosen]
-        unsure = ONE_SIDED * risk.predicted_change(setting).time_spread if risk is not None else 0.0
-        sure = dataclasses.replace(goal, max_slowdown=goal.max_slowdown - unsure)
-        real = _reality(sample_set, table, sure, switching, compared, progress)
+
+
+def _within_confidence(goal: Goal, risk: RiskModel | None, compared: ComparedStrategies) -> Goal:
+    """Return the goal with a budget that is less by how uncertain the chosen clocks' time is."""
+    if risk is None:
+        return goal
+    spread = risk.predicted_change(compared.settings[goal.chosen]).time_spread
+    return dataclasses.replace(goal, max_slowdown=goal.max_slowdown - ONE_SIDED * spread)
+
+
+def _plan(
+    sample_set: SampleSet,
+    goal: Goal,
+    table: CostTable,
+    compared: ComparedStrategies,
+    gained: Achievable,
+) -> Plan:
+    """Write down what was decided."""
     return Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
         workload=sample_set.workload,
         fingerprint=sample_set.fingerprint,
         objective=goal.objective,
-        max_slowdown=goal.max_slowdown if waste else None,
+        max_slowdown=goal.max_slowdown if goal.objective is Objective.WASTE else None,
         granularity=goal.granularity,
         aggregate=goal.aggregate,
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
-        arms=(*compared.arms, *real.arms),
+        arms=(*compared.arms, *gained.arms),
         kernels=choices(table, compared.settings[goal.chosen]),
         fixed=_fixed(table, compared.settings),
         frontier=compared.frontier,
@@ -191,10 +124,10 @@ def plan(
         source=sample_set.source,
         provenance=sample_set.provenance,
         version=underclock.__version__,
-        schedule=real.schedule,
-        latency_curve=real.curve,
-        proposals=real.proposals,
-        warnings=(*table.warnings, *real.warnings, *_nothing_to_choose(sample_set)),
+        schedule=gained.schedule,
+        latency_curve=gained.curve,
+        proposals=gained.proposals,
+        warnings=(*table.warnings, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
 
 
@@ -238,40 +171,6 @@ def _is_whole_table(sample_set: SampleSet) -> bool:
     lacking = sum(len(clocks) for clocks in sample_set.lacking.values())
     pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
     return pairs + lacking >= len(sample_set.settings) * len(sample_set.kernels)
-
-
-def _reality(
-    sample_set: SampleSet,
-    table: CostTable,
-    goal: Goal,
-    switching: Switching,
-    compared: ComparedStrategies,
-    progress: Progress | None,
-) -> Reality:
-    """Plan again under the GPU's own latency."""
-    latencies = switching.latencies
-    warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
-    rules = switching.rules(goal.max_slowdown)
-    starts = list(compared.settings.values())
-    problem = sequence_problem(table, sample_set.order, rules)
-    arm, achievable = achieved(table, problem, starts)
-    schedule = None
-    if arm.cost is None:
-        least = format_percent(fastest_change(table, problem))
-        warnings += (
-            f"no schedule under this latency keeps the time budget: the fastest takes {least}",
-        )
-    else:
-        schedule = as_record(table, achievable, switching.wording)
-    if not switching.curve:
-        return Reality(arms=(arm,), schedule=schedule, warnings=warnings)
-    return Reality(
-        arms=(arm,),
-        schedule=schedule,
-        curve=latency_curve(table, sample_set.order, rules, starts, progress),
-        proposals=proposals(table, sample_set.order, rules, progress),
-        warnings=warnings,
-    )
 
 
 def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:

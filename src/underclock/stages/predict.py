@@ -1,17 +1,10 @@
 """predict: what other clocks would save, from samples at auto clocks; no permission needed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from underclock.core.prediction.prior import (
-    FITTED,
-    PUBLISHED,
-    Prior,
-    ReferenceKernel,
-    reference_kernels,
-)
+from underclock.core.prediction.prior import BaselineRun
 from underclock.core.prediction.savings import (
     at_baseline,
     baseline_runs,
@@ -20,17 +13,21 @@ from underclock.core.prediction.savings import (
     savings_without_measuring,
 )
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import GpuModel
 from underclock.records import AUTO, Clocks, SampleSet
 from underclock.records.observed import Prediction
+from underclock.stages.reference import (
+    is_fitted,
+    plain_name,
+    prior_of,
+    reference_model,
+    settings_of,
+)
 from underclock.stages.sources import as_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
 _DRAWING = 0.8  # of the time goes into drawing tables, the rest into planning on them
-_CORE_CLOCKS = 24  # more would change no prediction
-_BRANDS = ("nvidia", "geforce")
 
 
 def predict(
@@ -60,51 +57,76 @@ def predict(
         DataError: The samples cannot be read, or a kernel has none at auto.
     """
     _check(max_slowdown, draws)
-    sample_set = as_samples(samples)
-    baseline = baseline or AUTO
+    show = progress or (lambda _share: None)
+    basis = _basis(as_samples(samples), baseline or AUTO, like)
+    tables = draw_tables(
+        basis.used,
+        basis.baseline,
+        prior_of(basis.model),
+        basis.runs,
+        settings_of(basis.model),
+        draws=draws,
+        seed=seed,
+        progress=lambda share: show(_DRAWING * share),
+    )
+    arms = savings_after_measuring(
+        tables, max_slowdown, _CONFIDENCE, lambda share: show(_DRAWING + (1.0 - _DRAWING) * share)
+    )
+    return Prediction(
+        evidence=basis.sample_set.evidence,
+        gpu=basis.sample_set.gpu,
+        workload=basis.sample_set.workload,
+        like=basis.like,
+        calibration=str(basis.model.calibration),
+        max_slowdown=max_slowdown,
+        confidence=_CONFIDENCE,
+        draws=draws,
+        kernels=len(basis.runs),
+        counted=basis.counted,
+        arms=arms,
+        without_measuring=savings_without_measuring(tables, max_slowdown, _CONFIDENCE),
+        warnings=(*basis.sample_set.warnings, *_warnings(basis)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Basis:
+    """What a prediction rests on.
+
+    Attributes:
+        sample_set: All that was measured.
+        used: Its samples at the baseline.
+        baseline: The clocks called auto.
+        like: How the reader names the model below.
+        model: Whose constants and kernels stand for what was not measured.
+        runs: What every kernel did at the baseline.
+    """
+
+    sample_set: SampleSet
+    used: SampleSet
+    baseline: Clocks
+    like: str
+    model: GpuModel
+    runs: Sequence[BaselineRun]
+
+    @property
+    def counted(self) -> int:
+        """Of how many kernels there are readings of utilisation."""
+        return sum(run.utilisation is not None for run in self.runs)
+
+
+def _basis(sample_set: SampleSet, baseline: Clocks, like: str | None) -> _Basis:
+    """Gather what is known of the kernels and of the GPU."""
     used = at_baseline(sample_set, baseline)
-    name, model = _model(sample_set.gpu.name, like)
+    name, model = reference_model(sample_set.gpu.name, like)
     runs = baseline_runs(
         used,
         baseline,
         mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
         limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
     )
-    show = progress or (lambda _share: None)
-    tables = draw_tables(
-        used,
-        baseline,
-        prior_of(model),
-        runs,
-        settings_of(model),
-        draws=draws,
-        seed=seed,
-        progress=lambda share: show(_DRAWING * share),
-    )
-    counted = sum(run.utilisation is not None for run in runs)
-    unused = len(sample_set.samples) - len(used.samples)
-    return Prediction(
-        evidence=sample_set.evidence,
-        gpu=sample_set.gpu,
-        workload=sample_set.workload,
-        like=name,
-        calibration=str(model.calibration),
-        max_slowdown=max_slowdown,
-        confidence=_CONFIDENCE,
-        draws=draws,
-        kernels=len(runs),
-        counted=counted,
-        arms=savings_after_measuring(
-            tables,
-            max_slowdown,
-            _CONFIDENCE,
-            lambda share: show(_DRAWING + (1.0 - _DRAWING) * share),
-        ),
-        without_measuring=savings_without_measuring(tables, max_slowdown, _CONFIDENCE),
-        warnings=(
-            *sample_set.warnings,
-            *_warnings(sample_set.gpu.name, model, unused, counted, len(runs)),
-        ),
+    return _Basis(
+        sample_set=sample_set, used=used, baseline=baseline, like=name, model=model, runs=runs
     )
 
 
@@ -118,102 +140,22 @@ def _check(max_slowdown: float, draws: int) -> None:
         raise UsageError(f"cannot predict from {draws} draws", hint="use 100")
 
 
-def prior_of(model: GpuModel) -> Prior:
-    """Return what a model knows of its GPU.
-
-    A model that was not fitted to a sweep does not know the time shares of kernels, so the kernels
-    of the fitted models join its own.
-    """
-    references = own_kernels(model)
-    if not is_fitted(model):
-        others = [gpu_model(name) for name in model_names()]
-        references += tuple(k for other in others if is_fitted(other) for k in own_kernels(other))
-    traffic = [
-        own.constants.dram_j / own.constants.dram_mcycles
-        for own in model.own
-        if own.constants.dram_mcycles > 0
-    ]
-    if not traffic and model.throughput is not None:
-        traffic = [1e6 * model.throughput.dram_byte_j * model.throughput.dram_byte]
-    return Prior(
-        gpu=model.constants,
-        deviations=FITTED if is_fitted(model) else PUBLISHED,
-        references=references,
-        dram_j_per_mcycle=float(np.median(traffic)) if traffic else 0.0,
-        limit_w=_settled_w(model),
-    )
-
-
-def is_fitted(model: GpuModel) -> bool:
-    """Whether the model's constants were fitted to a sweep."""
-    return model.calibration.fit is not None and bool(model.own)
-
-
-def own_kernels(model: GpuModel) -> tuple[ReferenceKernel, ...]:
-    """Return a model's own kernels, as references for others."""
-    bins_mhz = np.array(model.core_mhz, dtype=np.float64)
-    constants = [own.constants for own in model.own]
-    return reference_kernels(model.constants, constants, bins_mhz, _settled_w(model))
-
-
-def settings_of(model: GpuModel) -> tuple[Clocks, ...]:
-    """Return clock pairs to plan with: enough of those that a GPU can hold."""
-    step = -(-len(model.core_mhz) // _CORE_CLOCKS)
-    cores = model.core_mhz[::-1][::step][::-1]
-    settings = [Clocks(core_mhz=core) for core in cores]
-    for mem in model.mem_mhz if model.memory_lockable else ():
-        bound = model.low_mem_core_mhz if mem == model.mem_mhz[0] else None
-        settings += [
-            Clocks(core_mhz=core, mem_mhz=mem) for core in cores if bound is None or core <= bound
-        ]
-        if bound is None:
-            settings.append(Clocks(mem_mhz=mem))
-    return tuple(settings)
-
-
-def _settled_w(model: GpuModel) -> float:
-    return model.limit_w[0] - model.cap_margin_w
-
-
-def _model(gpu: str, like: str | None) -> tuple[str, GpuModel]:
-    """Return the model to compare with, and what to call it.
-
-    Raises:
-        UsageError: There is none of that name, or none of this GPU.
-        DataError: The file cannot be read as a model.
-    """
-    if like is not None:
-        name = like.removeprefix("sim:")
-        return like, gpu_model(name)
-    for name in model_names():
-        model = gpu_model(name)
-        if _plain(model.name) == _plain(gpu):
-            return f"sim:{name}", model
-    known = ", ".join(f"sim:{name}" for name in model_names())
-    raise UsageError(
-        f"nothing is known of a GPU called {gpu!r}",
-        hint=f"name one that is like it: --like with {known}, or a file of `underclock calibrate`",
-    )
-
-
-def _plain(gpu: str) -> str:
-    """Return a GPU's name without its brands."""
-    return " ".join(word for word in gpu.casefold().split() if word not in _BRANDS)
-
-
-def _warnings(gpu: str, model: GpuModel, unused: int, counted: int, kernels: int) -> Iterator[str]:
+def _warnings(basis: _Basis) -> Iterator[str]:
     """Say what makes a prediction worse, or is left out of it."""
-    if _plain(model.name) != _plain(gpu):
+    gpu, model = basis.sample_set.gpu.name, basis.model
+    if plain_name(model.name) != plain_name(gpu):
         yield f"the samples are of {gpu}; {model.name} stands for it, which may be far off"
     if not is_fitted(model):
         yield (
             f"no sweep of {model.name} is at hand: its voltage, leakage and memory power are "
             "guesses, for which the intervals allow"
         )
+    unused = len(basis.sample_set.samples) - len(basis.used.samples)
     if unused:
         yield f"{unused} samples at other clocks are not used: `underclock plan` plans on them"
-    if counted < kernels:
+    kernels = len(basis.runs)
+    if basis.counted < kernels:
         yield (
-            f"{kernels - counted} of {kernels} kernels have no readings of utilisation: what "
+            f"{kernels - basis.counted} of {kernels} kernels have no readings of utilisation: what "
             "bounds them is guessed from other kernels, and the interval is wider"
         )

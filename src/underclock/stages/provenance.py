@@ -8,7 +8,7 @@ from underclock.errors import UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import MeasurementSettings, Provenance, SampleSet
-from underclock.stages.backends import parse_gpu
+from underclock.stages.gpu_names import parse_gpu
 
 _REPEAT = "name another file with -o, or repeat the options it was begun with"
 _REFINE = (

@@ -13,10 +13,7 @@ import numpy as np
 
 from underclock.errors import DataError, UsageError
 from underclock.records import Clocks, Kernel, MeasurementSettings, Plan, SampleSet, Step
-from underclock.stages.backends import (
-    default_measuring,
-    open_measurer,
-)
+from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.measure import Tally, take_points
 from underclock.stages.provenance import provenance_of
@@ -114,12 +111,12 @@ def around(clocks: Clocks, offered: Collection[Clocks], reach: int) -> tuple[Clo
         return ()
     beside = sorted(c.core_mhz for c in offered if c.mem_mhz == clocks.mem_mhz and c.core_mhz)
     far_mhz = reach * _STEP * (every[-1] - every[0])
-    found = []
+    neighbours = []
     for wanted in (core - far_mhz, core + far_mhz):
         side = [mhz for mhz in beside if (mhz - core) * (wanted - core) > 0]
         if side:
             nearest = min(side, key=lambda mhz: abs(mhz - wanted))
-            found.append(Clocks(core_mhz=nearest, mem_mhz=clocks.mem_mhz))
+            neighbours.append(Clocks(core_mhz=nearest, mem_mhz=clocks.mem_mhz))
     mems = sorted({c.mem_mhz for c in offered if c.mem_mhz is not None})
     if mems:
         # Auto memory runs about as fast as the fastest that is listed.
@@ -128,8 +125,8 @@ def around(clocks: Clocks, offered: Collection[Clocks], reach: int) -> tuple[Clo
         next_to = [max((m for m in able if m < here), default=None)]
         next_to.append(min((m for m in able if m > here), default=None))
         pairs = [Clocks(core_mhz=core, mem_mhz=mem) for mem in next_to if mem is not None]
-        found += [pair for pair in pairs if pair in offered]
-    return tuple(found)
+        neighbours += [pair for pair in pairs if pair in offered]
+    return tuple(neighbours)
 
 
 def _step_of(plan: Plan) -> Step | None:
@@ -230,5 +227,5 @@ def _within(
     lacking: dict[str, tuple[Clocks, ...]], settings: Collection[Clocks]
 ) -> dict[str, tuple[Clocks, ...]]:
     """Return what kernels lack of some clocks."""
-    found = {name: tuple(c for c in clocks if c in settings) for name, clocks in lacking.items()}
-    return {name: clocks for name, clocks in found.items() if clocks}
+    among = {name: tuple(c for c in clocks if c in settings) for name, clocks in lacking.items()}
+    return {name: clocks for name, clocks in among.items() if clocks}

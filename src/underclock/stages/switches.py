@@ -37,7 +37,7 @@ _FINE_ENOUGH = 0.02  # of the usual time of a change: a tick no longer than this
 _LEVEL_TICKS = 5000  # at the fastest clock; slow memory clocks still leave a hundred
 _LEVEL_S = 0.02  # but never so short that another program's turn takes all of it
 _LEAD_TICKS, _TAIL_TICKS = 200, 300
-_LEAD_S = _LEAST_TAIL_S = 5e-3  # likewise
+_LEAD_S = _LEAST_TAIL_S = 5e-3  # a lead or a tail is never shorter
 _PHASE_S = 5e-3  # so that changes are not asked for in step with anything
 _FIRST_TAIL_S, _LONGEST_TAIL_S, _LONGER = 0.1, 2.0, 4.0
 _TAIL_DELAYS = 5.0  # watch so many usual times of a change; one that takes longer is an outlier

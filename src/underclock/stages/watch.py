@@ -16,7 +16,8 @@ from underclock.hw.sampler import Entry, Sampler
 from underclock.hw.waiting import WatchedLoop
 from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
-from underclock.stages.backends import OpenGpu, open_gpu, parse_gpu
+from underclock.stages.backends import OpenGpu, open_gpu
+from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import check_output, write_text
 

@@ -23,13 +23,8 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.stages.predict import (
-    is_fitted,
-    own_kernels,
-    predict,
-    prior_of,
-    settings_of,
-)
+from underclock.stages.predict import predict
+from underclock.stages.reference import is_fitted, own_kernels, prior_of, settings_of
 from underclock.store import read_table
 from underclock.workloads import workload
 

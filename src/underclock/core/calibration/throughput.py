@@ -64,7 +64,7 @@ class PublishedChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class PublishedGpu:
     """The GPU the changes were measured on.
 
     Attributes:
@@ -79,7 +79,7 @@ class Board:
 
 
 def fit_throughput(
-    board: Board, start: Throughput, changes: Sequence[PublishedChange]
+    board: PublishedGpu, start: Throughput, changes: Sequence[PublishedChange]
 ) -> tuple[Throughput, float]:
     """Return the rates and energies that explain published changes best, and the boost clock.
 
@@ -92,7 +92,7 @@ def fit_throughput(
         Rates and energies, and the boost clock in MHz.
     """
 
-    def moved(vector: Floats) -> tuple[Throughput, Board]:
+    def moved(vector: Floats) -> tuple[Throughput, PublishedGpu]:
         *steps, boost = vector.tolist()
         fitted = {
             name: getattr(start, name) * math.exp(step)
@@ -124,7 +124,7 @@ def fit_throughput(
 
 
 def residuals_of(
-    board: Board, throughput: Throughput, changes: Sequence[PublishedChange]
+    board: PublishedGpu, throughput: Throughput, changes: Sequence[PublishedChange]
 ) -> Floats:
     """Return log ratios of predicted to published time and energy. Shape (changes, 2)."""
     ratios = []
@@ -141,7 +141,9 @@ def residuals_of(
     return np.array(ratios)
 
 
-def shortfall(board: Board, throughput: Throughput, changes: Sequence[PublishedChange]) -> Floats:
+def shortfall(
+    board: PublishedGpu, throughput: Throughput, changes: Sequence[PublishedChange]
+) -> Floats:
     """Return how far matrix products at auto stay below the cap, as log ratios of power."""
     ratios = []
     for change in changes:
@@ -159,7 +161,7 @@ def _constants(throughput: Throughput, kernel: Kernel) -> KernelConstants:
     )
 
 
-def _steady(board: Board, kernel: KernelConstants, clocks: Clocks) -> tuple[float, float]:
+def _steady(board: PublishedGpu, kernel: KernelConstants, clocks: Clocks) -> tuple[float, float]:
     """Return time in s and energy in J of one launch, hot and under the cap."""
     gpu = board.constants
     mem = float(clocks.mem_mhz or gpu.mem_points_mhz[-1])

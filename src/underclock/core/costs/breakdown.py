@@ -49,7 +49,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     full_mhz = max((mhz for sample in samples if (mhz := _core_mhz(sample))), default=None)
     pace = [_pace(sample, full_mhz) for sample in samples]
     isolated_s = np.array([s.time_s * k.count for s, k in zip(samples, kernels, strict=True)])
-    capped = np.array([bool(driver_says(sample)) for sample in samples])
+    capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
 
     def shares(name_of: Callable[[int], Hashable]) -> tuple[Share, ...]:
         return _shares(kernels, time_s, energy_j, name_of)

@@ -27,11 +27,15 @@ class CapMargin(float, Enum):
     moments below the limit."""
 
 
-def driver_says(sample: Sample) -> bool | None:
-    """Return whether the driver named the power cap; ``None`` where it was not asked."""
-    if sample.throttle_reasons is None:
+def driver_says(reasons: ThrottleReason | None) -> bool | None:
+    """Return whether the driver named the power cap; ``None`` where it was not asked.
+
+    Args:
+        reasons: What it gave for the clocks of a sample or a reading.
+    """
+    if reasons is None:
         return None
-    return bool(sample.throttle_reasons & ThrottleReason.SW_POWER_CAP)
+    return bool(reasons & ThrottleReason.SW_POWER_CAP)
 
 
 def draws_limit(power_w: Floats, limit_w: float, margin: CapMargin) -> Bools:
@@ -47,7 +51,7 @@ def is_power_capped(samples: Sequence[Sample], limit_w: float, margin: CapMargin
         limit_w: Power limit.
         margin: Part of it, where the driver was not asked.
     """
-    said = [driver_says(sample) for sample in samples]
+    said = [driver_says(sample.throttle_reasons) for sample in samples]
     if any(word is not None for word in said):
         return np.array([bool(word) for word in said])
     power_w = np.array([sample.energy_j / sample.time_s for sample in samples])
@@ -62,7 +66,7 @@ def capped_kernels(sample_set: SampleSet) -> Bools:
     for sample in sample_set.samples:
         if sample.asked == AUTO:
             k = index[sample.kernel]
-            capped[k] |= bool(driver_says(sample))
+            capped[k] |= bool(driver_says(sample.throttle_reasons))
             power_w[k] = max(power_w[k], sample.energy_j / sample.time_s)
     return near_cap(power_w, capped)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.knapsack.hull import Trades
-from underclock.core.knapsack.labels import Labels, Origins
+from underclock.core.knapsack.labels import Origins, PartialChoices
 from underclock.core.knapsack.problem import Quanta
 from underclock.core.knapsack.stages import Stages
 
@@ -115,7 +115,7 @@ class Core:
         # Terms added one by one, as many as there are stages, err by so many parts of their sum.
         error = self._error() + _EPSILON * len(ahead) * np.abs(ahead[0])
         floor = ahead - self.rates * self.slack - error
-        labels = Labels.root()
+        labels = PartialChoices.root()
         lost: float | None = None
         trail: list[Origins] = []
         cheapest: tuple[int, int] | None = None

@@ -42,7 +42,7 @@ def least_product(problem: Problem, *, power: int) -> Solution:
     return solution_of(problem, steps.choice_after(int(np.argmin(energy_j * time_s**power))))
 
 
-def thinned(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats]:
+def subsampled(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Floats]:
     """Keep at most so many points, both ends included, so that a line through them misses little.
 
     The point whose energy the line misses by most is added until there are enough (Ramer 1972,

@@ -1,4 +1,4 @@
-"""Labels: partial choices that a search keeps while it decides one group after another.
+"""Partial choices that a search keeps while it decides one group after another: its labels.
 
 Shape letters: I moves of one group, N labels, M multipliers.
 """
@@ -15,7 +15,7 @@ Origins = NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class PartialChoices:
     """Partial choices that nothing dominates, fastest first.
 
     Attributes:
@@ -27,7 +27,7 @@ class Labels:
     energy: Ints
 
     @classmethod
-    def root(cls) -> "Labels":
+    def root(cls) -> "PartialChoices":
         """Return the base itself."""
         return cls(np.zeros(1, np.int64), np.zeros(1, np.int64))
 
@@ -41,7 +41,7 @@ class Labels:
         rates: Floats,
         floor: Floats,
         most: int,
-    ) -> tuple["Labels", Origins, float | None]:
+    ) -> tuple["PartialChoices", Origins, float | None]:
         """Make every move of a stage from every label and keep what may still win.
 
         Args:
@@ -77,7 +77,7 @@ class Labels:
             lost = float(bound[order[~chosen]].min())
             order = order[chosen]
         source = order.astype(np.min_scalar_type(len(time)))
-        return Labels(time[order], energy[order]), source, lost
+        return PartialChoices(time[order], energy[order]), source, lost
 
     def cheapest(self, slack: int) -> tuple[int, int]:
         """Return the least energy among labels within the slack, and which; 0 if none is."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.model.rows import PER_KERNEL
-from underclock.core.model.state import Problem, State, cost, kernel_costs, predicted, weights
+from underclock.core.model.state import FitProblem, State, cost, kernel_costs, predicted, weights
 
 _ITERATIONS = 25
 _TRIES = 6  # of ever stronger damping, until a step is no worse
@@ -70,7 +70,7 @@ class NormalEquations:
         return shared, own - through @ shared
 
 
-def linearised(problem: Problem, state: State) -> Linear:
+def linearised(problem: FitProblem, state: State) -> Linear:
     """Return the problem around a state."""
     prediction, whitened = predicted(problem, state), problem.whitening.whitened
     return Linear(
@@ -81,7 +81,7 @@ def linearised(problem: Problem, state: State) -> Linear:
 
 
 def normal_equations(
-    problem: Problem, state: State, linear: Linear, precision: Floats
+    problem: FitProblem, state: State, linear: Linear, precision: Floats
 ) -> NormalEquations:
     """Return the normal equations, priors included.
 
@@ -107,7 +107,7 @@ def normal_equations(
     return NormalEquations(kernel, border, shared, kernel_side, shared_side)
 
 
-def converge(problem: Problem, state: State) -> State:
+def converge(problem: FitProblem, state: State) -> State:
     """Step all parameters until nothing moves."""
     damping, least = 1e-3, cost(problem, state)
     for _ in range(_ITERATIONS):
@@ -134,7 +134,7 @@ def converge(problem: Problem, state: State) -> State:
     return state
 
 
-def converge_kernels(problem: Problem, state: State, held: int | None = None) -> State:
+def converge_kernels(problem: FitProblem, state: State, held: int | None = None) -> State:
     """Step each kernel by itself until it does not move; the shared parameters are held.
 
     Args:
@@ -159,7 +159,7 @@ def converge_kernels(problem: Problem, state: State, held: int | None = None) ->
     return state
 
 
-def kernel_curvature(problem: Problem, state: State) -> Floats:
+def kernel_curvature(problem: FitProblem, state: State) -> Floats:
     """Return the precision of each kernel's parameters, the shared held. Shape (K, P, P)."""
     by = problem.whitening.whitened(predicted(problem, state).by_kernel())
     precision = weights(problem, state)
@@ -169,7 +169,7 @@ def kernel_curvature(problem: Problem, state: State) -> Floats:
 
 
 def _kernel_steps(
-    problem: Problem, state: State, precision: Floats, damping: Floats, held: int | None
+    problem: FitProblem, state: State, precision: Floats, damping: Floats, held: int | None
 ) -> Floats:
     """Return the damped step of each kernel. Shape (K, P)."""
     prediction, whitened = predicted(problem, state), problem.whitening.whitened

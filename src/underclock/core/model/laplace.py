@@ -13,7 +13,7 @@ from underclock.core.model.damped_steps import Linear, converge_kernels, normal_
 from underclock.core.model.parameters import CORE, DRAM, Parameters
 from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.state import Problem, State, kernel_costs, predicted, weights
+from underclock.core.model.state import FitProblem, State, kernel_costs, predicted, weights
 from underclock.core.model.whitening import ErrorModel
 
 _PLAIN = PER_KERNEL + 1  # rows of a kernel that leave little doubt what bounds it
@@ -68,7 +68,7 @@ class FittedModel:
     alternatives: Alternatives
 
 
-def laplace(problem: Problem, state: State, shared_cov: Floats | None = None) -> FittedModel:
+def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None) -> FittedModel:
     """Approximate the posterior around a state by a normal distribution.
 
     Args:
@@ -101,7 +101,7 @@ def laplace(problem: Problem, state: State, shared_cov: Floats | None = None) ->
     )
 
 
-def _alternatives(problem: Problem, state: State) -> Alternatives:
+def _alternatives(problem: FitProblem, state: State) -> Alternatives:
     """Find what else may explain each kernel's rows, where some kernel has few."""
     shape = state.parameters.kernels.shape
     if np.diff(problem.rows.bounds).min() >= _PLAIN:

@@ -13,7 +13,7 @@ from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
-from underclock.core.model.state import Problem, State, begin, kernel_costs
+from underclock.core.model.state import FitProblem, State, begin, kernel_costs
 
 _ROUNDS = 2
 _FEWEST_FOR_SERIAL = 5  # rows of a kernel from which it shows whether its parts add
@@ -27,7 +27,7 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
         rows: To fit.
         family: What kernels share.
     """
-    problem = Problem.of(rows, family)
+    problem = FitProblem.of(rows, family)
     state = converge(problem, restart(problem, begin(problem)))
     for _ in range(_ROUNDS):
         state = estimate_errors(problem, state)
@@ -44,7 +44,7 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
         rows: Of all kernels.
         known: The fit of some.
     """
-    problem = Problem.of(rows, known.parameters.family)
+    problem = FitProblem.of(rows, known.parameters.family)
     start = begin(problem).moved(shared=known.parameters.shared).with_errors(known.errors)
     state = restart(problem, start)
     state = choose_serial(problem, learn_prior(problem, state))
@@ -52,14 +52,14 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     return laplace(problem, state, known.shared_cov)
 
 
-def learn_prior(problem: Problem, state: State) -> State:
+def learn_prior(problem: FitProblem, state: State) -> State:
     """Let kernels of a kind lean on one another."""
     covariance = np.linalg.inv(kernel_curvature(problem, state))
     variance = np.diagonal(covariance, axis1=1, axis2=2)
     return state.with_prior(learned(state.prior, problem.rows, state.parameters.kernels, variance))
 
 
-def choose_serial(problem: Problem, state: State) -> State:
+def choose_serial(problem: FitProblem, state: State) -> State:
     """Let a kernel add its parts, or overlap them, where that explains its rows clearly better."""
     old = state.parameters
     other = converge_kernels(problem, state.moved(serial=~old.serial))

@@ -123,7 +123,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedRows:
     """Predicted logarithms of time and power, ready to be differentiated by the parameters.
 
     Attributes:
@@ -166,7 +166,7 @@ class Prediction:
         return by
 
 
-def predict(parameters: Parameters, at: Points) -> Prediction:
+def predict(parameters: Parameters, at: Points) -> PredictedRows:
     """Predict time and power.
 
     Args:
@@ -186,4 +186,4 @@ def predict(parameters: Parameters, at: Points) -> Prediction:
     )
     gpu = parameters.family.gpu(parameters.shared)
     costs = log_costs(gpu, kernels, at.core_mhz, at.mem_mhz, at.temperature_c)
-    return Prediction(parameters, at, costs)
+    return PredictedRows(parameters, at, costs)

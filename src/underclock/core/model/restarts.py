@@ -11,7 +11,7 @@ import numpy as np
 
 from underclock.core.model.damped_steps import converge_kernels
 from underclock.core.model.parameters import CORE, DRAM, FIXED
-from underclock.core.model.state import Problem, State, kernel_costs
+from underclock.core.model.state import FitProblem, State, kernel_costs
 
 
 class Shares(NamedTuple):
@@ -39,7 +39,7 @@ def started(state: State, shares: Shares) -> State:
     return state.moved(kernels=kernels)
 
 
-def restart(problem: Problem, state: State) -> State:
+def restart(problem: FitProblem, state: State) -> State:
     """Let each kernel try every start, and keep what explains its rows best."""
     best, least = state.parameters.kernels, kernel_costs(problem, state)
     for shares in STARTS:

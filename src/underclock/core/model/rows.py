@@ -182,7 +182,7 @@ def ceiling_mhz(samples: Sequence[Sample]) -> float:
         for s in samples
         if s.observed
         and s.observed.core_mhz
-        and not driver_says(s)
+        and not driver_says(s.throttle_reasons)
         and (s.asked.core_mhz is None or not _holds(s))
     ]
     return min(seen, default=math.inf)
@@ -194,7 +194,7 @@ def _cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     powers = [sample.energy_j / sample.time_s for sample in samples]
     limit_w = sample_set.gpu.power_limit_w or max(powers)
     capped = is_power_capped(samples, limit_w, CapMargin.FIT).tolist()
-    if all(driver_says(sample) is None for sample in samples):
+    if all(driver_says(sample.throttle_reasons) is None for sample in samples):
         capped = [
             yes and s.asked.core_mhz is not None for yes, s in zip(capped, samples, strict=True)
         ]

@@ -11,13 +11,13 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.model.hierarchical_prior import KernelPrior, typical
-from underclock.core.model.parameters import Parameters, Points, Prediction, Shared, predict
+from underclock.core.model.parameters import Parameters, Points, PredictedRows, Shared, predict
 from underclock.core.model.rows import Rows
 from underclock.core.model.whitening import ErrorModel, Whitening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class FitProblem:
     """Rows, and the model to fit to them.
 
     Attributes:
@@ -39,7 +39,7 @@ class Problem:
     shared_precision: Floats
 
     @classmethod
-    def of(cls, rows: Rows, family: Shared) -> "Problem":
+    def of(cls, rows: Rows, family: Shared) -> "FitProblem":
         """Prepare rows; the work of a fit grows with K · L², so see `subsample` for how many."""
         return cls(
             rows=rows,
@@ -94,7 +94,7 @@ class State:
         return dataclasses.replace(self, prior=prior)
 
 
-def begin(problem: Problem) -> State:
+def begin(problem: FitProblem) -> State:
     """Return the state before anything is known: every parameter at the mean of its prior."""
     kernels = len(problem.rows.names)
     prior = typical(problem.rows, problem.family.base)
@@ -111,17 +111,17 @@ def begin(problem: Problem) -> State:
     )
 
 
-def predicted(problem: Problem, state: State) -> Prediction:
+def predicted(problem: FitProblem, state: State) -> PredictedRows:
     """Predict the rows."""
     return predict(state.parameters, problem.at)
 
 
-def weights(problem: Problem, state: State) -> Floats:
+def weights(problem: FitProblem, state: State) -> Floats:
     """Return the precision of the whitened residuals. Shape (2, K, L)."""
     return problem.whitening.weights(state.errors, state.scale)
 
 
-def kernel_costs(problem: Problem, state: State) -> Floats:
+def kernel_costs(problem: FitProblem, state: State) -> Floats:
     """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
     whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
     own = (weights(problem, state) * whitened**2).sum(axis=(0, 2))
@@ -129,7 +129,7 @@ def kernel_costs(problem: Problem, state: State) -> Floats:
     return costs
 
 
-def cost(problem: Problem, state: State) -> float:
+def cost(problem: FitProblem, state: State) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
     away2 = (state.parameters.shared - problem.shared_mean) ** 2
     shared = 0.5 * (problem.shared_precision * away2).sum()

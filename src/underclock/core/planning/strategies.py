@@ -17,7 +17,7 @@ from underclock.arrays import Ints
 from underclock.core.costs.groups import Grouped, grouped
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem, Solution
-from underclock.core.knapsack.frontier import least_product, supported, thinned
+from underclock.core.knapsack.frontier import least_product, subsampled, supported
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import Candidate, RiskModel, within_confidence
@@ -260,7 +260,7 @@ def _against_auto(table: CostTable, time_s: float, energy_j: float) -> Cost:
 
 def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
     points = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
-    time_s, energy_j = thinned(*points, _FRONTIER_POINTS)
+    time_s, energy_j = subsampled(*points, _FRONTIER_POINTS)
     return tuple(
         _against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
     )

@@ -258,7 +258,7 @@ def _run(samples: list[Sample], baseline: Clocks, mem_mhz: float, limit_w: float
     """Average the samples of one kernel, and the readings of those that have any."""
     power_w = math.fsum(s.energy_j for s in samples) / math.fsum(s.time_s for s in samples)
     observed = [s.observed for s in samples if s.observed is not None]
-    said = [word for s in samples if (word := driver_says(s)) is not None]
+    said = [word for s in samples if (word := driver_says(s.throttle_reasons)) is not None]
     cores = [c.core_mhz for c in observed if c.core_mhz is not None]
     mems = [c.mem_mhz for c in observed if c.mem_mhz is not None]
     warm = [s.temperature_c for s in samples if s.temperature_c is not None]

@@ -54,21 +54,21 @@ def cleared_before(nodes: Sequence[GraphNode]) -> tuple[tuple[int, ...], ...]:
     Of several memsets of the same memory the last counts.
     """
     last: dict[int, tuple[int, int]] = {}  # start -> where it ends, and which node
-    found: list[tuple[int, ...]] = []
+    memsets_before: list[tuple[int, ...]] = []
     for index, node in enumerate(nodes):
         if node.node.kind is NodeKind.MEMSET:
-            found.append(())
+            memsets_before.append(())
             last[node.words[0]] = (node.words[0] + node.node.bytes, index)
             continue
         words = set(node.words)
-        found.append(
+        memsets_before.append(
             tuple(
                 which
                 for start, (end, which) in last.items()
                 if any(start <= word < end for word in words)
             )
         )
-    return tuple(found)
+    return tuple(memsets_before)
 
 
 def _read(driver: Any, handle: Any, is_device_pointer: Any) -> GraphNode:

@@ -26,7 +26,7 @@ class Memory:
     Attributes:
         stretches: Start and end addresses of what it has from the driver, ascending.
         starts: Of every allocation known, those since freed included. Shape (A,).
-        ends: Likewise.
+        ends: Of the same allocations. Shape (A,).
     """
 
     stretches: tuple[tuple[int, int], ...]

@@ -14,7 +14,7 @@ _WARM_C = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class LaunchCost:
     """A kernel at given clocks; power is linear in temperature, through leakage.
 
     Attributes:
@@ -44,9 +44,9 @@ class Costs:
     def __init__(self, constants: GpuConstants, core_mhz: tuple[int, ...]) -> None:
         self._constants = constants
         self._bins_mhz = np.array(core_mhz, dtype=np.float64)
-        self._known: dict[tuple[int, float, int], Cost] = {}
+        self._known: dict[tuple[int, float, int], LaunchCost] = {}
 
-    def at(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: int) -> Cost:
+    def at(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: int) -> LaunchCost:
         """Return what a kernel, or nothing, costs at given clocks."""
         key = (id(kernel), core_mhz, mem_mhz)
         cost = self._known.get(key)
@@ -74,7 +74,7 @@ class Costs:
         """Return the part of a kernel's time during which the memory is busy."""
         return self.at(kernel, core_mhz, mem_mhz).dram_share
 
-    def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> Cost:
+    def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> LaunchCost:
         gpu = self._constants
         core_share = dram_share = 0.0
         if kernel is None:
@@ -88,7 +88,7 @@ class Costs:
             cold_w, warm_w = (
                 float(busy_w(gpu, kernel, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C)
             )
-        return Cost(
+        return LaunchCost(
             kernel=kernel,
             duration_s=taken_s,
             cold_w=cold_w,

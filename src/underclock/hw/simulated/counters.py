@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.hw.simulated.costs import Cost
+from underclock.hw.simulated.costs import LaunchCost
 from underclock.physics.constants import KernelConstants
 
 BUSIEST_DRAM = 0.93  # of DRAM's peak rate: what a plain copy reaches on an H200
-BUSIEST_PIPES = 0.9  # likewise of the pipes; assumed
+BUSIEST_PIPES = 0.9  # of the pipes' peak rate; assumed
 _NOISE = 0.005  # relative, of each answer; assumed
 
 
@@ -48,7 +48,7 @@ class Counters:
         """Learn which kernels keep tensor pipes busy."""
         self._tensor = {id(kernel): kernel for kernel in tensor}
 
-    def note(self, cost: Cost, stride_s: float) -> None:
+    def note(self, cost: LaunchCost, stride_s: float) -> None:
         """Count a stretch of time in which one kernel ran, or none."""
         self._elapsed_s += stride_s
         if cost.kernel is None:

@@ -21,7 +21,7 @@ class TickNoise:
     relative: float = 0.005
     """Standard deviation of a tick."""
     trace: float = 3e-4
-    """Likewise of all ticks of a trace together."""
+    """Standard deviation of what all ticks of a trace share."""
     interrupted: float = 2e-4
     """Part of the ticks that something gets in the way of."""
     interruption_ticks: float = 10.0

@@ -17,7 +17,7 @@ class LaunchLoop:
         kernels: The sequence.
         single: Whether it is one kernel that repeats.
         time_noise: Relative noise of durations, drawn once per loop.
-        power_noise: Relative noise of power, likewise.
+        power_noise: Relative noise of power, drawn once per loop.
         position: Which kernel runs.
         share: How much of it is done, 0 to 1.
         launches: Whole sequences completed.

@@ -22,8 +22,8 @@ from underclock.core.calibration.gpu import (
 from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.core.calibration.sweep_fit import SweepFit, kernel_of, vector_of
 from underclock.core.calibration.throughput import (
-    Board,
     PublishedChange,
+    PublishedGpu,
     fit_throughput,
     residuals_of,
     shortfall,
@@ -241,7 +241,7 @@ def test_one_run_at_auto_is_reproduced() -> None:
 def test_published_changes_are_fitted_by_rates_and_energies() -> None:
     throughput = _SPEC.throughput
     assert throughput is not None
-    board = Board(
+    board = PublishedGpu(
         constants=_SPEC.constants,
         core_mhz=np.array(_SPEC.core_mhz, dtype=np.float64),
         limit_w=345.0,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.knapsack import Problem
-from underclock.core.knapsack.frontier import least_product, supported, thinned
+from underclock.core.knapsack.frontier import least_product, subsampled, supported
 
 
 @st.composite
@@ -84,7 +84,7 @@ def test_a_thinned_frontier_keeps_both_ends_and_invents_nothing(
 ) -> None:
     time_s, energy_j = np.sort(np.array(times)), np.linspace(2.0, 1.0, len(times))
 
-    few_s, few_j = thinned(time_s, energy_j, most)
+    few_s, few_j = subsampled(time_s, energy_j, most)
 
     assert len(few_s) == len(few_j) <= most
     assert (few_s[0], few_j[0]) == (time_s[0], energy_j[0])
@@ -99,7 +99,7 @@ def test_a_thinned_frontier_keeps_both_ends_and_invents_nothing(
 def test_a_frontier_that_is_short_enough_is_kept_whole(count: int) -> None:
     time_s, energy_j = np.arange(1.0, count + 1.0), np.arange(count, 0.0, -1.0)
 
-    few_s, few_j = thinned(time_s, energy_j, count)
+    few_s, few_j = subsampled(time_s, energy_j, count)
 
     assert few_s.tolist() == time_s.tolist()
     assert few_j.tolist() == energy_j.tolist()
@@ -108,7 +108,7 @@ def test_a_frontier_that_is_short_enough_is_kept_whole(count: int) -> None:
 def test_a_straight_frontier_needs_its_ends_only() -> None:
     time_s = np.arange(64.0)
 
-    few_s, few_j = thinned(time_s, time_s[::-1], 10)
+    few_s, few_j = subsampled(time_s, time_s[::-1], 10)
 
     assert few_s.tolist() == [0.0, 63.0]
     assert few_j.tolist() == [63.0, 0.0]
@@ -122,7 +122,7 @@ def test_a_bent_frontier_is_missed_by_less_than_points_even_in_time_would(
     energy_j = bend / (bend + time_s)  # falls steeply first, as lent time does
     even = np.linspace(0, 2000, most).astype(np.int64)
 
-    few_s, few_j = thinned(time_s, energy_j, most)
+    few_s, few_j = subsampled(time_s, energy_j, most)
 
     missed_j = (np.interp(time_s, few_s, few_j) - energy_j).max()
     evenly_j = (np.interp(time_s, time_s[even], energy_j[even]) - energy_j).max()
@@ -134,7 +134,7 @@ def test_two_hundred_points_draw_a_frontier_of_many_trades() -> None:
     problem = Problem(time_s=random.random((500, 20)) + 0.1, energy_j=random.random((500, 20)) + 1)
     time_s, energy_j = supported(problem)
 
-    few_s, few_j = thinned(time_s, energy_j, 200)
+    few_s, few_j = subsampled(time_s, energy_j, 200)
 
     missed_j = (np.interp(time_s, few_s, few_j) - energy_j).max()
     assert len(time_s) > 900

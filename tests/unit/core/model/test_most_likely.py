@@ -15,7 +15,7 @@ from underclock.core.model.most_likely import fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
-from underclock.core.model.state import Problem, State, begin
+from underclock.core.model.state import FitProblem, State, begin
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
@@ -243,7 +243,7 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
     truth: _Truth, model: FittedModel, columns: set[int]
 ) -> None:
     def covariance(rows: Rows) -> Floats:
-        problem = Problem.of(rows, _FAMILY)
+        problem = FitProblem.of(rows, _FAMILY)
         state = State(
             parameters=model.parameters,
             errors=model.errors,

@@ -1,0 +1,84 @@
+"""Schedules that a GPU can follow, and what other latencies or longer segments would bring."""
+
+from underclock.records.common import Clocks, Record, check_gap, check_mhz, check_positive
+
+
+class Segment(Record, frozen=True, kw_only=True):
+    """A stretch of a step's launches at one pair of clocks.
+
+    Attributes:
+        launches: How many.
+        core_mhz: Core clock; ``None`` is auto.
+        mem_mhz: Memory clock; ``None`` is auto.
+    """
+
+    launches: int
+    core_mhz: int | None
+    mem_mhz: int | None
+
+    def __post_init__(self) -> None:
+        """Reject empty stretches and impossible clocks."""
+        check_positive(self, "launches")
+        check_mhz(self, "core_mhz", "mem_mhz")
+
+    @property
+    def clocks(self) -> Clocks:
+        """The pair."""
+        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+
+class ClockSchedule(Record, frozen=True, kw_only=True):
+    """Clocks over the launches of a step, round and round.
+
+    Attributes:
+        segments: In launch order; the last and the first may be one stretch round the end.
+        switches: Changes in one round.
+        latency: Which switching latency it keeps, in words.
+    """
+
+    segments: tuple[Segment, ...]
+    switches: int
+    latency: str
+
+
+class LatencyPoint(Record, frozen=True, kw_only=True):
+    """What can be achieved on a GPU whose clocks take a given time to change.
+
+    Attributes:
+        latency_s: From call to new clock, of every change.
+        time_change: Fraction of auto; ``None`` where no schedule was found.
+        energy_change: Fraction of auto; ``None`` where no schedule was found.
+        switches: In one step; ``None`` where no schedule was found.
+        gap: How far the energy may be from the least, as a fraction; ``None`` where no schedule was
+            found.
+        hardware: Known hardware with about that latency; empty for none.
+    """
+
+    latency_s: float
+    time_change: float | None
+    energy_change: float | None
+    switches: int | None
+    gap: float | None
+    hardware: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject a gap that is none."""
+        check_gap(self.gap)
+
+
+class Proposal(Record, frozen=True, kw_only=True):
+    """A way to run a step that makes switching pay, planned as if it were done.
+
+    Attributes:
+        name: What would be done.
+        needs: What it takes.
+        time_change: Fraction of the same step's auto time.
+        energy_change: Fraction of its auto energy.
+        switches: In one such step.
+    """
+
+    name: str
+    needs: str
+    time_change: float
+    energy_change: float
+    switches: int

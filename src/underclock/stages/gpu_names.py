@@ -1,0 +1,132 @@
+"""What a user writes after ``--gpu``, and what the GPU behind it can do.
+
+A name is parsed once (`parse_gpu`), so that a command refuses what the GPU cannot do before
+anything is opened.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.base import Capability
+from underclock.hw.replay import ReplayMeasurer
+from underclock.units import nearest
+
+
+class GpuKind(StrEnum):
+    """What answers behind a name."""
+
+    SIMULATED = "sim"
+    REPLAYED = "replay"
+    REAL = "nvml"
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """What one kind of GPU is called and can do, and why it can do no more."""
+
+    example: str
+    capabilities: frozenset[Capability]
+    because: str
+
+
+_BACKENDS = {
+    GpuKind.SIMULATED: _Backend("sim:rtx3080ti", frozenset(Capability), "it can do everything"),
+    GpuKind.REPLAYED: _Backend(
+        "replay:TABLE.csv",
+        ReplayMeasurer.capabilities,
+        "a table only repeats what was measured before",
+    ),
+    GpuKind.REAL: _Backend(
+        "nvml:0",
+        frozenset({Capability.READ, Capability.RUN, Capability.LOCK}),
+        "this version does that on simulated GPUs only",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuName:
+    """What follows ``--gpu``, taken apart.
+
+    Attributes:
+        text: As it was written.
+        kind: What answers.
+        name: Of a simulated GPU's model, or of a file.
+        unit: Which simulated GPU of that model; unit 0 is the model itself.
+        index: Of a real GPU, as the driver counts.
+    """
+
+    text: str
+    kind: GpuKind
+    name: str = ""
+    unit: int = 0
+    index: int = 0
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is simulated."""
+        return self.kind is GpuKind.SIMULATED
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can do, permission apart."""
+        return _BACKENDS[self.kind].capabilities
+
+    def need(self, capability: Capability) -> None:
+        """Refuse a GPU that cannot do what is asked.
+
+        Raises:
+            UsageError: A table, which has no GPU behind it.
+            NotSupportedError: A real GPU, on which this version cannot do it.
+        """
+        if capability in self.capabilities:
+            return
+        error = UsageError if self.kind is GpuKind.REPLAYED else NotSupportedError
+        raise error(
+            f"{self.text!r} cannot {capability}: {_BACKENDS[self.kind].because}",
+            hint=f"name a GPU that can, for example {_BACKENDS[GpuKind.SIMULATED].example}",
+        )
+
+
+def parse_gpu(text: str) -> GpuName:
+    """Take apart ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
+
+    Nothing after ``nvml`` is the first real GPU.
+
+    Raises:
+        UsageError: The kind is unknown, nothing follows it, or a unit or an index is no number.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in list(GpuKind):
+        forms = ", ".join(backend.example for backend in _BACKENDS.values())
+        near = nearest(kind, list(GpuKind))
+        raise UsageError(f"unknown GPU {text!r}", hint=f"{near}; write {forms}")
+    if kind == GpuKind.REAL:
+        return GpuName(text=text, kind=GpuKind.REAL, index=_index(rest))
+    if not rest:
+        example = _BACKENDS[GpuKind(kind)].example
+        raise UsageError(f"{text!r} names no GPU", hint=f"write for example {example}")
+    if kind == GpuKind.REPLAYED:
+        return GpuName(text=text, kind=GpuKind.REPLAYED, name=rest)
+    name, unit = _unit(rest)
+    return GpuName(text=text, kind=GpuKind.SIMULATED, name=name, unit=unit)
+
+
+def _unit(text: str) -> tuple[str, int]:
+    """Split ``NAME#UNIT``; a file's name may have the mark in it."""
+    name, mark, unit = text.rpartition("#")
+    if not mark or text.endswith(".json"):
+        return text, 0
+    if not (unit.isascii() and unit.isdecimal()):
+        raise UsageError(
+            f"cannot read {unit!r} as a simulated GPU's unit",
+            hint=f"write for example sim:{name or 'rtx3080ti'}#3",
+        )
+    return name, int(unit)
+
+
+def _index(text: str) -> int:
+    if text and not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"cannot read {text!r} as a GPU's number", hint="write nvml:0")
+    return int(text or 0)
