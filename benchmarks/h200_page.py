@@ -206,8 +206,9 @@ def breakdowns(parts: Mapping[str, Any]) -> str:
         share = breakdown["reachable_j"] / breakdown["energy_j"]
         text += (
             f"\n**{percent(share)}** of the energy is spent at {breakdown['full_core_mhz']} MHz by "
-            "kernels that DRAM or latency bounds: the part a plan can reach without slowing "
-            "anything the core bounds.\n"
+            "kernels that DRAM or latency bounds, each launched alone. In the step, at its power "
+            "limit, all kernels run at one clock: this says where to look, not what a plan can "
+            "reach.\n"
         )
     return text
 

@@ -53,7 +53,7 @@ def test_four_tables_for_people_and_what_is_within_reach(
     assert "train on G at auto clocks: measured" in words
     for title in ("by pass", "by operator", "by what bounds the kernel", "by clock"):
         assert title in words
-    assert "25.0% of the energy is spent at the full core clock (1980 MHz)" in words
+    assert "use 25.0% of the energy at the full core clock (1980 MHz)" in words
     assert "warning: a neighbour computes" in said.err
     assert max(len(line) for line in said.out.splitlines()) <= 80
 
@@ -82,7 +82,7 @@ def test_a_table_has_neither_clocks_nor_counters_and_nothing_is_made_up(
     assert (found["reachable_j"], found["full_core_mhz"]) == (None, None)
     assert [part["name"] for part in found["by_bound"]] == ["unknown"]
     assert "no clocks were read" in " ".join(said.split())
-    assert "within a plan's reach" not in " ".join(said.split())
+    assert "where to look" not in " ".join(said.split())
 
 
 def test_a_simulated_gpu_has_clocks_but_no_counters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ class OtherArm(Record, frozen=True, kw_only=True):
 class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="validation"):
     """Auto and plan measured again, every auto run paired with every plan run.
 
-    Files of older versions have no verdict, nor anything it rests on.
+    Of a plan that sets nothing no run is made: ``repeats`` is 0 and the runs are empty.
 
     Attributes:
         repeats: Runs of each arm.
@@ -80,7 +80,7 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
             case.
         max_slowdown: The plan's time budget; ``None`` where time was free.
         tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
-        verdict: Whether the promise held; ``None`` in older files.
+        verdict: Whether the promise held.
         further_repeats: About how many more repeats would decide; ``None`` where the verdict is
             known, nothing can be said, or no reasonable number would do.
         others: What ran in turns with auto and plan besides.

@@ -48,9 +48,10 @@ def _reachable_text(breakdown: Breakdown) -> str:
     if breakdown.reachable_j is None:
         return f"{capped}; no counters were read, so what bounds the kernels is unknown"
     return (
-        f"{breakdown.reachable_j / breakdown.energy_j:.1%} of the energy is spent at the full core "
-        f"clock ({breakdown.full_core_mhz} MHz) by kernels that DRAM or latency bounds: within a "
-        f"plan's reach; {capped}"
+        f"launched alone, kernels that DRAM or latency bounds use "
+        f"{breakdown.reachable_j / breakdown.energy_j:.1%} of the energy at the full core clock "
+        f"({breakdown.full_core_mhz} MHz); in a step at the power limit all kernels share one "
+        f"clock, so that is where to look, not what can be saved; {capped}"
     )
 
 

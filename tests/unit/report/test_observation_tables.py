@@ -97,10 +97,10 @@ def test_only_the_twelve_costliest_operators_are_shown_and_the_rest_counted(
         assert f"and {more} more, with less energy" in text
 
 
-def test_what_is_within_reach_is_a_share_of_the_energy() -> None:
+def test_what_waits_for_dram_or_latency_is_a_share_of_the_energy() -> None:
     text = with_found()
 
-    assert "15.0% of the energy is spent at the full core clock (1980 MHz)" in text
+    assert "use 15.0% of the energy at the full core clock (1980 MHz)" in text
     assert "25% of the kernels' own time is at the power cap" in text
 
 
