@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.hw.nvml import READ_ONLY
 from underclock.paper import Conditions, Outputs, run_paper, run_study
 from underclock.paper.charts import charts
 from underclock.paper.page import CHART_KEYS, FIGURE_NUMBERS, paper_drawings, paper_page
@@ -60,9 +59,7 @@ clock_pairs = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(READ_ONLY, raising=False)
-        return run_study(Conditions(measuring=_QUICK))
+    return run_study(Conditions(measuring=_QUICK))
 
 
 @pytest.fixture(scope="module")
