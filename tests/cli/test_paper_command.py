@@ -1,6 +1,5 @@
 """``underclock paper`` as a user types it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -24,28 +23,6 @@ def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str
     assert sorted(Path().iterdir()) == before, "a failed command left a file behind"
     assert isinstance(ended.value.code, int)
     return ended.value.code, said.err
-
-
-def test_the_study_is_printed_written_and_the_same_again(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["paper", "--seed", "3", "-o", "first"])
-    said = capsys.readouterr().out
-    main(["paper", "--seed", "3", "-o", "second", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-
-    for words in ("Table 2", "Table 1", "Relaxed waste", "elsewhere", "-15.64", "simulated"):
-        assert words in said
-    assert {path.name for path in Path("first").iterdir()} == {"paper.json", "paper.html"}
-    for name in ("paper.json", "paper.html"):
-        assert (Path("first") / name).read_bytes() == (Path("second") / name).read_bytes()
-    assert printed == json.loads(Path("first/paper.json").read_text())
-    assert (printed["evidence"], printed["seed"]) == ("simulated", 3)
-    assert len(printed["table2"]) == 8
-
-    code, error = _fails("paper -o first", capsys)
-    assert code == 2
-    assert "will not overwrite first" in error
 
 
 @pytest.mark.parametrize(

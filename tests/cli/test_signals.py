@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
+from underclock.cli.validate import INCONCLUSIVE
 from underclock.core.planning.goal import Goal
 from underclock.gpus.switching import Bounds
 from underclock.hw.simulated.device import VirtualGpu
@@ -118,7 +119,7 @@ def test_a_signal_at_any_time_leaves_nothing_locked(
     command: str, folder: Path, tmp_path: Path
 ) -> None:
     whole = _Child(_COMMANDS[command].format(folder, tmp_path).split(), signal.SIGINT, -1)
-    assert whole.code == 0
+    assert whole.code in {0, INCONCLUSIVE}
     assert len(whole.lines("lock")) > 3
     passed = int(whole.lines("passed")[0])
     signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -37,6 +37,7 @@ CHOICE = Choice(
     auto_time_s=1.0,
     auto_energy_j=100.0,
 )
+AS_FOUND = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=0.0)
 SAVED = Cost(time_s=1.01, energy_j=80.0, time_change=0.01, energy_change=-0.2)
 PLAN = Plan(
     evidence=Evidence.SIMULATED,
@@ -48,7 +49,10 @@ PLAN = Plan(
     aggregate=Aggregate.GLOBAL,
     baseline=AUTO,
     chosen=Strategy.KERNEL_GLOBAL,
-    arms=(Arm.of(Strategy.KERNEL_GLOBAL, SAVED, Status.OPTIMAL),),
+    arms=(
+        Arm.of(Strategy.AUTO, AS_FOUND, Status.BASELINE),
+        Arm.of(Strategy.KERNEL_GLOBAL, SAVED, Status.OPTIMAL),
+    ),
     kernels={f"k{n}": CHOICE for n in range(500)},
     fixed=None,
 )

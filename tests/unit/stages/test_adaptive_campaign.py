@@ -114,7 +114,7 @@ def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> Non
 
 
 def test_a_pair_that_the_table_lacks_is_never_planned(tmp_path: Path) -> None:
-    lacking = _write(tmp_path / "t.csv", leave_out=("k3", 1200, 5000))
+    lacking = _write(tmp_path / "t.csv", leave_out=("k2", 1200, 5000))
     sample_set = _adapt(lacking, tmp_path / "s.db", 30)
     assert [len(clocks) for clocks in sample_set.lacking.values()] == [1]
     assert list(sample_set.lacking) == ["k2"]
@@ -238,7 +238,7 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
         _few_kernels(),
         gpu="sim:h200",
         to=tmp_path / "s.db",
-        campaign=Campaign(max_samples=10),
+        campaign=Campaign(max_samples=20),
         measuring=BRISK,
     )
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
@@ -251,8 +251,8 @@ def test_a_table_whose_auto_rows_are_of_some_kernels_is_replayed_against_a_commo
 ) -> None:
     lines = _write(tmp_path / "t.csv").read_text().splitlines()
     path = tmp_path / "some.csv"
-    path.write_text("\n".join(line for line in lines if not line.startswith("G,k3,,")) + "\n")
+    path.write_text("\n".join(line for line in lines if not line.startswith("G,k2,,")) + "\n")
     sample_set = _adapt(path, tmp_path / "s.db", 30)
 
-    assert AUTO in sample_set.lacking["k3"]
+    assert AUTO in sample_set.lacking["k2"]
     assert len(sample_set.samples) == 30

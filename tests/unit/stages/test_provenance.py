@@ -208,7 +208,7 @@ class TestDamagedPlan:
             (("kernels", "a", "core_mhz"), 2**32 + 1740, "got 4294969036"),
             (("baseline", "mem_mhz"), 1, "mem_mhz must be from 10"),
             (("order",), [0, 7], "the launch order names kernel 7"),
-            (("arms", 0, "name"), "manual", "the arm 'auto' has no costs"),
+            (("arms", 0, "name"), "manual", "Invalid enum value 'manual'"),
             (("arms", 1, "gap"), 1e308, "1e+308 is beyond all use"),
             (("arms", 1, "gap"), -1.0, "gap must be finite and not negative"),
             (("arms", 0, "time_s"), 0.0, "time_s must be positive"),

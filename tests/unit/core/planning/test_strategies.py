@@ -35,7 +35,7 @@ from underclock.records import (
 )
 
 FREEDOM = (Strategy.AUTO, Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_GLOBAL)
-budgets = st.sampled_from([0.0, 0.01, 0.1, 0.5, 3.0])
+budgets = st.sampled_from([0.0, 0.01, 0.1, 0.4, 0.9])
 objectives = st.sampled_from(Objective)
 aggregates = st.sampled_from(Aggregate)
 granularities = st.sampled_from(Granularity)
@@ -235,7 +235,7 @@ def test_an_infeasible_arm_has_no_settings() -> None:
 def test_the_frontier_is_that_of_the_chosen_granularity(
     table: CostTable, granularity: Granularity
 ) -> None:
-    goal = Goal(granularity=granularity, max_slowdown=1e6)
+    goal = Goal(granularity=granularity, objective=Objective.ENERGY)
     compared = compare_strategies(table, goal)
     arms = by_name(compared)
 
