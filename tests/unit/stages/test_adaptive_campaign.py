@@ -239,7 +239,7 @@ def test_memory_clocks_are_left_alone_where_the_driver_takes_no_memory_locks(
         gpu="sim:h200",
         to=tmp_path / "s.db",
         campaign=Campaign(max_samples=20),
-        measuring=BRISK,
+        measuring=msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0),
     )
     assert {clocks.mem_mhz for clocks in sample_set.settings} == {None}
     assert any("takes no memory locks" in warning for warning in sample_set.warnings)
