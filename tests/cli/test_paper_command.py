@@ -1,28 +1,16 @@
 """``underclock paper`` as a user types it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from underclock.cli import main
+Fails = Callable[[str], tuple[int, str]]
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command that must fail; return its code and what it said."""
-    before = sorted(Path().iterdir())
-    with pytest.raises(SystemExit) as ended:
-        main(arguments.split())
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    assert sorted(Path().iterdir()) == before, "a failed command left a file behind"
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.err
 
 
 @pytest.mark.parametrize(
@@ -38,9 +26,9 @@ def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_a_code(
-    arguments: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, code: int, sentence: str, fails: Fails
 ) -> None:
-    found, said = _fails(arguments, capsys)
+    found, said = fails(arguments)
 
     assert sentence in said
     assert found == code

@@ -12,6 +12,8 @@ from underclock.records import GpuInfo
 from underclock.records.latencies import Domain
 from underclock.store import write_document
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -48,6 +48,8 @@ from underclock.stages.trace import trace
 from underclock.stages.validate import validate
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _TABLE1_CSV = Path(__file__).parents[4] / "shared/data/spaan2026_table1_rtx3080ti.csv"
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 # Ours may have no such kernel; the study has no such quantity.

@@ -15,6 +15,8 @@ from underclock.stages.measure import Tally, measure
 from underclock.store import SampleFile, write_document
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _SMALL = Campaign(core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2)
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
