@@ -236,6 +236,7 @@ class TestDamagedPlan:
         assert "underclock plan" in caught.value.hint
 
 
+@pytest.mark.slow
 class TestBudget:
     def _adapt(self, step: Step, path: Path, budget_s: float, **more: object) -> SampleSet:
         campaign = Campaign(grid=Grid.ADAPTIVE, budget_s=budget_s)

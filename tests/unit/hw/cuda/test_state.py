@@ -68,6 +68,7 @@ class Trainer:
 @pytest.fixture(autouse=True, scope="module")
 def _only_what_a_test_makes_is_looked_through() -> Iterator[None]:
     """Keep the objects that are there already from the collector: PyTorch alone has a million."""
+    Trainer().step()  # loads the rest of PyTorch
     gc.collect()
     gc.freeze()
     yield
