@@ -1,10 +1,12 @@
 # `make demo` and `make test` set up everything they need from Python >= 3.11 alone.
 VENV := .venv
 BIN := $(VENV)/bin
+# A file stays on one of the two workers, so that what its tests share is made once.
+PYTEST = $(BIN)/pytest -n 2 --dist loadfile
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check fix gpu bench evidence calibrate paper switching search refine fit clean
+.PHONY: demo test check quick fix gpu bench evidence calibrate paper switching search refine fit clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -17,9 +19,14 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
+	$(PYTEST) -m 'not slow and not gpu' --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
 	$(BIN)/coverage report --fail-under=90 > /dev/null
+	$(PYTEST) -m 'slow and not gpu'  # coverage makes these three times as long and adds nothing
+
+quick: $(VENV)/.dev  ## in seconds: the style, and every fast test with few examples
+	$(BIN)/ruff check .
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -q -m 'not slow and not gpu'
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

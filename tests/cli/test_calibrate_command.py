@@ -19,6 +19,7 @@ def _in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Path("sweep.csv").write_text("\n".join(rows) + "\n")
 
 
+@pytest.mark.slow
 def test_a_sweep_becomes_a_gpu_that_can_be_checked_and_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from underclock.hw.nvml import READ_ONLY
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 
+Fails = Callable[[str], tuple[int, str]]
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
 G,a,,,1.0,100,100
 G,a,900,,1.1,60,54.5
@@ -30,19 +32,6 @@ G,b,1200,,0.9,101,112.2
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("sweep.csv").write_text(_TABLE)
-
-
-def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command that must fail; return its code and what it said."""
-    before = sorted(Path().iterdir())
-    with pytest.raises(SystemExit) as ended:
-        main(arguments.split())
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    assert sorted(Path().iterdir()) == before, "a failed command left a file behind"
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.err
 
 
 def _run(arguments: str) -> None:
@@ -119,7 +108,10 @@ def test_flags_of_a_plan_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "core 900 MHz" in str(made["warnings"])
 
 
-def test_the_demo_leaves_its_files_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_the_demo_leaves_its_files_and_a_table(
+    capsys: pytest.CaptureFixture[str], fails: Fails
+) -> None:
     main(["demo"])
     said = capsys.readouterr().out
 
@@ -142,7 +134,7 @@ def test_the_demo_leaves_its_files_and_a_table(capsys: pytest.CaptureFixture[str
     taken = len(SampleFile.read(Path("underclock-demo/samples.db")).samples)
     assert f"{taken} samples" in " ".join(readme.split())
 
-    code, error = _fails("demo", capsys)
+    code, error = fails("demo")
     assert code == 2
     assert "--force" in error
 
@@ -220,9 +212,9 @@ def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_a_code(
-    arguments: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, code: int, sentence: str, fails: Fails
 ) -> None:
-    found, said = _fails(arguments, capsys)
+    found, said = fails(arguments)
 
     assert sentence in said
     assert found == code
@@ -293,9 +285,9 @@ def test_a_campaign_says_how_much_of_what_it_took(capsys: pytest.CaptureFixture[
     assert "5 samples of 2 kernels, each at 2.5 of 3 clock pairs on average" in said
 
 
-def test_a_step_whose_modules_are_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_whose_modules_are_missing(fails: Fails) -> None:
     Path("train.py").write_text("import a_module_that_nobody_has\n\ndef step(): ...\n")
-    code, said = _fails("trace train.py:step", capsys)
+    code, said = fails("trace train.py:step")
 
     assert code == 3
     assert "train.py needs 'a_module_that_nobody_has'" in said
@@ -304,12 +296,13 @@ def test_a_step_whose_modules_are_missing(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_real_gpu_refuses_a_step_that_was_never_traced(
     capsys: pytest.CaptureFixture[str],
+    fails: Fails,
 ) -> None:
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     capsys.readouterr()
     with simulated_driver("rtx3080ti"):
         for step in ("step.json", ""):
-            code, said = _fails(f"measure {step} --gpu nvml:0 -o s.db", capsys)
+            code, said = fails(f"measure {step} --gpu nvml:0 -o s.db")
 
             assert "a real GPU needs a step that was traced on one" in said
             assert "underclock trace path/to/train.py:step" in said
@@ -318,12 +311,13 @@ def test_a_real_gpu_refuses_a_step_that_was_never_traced(
 
 def test_a_step_that_cannot_be_isolated_is_refused_with_its_reason(
     capsys: pytest.CaptureFixture[str],
+    fails: Fails,
 ) -> None:
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     body = json.loads(Path("step.json").read_text()) | {"obstacle": "aten::item waits"}
     Path("step.json").write_text(json.dumps(body))
     capsys.readouterr()
-    code, said = _fails("measure step.json --gpu sim:rtx3080ti -o s.db", capsys)
+    code, said = fails("measure step.json --gpu sim:rtx3080ti -o s.db")
 
     assert "aten::item waits" in said
     assert code == 2
@@ -363,10 +357,10 @@ def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
     ],
 )
 def test_a_table_that_cannot_be_planned_says_where_it_is_wrong(
-    old: str, new: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    old: str, new: str, sentence: str, fails: Fails
 ) -> None:
     Path("sweep.csv").write_text(_TABLE.replace(old, new))
-    code, said = _fails("plan sweep.csv -o plan.json", capsys)
+    code, said = fails("plan sweep.csv -o plan.json")
 
     assert sentence in said
     assert code == 4
@@ -393,40 +387,42 @@ def test_a_table_without_auto_names_the_row_used_instead(
     assert "changes are against core 900 MHz" in capsys.readouterr().err
 
 
-def test_a_broken_samples_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_samples_file_is_refused(fails: Fails) -> None:
     Path("samples.db").write_bytes(b"SQLite format 3\x00" + b"rubbish" * 100)
-    code, said = _fails("plan samples.db", capsys)
+    code, said = fails("plan samples.db")
 
     assert "damaged or not a samples file" in said
     assert code == 4
 
 
-def test_a_plan_of_a_newer_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_a_newer_version_is_refused(
+    capsys: pytest.CaptureFixture[str], fails: Fails
+) -> None:
     main(["plan", "sweep.csv", "-o", "plan.json"])
     body = json.loads(Path("plan.json").read_text()) | {"schema": 99}
     Path("plan.json").write_text(json.dumps(body))
     capsys.readouterr()
-    code, said = _fails("score plan.json sweep.csv", capsys)
+    code, said = fails("score plan.json sweep.csv")
 
     assert "has schema 99" in said
     assert code == 4
 
 
 def test_an_interrupt_ends_with_the_shells_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, fails: Fails
 ) -> None:
     def interrupt(_gpu: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("underclock.stages.doctor.examine", interrupt)
-    code, said = _fails("doctor", capsys)
+    code, said = fails("doctor")
 
     assert code == 130
     assert "interrupted" in said
     assert "goes on" not in said
 
     monkeypatch.setattr("underclock.stages.measure.measure", lambda *_, **__: interrupt(None))
-    code, said = _fails("measure --gpu replay:sweep.csv -o s.db", capsys)
+    code, said = fails("measure --gpu replay:sweep.csv -o s.db")
     assert code == 130
     assert "the same command goes on where it stopped" in said
 

@@ -124,6 +124,7 @@ def test_a_file_is_replaced_only_when_asked(capsys: pytest.CaptureFixture[str]) 
     assert "boosts to" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_simulated_gpu_boosts_to_a_clock_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     cores = "auto,900:1500:300"

@@ -1,51 +1,16 @@
 """``underclock paper`` as a user types it."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from underclock.cli import main
+Fails = Callable[[str], tuple[int, str]]
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def _fails(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command that must fail; return its code and what it said."""
-    before = sorted(Path().iterdir())
-    with pytest.raises(SystemExit) as ended:
-        main(arguments.split())
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    assert sorted(Path().iterdir()) == before, "a failed command left a file behind"
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.err
-
-
-def test_the_study_is_printed_written_and_the_same_again(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["paper", "--seed", "3", "-o", "first"])
-    said = capsys.readouterr().out
-    main(["paper", "--seed", "3", "-o", "second", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-
-    for words in ("Table 2", "Table 1", "Relaxed waste", "elsewhere", "-15.64", "simulated"):
-        assert words in said
-    assert {path.name for path in Path("first").iterdir()} == {"paper.json", "paper.html"}
-    for name in ("paper.json", "paper.html"):
-        assert (Path("first") / name).read_bytes() == (Path("second") / name).read_bytes()
-    assert printed == json.loads(Path("first/paper.json").read_text())
-    assert (printed["evidence"], printed["seed"]) == ("simulated", 3)
-    assert len(printed["table2"]) == 8
-
-    code, error = _fails("paper -o first", capsys)
-    assert code == 2
-    assert "will not overwrite first" in error
 
 
 @pytest.mark.parametrize(
@@ -61,9 +26,9 @@ def test_the_study_is_printed_written_and_the_same_again(
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_a_code(
-    arguments: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, code: int, sentence: str, fails: Fails
 ) -> None:
-    found, said = _fails(arguments, capsys)
+    found, said = fails(arguments)
 
     assert sentence in said
     assert found == code

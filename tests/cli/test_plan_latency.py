@@ -7,16 +7,25 @@ import pytest
 
 from underclock import Campaign, LatencyTable, measure, trace
 from underclock.cli import main
+from underclock.hw.measurer import BRISK
 from underclock.records import GpuInfo
 from underclock.records.latencies import Domain
 from underclock.store import write_document
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("latency") / "samples.db"
-    campaign = Campaign(core_mhz=(1050, 1470, 1890, None), mem_mhz=(None,))
-    measure(trace("gpt3-125m", layers=2), gpu="sim:rtx3080ti", to=path, campaign=campaign)
+    campaign = Campaign(core_mhz=(1050, 1470, None), mem_mhz=(None,))
+    measure(
+        trace("gpt3-125m", layers=1),
+        gpu="sim:rtx3080ti",
+        to=path,
+        campaign=campaign,
+        measuring=BRISK,
+    )
     return path
 
 
@@ -29,7 +38,7 @@ def run(*arguments: object) -> int:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
-    assert run("plan", *arguments, "--max-slowdown", "1%", "--json") == 0
+    assert run("plan", *arguments, "--raw", "--max-slowdown", "1%", "--json") == 0
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
 
@@ -86,9 +95,9 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
     assert f"underclock latency --gpu GPU -o {beside}" in capsys.readouterr().err
     table = LatencyTable.constant(5e-3)
     write_document(beside, table)
-    plan = planned(capsys, samples, "--latency", "measured", "--max-switches", 4)
+    plan = planned(capsys, samples, "--latency", "measured", "--max-switches", 2)
     assert plan["schedule"]["latency"] == "as measured"  # type: ignore[index]
-    named = planned(capsys, samples, "--latency", beside, "--max-switches", 4)
+    named = planned(capsys, samples, "--latency", beside, "--max-switches", 2)
     assert named["schedule"]["segments"] == plan["schedule"]["segments"]  # type: ignore[index]
 
 
@@ -105,7 +114,7 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
 def test_what_means_nothing_is_a_sentence(
     arguments: str, code: int, sentence: str, samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", samples, *arguments.split()) == code
+    assert run("plan", samples, "--raw", *arguments.split()) == code
     assert sentence in capsys.readouterr().err
 
 
@@ -116,7 +125,7 @@ def test_latencies_of_another_gpu_are_refused(
     other = LatencyTable(evidence=None, gpu=GpuInfo(name="H100"), switches=assumed.switches)
     path = tmp_path / "other.json"
     write_document(path, other)
-    assert run("plan", samples, "--latency", path) == 4
+    assert run("plan", samples, "--raw", "--latency", path) == 4
     assert "those of H100" in capsys.readouterr().err
 
 
@@ -126,7 +135,7 @@ def test_a_clock_without_latencies_is_named(
     memory = [s for s in LatencyTable.constant(5e-3).switches if s.domain is Domain.MEMORY]
     path = tmp_path / "memory.json"
     write_document(path, LatencyTable(evidence=None, gpu=None, switches=tuple(memory)))
-    assert run("plan", samples, "--latency", path) == 4
+    assert run("plan", samples, "--raw", "--latency", path) == 4
     assert "no switch of the core clock" in capsys.readouterr().err
 
 

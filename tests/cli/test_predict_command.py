@@ -9,6 +9,8 @@ from underclock.cli import main
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet, Utilisation
 from underclock.store import SampleFile
 
+pytestmark = pytest.mark.slow
+
 _COPY = Utilisation(sm=1.0, tensor=0.0, fp32=0.2, dram=0.9)
 _PRODUCT = Utilisation(sm=1.0, tensor=0.8, fp32=0.1, dram=0.2)
 _FOREIGN = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w

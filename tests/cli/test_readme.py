@@ -19,6 +19,8 @@ from underclock.cli import main
 from underclock.cli.main import cli
 from underclock.store import write_document
 
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).parents[2]
 _README = (_ROOT / "README.md").read_text()
 _PAGES = (_README, (_ROOT / "docs" / "evidence" / "h200" / "README.md").read_text())

@@ -19,6 +19,8 @@ from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.store import write_document
 
+pytestmark = pytest.mark.slow
+
 _PLACES = 5  # of every command; one signal each
 
 

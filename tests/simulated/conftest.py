@@ -1,4 +1,4 @@
-"""A simulated GPU for every test here, and no read-only mode inherited from the machine."""
+"""A simulated GPU for every test here, and a step for it."""
 
 from collections.abc import Iterator
 

@@ -31,6 +31,8 @@ from underclock.records.observed import Execution
 from underclock.stages.execute import OFF_S, execute
 from underclock.testing import Fault, FaultKind, FaultScript
 
+pytestmark = pytest.mark.slow
+
 _AT_ONCE = Latency(shares=(0.0, 1.0), points_s=(0.0, 0.0))
 _CALL_S = 4.5e-3
 _STEADY = Latency(shares=(0.0, 1.0), points_s=(_CALL_S, _CALL_S))

@@ -21,7 +21,7 @@ def _busy(kernels: list[Kernel], *, seed: int = 0) -> VirtualGpu:
     return gpu
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=12))
 def test_how_time_is_cut_up_barely_changes_energy(steps_s: list[float]) -> None:
     copy = Kernel(name="copy", flops=1e9, bytes_moved=1e9)

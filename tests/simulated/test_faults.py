@@ -176,7 +176,7 @@ def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
                 return reading, rig.device.power_w
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0.0, 60.0))
 def test_whenever_the_counter_goes_back_the_reading_is_right_or_refused(at_s: float) -> None:
     try:

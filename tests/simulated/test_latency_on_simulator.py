@@ -36,6 +36,8 @@ from underclock.stages.latency import choose_pairs, groups_of, measure_latency, 
 from underclock.stages.switches import Stand, Watch
 from underclock.testing import Fault, FaultKind, FaultScript, TickerContract
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from underclock.stages.measure import Tally
 

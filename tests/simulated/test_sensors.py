@@ -51,7 +51,7 @@ def test_the_energy_counter_is_a_staircase(sensors: Sensors, tick_s: float) -> N
     assert seen == sorted(seen)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from([AMPERE, VOLTA]),
     st.lists(st.tuples(st.booleans(), st.floats(1e-4, 0.7)), min_size=1, max_size=30),
@@ -73,7 +73,7 @@ def test_the_counter_lags_the_truth_by_less_than_a_tick(
         assert -0.02 <= lag_j <= sensors.counter_tick_s * 500.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.floats(1e-4, 0.3), min_size=1, max_size=30))
 def test_looking_changes_nothing_that_is_seen_later(steps_s: list[float]) -> None:
     watched, alone = (VirtualGpu(_MODEL, seed=0) for _ in range(2))
@@ -177,7 +177,7 @@ def test_a_field_that_is_not_there_spoils_no_other(rig: Rig) -> None:
     assert unknown.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 10_000))
 def test_the_gain_bends_what_sensors_show_and_never_the_truth(unit: int) -> None:
     exact, bent = (VirtualGpu(_MODEL, seed=0, unit=unit) for _ in range(2))

@@ -55,7 +55,7 @@ def steps(
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seeds)
 def test_a_power_cap_is_the_best_limit_on_every_kernels_power(seed: int) -> None:
     problem = steps(seed, holes=True)
@@ -125,7 +125,7 @@ def test_highs_says_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> No
         ScheduleMilp().solve(problem)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seeds)
 def test_local_is_no_slower_kernel_by_kernel_but_pays_its_switches(seed: int) -> None:
     problem = steps(seed, holes=True)
@@ -161,7 +161,7 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
     [FixedClock(), FixedPerPass(groups=(0, 0, 1, 1)), Genetic(generations=20, population=12)],
     ids=["fixed", "pass", "genetic"],
 )
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seed=seeds)
 def test_baselines_that_keep_the_rules_never_beat_the_proven_optimum(
     rule: Scheduler, seed: int
@@ -175,7 +175,7 @@ def test_baselines_that_keep_the_rules_never_beat_the_proven_optimum(
     assert rule.solve(problem, [exact.choice]).energy_j <= exact.energy_j
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seeds)
 def test_a_pass_is_the_best_of_all_pairs(seed: int) -> None:
     problem = replace(steps(seed, kernels=2, count=3), blocked=np.zeros(12, dtype=np.bool_))

@@ -1,9 +1,14 @@
 """The paper's study: complete, beside the paper's numbers, and honest about its own."""
 
+import contextlib
 import csv
+import io
+import json
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import dataclass
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -11,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.cli import main
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.hw.nvml import READ_ONLY
-from underclock.paper import Conditions, Outputs, run_paper, run_study
+from underclock.paper import Conditions, Outputs, run_paper
 from underclock.paper.charts import charts
 from underclock.paper.page import CHART_KEYS, FIGURE_NUMBERS, paper_drawings, paper_page
 from underclock.paper.published import TABLE1, TABLE2
@@ -43,6 +48,8 @@ from underclock.stages.trace import trace
 from underclock.stages.validate import validate
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _TABLE1_CSV = Path(__file__).parents[4] / "shared/data/spaan2026_table1_rtx3080ti.csv"
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 # Ours may have no such kernel; the study has no such quantity.
@@ -58,11 +65,25 @@ mhz = st.none() | st.sampled_from([210, 420, 810, 1260, 1680, 5001, 9251, 9501])
 clock_pairs = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Command:
+    """What ``underclock paper`` left: the one study that every test here looks at."""
+
+    said: str
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def study() -> Study:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(READ_ONLY, raising=False)
-        return run_study(Conditions(measuring=_QUICK))
+def command(tmp_path_factory: pytest.TempPathFactory) -> _Command:
+    folder = tmp_path_factory.mktemp("paper") / "out"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        main(["paper", "-o", str(folder)])
+    return _Command(said=said.getvalue(), folder=folder)
+
+
+@pytest.fixture(scope="module")
+def study(command: _Command) -> Study:
+    return msgspec.json.decode((command.folder / "paper.json").read_bytes(), type=Study)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +101,16 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
         campaign=Campaign(core_mhz=(1260, None), mem_mhz=(5001, None), repeats=2, in_situ=False),
         measuring=_QUICK,
     )
+
+
+def test_the_command_prints_every_table_and_writes_numbers_and_a_page(command: _Command) -> None:
+    for words in ("Table 2", "Table 1", "Relaxed waste", "elsewhere", "-15.64", "simulated"):
+        assert words in command.said
+    assert {path.name for path in command.folder.iterdir()} == {"paper.json", "paper.html"}
+    before = {path: path.read_bytes() for path in command.folder.iterdir()}
+    with pytest.raises(UsageError, match="will not overwrite"):
+        run_paper(Conditions(), Outputs(folder=command.folder))
+    assert {path: path.read_bytes() for path in command.folder.iterdir()} == before
 
 
 def test_table_2_is_every_way_of_choosing(study: Study) -> None:
@@ -383,6 +414,20 @@ def test_a_plan_on_isolated_kernels_is_validated_on_those(isolated_plan: Plan) -
 
     assert again.auto_time_s[0] == pytest.approx(auto.time_s, rel=0.01)
     assert again.auto_energy_j[0] == pytest.approx(auto.energy_j, rel=0.02)
+
+
+def test_the_same_seed_finds_the_same_and_another_does_not(tmp_path: Path) -> None:
+    known = json.loads((files("underclock.gpus") / "data/rtx3080ti.json").read_text())
+    few = {"core_mhz": [420, 1050, 1680], "mem_mhz": known["mem_mhz"][-2:]}
+    (tmp_path / "few.json").write_text(json.dumps(known | few))
+    gpu, step = f"sim:{tmp_path / 'few.json'}", before_optimizer(trace("gpt3-xl"))
+
+    first, again, other = (
+        search_second_gpu(step, Conditions(gpu=gpu, seed=seed, measuring=_QUICK))
+        for seed in (3, 3, 4)
+    )
+
+    assert first == again != other
 
 
 def test_a_gpu_the_simulator_lacks_is_said_to_be_missing() -> None:

@@ -56,7 +56,7 @@ def _moved(costs: LogCosts, name: str, step: float) -> Floats:
     return log_costs(gpu, kernels, costs.core_mhz, costs.mem_mhz, costs.temperature_c).log
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_many_kernels_cost_what_each_does_alone(seed: int) -> None:
     gpu, kernels, core_mhz, mem_mhz, warm_c = _drawn(seed)
@@ -73,7 +73,7 @@ def test_many_kernels_cost_what_each_does_alone(seed: int) -> None:
     assert np.exp(costs.log) == pytest.approx(np.stack([time_s, power_w]), rel=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_derivatives_by_the_constants_of_kernels(seed: int) -> None:
     costs = log_costs(*_drawn(seed))
@@ -84,7 +84,7 @@ def test_derivatives_by_the_constants_of_kernels(seed: int) -> None:
         assert by[:, :, column] == pytest.approx((ends[0] - ends[1]) / (2 * _STEP), abs=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_derivatives_by_the_constants_of_the_gpu(seed: int) -> None:
     costs = log_costs(*_drawn(seed))
@@ -96,7 +96,7 @@ def test_derivatives_by_the_constants_of_the_gpu(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mem_points_w", "mem_points_efficiency"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_derivatives_by_the_memory_points(name: str, seed: int) -> None:
     costs = log_costs(*_drawn(seed))

@@ -16,6 +16,8 @@ from underclock.stages.doctor import examine
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 
+pytestmark = pytest.mark.slow
+
 _MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
 _SWEEPS = {
     "rtx3080ti": "rtx3080ti_kernels.csv",

@@ -11,6 +11,8 @@ from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, Sample
 from underclock.records.fitted import GpuFit
 from underclock.store import SampleFile, write_document
 
+pytestmark = pytest.mark.slow
+
 _CORES = (900, 1200, 1500, 1800)
 
 

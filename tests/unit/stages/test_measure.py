@@ -15,6 +15,8 @@ from underclock.stages.measure import Tally, measure
 from underclock.store import SampleFile, write_document
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _SMALL = Campaign(core_mhz=(1050, None), mem_mhz=(9501, None), repeats=2)
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
@@ -41,14 +43,21 @@ def _measure(step: Step, path: Path, campaign: Campaign = _SMALL, **more: object
     )
 
 
+@pytest.fixture(scope="module")
+def finished(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "samples.db"
+    _measure(step, path)
+    return path
+
+
 def _keys(sample_set: SampleSet) -> list[tuple[str, Clocks, int]]:
     return [(sample.kernel, sample.asked, sample.repeat) for sample in sample_set.samples]
 
 
 def test_every_kernel_is_measured_at_every_pair_as_often_as_asked(
-    step: Step, tmp_path: Path
+    step: Step, finished: Path
 ) -> None:
-    sample_set = _measure(step, tmp_path / "samples.db")
+    sample_set = SampleFile.read(finished)
 
     assert sample_set.evidence is Evidence.SIMULATED
     assert len(_keys(sample_set)) == len(set(_keys(sample_set))) == sample_set.expected_samples
@@ -75,12 +84,11 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(step: Step, tmp_path: 
     assert len(second.in_situ) == 2
 
 
-def test_a_finished_campaign_takes_no_more_samples(step: Step, tmp_path: Path) -> None:
-    path = tmp_path / "samples.db"
-    first = _measure(step, path)
+def test_a_finished_campaign_takes_no_more_samples(step: Step, finished: Path) -> None:
+    first = SampleFile.read(finished)
     told: list[Tally] = []
 
-    assert _measure(step, path, progress=told.append) == first
+    assert _measure(step, finished, progress=told.append) == first
     assert [tally.doing for tally in told] == ["done"]
 
 
@@ -118,12 +126,12 @@ def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path)
     ],
 )
 def test_two_campaigns_do_not_mix_in_one_file(
-    step: Step, tmp_path: Path, change: dict[str, object], noun: str
+    step: Step, finished: Path, change: dict[str, object], noun: str
 ) -> None:
-    path = tmp_path / "samples.db"
-    _measure(step, path)
+    before = SampleFile.read(finished)
     with pytest.raises(UsageError, match=f"another .*{noun}"):
-        _measure(**{"step": step, "path": path} | change)  # type: ignore[arg-type]
+        _measure(**{"step": step, "path": finished} | change)  # type: ignore[arg-type]
+    assert SampleFile.read(finished) == before
 
 
 def test_the_coarse_grid_is_the_papers() -> None:

@@ -28,6 +28,8 @@ from underclock.stages.reference import is_fitted, own_kernels, prior_of, settin
 from underclock.store import read_table
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
 _BRIEF = MeasurementSettings(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
 _DRAWS = 24

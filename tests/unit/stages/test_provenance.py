@@ -9,7 +9,6 @@ import pytest
 import underclock
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, MeasurementError, UsageError
-from underclock.hw.nvml import READ_ONLY
 from underclock.records import (
     Clocks,
     GpuInfo,
@@ -39,11 +38,6 @@ _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
 G,a,,,1.0,100,
 G,a,900,,1.05,80,
 """
-
-
-@pytest.fixture(autouse=True)
-def _writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READ_ONLY, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +236,7 @@ class TestDamagedPlan:
         assert "underclock plan" in caught.value.hint
 
 
+@pytest.mark.slow
 class TestBudget:
     def _adapt(self, step: Step, path: Path, budget_s: float, **more: object) -> SampleSet:
         campaign = Campaign(grid=Grid.ADAPTIVE, budget_s=budget_s)

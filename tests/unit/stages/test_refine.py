@@ -19,6 +19,8 @@ from underclock.stages.refine import around, refine
 from underclock.store import SampleFile
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
 G,a,,,1.0,100,,3
 G,a,900,,1.1,80,,3

@@ -93,7 +93,7 @@ def assert_refused(path: Path, *words: str) -> DataError:
     return caught.value
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     kernels=st.lists(samples, max_size=8, unique_by=lambda s: (s.kernel, s.asked, s.repeat)),
     steps=st.lists(samples, max_size=3, unique_by=lambda s: (s.kernel, s.asked, s.repeat)),

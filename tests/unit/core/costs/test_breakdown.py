@@ -101,7 +101,7 @@ def names(parts: tuple[Share, ...]) -> list[str]:
     return [part.name for part in parts]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sample_sets())
 def test_every_view_adds_up_to_the_step(sample_set: SampleSet) -> None:
     broken_down = breakdown(sample_set)
@@ -117,7 +117,7 @@ def test_every_view_adds_up_to_the_step(sample_set: SampleSet) -> None:
         assert sum(part.launches for part in parts) == sum(k.count for k in sample_set.kernels)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sample_sets())
 def test_the_most_energy_comes_first_and_no_name_twice(sample_set: SampleSet) -> None:
     for parts in views(breakdown(sample_set)):
@@ -126,7 +126,7 @@ def test_the_most_energy_comes_first_and_no_name_twice(sample_set: SampleSet) ->
         assert len(set(names(parts))) == len(parts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sample_sets(), st.randoms(use_true_random=False))
 def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: random.Random) -> None:
     kernels = list(sample_set.kernels)
@@ -149,7 +149,7 @@ def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: ran
         }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sample_sets())
 def test_what_is_reachable_is_a_part_of_the_energy_at_full_clock(sample_set: SampleSet) -> None:
     broken_down = breakdown(sample_set)

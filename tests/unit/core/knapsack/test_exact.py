@@ -83,7 +83,7 @@ def assert_within(problem: Problem, solution: Solution, optimum: float) -> None:
     assert optimum <= solution.energy_j
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     family=st.sampled_from([uniform, weakly_correlated, all_alike, four_decades]),
     seed=st.integers(0, 2**32 - 1),
@@ -130,7 +130,7 @@ def test_a_subset_sum_is_solved_too(family: Family, groups: int) -> None:
     assert solution.energy_j == least_energy(time, energy, budget)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     family=st.sampled_from([uniform, strongly_correlated, only_even_times, four_decades]),
     seed=st.integers(0, 2**32 - 1),
@@ -175,7 +175,7 @@ def test_a_choice_that_meets_the_bound_is_proven_whatever_was_lost_on_the_way() 
     assert solution.energy_j == least_energy(time, energy, budget) == 30 * 500 - budget
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), low=st.integers(-12, 0), high=st.integers(0, 6))
 def test_the_unit_of_time_and_energy_does_not_matter(seed: int, low: int, high: int) -> None:
     time, energy = uniform(np.random.default_rng(seed), 15, 5)

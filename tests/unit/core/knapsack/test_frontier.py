@@ -22,7 +22,6 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-@settings(deadline=None)
 def test_along_the_frontier_time_rises_and_energy_falls(problem: Problem) -> None:
     time_s, energy_j = supported(problem)
 
@@ -31,7 +30,6 @@ def test_along_the_frontier_time_rises_and_energy_falls(problem: Problem) -> Non
 
 
 @given(problems())
-@settings(deadline=None)
 def test_the_frontier_reaches_from_the_fastest_to_the_cheapest(problem: Problem) -> None:
     time_s, energy_j = supported(problem)
 
@@ -40,7 +38,6 @@ def test_the_frontier_reaches_from_the_fastest_to_the_cheapest(problem: Problem)
 
 
 @given(problems())
-@settings(deadline=None)
 def test_no_choice_is_below_the_frontier(problem: Problem) -> None:
     time_s, energy_j = supported(problem)
     rows = np.arange(len(problem.time_s))
@@ -51,7 +48,6 @@ def test_no_choice_is_below_the_frontier(problem: Problem) -> None:
 
 
 @given(problems(), st.sampled_from([1, 2]))
-@settings(deadline=None)
 def test_the_least_product_is_that_of_all_choices(problem: Problem, power: int) -> None:
     rows = np.arange(len(problem.time_s))
     least = min(
@@ -66,7 +62,6 @@ def test_the_least_product_is_that_of_all_choices(problem: Problem, power: int) 
 
 
 @given(problems())
-@settings(deadline=None)
 def test_the_dearer_time_is_the_less_of_it_is_taken(problem: Problem) -> None:
     edp, ed2p = least_product(problem, power=1), least_product(problem, power=2)
 

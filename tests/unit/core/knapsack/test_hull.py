@@ -73,7 +73,6 @@ def is_on(hull: list[Point], point: Point) -> bool:
 
 
 @given(tiny_problems())
-@settings(deadline=None)
 def test_every_prefix_of_the_trades_is_on_the_hull_of_all_sums(problem: Problem) -> None:
     quanta = Quanta.of(problem)
     hull = lower_hull(quanta)
@@ -82,7 +81,6 @@ def test_every_prefix_of_the_trades_is_on_the_hull_of_all_sums(problem: Problem)
 
 
 @given(tiny_problems())
-@settings(deadline=None)
 def test_every_corner_of_the_hull_of_all_sums_is_a_prefix(problem: Problem) -> None:
     quanta = Quanta.of(problem)
 

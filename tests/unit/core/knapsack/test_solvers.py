@@ -77,7 +77,7 @@ def assert_keeps_its_word(problem: Problem, solution: Solution) -> None:
 
 
 @every_solver
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(problem=problems())
 def test_every_solver_agrees_with_brute_force(solver: Solver, problem: Problem) -> None:
     reference, solution = KnapsackBruteForce().solve(problem), solver.solve(problem)
@@ -109,7 +109,7 @@ def test_every_solver_finds_a_known_optimum(solver: Solver) -> None:
 
 @every_solver
 @given(table=tables())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_without_a_budget_every_group_takes_its_cheapest(
     solver: Solver, table: tuple[Floats, Floats]
 ) -> None:
@@ -121,7 +121,7 @@ def test_without_a_budget_every_group_takes_its_cheapest(
 
 @every_solver
 @given(table=tables())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_fastest_choice_is_the_edge_of_feasibility(
     solver: Solver, table: tuple[Floats, Floats]
 ) -> None:
@@ -135,7 +135,7 @@ def test_the_fastest_choice_is_the_edge_of_feasibility(
     assert status(0.99 * fastest_s) is Status.INFEASIBLE
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(problems(), st.floats(0.0, 1.0))
 def test_a_looser_budget_never_costs_more(problem: Problem, extra: float) -> None:
     tight = Exact().solve(problem)
@@ -150,7 +150,7 @@ def test_a_looser_budget_never_costs_more(problem: Problem, extra: float) -> Non
     assert loose.energy_j <= tight.energy_j * (1 + 1e-12)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_order_of_groups_and_settings_does_not_matter(problem: Problem, random: Random) -> None:
     groups, count = problem.time_s.shape
@@ -168,7 +168,7 @@ def test_the_order_of_groups_and_settings_does_not_matter(problem: Problem, rand
     assert solution.energy_j == pytest.approx(reference.energy_j, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(problems())
 def test_a_setting_that_is_slower_and_dearer_changes_nothing(problem: Problem) -> None:
     worse_s = problem.time_s.min(axis=1) + 1.0

@@ -111,7 +111,7 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
         assert np.exp(log[1, mine]) == pytest.approx(busy_w(gpu, kernel, *where, warm))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
     truth = _truth(3, seed, cores=4)
@@ -147,7 +147,7 @@ def test_alike_is_a_correlation(points: list[tuple[float, float]]) -> None:
     assert np.linalg.eigvalsh(correlation).min() > -1e-9
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1))
 def test_along_the_axes_rows_weigh_as_their_covariance_says(
     seed: int, noise: float, discrepancy: float
@@ -237,7 +237,7 @@ def test_longer_kernels_are_longer_by_as_much_and_nothing_else(
     )
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.sets(st.integers(0, 23), min_size=4, max_size=20))
 def test_more_rows_never_make_a_shared_constant_less_sure(
     truth: _Truth, model: FittedModel, columns: set[int]

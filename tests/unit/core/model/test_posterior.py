@@ -117,7 +117,7 @@ def test_variances_are_those_of_draws(posterior: Posterior) -> None:
     assert of_sum.variance == pytest.approx(float(total.var()), rel=0.05)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, _KERNELS - 1), st.integers(0, len(_ALL) - 1), st.floats(-2, 2))
 def test_a_total_of_one_entry_is_that_entry(
     posterior: Posterior, kernel: int, column: int, power: float

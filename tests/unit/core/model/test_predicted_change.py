@@ -91,7 +91,7 @@ def test_staying_at_auto_is_certain() -> None:
     assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.lists(st.integers(-1, _C - 1), min_size=_K, max_size=_K))
 def test_spreads_are_those_of_draws(seed: int, picked: list[int]) -> None:
     posterior, columns = _belief(seed), np.array(picked)

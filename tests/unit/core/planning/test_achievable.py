@@ -86,7 +86,7 @@ def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
     assert {point.hardware for point in curve} - {""} == {name for _, name in KNOWN_HARDWARE}
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.integers(0, 1000))
 def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed: int) -> None:
     costs = table(seed=seed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.costs.table import CostTable
@@ -75,7 +75,6 @@ def product(objective: Objective, time_s: float, energy_j: float) -> float:
     return energy_j * time_s**power
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets)
 def test_more_freedom_never_costs_more_energy(table: CostTable, budget: float) -> None:
     arms = by_name(compare_strategies(table, Goal(max_slowdown=budget)))
@@ -86,7 +85,6 @@ def test_more_freedom_never_costs_more_energy(table: CostTable, budget: float) -
     assert energy(arms[Strategy.KERNEL_LOCAL]) <= energy(arms[Strategy.AUTO]) * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets, st.floats(0.0, 0.09), aggregates)
 def test_a_looser_budget_never_costs_more_energy(
     table: CostTable, budget: float, extra: float, aggregate: Aggregate
@@ -98,7 +96,6 @@ def test_a_looser_budget_never_costs_more_energy(
         assert energy(after) <= energy(before) * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets | st.just(-0.3), aggregates)
 def test_every_feasible_arm_keeps_the_budget(
     table: CostTable, budget: float, aggregate: Aggregate
@@ -109,7 +106,6 @@ def test_every_feasible_arm_keeps_the_budget(
         assert arm.time_change is None or arm.time_change <= budget + 1e-9
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets)
 def test_local_arms_keep_the_budget_kernel_by_kernel_or_pass_by_pass(
     table: CostTable, budget: float
@@ -126,7 +122,6 @@ def test_local_arms_keep_the_budget_kernel_by_kernel_or_pass_by_pass(
         assert plan_s[belongs].sum() <= auto_s[belongs].sum() * (1 + budget) * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets, objectives, aggregates)
 def test_an_arms_figures_are_those_of_its_settings(
     table: CostTable, budget: float, objective: Objective, aggregate: Aggregate
@@ -145,7 +140,6 @@ def test_an_arms_figures_are_those_of_its_settings(
         assert arm.energy_change == pytest.approx(arm.energy_j / table.auto_energy_j - 1.0)
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets, objectives)
 def test_kernels_that_share_clocks_get_the_same(
     table: CostTable, budget: float, objective: Objective
@@ -158,7 +152,6 @@ def test_kernels_that_share_clocks_get_the_same(
             assert one.pass_ is not other.pass_ or mine == theirs
 
 
-@settings(deadline=None)
 @given(cost_tables(most_kernels=4), st.sampled_from([Objective.EDP, Objective.ED2P]))
 def test_edp_and_ed2p_are_least_over_all_choices(table: CostTable, objective: Objective) -> None:
     arm = by_name(compare_strategies(table, Goal(objective=objective)))[Strategy.KERNEL_GLOBAL]
@@ -177,7 +170,6 @@ def test_edp_and_ed2p_are_least_over_all_choices(table: CostTable, objective: Ob
     assert product(objective, arm.time_s, arm.energy_j) == pytest.approx(least)
 
 
-@settings(deadline=None)
 @given(cost_tables(), st.sampled_from([Objective.EDP, Objective.ED2P, Objective.ENERGY]))
 def test_alone_every_kernel_takes_its_own_best(table: CostTable, objective: Objective) -> None:
     compared = compare_strategies(table, Goal(objective=objective, aggregate=Aggregate.LOCAL))
@@ -192,7 +184,6 @@ def test_alone_every_kernel_takes_its_own_best(table: CostTable, objective: Obje
         assert table.time_s[k, s] == min(equals)
 
 
-@settings(deadline=None)
 @given(cost_tables(), aggregates)
 def test_least_energy_is_the_sum_of_the_least(table: CostTable, aggregate: Aggregate) -> None:
     compared = compare_strategies(table, Goal(objective=Objective.ENERGY, aggregate=aggregate))
@@ -201,7 +192,6 @@ def test_least_energy_is_the_sum_of_the_least(table: CostTable, aggregate: Aggre
     assert by_name(compared)[Strategy.KERNEL_GLOBAL].energy_j == pytest.approx(least_j)
 
 
-@settings(deadline=None)
 @given(cost_tables(), aggregates, granularities)
 def test_a_budget_just_above_the_fastest_is_met_and_just_below_is_not(
     table: CostTable, aggregate: Aggregate, granularity: Granularity
@@ -241,7 +231,6 @@ def test_an_infeasible_arm_has_no_settings() -> None:
     assert [arm.status for arm in compared.arms] == [Status.BASELINE, *[Status.INFEASIBLE] * 4]
 
 
-@settings(deadline=None)
 @given(cost_tables(), granularities)
 def test_the_frontier_is_that_of_the_chosen_granularity(
     table: CostTable, granularity: Granularity
@@ -344,7 +333,6 @@ def test_the_chosen_arm_is_one_of_those_compared(
     assert goal.chosen in by_name(compare_strategies(table, goal))
 
 
-@settings(deadline=None)
 @given(cost_tables(), budgets)
 def test_choices_and_their_cost_add_up_to_the_arm(table: CostTable, budget: float) -> None:
     compared = compare_strategies(table, Goal(max_slowdown=budget))

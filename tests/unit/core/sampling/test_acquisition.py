@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
@@ -72,7 +72,6 @@ def _improvement(posterior: Posterior, *, multiplier: float = 50.0) -> Floats:
     return expected_improvement(_candidates(posterior), multiplier)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(-1, _C - 1), st.floats(0.0, 1000.0))
 def test_worth_is_never_negative_and_only_where_one_can_measure(
     seed: int, planned: int, multiplier: float
@@ -115,7 +114,6 @@ def test_a_better_row_known_leaves_less_to_improve(seed: int) -> None:
     assert (_improvement(better) <= _improvement(told) + 1e-12).all()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.floats(0.0, 0.2))
 def test_a_looser_budget_leaves_no_less_to_improve(seed: int, budget: float) -> None:
     posterior = _posterior(seed)
@@ -184,7 +182,6 @@ def test_of_two_settings_the_one_that_may_turn_out_better_is_worth_more() -> Non
 _COSTS = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(1.0, 100.0)), min_size=_C, max_size=_C)
 
 
-@settings(deadline=None)
 @given(st.lists(_COSTS, min_size=_K, max_size=_K), st.floats(0.0, 0.5))
 def test_a_multiplier_is_that_at_which_the_budget_is_kept(
     table: list[list[tuple[float, float]]], slack: float

@@ -44,7 +44,7 @@ def searched(problem: SequenceProblem) -> DualSearch:
     return search
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 2e-3, 6e-3]))
 def test_mixtures_keep_the_rules_and_are_near_the_bound(seed: int, dwell_s: float) -> None:
     problem = layers(seed, dwell_s=dwell_s)

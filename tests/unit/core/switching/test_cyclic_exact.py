@@ -123,7 +123,7 @@ def test_it_agrees_with_brute_force(part: int) -> None:
         assert schedule.bound_j <= reference.energy_j, seed
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seeds)
 def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid(seed: int) -> None:
     random, problem = np.random.default_rng(seed), small(seed)
@@ -138,7 +138,7 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
     assert schedule.bound_j <= reference.energy_j <= schedule.energy_j
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seeds, st.integers(1, 3), st.sampled_from([0, 700, 2_000]), st.sampled_from([1, 50]))
 def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
     seed: int, component_labels: int, effort: int, max_labels: int
@@ -156,7 +156,7 @@ def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
     assert schedule.bound_j <= reference.energy_j
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seeds, st.integers(0, 5))
 def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
     problem = small(seed)
@@ -169,7 +169,7 @@ def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
     )
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seeds, st.floats(1.0, 3.0))
 def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: float) -> None:
     problem = small(seed)
@@ -185,7 +185,7 @@ def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: fl
     )
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seeds)
 def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
     problem = small(seed)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.switching import Schedule, SequenceProblem, cost_of, violations
@@ -74,7 +74,6 @@ def test_a_round_costs_its_kernels_and_its_switches_the_wrap_included() -> None:
     assert cost.switches == 2
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=4, max_size=4), st.integers(0, 3))
 def test_turning_the_ring_changes_no_cost_and_no_rule(choice: list[int], by: int) -> None:
     problem = two_kernels(

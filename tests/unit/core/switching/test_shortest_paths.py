@@ -40,7 +40,7 @@ def ring_from(seed: int) -> Ring:
     return ring
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seeds, st.floats(0.0, 3.0), st.floats(0.0, 2.0))
 def test_forward_backward_and_the_path_itself_cost_the_same(
     seed: int, time: float, switch: float
@@ -97,7 +97,7 @@ def test_leaving_sources_out_changes_no_cost(switch_s: float) -> None:
     assert backward(ring, lagrangian, lagrangian.half).any[0].min() == pytest.approx(reference)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seeds)
 def test_every_invocation_gets_the_setting_of_its_item(seed: int) -> None:
     ring = ring_from(seed)
@@ -109,7 +109,7 @@ def test_every_invocation_gets_the_setting_of_its_item(seed: int) -> None:
     ).all()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seeds)
 def test_the_shortest_cycle_costs_no_less_than_the_shortest_path(seed: int) -> None:
     ring = ring_from(seed)

@@ -1,7 +1,8 @@
 """What a step changes is put back; on the host's tensors, which behave like a GPU's here."""
 
+import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +63,16 @@ class Trainer:
             COUNTER,
             generators,
         ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _only_what_a_test_makes_is_looked_through() -> Iterator[None]:
+    """Keep the objects that are there already from the collector: PyTorch alone has a million."""
+    Trainer().step()  # loads the rest of PyTorch
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(params=[0, 3], ids=["untrained", "trained"])

@@ -1,0 +1,19 @@
+"""What every test rests on: how many examples Hypothesis draws, and no inherited read-only mode."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+from underclock.hw.nvml import READ_ONLY
+
+# A test that is slow on a loaded machine is not wrong: no example has a deadline.
+settings.register_profile("ci", deadline=None, print_blob=True)
+settings.register_profile("dev", deadline=None, max_examples=10)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _writable() -> None:
+    """Forget the read-only mode that the machine may ask for; a test sets it where it is meant."""
+    os.environ.pop(READ_ONLY, None)
