@@ -158,7 +158,7 @@ def read_table(path: Path) -> SampleSet:
         )
     kernels: dict[str, Kernel] = {}
     samples: list[Sample] = []
-    reader = _Reader()
+    reader = _Reader(has_readings=any(map(rows[0].names, READINGS)))
     for row in rows:
         kernel, sample = reader.kernel(row), reader.sample(row)
         if kernels.setdefault(kernel.name, kernel) != kernel:
@@ -247,7 +247,8 @@ def _kernel(row: _Row) -> Kernel:
 class _Reader:
     """Makes kernels and samples of rows; what many rows say alike is made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_readings: bool) -> None:
+        self._has_readings = has_readings
         self._kernels: dict[tuple[str, str, str], Kernel] = {}
         self._clocks: dict[tuple[str, str], Clocks] = {}
         self._repeats: dict[str, Counter[Clocks]] = {}
@@ -272,7 +273,7 @@ class _Reader:
         sample = Sample(
             kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
         )
-        return with_readings(sample, row) if any(map(row.names, READINGS)) else sample
+        return with_readings(sample, row) if self._has_readings else sample
 
 
 def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
