@@ -144,7 +144,7 @@ class ThrottleReason(IntFlag):
     """DisplayClockSetting: a display needs other clocks."""
 
 
-class Sample(Record, frozen=True, kw_only=True):
+class Sample(Record, frozen=True, kw_only=True, gc=False):
     """One measurement of one kernel (or of the whole step) at one pair of asked clocks.
 
     Attributes:

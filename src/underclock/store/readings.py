@@ -18,8 +18,12 @@ and how busy parts of the GPU were, 0 to 1. An empty cell was not read."""
 class Row(Protocol):
     """A line of a table."""
 
-    where: str
-    cells: dict[str, str]
+    @property
+    def where(self) -> str:
+        """The file and the line."""
+
+    def cell(self, column: str) -> str:
+        """Return a cell as it stands; empty where there is no such column."""
 
 
 def with_readings(sample: Sample, row: Row) -> Sample:
@@ -28,7 +32,7 @@ def with_readings(sample: Sample, row: Row) -> Sample:
     Raises:
         DataError: A cell is no number, or one that cannot be.
     """
-    values = {name: _number(row, name) for name in READINGS if row.cells.get(name, "").strip()}
+    values = {name: _number(row, name) for name in READINGS if row.cell(name)}
     core, mem = (values.get(name) for name in _CLOCKS)
     busy = [values.get(name) for name in _BUSY]
     if None in busy and any(value is not None for value in busy):
@@ -49,7 +53,7 @@ def with_readings(sample: Sample, row: Row) -> Sample:
 
 
 def _number(row: Row, name: str) -> float:
-    raw = row.cells[name]
+    raw = row.cell(name)
     try:
         value = float(raw)
     except ValueError:

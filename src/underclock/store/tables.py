@@ -23,7 +23,7 @@ from underclock.records import (
     SampleSet,
 )
 from underclock.store.columns import EITHER, NEEDED, Columns, separator_of
-from underclock.store.readings import with_readings
+from underclock.store.readings import READINGS, with_readings
 from underclock.units import nearest
 
 _LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
@@ -31,24 +31,51 @@ _LEAST_W, _GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs ma
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
 _REPEATS_NOISY = 1.5
+_HASHED_AT_ONCE = 10_000
+_OFTEN_THE_SAME = {"gpu", "kernel", "core_mhz", "mem_mhz", "count", "pass"}  # as in other rows
 
 
 class _Row:
     """One line of the file; every accessor names the line when it refuses."""
 
-    def __init__(self, where: str, cells: dict[str, str]) -> None:
-        self.where = where
-        self.cells = cells
+    # A table may have a million rows, so a row keeps its cells and shares all else.
+    __slots__ = ("_cells", "_line", "_path", "_places")
+
+    def __init__(self, path: Path, line: int, places: dict[str, int], cells: list[str]) -> None:
+        self._path = path
+        self._line = line
+        self._places = places
+        self._cells = cells
+
+    @property
+    def where(self) -> str:
+        """The file and the line."""
+        return f"{self._path}, line {self._line}"
+
+    def cell(self, column: str) -> str:
+        """Return a cell as it stands; empty where there is no such column."""
+        place = self._places.get(column)
+        return "" if place is None else self._cells[place]
+
+    def names(self, column: str) -> bool:
+        """Whether the table has a column."""
+        return column in self._places
 
     def has(self, column: str) -> bool:
         """Whether a cell is there and not empty."""
-        return bool(self.cells.get(column, ""))
+        return bool(self.cell(column))
+
+    def share(self, places: list[int], seen: dict[str, str]) -> None:
+        """Keep one text of cells that are alike in many rows."""
+        for place in places:
+            self._cells[place] = seen.setdefault(self._cells[place], self._cells[place])
 
     def text(self, column: str) -> str:
         """Return a cell that must not be empty."""
-        if not self.has(column):
+        cell = self.cell(column)
+        if not cell:
             raise DataError(f"{self.where}: {column} is empty")
-        return self.cells[column]
+        return cell
 
     def quantity(self, column: str) -> float:
         """Return a positive number that a quantity can have."""
@@ -76,7 +103,7 @@ class _Row:
 
     def clock(self, column: str) -> int | None:
         """Return a clock; an empty cell is auto, and so is the word."""
-        if self.cells[column].casefold() in {"", "auto"}:
+        if self.cell(column).casefold() in {"", "auto"}:
             return None
         mhz = self.whole(column)
         if not LEAST_MHZ <= mhz <= GREATEST_MHZ:
@@ -131,9 +158,9 @@ def read_table(path: Path) -> SampleSet:
         )
     kernels: dict[str, Kernel] = {}
     samples: list[Sample] = []
-    repeats: Counter[tuple[str, Clocks]] = Counter()
+    reader = _Reader(has_readings=any(map(rows[0].names, READINGS)))
     for row in rows:
-        kernel, sample = _kernel(row), _sample(row, repeats)
+        kernel, sample = reader.kernel(row), reader.sample(row)
         if kernels.setdefault(kernel.name, kernel) != kernel:
             raise DataError(f"{row.where}: count or pass of {kernel.name!r} differs from above")
         samples.append(sample)
@@ -152,8 +179,15 @@ def read_table(path: Path) -> SampleSet:
 
 def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
     """Identify what a table says, however it is written."""
-    body = msgspec.json.encode((gpu, tuple(kernels.values()), samples))
-    return hashlib.sha256(body).hexdigest()[:16]
+    body = hashlib.sha256(
+        msgspec.json.encode((gpu, tuple(kernels.values()), ())).removesuffix(b"]]")
+    )
+    # The text of all samples at once would take more memory than the samples.
+    for begin in range(0, len(samples), _HASHED_AT_ONCE):
+        some = msgspec.json.encode(samples[begin : begin + _HASHED_AT_ONCE])
+        body.update((b"," if begin else b"") + some[1:-1])
+    body.update(b"]]")
+    return body.hexdigest()[:16]
 
 
 def _rows(path: Path) -> tuple[list[_Row], tuple[str, ...]]:
@@ -182,20 +216,24 @@ def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
             hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
         )
     columns = Columns.of(path, header, separator)
+    places = {name: place for place, name in enumerate(columns.names)}
+    common = [place for place, name in enumerate(columns.names) if name in _OFTEN_THE_SAME]
+    seen: dict[str, str] = {}
     rows = []
     for cells in lines:
-        where = f"{path}, line {lines.line_num}"
-        if cells and len(cells) != len(header):
-            raise DataError(f"{where}: the row has more or fewer cells than the header")
-        if cells:
-            stripped = (cell.strip() for cell in cells)
-            rows.append(_Row(where, dict(zip(columns.names, stripped, strict=True))))
+        if not cells:
+            continue
+        row = _Row(path, lines.line_num, places, [cell.strip() for cell in cells])
+        if len(cells) != len(header):
+            raise DataError(f"{row.where}: the row has more or fewer cells than the header")
+        row.share(common, seen)
+        rows.append(row)
     return columns, rows
 
 
 def _kernel(row: _Row) -> Kernel:
     name = row.text("kernel")
-    stated = row.cells.get("pass", "")
+    stated = row.cell("pass")
     last = name.rsplit("/", maxsplit=1)[-1]
     if stated and stated not in set(Pass):
         raise DataError(f"{row.where}: pass is {stated!r}", hint=nearest(stated, Pass))
@@ -203,18 +241,39 @@ def _kernel(row: _Row) -> Kernel:
         pass_ = Pass(stated)
     else:
         pass_ = Pass(last) if last in {Pass.FORWARD, Pass.BACKWARD} else Pass.OTHER
-    return Kernel(name=name, pass_=pass_, count=row.whole("count") if "count" in row.cells else 1)
+    return Kernel(name=name, pass_=pass_, count=row.whole("count") if row.names("count") else 1)
 
 
-def _sample(row: _Row, repeats: Counter[tuple[str, Clocks]]) -> Sample:
-    name, time_s = row.text("kernel"), row.quantity("time_s")
-    asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
-    repeat = repeats[name, asked]
-    repeats[name, asked] += 1
-    sample = Sample(
-        kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
-    )
-    return with_readings(sample, row)
+class _Reader:
+    """Makes kernels and samples of rows; what many rows say alike is made once."""
+
+    def __init__(self, *, has_readings: bool) -> None:
+        self._has_readings = has_readings
+        self._kernels: dict[tuple[str, str, str], Kernel] = {}
+        self._clocks: dict[tuple[str, str], Clocks] = {}
+        self._repeats: dict[str, Counter[Clocks]] = {}
+
+    def kernel(self, row: _Row) -> Kernel:
+        """Return the kernel that a row is of."""
+        cells = row.cell("kernel"), row.cell("pass"), row.cell("count")
+        if (kernel := self._kernels.get(cells)) is None:
+            kernel = self._kernels[cells] = _kernel(row)
+        return kernel
+
+    def sample(self, row: _Row) -> Sample:
+        """Return what a row measured."""
+        name, time_s = row.text("kernel"), row.quantity("time_s")
+        cells = row.cell("core_mhz"), row.cell("mem_mhz")
+        if (asked := self._clocks.get(cells)) is None:
+            asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
+            self._clocks[cells] = asked
+        repeats = self._repeats.setdefault(name, Counter())
+        repeat = repeats[asked]
+        repeats[asked] += 1
+        sample = Sample(
+            kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
+        )
+        return with_readings(sample, row) if self._has_readings else sample
 
 
 def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
@@ -242,9 +301,12 @@ def _repeat_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]
     Raises:
         DataError: They are so far apart that they cannot be repeats.
     """
+    repeated = {(sample.kernel, sample.asked) for sample in samples if sample.repeat}
     first: dict[tuple[str, Clocks], tuple[_Row, Sample]] = {}
     worst, words = _REPEATS_NOISY, ""
     for row, sample in zip(rows, samples, strict=True):
+        if not repeated or (sample.kernel, sample.asked) not in repeated:
+            continue
         other, before = first.setdefault((sample.kernel, sample.asked), (row, sample))
         for name in ("time_s", "energy_j"):
             low, high = sorted((getattr(before, name), getattr(sample, name)))

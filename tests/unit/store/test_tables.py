@@ -1,10 +1,12 @@
 """Sweeps as CSV: what is read, and every way a table can be wrong."""
 
 import csv
+import hashlib
 import io
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -454,3 +456,22 @@ class TestRepeats:
         path = table(tmp_path / "t.csv", HEADER, "g,k,,,1,100,", "g,k,210,,20,700,")
 
         assert read_table(path).warnings == ()
+
+
+class TestGrowth:
+    """What a large table costs, counted in objects rather than seconds."""
+
+    def test_rows_share_what_they_say_alike(self, tmp_path: Path) -> None:
+        rows = [f"a GPU,k{k},{core},,0.5,100," for k in range(3) for core in (900, 1200)]
+        samples = read_table(table(tmp_path / "t.csv", HEADER, *rows)).samples
+        assert len({id(sample.asked) for sample in samples}) == 2
+        assert len({id(sample.kernel) for sample in samples}) == 3
+
+    def test_the_hash_is_of_all_samples_however_many_are_hashed_at_once(
+        self, tmp_path: Path
+    ) -> None:
+        rows = [f"a GPU,k{k},,,0.5,100," for k in range(10_001)]
+        sample_set = read_table(table(tmp_path / "t.csv", HEADER, *rows))
+        body = msgspec.json.encode((sample_set.gpu.name, sample_set.kernels, sample_set.samples))
+        assert sample_set.provenance is not None
+        assert sample_set.provenance.table == hashlib.sha256(body).hexdigest()[:16]
