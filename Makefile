@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # A file stays on one of the two workers, so that what its tests share is made once.
 PYTEST = $(BIN)/pytest -n 2 --dist loadfile
+QUICK = $(addprefix tests/unit/,core physics records report store workloads) \
+	--ignore-glob='*/test_cyclic_exact.py' --ignore-glob='*/test_verdict.py'  # the longest of them
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
@@ -22,11 +24,11 @@ check: $(VENV)/.dev
 	$(PYTEST) -m 'not slow and not gpu' --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
 	$(BIN)/coverage report --fail-under=90 > /dev/null
-	$(PYTEST) -m 'slow and not gpu'  # coverage makes these three times as long and adds nothing
+	$(PYTEST) -m 'slow and not gpu'  # coverage would make these three times as long
 
-quick: $(VENV)/.dev  ## in seconds: the style, and every fast test with few examples
+quick: $(VENV)/.dev  ## in seconds: the style, and what needs no GPU, not even a simulated one
 	$(BIN)/ruff check .
-	HYPOTHESIS_PROFILE=dev $(PYTEST) -q -m 'not slow and not gpu'
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -q -m 'not slow and not gpu' $(QUICK)
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
