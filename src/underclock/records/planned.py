@@ -136,6 +136,11 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             raise AssertionError("checked when the plan was made")
         return cost
 
+    @property
+    def sets_nothing(self) -> bool:
+        """Whether every kernel is left at the clocks that all is compared with."""
+        return all(choice.clocks == self.baseline for choice in self.kernels.values())
+
     def arm(self, name: str) -> Arm:
         """Return the arm of a strategy.
 

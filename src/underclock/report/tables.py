@@ -52,7 +52,9 @@ def arms_table(plan: Plan) -> Table:
             Text(status_text(arm)),
             style="bold" if chosen else "",
         )
-    lines = [promise_text(plan), "* the plan holds these clocks; time and energy against auto"]
+    lines = ["* the plan holds these clocks; time and energy against auto"]
+    if not plan.sets_nothing:  # what changes nothing promises nothing
+        lines.insert(0, promise_text(plan))
     if any(arm.name == "achievable" for arm in plan.arms):
         lines.insert(0, switching_sentence(plan))
     table.caption = Text("\n".join(lines))

@@ -102,7 +102,7 @@ def auto_plan_sentence(plan: Plan) -> str | None:
     Returns:
         ``None`` where the plan sets clocks.
     """
-    if any(choice.clocks != plan.baseline for choice in plan.kernels.values()):
+    if not plan.sets_nothing:
         return None
     if plan.max_slowdown is None:
         text = f"the plan is auto: no other clocks are better for {plan.objective}"
