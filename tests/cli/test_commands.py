@@ -19,13 +19,7 @@ from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 
 Fails = Callable[[str], tuple[int, str]]
-_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
-G,a,,,1.0,100,100
-G,a,900,,1.1,60,54.5
-G,b,,,1.0,100,100
-G,b,900,,1.3,95,73
-G,b,1200,,0.9,101,112.2
-"""
+_TABLE = (Path(__file__).parents[1] / "data/tables/two_kernels.csv").read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -34,13 +34,7 @@ from underclock.store import read_document, write_document
 from underclock.workloads import workload
 
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
-_TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w
-G,a,,,1.0,100,100
-G,a,900,,1.1,60,54.5
-G,b,,,1.0,100,100
-G,b,900,,1.3,95,73
-G,b,1200,,0.9,101,112.2
-"""
+_TABLE = (Path(__file__).parents[2] / "data/tables/two_kernels.csv").read_text()
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 
 
