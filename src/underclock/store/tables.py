@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import os
-from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -39,13 +39,13 @@ class _Row:
     """One line of the file; every accessor names the line when it refuses."""
 
     # A table may have a million rows, so a row keeps its cells and shares all else.
-    __slots__ = ("_cells", "_line", "_path", "_places")
+    __slots__ = ("_line", "_path", "_places", "cells")
 
     def __init__(self, path: Path, line: int, places: dict[str, int], cells: list[str]) -> None:
         self._path = path
         self._line = line
         self._places = places
-        self._cells = cells
+        self.cells = cells
 
     @property
     def where(self) -> str:
@@ -55,7 +55,7 @@ class _Row:
     def cell(self, column: str) -> str:
         """Return a cell as it stands; empty where there is no such column."""
         place = self._places.get(column)
-        return "" if place is None else self._cells[place]
+        return "" if place is None else self.cells[place]
 
     def names(self, column: str) -> bool:
         """Whether the table has a column."""
@@ -64,11 +64,6 @@ class _Row:
     def has(self, column: str) -> bool:
         """Whether a cell is there and not empty."""
         return bool(self.cell(column))
-
-    def share(self, places: list[int], seen: dict[str, str]) -> None:
-        """Keep one text of cells that are alike in many rows."""
-        for place in places:
-            self._cells[place] = seen.setdefault(self._cells[place], self._cells[place])
 
     def text(self, column: str) -> str:
         """Return a cell that must not be empty."""
@@ -150,20 +145,24 @@ def read_table(path: Path) -> SampleSet:
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
-    rows, taken = _rows(path)
-    gpus = sorted({row.text("gpu") for row in rows})
+    rows, columns = _rows(path)
+    places = columns.places
+    gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
         raise DataError(
             f"{path} mixes GPUs: {', '.join(gpus)}", hint="a plan is for one GPU: split the table"
         )
     kernels: dict[str, Kernel] = {}
     samples: list[Sample] = []
-    reader = _Reader(has_readings=any(map(rows[0].names, READINGS)))
+    reader = _Reader(places)
     for row in rows:
-        kernel, sample = reader.kernel(row), reader.sample(row)
-        if kernels.setdefault(kernel.name, kernel) != kernel:
+        kernel = reader.kernel(row)
+        sample = reader.sample(row, kernel.name)
+        known = kernels.setdefault(kernel.name, kernel)
+        if known is not kernel and known != kernel:
             raise DataError(f"{row.where}: count or pass of {kernel.name!r} differs from above")
         samples.append(sample)
+    powers = _power_warnings(rows, samples) if "power_w" in places else ()
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name=gpus[0]),
@@ -173,7 +172,7 @@ def read_table(path: Path) -> SampleSet:
         samples=tuple(samples),
         expected_samples=len(samples),
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
-        warnings=(*taken, *_power_warnings(rows, samples), *_repeat_warnings(rows, samples)),
+        warnings=(*columns.taken, *powers, *_repeat_warnings(rows, samples)),
     )
 
 
@@ -190,8 +189,8 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
     return body.hexdigest()[:16]
 
 
-def _rows(path: Path) -> tuple[list[_Row], tuple[str, ...]]:
-    """Read the lines under a checked header, and what a reader must know of it."""
+def _rows(path: Path) -> tuple[list[_Row], Columns]:
+    """Read the lines under a checked header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             columns, rows = _read(path, file)
@@ -201,7 +200,7 @@ def _rows(path: Path) -> tuple[list[_Row], tuple[str, ...]]:
         raise DataError(f"{path} is not a CSV table: {exc}") from exc
     if not rows:
         raise DataError(f"{path} holds no rows")
-    return rows, columns.taken
+    return rows, columns
 
 
 def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
@@ -216,17 +215,19 @@ def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
             hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
         )
     columns = Columns.of(path, header, separator)
-    places = {name: place for place, name in enumerate(columns.names)}
+    places, width = columns.places, len(header)
     common = [place for place, name in enumerate(columns.names) if name in _OFTEN_THE_SAME]
-    seen: dict[str, str] = {}
+    share = dict[str, str]().setdefault  # keeps one text of cells that are alike in many rows
     rows = []
-    for cells in lines:
-        if not cells:
+    for raw in lines:
+        if not raw:
             continue
-        row = _Row(path, lines.line_num, places, [cell.strip() for cell in cells])
-        if len(cells) != len(header):
+        cells = list(map(str.strip, raw))
+        row = _Row(path, lines.line_num, places, cells)
+        if len(cells) != width:
             raise DataError(f"{row.where}: the row has more or fewer cells than the header")
-        row.share(common, seen)
+        for place in common:
+            cells[place] = share(cells[place], cells[place])
         rows.append(row)
     return columns, rows
 
@@ -247,33 +248,60 @@ def _kernel(row: _Row) -> Kernel:
 class _Reader:
     """Makes kernels and samples of rows; what many rows say alike is made once."""
 
-    def __init__(self, *, has_readings: bool) -> None:
-        self._has_readings = has_readings
-        self._kernels: dict[tuple[str, str, str], Kernel] = {}
-        self._clocks: dict[tuple[str, str], Clocks] = {}
-        self._repeats: dict[str, Counter[Clocks]] = {}
+    def __init__(self, places: dict[str, int]) -> None:
+        self._has_readings = not places.keys().isdisjoint(READINGS)
+        self._kernel_cells = itemgetter(
+            *[places[name] for name in ("kernel", "pass", "count") if name in places]
+        )
+        self._clock_cells = itemgetter(places["core_mhz"], places["mem_mhz"])
+        self._cost_cells = itemgetter(places["time_s"], places.get("energy_j", places["time_s"]))
+        self._has_energy = "energy_j" in places
+        self._kernels: dict[object, Kernel] = {}
+        self._clocks: dict[object, Clocks] = {}
+        self._repeats: dict[str, dict[Clocks, int]] = {}
 
     def kernel(self, row: _Row) -> Kernel:
         """Return the kernel that a row is of."""
-        cells = row.cell("kernel"), row.cell("pass"), row.cell("count")
+        cells = self._kernel_cells(row.cells)
         if (kernel := self._kernels.get(cells)) is None:
             kernel = self._kernels[cells] = _kernel(row)
         return kernel
 
-    def sample(self, row: _Row) -> Sample:
-        """Return what a row measured."""
-        name, time_s = row.text("kernel"), row.quantity("time_s")
-        cells = row.cell("core_mhz"), row.cell("mem_mhz")
+    def sample(self, row: _Row, kernel: str) -> Sample:
+        """Return what a row measured of a kernel."""
+        cells = self._clock_cells(row.cells)
         if (asked := self._clocks.get(cells)) is None:
             asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
             self._clocks[cells] = asked
-        repeats = self._repeats.setdefault(name, Counter())
-        repeat = repeats[asked]
-        repeats[asked] += 1
+        repeats = self._repeats.setdefault(kernel, {})
+        repeat = repeats.get(asked, 0)
+        repeats[asked] = repeat + 1
+        time_s, energy_j = self._costs(row)
         sample = Sample(
-            kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
+            kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j
         )
         return with_readings(sample, row) if self._has_readings else sample
+
+    def _costs(self, row: _Row) -> tuple[float, float]:
+        """Return the time and energy of a row.
+
+        Most rows hold two plain numbers, which are read at once; the row says what is wrong with
+        others, or makes energy of power.
+        """
+        try:
+            time_s, energy_j = map(float, self._cost_cells(row.cells))
+        except ValueError:
+            pass
+        else:
+            if (
+                self._has_energy
+                and _LEAST <= time_s <= _GREATEST
+                and _LEAST <= energy_j <= _GREATEST
+                and _LEAST_W <= energy_j / time_s <= _GREATEST_W
+            ):
+                return time_s, energy_j
+        time_s = row.quantity("time_s")
+        return time_s, row.energy_j(time_s)
 
 
 def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
@@ -302,10 +330,12 @@ def _repeat_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]
         DataError: They are so far apart that they cannot be repeats.
     """
     repeated = {(sample.kernel, sample.asked) for sample in samples if sample.repeat}
+    if not repeated:
+        return ()
     first: dict[tuple[str, Clocks], tuple[_Row, Sample]] = {}
     worst, words = _REPEATS_NOISY, ""
     for row, sample in zip(rows, samples, strict=True):
-        if not repeated or (sample.kernel, sample.asked) not in repeated:
+        if (sample.kernel, sample.asked) not in repeated:
             continue
         other, before = first.setdefault((sample.kernel, sample.asked), (row, sample))
         for name in ("time_s", "energy_j"):
