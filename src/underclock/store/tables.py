@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import os
+from array import array
+from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
@@ -38,10 +40,11 @@ _OFTEN_THE_SAME = {"gpu", "kernel", "core_mhz", "mem_mhz", "count", "pass"}  # a
 class _Row:
     """One line of the file; every accessor names the line when it refuses."""
 
-    # A table may have a million rows, so a row keeps its cells and shares all else.
     __slots__ = ("_line", "_path", "_places", "cells")
 
-    def __init__(self, path: Path, line: int, places: dict[str, int], cells: list[str]) -> None:
+    def __init__(
+        self, path: Path, line: int, places: dict[str, int], cells: tuple[str, ...]
+    ) -> None:
         self._path = path
         self._line = line
         self._places = places
@@ -123,6 +126,45 @@ class _Row:
         return energy_j
 
 
+class _Rows:
+    """The lines of a table, in order.
+
+    A table may have a million rows. Tuples of text are nothing to the garbage collector, so only
+    these are kept, and each row is made of them when it is asked for.
+    """
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self.columns = columns
+        self.places = columns.places
+        self._path = path
+        self._cells: list[tuple[str, ...]] = []
+        self._lines = array("q")
+        self._width = len(columns.names)
+        self._shared = [place for name, place in self.places.items() if name in _OFTEN_THE_SAME]
+        self._share = dict[str, str]().setdefault
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __iter__(self) -> Iterator[_Row]:
+        for line, cells in zip(self._lines, self._cells, strict=True):
+            yield _Row(self._path, line, self.places, cells)
+
+    def add(self, line: int, cells: list[str]) -> None:
+        """Add a line of the file; of cells that are alike in many rows, one text is kept.
+
+        Raises:
+            DataError: It has not a cell for every column.
+        """
+        if len(cells) != self._width:
+            where = _Row(self._path, line, self.places, tuple(cells)).where
+            raise DataError(f"{where}: the row has more or fewer cells than the header")
+        for place in self._shared:
+            cells[place] = self._share(cells[place], cells[place])
+        self._lines.append(line)
+        self._cells.append(tuple(cells))
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -145,8 +187,8 @@ def read_table(path: Path) -> SampleSet:
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
-    rows, columns = _rows(path)
-    places = columns.places
+    rows = _rows(path)
+    places = rows.places
     gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
         raise DataError(
@@ -172,7 +214,7 @@ def read_table(path: Path) -> SampleSet:
         samples=tuple(samples),
         expected_samples=len(samples),
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
-        warnings=(*columns.taken, *powers, *_repeat_warnings(rows, samples)),
+        warnings=(*rows.columns.taken, *powers, *_repeat_warnings(rows, samples)),
     )
 
 
@@ -189,21 +231,21 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
     return body.hexdigest()[:16]
 
 
-def _rows(path: Path) -> tuple[list[_Row], Columns]:
+def _rows(path: Path) -> _Rows:
     """Read the lines under a checked header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            columns, rows = _read(path, file)
+            rows = _read(path, file)
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except (UnicodeDecodeError, csv.Error) as exc:
         raise DataError(f"{path} is not a CSV table: {exc}") from exc
     if not rows:
         raise DataError(f"{path} holds no rows")
-    return rows, columns
+    return rows
 
 
-def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
+def _read(path: Path, file: TextIO) -> _Rows:
     first = next((line for line in file if line.strip()), "")
     separator = separator_of(first)
     file.seek(0)
@@ -215,21 +257,11 @@ def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
             hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
         )
     columns = Columns.of(path, header, separator)
-    places, width = columns.places, len(header)
-    common = [place for place, name in enumerate(columns.names) if name in _OFTEN_THE_SAME]
-    share = dict[str, str]().setdefault  # keeps one text of cells that are alike in many rows
-    rows = []
-    for raw in lines:
-        if not raw:
-            continue
-        cells = list(map(str.strip, raw))
-        row = _Row(path, lines.line_num, places, cells)
-        if len(cells) != width:
-            raise DataError(f"{row.where}: the row has more or fewer cells than the header")
-        for place in common:
-            cells[place] = share(cells[place], cells[place])
-        rows.append(row)
-    return columns, rows
+    rows = _Rows(path, columns)
+    for cells in lines:
+        if cells:
+            rows.add(lines.line_num, list(map(str.strip, cells)))
+    return rows
 
 
 def _kernel(row: _Row) -> Kernel:
@@ -304,7 +336,7 @@ class _Reader:
         return time_s, row.energy_j(time_s)
 
 
-def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
+def _power_warnings(rows: _Rows, samples: list[Sample]) -> tuple[str, ...]:
     """Say where power contradicts energy over time: one of the three has another unit."""
     worst, where = _POWER_TOLERANCE, None
     for row, sample in zip(rows, samples, strict=True):
@@ -323,7 +355,7 @@ def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _repeat_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
+def _repeat_warnings(rows: _Rows, samples: list[Sample]) -> tuple[str, ...]:
     """Say where repeats are so far apart that their mean says little.
 
     Raises:
