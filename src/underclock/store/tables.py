@@ -309,9 +309,7 @@ class _Reader:
         repeat = repeats.get(asked, 0)
         repeats[asked] = repeat + 1
         time_s, energy_j = self._costs(row)
-        sample = Sample(
-            kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j
-        )
+        sample = Sample(kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j)
         return with_readings(sample, row) if self._has_readings else sample
 
     def _costs(self, row: _Row) -> tuple[float, float]:
