@@ -3,8 +3,6 @@
 import csv
 import hashlib
 import os
-from array import array
-from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
@@ -13,8 +11,6 @@ import msgspec
 
 from underclock.errors import DataError
 from underclock.records import (
-    GREATEST_MHZ,
-    LEAST_MHZ,
     Clocks,
     Evidence,
     GpuInfo,
@@ -26,151 +22,20 @@ from underclock.records import (
 )
 from underclock.store.columns import EITHER, NEEDED, Columns, separator_of
 from underclock.store.readings import READINGS, with_readings
+from underclock.store.table_rows import (
+    GREATEST,
+    GREATEST_W,
+    LEAST,
+    LEAST_W,
+    TableRow,
+    TableRows,
+)
 from underclock.units import nearest
 
-_LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
-_LEAST_W, _GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
 _REPEATS_NOISY = 1.5
 _HASHED_AT_ONCE = 10_000
-_OFTEN_THE_SAME = {"gpu", "kernel", "core_mhz", "mem_mhz", "count", "pass"}  # as in other rows
-
-
-class _Row:
-    """One line of the file; every accessor names the line when it refuses."""
-
-    __slots__ = ("_line", "_path", "_places", "cells")
-
-    def __init__(
-        self, path: Path, line: int, places: dict[str, int], cells: tuple[str, ...]
-    ) -> None:
-        self._path = path
-        self._line = line
-        self._places = places
-        self.cells = cells
-
-    @property
-    def where(self) -> str:
-        """The file and the line."""
-        return f"{self._path}, line {self._line}"
-
-    def cell(self, column: str) -> str:
-        """Return a cell as it stands; empty where there is no such column."""
-        place = self._places.get(column)
-        return "" if place is None else self.cells[place]
-
-    def names(self, column: str) -> bool:
-        """Whether the table has a column."""
-        return column in self._places
-
-    def has(self, column: str) -> bool:
-        """Whether a cell is there and not empty."""
-        return bool(self.cell(column))
-
-    def text(self, column: str) -> str:
-        """Return a cell that must not be empty."""
-        cell = self.cell(column)
-        if not cell:
-            raise DataError(f"{self.where}: {column} is empty")
-        return cell
-
-    def quantity(self, column: str) -> float:
-        """Return a positive number that a quantity can have."""
-        raw = self.text(column)
-        try:
-            value = float(raw)
-        except ValueError:
-            mended = raw.replace(",", ".")
-            hint = f"write decimals with a point: {mended}" if _is_number(mended) else ""
-            raise DataError(f"{self.where}: {column} is {raw!r}, not a number", hint=hint) from None
-        if not _LEAST <= value <= _GREATEST:
-            raise DataError(
-                f"{self.where}: {column} is {raw}; it must be positive and finite, "
-                f"from {_LEAST:g} to {_GREATEST:g}",
-                hint="remove the row if the run failed",
-            )
-        return value
-
-    def whole(self, column: str) -> int:
-        """Return a positive whole number."""
-        value = self.quantity(column)
-        if value != int(value):
-            raise DataError(f"{self.where}: {column} is {value}, not a whole number")
-        return int(value)
-
-    def clock(self, column: str) -> int | None:
-        """Return a clock; an empty cell is auto, and so is the word."""
-        if self.cell(column).casefold() in {"", "auto"}:
-            return None
-        mhz = self.whole(column)
-        if not LEAST_MHZ <= mhz <= GREATEST_MHZ:
-            raise DataError(
-                f"{self.where}: {column} is {mhz}; GPUs have clocks from {LEAST_MHZ} to "
-                f"{GREATEST_MHZ} MHz, and no number is auto",
-                hint="write clocks in MHz, neither in Hz nor in kHz nor in GHz",
-            )
-        return mhz
-
-    def energy_j(self, time_s: float) -> float:
-        """Return the energy of a run, or what its power makes it; a GPU must be able to draw it."""
-        known = self.has("energy_j") or not self.has("power_w")
-        energy_j = self.quantity("energy_j") if known else self.quantity("power_w") * time_s
-        mean_w = energy_j / time_s
-        if not _LEAST_W <= mean_w <= _GREATEST_W:
-            raise DataError(
-                f"{self.where}: energy_j {energy_j:g} over time_s {time_s:g} is {mean_w:.3g} W; "
-                f"GPUs draw from {_LEAST_W:g} W to {_GREATEST_W / 1e3:g} kW",
-                hint="check the units: energy_j is in joules, time_s in seconds",
-            )
-        return energy_j
-
-
-class _Rows:
-    """The lines of a table, in order.
-
-    A table may have a million rows. Tuples of text are nothing to the garbage collector, so only
-    these are kept, and each row is made of them when it is asked for.
-    """
-
-    def __init__(self, path: Path, columns: Columns) -> None:
-        self.columns = columns
-        self.places = columns.places
-        self._path = path
-        self._cells: list[tuple[str, ...]] = []
-        self._lines = array("q")
-        self._width = len(columns.names)
-        self._shared = [place for name, place in self.places.items() if name in _OFTEN_THE_SAME]
-        self._share = dict[str, str]().setdefault
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def __iter__(self) -> Iterator[_Row]:
-        for line, cells in zip(self._lines, self._cells, strict=True):
-            yield _Row(self._path, line, self.places, cells)
-
-    def add(self, line: int, cells: list[str]) -> None:
-        """Add a line of the file; of cells that are alike in many rows, one text is kept.
-
-        Raises:
-            DataError: It has not a cell for every column.
-        """
-        if len(cells) != self._width:
-            where = _Row(self._path, line, self.places, tuple(cells)).where
-            raise DataError(f"{where}: the row has more or fewer cells than the header")
-        for place in self._shared:
-            cells[place] = self._share(cells[place], cells[place])
-        self._lines.append(line)
-        self._cells.append(tuple(cells))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def read_table(path: Path) -> SampleSet:
@@ -231,7 +96,7 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
     return body.hexdigest()[:16]
 
 
-def _rows(path: Path) -> _Rows:
+def _rows(path: Path) -> TableRows:
     """Read the lines under a checked header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -245,7 +110,7 @@ def _rows(path: Path) -> _Rows:
     return rows
 
 
-def _read(path: Path, file: TextIO) -> _Rows:
+def _read(path: Path, file: TextIO) -> TableRows:
     first = next((line for line in file if line.strip()), "")
     separator = separator_of(first)
     file.seek(0)
@@ -257,14 +122,14 @@ def _read(path: Path, file: TextIO) -> _Rows:
             hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
         )
     columns = Columns.of(path, header, separator)
-    rows = _Rows(path, columns)
+    rows = TableRows(path, columns)
     for cells in lines:
         if cells:
             rows.add(lines.line_num, list(map(str.strip, cells)))
     return rows
 
 
-def _kernel(row: _Row) -> Kernel:
+def _kernel(row: TableRow) -> Kernel:
     name = row.text("kernel")
     stated = row.cell("pass")
     last = name.rsplit("/", maxsplit=1)[-1]
@@ -292,14 +157,14 @@ class _Reader:
         self._clocks: dict[object, Clocks] = {}
         self._repeats: dict[str, dict[Clocks, int]] = {}
 
-    def kernel(self, row: _Row) -> Kernel:
+    def kernel(self, row: TableRow) -> Kernel:
         """Return the kernel that a row is of."""
         cells = self._kernel_cells(row.cells)
         if (kernel := self._kernels.get(cells)) is None:
             kernel = self._kernels[cells] = _kernel(row)
         return kernel
 
-    def sample(self, row: _Row, kernel: str) -> Sample:
+    def sample(self, row: TableRow, kernel: str) -> Sample:
         """Return what a row measured of a kernel."""
         cells = self._clock_cells(row.cells)
         if (asked := self._clocks.get(cells)) is None:
@@ -312,7 +177,7 @@ class _Reader:
         sample = Sample(kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j)
         return with_readings(sample, row) if self._has_readings else sample
 
-    def _costs(self, row: _Row) -> tuple[float, float]:
+    def _costs(self, row: TableRow) -> tuple[float, float]:
         """Return the time and energy of a row.
 
         Most rows hold two plain numbers, which are read at once; the row says what is wrong with
@@ -325,16 +190,16 @@ class _Reader:
         else:
             if (
                 self._has_energy
-                and _LEAST <= time_s <= _GREATEST
-                and _LEAST <= energy_j <= _GREATEST
-                and _LEAST_W <= energy_j / time_s <= _GREATEST_W
+                and LEAST <= time_s <= GREATEST
+                and LEAST <= energy_j <= GREATEST
+                and LEAST_W <= energy_j / time_s <= GREATEST_W
             ):
                 return time_s, energy_j
         time_s = row.quantity("time_s")
         return time_s, row.energy_j(time_s)
 
 
-def _power_warnings(rows: _Rows, samples: list[Sample]) -> tuple[str, ...]:
+def _power_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
     """Say where power contradicts energy over time: one of the three has another unit."""
     worst, where = _POWER_TOLERANCE, None
     for row, sample in zip(rows, samples, strict=True):
@@ -353,7 +218,7 @@ def _power_warnings(rows: _Rows, samples: list[Sample]) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _repeat_warnings(rows: _Rows, samples: list[Sample]) -> tuple[str, ...]:
+def _repeat_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
     """Say where repeats are so far apart that their mean says little.
 
     Raises:
@@ -362,7 +227,7 @@ def _repeat_warnings(rows: _Rows, samples: list[Sample]) -> tuple[str, ...]:
     repeated = {(sample.kernel, sample.asked) for sample in samples if sample.repeat}
     if not repeated:
         return ()
-    first: dict[tuple[str, Clocks], tuple[_Row, Sample]] = {}
+    first: dict[tuple[str, Clocks], tuple[TableRow, Sample]] = {}
     worst, words = _REPEATS_NOISY, ""
     for row, sample in zip(rows, samples, strict=True):
         if (sample.kernel, sample.asked) not in repeated:
