@@ -48,6 +48,18 @@ def busy_w(
     temperature_c: float | Values,
 ) -> Values:
     """Return the board power in W while a kernel runs over and over."""
-    per_launch_j: Values = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j
     taken_s = duration_s(gpu, kernel, core_mhz, mem_mhz)
-    return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + per_launch_j / taken_s
+    own_w = launch_w(gpu, kernel, core_mhz, taken_s)
+    return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + own_w
+
+
+def launch_w(
+    gpu: GpuConstants,
+    kernel: KernelLike[float] | KernelLike[Values],
+    core_mhz: Values,
+    taken_s: Values,
+) -> Values:
+    """Return what a kernel adds to the board power in W; ``taken_s`` is its `duration_s`."""
+    per_launch_j: Values = kernel.work_j_per_v2 * voltage_v(gpu, core_mhz) ** 2 + kernel.dram_j
+    own_w: Values = per_launch_j / taken_s
+    return own_w

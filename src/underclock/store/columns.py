@@ -37,6 +37,11 @@ class Columns:
     names: tuple[str, ...]
     taken: tuple[str, ...]
 
+    @property
+    def places(self) -> dict[str, int]:
+        """Where in a row the cell of each column is."""
+        return {name: place for place, name in enumerate(self.names)}
+
     @classmethod
     def of(cls, where: object, header: Sequence[str], separator: str) -> Self:
         """Read a header.

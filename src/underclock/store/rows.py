@@ -1,7 +1,7 @@
 """Samples as rows of a table and back, each with a checksum of what was written."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -78,32 +78,56 @@ def row_of(number: int, sample: Sample, *, in_situ: bool) -> dict[str, object]:
     return row | {"checksum": _checksum_of(row)}
 
 
-def sample_of(number: int, row: Mapping[str, object]) -> tuple[str, Sample]:
-    """Return a row's scope and sample.
+class RowReader:
+    """Makes samples of the rows of one query; clocks that many rows share are made once."""
 
-    Args:
-        number: That the row must have, for none may be missing.
-        row: As it was read.
+    def __init__(self, names: Sequence[str]) -> None:
+        """Take the names of the columns, in the order in which every row has them.
 
-    Raises:
-        ValueError: It is not as it was written.
-    """
-    cells = dict(row)
-    if cells.pop("checksum", None) != _checksum_of(cells) or cells.pop("number") != number:
-        raise ValueError(f"sample {number} is not as it was written")
-    scope = str(cells.pop("scope"))
-    clocks = {
-        of: {name: cells[f"{of}_{name}"] for name in ("core_mhz", "mem_mhz")}
-        for of in ("asked", "observed")
-    }
-    parts = {part: cells[f"{part}_utilisation"] for part in _PARTS}
-    whole: dict[str, object] = {
-        "asked": clocks["asked"],
-        "observed": clocks["observed"] if any(clocks["observed"].values()) else None,
-        "utilisation": None if None in parts.values() else parts,
-    }
-    plain = {name: cells[name] for name in _PLAIN}
-    return scope, msgspec.convert(whole | plain, Sample)
+        Raises:
+            KeyError: A column is missing.
+        """
+        place = {name: at for at, name in enumerate(names)}
+        self._number, self._scope = place["number"], place["scope"]
+        self._checksum = place["checksum"]
+        self._summed = [(name, at) for name, at in sorted(place.items()) if name != "checksum"]
+        self._plain = [(name, place[name]) for name in _PLAIN]
+        self._parts = [(part, place[f"{part}_utilisation"]) for part in _PARTS]
+        self._asked = place["asked_core_mhz"], place["asked_mem_mhz"]
+        self._observed = place["observed_core_mhz"], place["observed_mem_mhz"]
+        self._clocks: dict[tuple[object, object], Clocks] = {}
+
+    def sample(self, number: int, row: Sequence[object]) -> tuple[str, Sample]:
+        """Return a row's scope and sample.
+
+        Args:
+            number: That the row must have, for none may be missing.
+            row: As it was read.
+
+        Raises:
+            ValueError: It is not as it was written.
+        """
+        summed: list[object] = []
+        for name, at in self._summed:
+            summed += name, row[at]
+        if row[self._checksum] != checksum(*summed) or row[self._number] != number:
+            raise ValueError(f"sample {number} is not as it was written")
+        core, mem = self._observed
+        whole: dict[str, object] = {name: row[at] for name, at in self._plain}
+        whole["asked"] = self._shared(row, self._asked)
+        if row[core] or row[mem]:
+            whole["observed"] = self._shared(row, self._observed)
+        parts = {part: row[at] for part, at in self._parts}
+        if None not in parts.values():
+            whole["utilisation"] = parts
+        return str(row[self._scope]), msgspec.convert(whole, Sample)
+
+    def _shared(self, row: Sequence[object], places: tuple[int, int]) -> Clocks:
+        core, mem = cells = row[places[0]], row[places[1]]
+        if (clocks := self._clocks.get(cells)) is None:
+            clocks = msgspec.convert({"core_mhz": core, "mem_mhz": mem}, Clocks)
+            self._clocks[cells] = clocks
+        return clocks
 
 
 def _checksum_of(row: Mapping[str, object]) -> int:

@@ -19,7 +19,7 @@ from underclock.errors import DataError, MeasurementError, UsageError
 from underclock.records import SCHEMAS, Sample, SampleSet, check_schema
 from underclock.store.files import check_output
 from underclock.store.locking import WriterLock
-from underclock.store.rows import TABLES, checksum, row_of, sample_of
+from underclock.store.rows import TABLES, RowReader, checksum, row_of
 
 _APPLICATION_ID = 0x756E6463  # "undc", in the file's header
 _REMAKE = "measure again with `underclock measure`"
@@ -210,12 +210,15 @@ class SampleFile:
         with self._transaction("DEFERRED"):
             count, _spent_s = self._progress()
             rows = self._connection.execute("SELECT * FROM samples ORDER BY number")
-            names = [column[0] for column in rows.description]
+            try:
+                reader = RowReader([column[0] for column in rows.description])
+            except KeyError as exc:
+                raise _damaged(self.path, f"its samples lack {exc}") from exc
             number = 0
             for number, row in enumerate(rows, 1):
                 try:
-                    scope, sample = sample_of(number, dict(zip(names, row, strict=True)))
-                except (ValueError, KeyError) as exc:
+                    scope, sample = reader.sample(number, row)
+                except ValueError as exc:
                     raise _damaged(self.path, exc) from exc
                 if scope == "kernel" and sample.kernel not in known:
                     raise _damaged(self.path, f"sample {number} is of no kernel of the step")

@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import os
-from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -11,8 +11,6 @@ import msgspec
 
 from underclock.errors import DataError
 from underclock.records import (
-    GREATEST_MHZ,
-    LEAST_MHZ,
     Clocks,
     Evidence,
     GpuInfo,
@@ -24,116 +22,20 @@ from underclock.records import (
 )
 from underclock.store.columns import EITHER, NEEDED, Columns, separator_of
 from underclock.store.readings import READINGS, with_readings
+from underclock.store.table_rows import (
+    GREATEST,
+    GREATEST_W,
+    LEAST,
+    LEAST_W,
+    TableRow,
+    TableRows,
+)
 from underclock.units import nearest
 
-_LEAST, _GREATEST = 1e-12, 1e12  # of any column, in its unit
-_LEAST_W, _GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
 _REPEATS_NOISY = 1.5
 _HASHED_AT_ONCE = 10_000
-_OFTEN_THE_SAME = {"gpu", "kernel", "core_mhz", "mem_mhz", "count", "pass"}  # as in other rows
-
-
-class _Row:
-    """One line of the file; every accessor names the line when it refuses."""
-
-    # A table may have a million rows, so a row keeps its cells and shares all else.
-    __slots__ = ("_cells", "_line", "_path", "_places")
-
-    def __init__(self, path: Path, line: int, places: dict[str, int], cells: list[str]) -> None:
-        self._path = path
-        self._line = line
-        self._places = places
-        self._cells = cells
-
-    @property
-    def where(self) -> str:
-        """The file and the line."""
-        return f"{self._path}, line {self._line}"
-
-    def cell(self, column: str) -> str:
-        """Return a cell as it stands; empty where there is no such column."""
-        place = self._places.get(column)
-        return "" if place is None else self._cells[place]
-
-    def names(self, column: str) -> bool:
-        """Whether the table has a column."""
-        return column in self._places
-
-    def has(self, column: str) -> bool:
-        """Whether a cell is there and not empty."""
-        return bool(self.cell(column))
-
-    def share(self, places: list[int], seen: dict[str, str]) -> None:
-        """Keep one text of cells that are alike in many rows."""
-        for place in places:
-            self._cells[place] = seen.setdefault(self._cells[place], self._cells[place])
-
-    def text(self, column: str) -> str:
-        """Return a cell that must not be empty."""
-        cell = self.cell(column)
-        if not cell:
-            raise DataError(f"{self.where}: {column} is empty")
-        return cell
-
-    def quantity(self, column: str) -> float:
-        """Return a positive number that a quantity can have."""
-        raw = self.text(column)
-        try:
-            value = float(raw)
-        except ValueError:
-            mended = raw.replace(",", ".")
-            hint = f"write decimals with a point: {mended}" if _is_number(mended) else ""
-            raise DataError(f"{self.where}: {column} is {raw!r}, not a number", hint=hint) from None
-        if not _LEAST <= value <= _GREATEST:
-            raise DataError(
-                f"{self.where}: {column} is {raw}; it must be positive and finite, "
-                f"from {_LEAST:g} to {_GREATEST:g}",
-                hint="remove the row if the run failed",
-            )
-        return value
-
-    def whole(self, column: str) -> int:
-        """Return a positive whole number."""
-        value = self.quantity(column)
-        if value != int(value):
-            raise DataError(f"{self.where}: {column} is {value}, not a whole number")
-        return int(value)
-
-    def clock(self, column: str) -> int | None:
-        """Return a clock; an empty cell is auto, and so is the word."""
-        if self.cell(column).casefold() in {"", "auto"}:
-            return None
-        mhz = self.whole(column)
-        if not LEAST_MHZ <= mhz <= GREATEST_MHZ:
-            raise DataError(
-                f"{self.where}: {column} is {mhz}; GPUs have clocks from {LEAST_MHZ} to "
-                f"{GREATEST_MHZ} MHz, and no number is auto",
-                hint="write clocks in MHz, neither in Hz nor in kHz nor in GHz",
-            )
-        return mhz
-
-    def energy_j(self, time_s: float) -> float:
-        """Return the energy of a run, or what its power makes it; a GPU must be able to draw it."""
-        known = self.has("energy_j") or not self.has("power_w")
-        energy_j = self.quantity("energy_j") if known else self.quantity("power_w") * time_s
-        mean_w = energy_j / time_s
-        if not _LEAST_W <= mean_w <= _GREATEST_W:
-            raise DataError(
-                f"{self.where}: energy_j {energy_j:g} over time_s {time_s:g} is {mean_w:.3g} W; "
-                f"GPUs draw from {_LEAST_W:g} W to {_GREATEST_W / 1e3:g} kW",
-                hint="check the units: energy_j is in joules, time_s in seconds",
-            )
-        return energy_j
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def read_table(path: Path) -> SampleSet:
@@ -150,20 +52,24 @@ def read_table(path: Path) -> SampleSet:
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
-    rows, taken = _rows(path)
-    gpus = sorted({row.text("gpu") for row in rows})
+    rows = _rows(path)
+    places = rows.places
+    gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
         raise DataError(
             f"{path} mixes GPUs: {', '.join(gpus)}", hint="a plan is for one GPU: split the table"
         )
     kernels: dict[str, Kernel] = {}
     samples: list[Sample] = []
-    reader = _Reader(has_readings=any(map(rows[0].names, READINGS)))
+    reader = _Reader(places)
     for row in rows:
-        kernel, sample = reader.kernel(row), reader.sample(row)
-        if kernels.setdefault(kernel.name, kernel) != kernel:
+        kernel = reader.kernel(row)
+        sample = reader.sample(row, kernel.name)
+        known = kernels.setdefault(kernel.name, kernel)
+        if known is not kernel and known != kernel:
             raise DataError(f"{row.where}: count or pass of {kernel.name!r} differs from above")
         samples.append(sample)
+    powers = _power_warnings(rows, samples) if "power_w" in places else ()
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name=gpus[0]),
@@ -173,7 +79,7 @@ def read_table(path: Path) -> SampleSet:
         samples=tuple(samples),
         expected_samples=len(samples),
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
-        warnings=(*taken, *_power_warnings(rows, samples), *_repeat_warnings(rows, samples)),
+        warnings=(*rows.columns.taken, *powers, *_repeat_warnings(rows, samples)),
     )
 
 
@@ -190,21 +96,21 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
     return body.hexdigest()[:16]
 
 
-def _rows(path: Path) -> tuple[list[_Row], tuple[str, ...]]:
-    """Read the lines under a checked header, and what a reader must know of it."""
+def _rows(path: Path) -> TableRows:
+    """Read the lines under a checked header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            columns, rows = _read(path, file)
+            rows = _read(path, file)
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except (UnicodeDecodeError, csv.Error) as exc:
         raise DataError(f"{path} is not a CSV table: {exc}") from exc
     if not rows:
         raise DataError(f"{path} holds no rows")
-    return rows, columns.taken
+    return rows
 
 
-def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
+def _read(path: Path, file: TextIO) -> TableRows:
     first = next((line for line in file if line.strip()), "")
     separator = separator_of(first)
     file.seek(0)
@@ -216,22 +122,14 @@ def _read(path: Path, file: TextIO) -> tuple[Columns, list[_Row]]:
             hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
         )
     columns = Columns.of(path, header, separator)
-    places = {name: place for place, name in enumerate(columns.names)}
-    common = [place for place, name in enumerate(columns.names) if name in _OFTEN_THE_SAME]
-    seen: dict[str, str] = {}
-    rows = []
+    rows = TableRows(path, columns)
     for cells in lines:
-        if not cells:
-            continue
-        row = _Row(path, lines.line_num, places, [cell.strip() for cell in cells])
-        if len(cells) != len(header):
-            raise DataError(f"{row.where}: the row has more or fewer cells than the header")
-        row.share(common, seen)
-        rows.append(row)
-    return columns, rows
+        if cells:
+            rows.add(lines.line_num, list(map(str.strip, cells)))
+    return rows
 
 
-def _kernel(row: _Row) -> Kernel:
+def _kernel(row: TableRow) -> Kernel:
     name = row.text("kernel")
     stated = row.cell("pass")
     last = name.rsplit("/", maxsplit=1)[-1]
@@ -247,36 +145,61 @@ def _kernel(row: _Row) -> Kernel:
 class _Reader:
     """Makes kernels and samples of rows; what many rows say alike is made once."""
 
-    def __init__(self, *, has_readings: bool) -> None:
-        self._has_readings = has_readings
-        self._kernels: dict[tuple[str, str, str], Kernel] = {}
-        self._clocks: dict[tuple[str, str], Clocks] = {}
-        self._repeats: dict[str, Counter[Clocks]] = {}
+    def __init__(self, places: dict[str, int]) -> None:
+        self._has_readings = not places.keys().isdisjoint(READINGS)
+        self._kernel_cells = itemgetter(
+            *[places[name] for name in ("kernel", "pass", "count") if name in places]
+        )
+        self._clock_cells = itemgetter(places["core_mhz"], places["mem_mhz"])
+        self._cost_cells = itemgetter(places["time_s"], places.get("energy_j", places["time_s"]))
+        self._has_energy = "energy_j" in places
+        self._kernels: dict[object, Kernel] = {}
+        self._clocks: dict[object, Clocks] = {}
+        self._repeats: dict[str, dict[Clocks, int]] = {}
 
-    def kernel(self, row: _Row) -> Kernel:
+    def kernel(self, row: TableRow) -> Kernel:
         """Return the kernel that a row is of."""
-        cells = row.cell("kernel"), row.cell("pass"), row.cell("count")
+        cells = self._kernel_cells(row.cells)
         if (kernel := self._kernels.get(cells)) is None:
             kernel = self._kernels[cells] = _kernel(row)
         return kernel
 
-    def sample(self, row: _Row) -> Sample:
-        """Return what a row measured."""
-        name, time_s = row.text("kernel"), row.quantity("time_s")
-        cells = row.cell("core_mhz"), row.cell("mem_mhz")
+    def sample(self, row: TableRow, kernel: str) -> Sample:
+        """Return what a row measured of a kernel."""
+        cells = self._clock_cells(row.cells)
         if (asked := self._clocks.get(cells)) is None:
             asked = Clocks(core_mhz=row.clock("core_mhz"), mem_mhz=row.clock("mem_mhz"))
             self._clocks[cells] = asked
-        repeats = self._repeats.setdefault(name, Counter())
-        repeat = repeats[asked]
-        repeats[asked] += 1
-        sample = Sample(
-            kernel=name, asked=asked, repeat=repeat, time_s=time_s, energy_j=row.energy_j(time_s)
-        )
+        repeats = self._repeats.setdefault(kernel, {})
+        repeat = repeats.get(asked, 0)
+        repeats[asked] = repeat + 1
+        time_s, energy_j = self._costs(row)
+        sample = Sample(kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j)
         return with_readings(sample, row) if self._has_readings else sample
 
+    def _costs(self, row: TableRow) -> tuple[float, float]:
+        """Return the time and energy of a row.
 
-def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
+        Most rows hold two plain numbers, which are read at once; the row says what is wrong with
+        others, or makes energy of power.
+        """
+        try:
+            time_s, energy_j = map(float, self._cost_cells(row.cells))
+        except ValueError:
+            pass
+        else:
+            if (
+                self._has_energy
+                and LEAST <= time_s <= GREATEST
+                and LEAST <= energy_j <= GREATEST
+                and LEAST_W <= energy_j / time_s <= GREATEST_W
+            ):
+                return time_s, energy_j
+        time_s = row.quantity("time_s")
+        return time_s, row.energy_j(time_s)
+
+
+def _power_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
     """Say where power contradicts energy over time: one of the three has another unit."""
     worst, where = _POWER_TOLERANCE, None
     for row, sample in zip(rows, samples, strict=True):
@@ -295,17 +218,19 @@ def _power_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _repeat_warnings(rows: list[_Row], samples: list[Sample]) -> tuple[str, ...]:
+def _repeat_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
     """Say where repeats are so far apart that their mean says little.
 
     Raises:
         DataError: They are so far apart that they cannot be repeats.
     """
     repeated = {(sample.kernel, sample.asked) for sample in samples if sample.repeat}
-    first: dict[tuple[str, Clocks], tuple[_Row, Sample]] = {}
+    if not repeated:
+        return ()
+    first: dict[tuple[str, Clocks], tuple[TableRow, Sample]] = {}
     worst, words = _REPEATS_NOISY, ""
     for row, sample in zip(rows, samples, strict=True):
-        if not repeated or (sample.kernel, sample.asked) not in repeated:
+        if (sample.kernel, sample.asked) not in repeated:
             continue
         other, before = first.setdefault((sample.kernel, sample.asked), (row, sample))
         for name in ("time_s", "energy_j"):

@@ -340,6 +340,10 @@ def other_columns(path: Path) -> None:
     run(path, "ALTER TABLE samples ADD COLUMN mood TEXT")
 
 
+def column_gone(path: Path) -> None:
+    run(path, "ALTER TABLE samples DROP COLUMN ticks")
+
+
 def text_for_a_number(path: Path) -> None:
     run(path, "UPDATE samples SET time_s = 'soon' WHERE rowid = 2")
 
@@ -429,6 +433,7 @@ def pages_overwritten(path: Path) -> None:
         (header_not_text, "damaged header"),
         (no_samples_table, "no such table"),
         (other_columns, "sample 1 is not as it was written"),
+        (column_gone, "its samples lack 'ticks'"),
         (text_for_a_number, "sample 2 is not as it was written"),
         (negative_time, "sample 2 is not as it was written"),
         (infinite_energy, "sample 2 is not as it was written"),

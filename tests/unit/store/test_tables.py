@@ -290,6 +290,23 @@ def test_a_ragged_row_is_named_by_line(tmp_path: Path, row: str) -> None:
     assert_refused(path, f"{path}, line 3", "cells")
 
 
+def test_a_row_that_ends_before_a_column_of_few_values_is_named_by_line(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", HEADER + ",pass", f"{ROW},forward", "a GPU,k,,")
+
+    assert_refused(path, f"{path}, line 3", "cells")
+
+
+def test_clocks_written_in_two_ways_are_repeats(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "t.csv",
+        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j",
+        "a GPU,k,1400,auto,1,100",
+        "a GPU,k,1400.0,,1,100",
+    )
+
+    assert [sample.repeat for sample in read_table(path).samples] == [0, 1]
+
+
 def test_a_line_break_inside_a_cell_does_not_shift_the_lines(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", HEADER, '"a\nGPU",k,,,1,1,', '"a\nGPU",k,,,oops,1,')
 

@@ -42,18 +42,27 @@ _TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedStrategies:
+class SolvedStrategies:
     """Every strategy, costed.
 
     Attributes:
         arms: In order of freedom.
         settings: Setting per kernel of each feasible strategy. Shapes (K,).
-        fastest_change: Least time change any choice of the goal's strategy can reach.
-        frontier: Of the goal's granularity.
     """
 
     arms: tuple[Arm, ...]
     settings: dict[Strategy, Ints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedStrategies(SolvedStrategies):
+    """Every strategy, and what other budgets would bring.
+
+    Attributes:
+        fastest_change: Least time change any choice of the goal's strategy can reach.
+        frontier: Of the goal's granularity.
+    """
+
     fastest_change: float
     frontier: tuple[Cost, ...]
 
@@ -75,6 +84,26 @@ class _Task:
 def compare_strategies(
     table: CostTable, goal: Goal, risk: RiskModel | None = None
 ) -> ComparedStrategies:
+    """Choose clocks by each of the strategies, and look at other budgets.
+
+    Args:
+        table: What every kernel costs.
+        goal: What to minimise.
+        risk: As of `solve_strategies`.
+    """
+    solved = solve_strategies(table, goal, risk)
+    groups = grouped(table, goal.granularity)
+    return ComparedStrategies(
+        arms=solved.arms,
+        settings=solved.settings,
+        fastest_change=_fastest_change(table, groups, goal.aggregate),
+        frontier=_frontier(table, groups),
+    )
+
+
+def solve_strategies(
+    table: CostTable, goal: Goal, risk: RiskModel | None = None
+) -> SolvedStrategies:
     """Choose clocks by each of the strategies.
 
     Args:
@@ -102,13 +131,7 @@ def compare_strategies(
         settings[strategy] = setting
         arm = Arm.of(strategy, _cost(table, setting), solution.status, solution.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
-    groups = grouped(table, goal.granularity)
-    return ComparedStrategies(
-        arms=tuple(arms),
-        settings=settings,
-        fastest_change=_fastest_change(table, groups, goal.aggregate),
-        frontier=_frontier(table, groups),
-    )
+    return SolvedStrategies(arms=tuple(arms), settings=settings)
 
 
 def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:

@@ -13,8 +13,8 @@ from underclock.arrays import Bools, Floats
 from underclock.core.prediction.prior import BaselineRun
 from underclock.core.prediction.time_shares import OperatingPoint
 from underclock.physics.cap import capped_core_mhz
-from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w
+from underclock.physics.constants import GpuConstants, KernelConstants, Values
+from underclock.physics.power import busy_w, idle_w, launch_w
 from underclock.physics.thermal import boost_mhz
 from underclock.physics.timing import duration_s
 from underclock.records import Clocks
@@ -81,14 +81,28 @@ def ratios_to_run(gpu: GpuConstants, drawn: DrawnKernel, asked: AskedClocks) -> 
         for s in np.flatnonzero(~(asked.core_mhz < auto_mhz)).tolist():
             cooler_mhz = auto_mhz * boost_mhz(gpu, float(settled_c[s])) / boost
             core_mhz[s] = np.fmin(asked.core_mhz[s], cooler_mhz)
-    over: Bools = busy_w(gpu, kernel, core_mhz, mem_mhz, settled_c) > limit_w
-    for mem in np.unique(mem_mhz[over]).tolist():
-        rows = mem_mhz == mem
-        bins_mhz = np.unique(core_mhz[rows])
-        most = capped_core_mhz(gpu, kernel, bins_mhz, mem, warm_c, limit_w)
-        core_mhz[rows] = np.minimum(core_mhz[rows], most)
-    power_w = busy_w(gpu, kernel, core_mhz, mem_mhz, settled_c)
-    run_w = float(busy_w(gpu, kernel, point.core_mhz, run.mem_mhz, warm_c))
-    run_s = float(duration_s(gpu, kernel, point.core_mhz, run.mem_mhz))
-    time = duration_s(gpu, kernel, core_mhz, mem_mhz) / run_s
-    return CostRatios(time=time, energy=time * power_w / run_w)
+    time_s, power_w = _costs(gpu, kernel, core_mhz, mem_mhz, settled_c)
+    over: Bools = power_w > limit_w
+    if over.any():
+        for mem in np.unique(mem_mhz[over]).tolist():
+            rows = mem_mhz == mem
+            bins_mhz = np.unique(core_mhz[rows])
+            most = capped_core_mhz(gpu, kernel, bins_mhz, mem, warm_c, limit_w)
+            core_mhz[rows] = np.minimum(core_mhz[rows], most)
+        time_s, power_w = _costs(gpu, kernel, core_mhz, mem_mhz, settled_c)
+    run_s, run_w = _costs(gpu, kernel, point.core_mhz, run.mem_mhz, warm_c)
+    time = time_s / float(run_s)
+    return CostRatios(time=time, energy=time * power_w / float(run_w))
+
+
+def _costs(
+    gpu: GpuConstants,
+    kernel: KernelConstants,
+    core_mhz: Values,
+    mem_mhz: Values,
+    temperature_c: float | Values,
+) -> tuple[Values, Values]:
+    """Return time in s and power in W of a kernel; `busy_w` would work out the time again."""
+    taken_s = duration_s(gpu, kernel, core_mhz, mem_mhz)
+    own_w = launch_w(gpu, kernel, core_mhz, taken_s)
+    return taken_s, idle_w(gpu, core_mhz, mem_mhz, temperature_c) + own_w

@@ -21,7 +21,7 @@ from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, capped_kernels, driver_says
 from underclock.core.costs.table import CostTable, cost_table, settle_auto
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.strategies import compare_strategies
+from underclock.core.planning.strategies import solve_strategies
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import BaselineRun, Prior
 from underclock.errors import DataError
@@ -182,7 +182,7 @@ def savings_after_measuring(
     goal = Goal(max_slowdown=max_slowdown)
     costs: dict[Strategy, list[Cost]] = {}
     for d in range(len(tables.time_s)):
-        for arm in compare_strategies(tables.draw(d), goal).arms[1:]:
+        for arm in solve_strategies(tables.draw(d), goal).arms[1:]:
             costs.setdefault(arm.name, []).append(_cost(arm))
         if progress is not None:
             progress((d + 1) / len(tables.time_s))
@@ -208,8 +208,8 @@ def savings_without_measuring(
         confidence: Of the intervals, 0 to 1.
     """
     strategy = Strategy.KERNEL_GLOBAL
-    compared = compare_strategies(tables.mean(), Goal(max_slowdown=max_slowdown))
-    setting = compared.settings[strategy]
+    solved = solve_strategies(tables.mean(), Goal(max_slowdown=max_slowdown))
+    setting = solved.settings[strategy]
     time_s, energy_j = (_total(costs, setting) for costs in (tables.time_s, tables.energy_j))
     return _predicted_arm(
         strategy,
