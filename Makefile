@@ -8,7 +8,7 @@ QUICK = $(addprefix tests/unit/,core physics records report store workloads) \
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check quick fix gpu bench evidence calibrate paper switching search refine fit clean
+.PHONY: demo test check types suite quick fix gpu bench evidence calibrate paper switching search refine fit clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -19,12 +19,17 @@ test: check  ## everything CI runs; no GPU needed
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(MAKE) --no-print-directory -j2 types suite  # types take one core for half a minute
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+suite: $(VENV)/.dev
 	$(PYTEST) -m 'not slow and not gpu' --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
 	$(BIN)/coverage report --fail-under=90 > /dev/null
-	$(PYTEST) -m 'slow and not gpu'  # coverage would make these three times as long
+	$(PYTEST) -m 'slow and not gpu'  # coverage makes these three times as long and adds nothing
 
 quick: $(VENV)/.dev  ## in seconds: the style, and what needs no GPU, not even a simulated one
 	$(BIN)/ruff check .

@@ -8,7 +8,8 @@ from hypothesis import settings
 from underclock.hw.nvml import READ_ONLY
 
 # A test that is slow on a loaded machine is not wrong: no example has a deadline.
-settings.register_profile("ci", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, max_examples=40, print_blob=True)
+settings.register_profile("thorough", deadline=None, max_examples=400, print_blob=True)
 settings.register_profile("dev", deadline=None, max_examples=10)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
