@@ -29,9 +29,13 @@ def test_the_version_is_that_of_the_package() -> None:
     assert underclock.__version__ == version("underclock")
 
 
-def test_importing_loads_nothing_heavy() -> None:
-    heavy = {"numpy", "rich", "jinja2", "click", "pynvml", "torch", "importlib.metadata"}
-    script = "import sys, underclock; print(' '.join(sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "more"),
+    [("underclock", {"click", "importlib.metadata"}), ("underclock.cli", {"msgspec"})],
+)
+def test_importing_loads_nothing_heavy(module: str, more: set[str]) -> None:
+    heavy = {"numpy", "rich", "jinja2", "pynvml", "torch"} | more
+    script = f"import sys, {module}; print(' '.join(sys.modules))"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

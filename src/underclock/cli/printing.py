@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from underclock.cli.terminal import clean, say
-from underclock.records import Record
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from underclock.records import Record
 
 STDOUT = Path("-")
 
@@ -53,7 +54,7 @@ def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | Non
 
 
 def deliver(
-    record: Record,
+    record: "Record",
     output: Path | None,
     show: Callable[[], None],
     *,
