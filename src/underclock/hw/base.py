@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, ThrottleReason, Utilisation
+from underclock.records import (
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Mix,
+    ThrottleReason,
+    Utilisation,
+)
 
 
 class Clock(Protocol):
@@ -98,6 +106,21 @@ class Progress:
     elapsed_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """How long launches took inside a loop, on the GPU's own clock.
+
+    Attributes:
+        kernel_s: Mean of each place of the sequence.
+        hot_s: Mean of a launch of the hot companion; ``None`` without one.
+        idle_s: Mean idling in a round; ``None`` without any.
+    """
+
+    kernel_s: tuple[float, ...]
+    hot_s: float | None = None
+    idle_s: float | None = None
+
+
 class Loop(Protocol):
     """Kernels being launched over and over."""
 
@@ -105,12 +128,37 @@ class Loop(Protocol):
         """Return how far it is."""
         ...
 
+    def durations(self, for_s: float) -> Durations:
+        """Watch launches for a while, the loop running on; return how long each took.
+
+        Args:
+            for_s: How long; at least one whole round is seen.
+
+        Raises:
+            NotSupportedError: Nothing here can time them, or another profiler does.
+        """
+        ...
+
 
 class Launcher(Protocol):
     """Runs kernels on one GPU."""
 
-    def loop(self, kernels: Sequence[Kernel]) -> AbstractContextManager[Loop]:
-        """Keep launching a sequence from entry to exit; one launch is the whole sequence."""
+    def loop(
+        self, kernels: Sequence[Kernel], mix: Mix | None = None
+    ) -> AbstractContextManager[Loop]:
+        """Keep launching a sequence from entry to exit.
+
+        Args:
+            kernels: The sequence; may be empty where a mix has other parts.
+            mix: What it runs with; by default nothing.
+
+        Returns:
+            The loop; one launch of it is a round: the whole sequence, ``mix.launches`` times, and
+            its company.
+
+        Raises:
+            MeasurementError: The hot companion does not fit into memory.
+        """
         ...
 
     def notes(self) -> tuple[str, ...]:
@@ -131,6 +179,9 @@ class Reading:
         temperature_c: At its end; ``None`` when unknown.
         throttle_reasons: At its end; ``None`` when unknown.
         utilisation: In it; ``None`` where no counters could be read.
+        core_mhz: Mean core clock over the window; ``None`` when unknown.
+        core_spread_mhz: Standard deviation of its readings; ``None`` when unknown.
+        durations: Of the launches inside; ``None`` where they were not asked for.
     """
 
     time_s: float
@@ -141,6 +192,9 @@ class Reading:
     temperature_c: float | None = None
     throttle_reasons: ThrottleReason | None = None
     utilisation: Utilisation | None = None
+    core_mhz: float | None = None
+    core_spread_mhz: float | None = None
+    durations: Durations | None = None
 
 
 class Capability(StrEnum):
@@ -152,6 +206,7 @@ class Capability(StrEnum):
     SWITCH = "be watched changing its clocks"
     SCHEDULE = "run a schedule of clocks"
     MODEL = "show the model it is made of"
+    MIX = "run kernels in company and time them inside"
 
 
 class Measurer(Protocol):
@@ -204,12 +259,21 @@ class Measurer(Protocol):
         """Hold clocks from entry to exit; auto clocks touch nothing."""
         ...
 
-    def measure(self, kernels: Sequence[Kernel], repeat: int = 0) -> Reading:
+    def measure(
+        self,
+        kernels: Sequence[Kernel],
+        repeat: int = 0,
+        *,
+        mix: Mix | None = None,
+        timed: bool = False,
+    ) -> Reading:
         """Measure a sequence at the clocks now held.
 
         Args:
             kernels: One for an isolated kernel; a whole step's launches for the step in situ.
             repeat: Which repeat this is; a table answers with the row of that number.
+            mix: What it runs with; by default nothing. Time and energy are those of a round.
+            timed: Whether to watch the launches inside too.
 
         Raises:
             MeasurementError: The numbers cannot be trusted.

@@ -15,6 +15,7 @@ refuses other kinds, and numbers other than the one in `schemas`.
 """
 
 from underclock.records.choices import (
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -38,6 +39,8 @@ from underclock.records.common import (
 from underclock.records.measured import (
     GpuInfo,
     MeasurementSettings,
+    Mix,
+    MixSample,
     Provenance,
     Sample,
     SampleSet,
@@ -57,6 +60,7 @@ __all__ = [
     "LEAST_MHZ",
     "MOST_REPEATS",
     "SCHEMAS",
+    "Accounting",
     "Aggregate",
     "Arm",
     "Choice",
@@ -72,6 +76,8 @@ __all__ = [
     "LatencyPoint",
     "Launch",
     "MeasurementSettings",
+    "Mix",
+    "MixSample",
     "Objective",
     "OtherArm",
     "Pass",

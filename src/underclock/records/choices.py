@@ -30,6 +30,13 @@ class Aggregate(StrEnum):
     LOCAL = "local"
 
 
+class Accounting(StrEnum):
+    """What a number of a whole step is the sum of."""
+
+    STEP = "step"  # the step as it runs, under its power cap
+    ISOLATED = "isolated"  # kernels measured alone, as in arXiv 2601.08539
+
+
 class Strategy(StrEnum):
     """A way of choosing clocks, in order of freedom."""
 

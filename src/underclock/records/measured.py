@@ -185,6 +185,76 @@ class Sample(Record, frozen=True, kw_only=True, gc=False):
             raise ValueError(f"repeat must not be negative, got {self.repeat}")
 
 
+class Mix(Record, frozen=True, kw_only=True):
+    """What a kernel or a whole step runs with, round and round, so that its clock can be chosen.
+
+    With a hot companion a power cap lowers the clock; with idling it lets the clock rise.
+
+    Attributes:
+        launches: Of the kernel, or of the step, in a round.
+        hot: Launches of the hot companion in a round: a large matrix product.
+        idle_s: Idling in a round, nearly: a GPU idles by counting core cycles.
+    """
+
+    launches: int = 1
+    hot: int = 0
+    idle_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Reject rounds that cannot be."""
+        if self.launches < 0 or self.hot < 0 or not 0 <= self.idle_s < math.inf:
+            raise ValueError(f"a mix has no negative parts, got {self}")
+        if not (self.launches or self.hot or self.idle_s):
+            raise ValueError("a mix without launches, companion and idling is nothing")
+
+
+class MixSample(Record, frozen=True, kw_only=True, gc=False):
+    """One measurement of a kernel, or of the whole step, in company, as it was read.
+
+    What the company took is in it; `core.steering` takes it off.
+
+    Attributes:
+        kernel: Kernel name; empty for the whole step.
+        mix: What ran.
+        asked: Clocks asked for.
+        repeat: 0 for the first measurement of this mix at these clocks, then 1, 2, …
+        core_mhz: Mean core clock over the window, as read many times.
+        core_spread_mhz: Standard deviation of those readings.
+        round_s: Mean duration of a round.
+        round_j: Mean energy of a round, whole board.
+        kernel_s: Mean duration of one launch, on the GPU's own clock: of the kernel, or of each
+            kernel of the step in the order of the sample set. Empty where nothing ran but company.
+        hot_s: Mean duration of a launch of the companion; ``None`` without one.
+        idle_s: Idling in a round as it was; ``None`` without any.
+        window_s: Length of the measuring window.
+        temperature_c: GPU temperature at its end.
+        throttle_reasons: At its end.
+    """
+
+    kernel: str
+    mix: Mix
+    asked: Clocks = AUTO
+    repeat: int = 0
+    core_mhz: float
+    core_spread_mhz: float
+    round_s: float
+    round_j: float
+    kernel_s: tuple[float, ...] = ()
+    hot_s: float | None = None
+    idle_s: float | None = None
+    window_s: float
+    temperature_c: float | None = None
+    throttle_reasons: ThrottleReason | None = None
+
+    def __post_init__(self) -> None:
+        """Reject impossible quantities."""
+        check_positive(self, "core_mhz", "round_s", "round_j", "hot_s", "idle_s", "window_s")
+        if not all(0 < each_s < math.inf for each_s in self.kernel_s):
+            raise ValueError("every kernel_s must be positive and finite")
+        if not 0 <= self.core_spread_mhz < math.inf or self.repeat < 0:
+            raise ValueError("core_spread_mhz and repeat must not be negative")
+
+
 class SampleSet(Record, frozen=True, kw_only=True):
     """Everything measured of one step on one GPU.
 
@@ -195,6 +265,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
         kernels: The kernels, with counts.
         samples: Measurements of isolated kernels.
         in_situ: Measurements of the whole step at auto clocks, one invocation being one step.
+        mixed: Measurements in company, and of the launches inside the whole step.
         fingerprint: Of the step; ``None`` for a table, which has none.
         settings: Clock pairs the measuring set out to visit; empty when unknown.
         repeats: Measurements it set out to take of each kernel at each pair.
@@ -212,6 +283,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     samples: tuple[Sample, ...] = ()
     in_situ: tuple[Sample, ...] = ()
+    mixed: tuple[MixSample, ...] = ()
     fingerprint: str | None = None
     settings: tuple[Clocks, ...] = ()
     repeats: int = 1
