@@ -73,10 +73,13 @@ def record(
         return file.sample_set()
 
 
+_INSIDE = {"core_mhz", "core_spread_mhz", "durations"}  # what only a `MixSample` keeps
+
+
 def as_sample(name: str, asked: Clocks, repeat: int, reading: Reading) -> Sample:
     """Say of a reading what it is of."""
     return msgspec.convert(
         {"kernel": name, "asked": asked, "repeat": repeat}
-        | {field: getattr(reading, field) for field in Reading.__slots__},
+        | {field: getattr(reading, field) for field in Reading.__slots__ if field not in _INSIDE},
         Sample,
     )
