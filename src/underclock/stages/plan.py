@@ -6,7 +6,7 @@ from pathlib import Path
 import underclock
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.estimate import estimate
+from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.chance_constraint import RiskModel
@@ -33,6 +33,7 @@ def plan(
     baseline: Clocks | None = None,
     switching: Switching | None = None,
     raw: bool | None = None,
+    isolated: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
@@ -47,6 +48,8 @@ def plan(
         raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
             2601.08539. By default a model is fitted to all samples together, and the time budget
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
+        isolated: Whether costs are sums of kernels measured alone, as in arXiv 2601.08539. By default
+            they are those of the step as it runs under its power cap, where it was run whole.
         progress: Told of plans at other latencies: how many are done, of how many, and what is done
             next.
 
@@ -57,14 +60,15 @@ def plan(
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
-    table, risk = _costs(sample_set, baseline, raw=raw)
+    table, risk = _costs(sample_set, baseline, raw=raw, isolated=isolated)
     compared = compare_strategies(table, goal, risk)
     _check_feasible(compared, goal)
     gained = Achievable()
     if switching is not None:
         _check_has_budget(goal)
-        surer = _within_confidence(goal, risk, compared)
-        gained = achievable(sample_set, table, surer, switching, compared, progress)
+        if table.power_cap is None:
+            goal = _within_confidence(goal, risk, compared)
+        gained = achievable(sample_set, table, goal, switching, compared, progress, risk)
     return _plan(sample_set, goal, table, compared, gained)
 
 
@@ -112,6 +116,7 @@ def _plan(
         max_slowdown=goal.max_slowdown if goal.objective is Objective.WASTE else None,
         granularity=goal.granularity,
         aggregate=goal.aggregate,
+        accounting=table.accounting,
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
         arms=(*compared.arms, *gained.arms),
@@ -137,8 +142,8 @@ def why_auto(plan: Plan) -> str | None:
 
 
 def _costs(
-    sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None
-) -> tuple[CostTable, RiskModel | None]:
+    sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
+) -> tuple[CostTable, CostEstimate | None]:
     """Return costs, and how sure they are; ``None`` where they are taken as certain."""
     asked = raw
     if raw is None:
@@ -146,7 +151,7 @@ def _costs(
     if raw:
         return cost_table(sample_set, baseline=baseline), None
     try:
-        estimated = estimate(sample_set, baseline=baseline)
+        estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
     except CannotFitError as exc:
         if asked is False:
             raise

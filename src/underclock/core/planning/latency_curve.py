@@ -10,7 +10,7 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem, step_cost
+from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem, schedule_cost
 from underclock.core.switching import SequenceProblem
 from underclock.records import LatencyPoint
 from underclock.records.latencies import LatencyTable
@@ -64,7 +64,7 @@ def latency_curve(
         tell(len(points), len(latencies_s), f"plans at a latency of {format_duration(latency_s)}")
         starts = [choice[problem.order] for choice in per_kernel]
         schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
-        cost = step_cost(table, schedule)
+        cost = schedule_cost(table, schedule)
         previous = [] if cost is None else [schedule.choice]
         points.append(
             LatencyPoint(
