@@ -104,7 +104,11 @@ def step_cost(table: CostTable, choice: Ints) -> Cost:
     if (choice == table.baseline).all():
         return against_auto(table, table.auto_time_s, table.auto_energy_j)
     settled = settled_step(table, choice)
-    return against_auto(table, math.fsum(settled.time_s), math.fsum(settled.energy_j))
+    time_s, energy_j = math.fsum(settled.time_s), math.fsum(settled.energy_j)
+    if table.heat is not None:
+        w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
+        energy_j += table.heat.extra_w(energy_j / time_s, _auto_w(table), w_per_c) * time_s
+    return against_auto(table, time_s, energy_j)
 
 
 def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
@@ -132,6 +136,11 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
             free = core[s] <= held.core_mhz
             time_s[s] = np.where(free, launches.time_s[cap.order, s], held.time_s).sum()
             energy_j[s] = np.where(free, launches.energy_j[cap.order, s], held.energy_j).sum()
+    if table.heat is not None:
+        with np.errstate(invalid="ignore"):
+            mean_w = energy_j / time_s
+        energy_j += table.heat.extra_w(mean_w, _auto_w(table), table.heat.w_per_c) * time_s
+        energy_j[~known] = np.inf
     time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
     return time_s, energy_j
 
@@ -144,6 +153,11 @@ def against_auto(table: CostTable, time_s: float, energy_j: float) -> Cost:
         time_change=time_s / table.auto_time_s - 1.0,
         energy_change=energy_j / table.auto_energy_j - 1.0,
     )
+
+
+def _auto_w(table: CostTable) -> float:
+    """Return the mean power of the step at auto."""
+    return table.auto_energy_j / table.auto_time_s
 
 
 def _cap_of(table: CostTable) -> PowerCap:

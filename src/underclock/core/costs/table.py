@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
+from underclock.core.costs.heat import Heat
 from underclock.core.costs.power_window import LaunchCosts, PowerCap
 from underclock.errors import DataError
 from underclock.records import (
@@ -39,6 +40,7 @@ class CostTable:
         power_cap: What holds the step's power, where costs are those of the step as it runs: then
             all settings but the baseline are locked clocks, cap apart, and the baseline is the
             whole step at auto. ``None`` where costs are sums of kernels alone.
+        heat: What another temperature makes of the step's power; ``None`` where nothing is known.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -49,6 +51,7 @@ class CostTable:
     baseline: int
     closure: Closure | None = None
     power_cap: PowerCap | None = None
+    heat: Heat | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import known_step, step_cost
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.laplace import FittedModel
@@ -27,11 +28,13 @@ from underclock.core.model.predicted_change import (
     predicted_change,
     scheduled_change,
 )
-from underclock.core.model.predictive import posterior_of
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
 from underclock.physics.constants import GpuConstants
+from underclock.physics.power import idle_w
+from underclock.physics.thermal import AMBIENT_C
 from underclock.records import Clocks, Evidence, Sample, SampleSet
 
 STEADY_C = 55.0
@@ -40,6 +43,7 @@ _ONE_SIDE = 0.95
 # an H200, differ by 0.027 % (docs/evidence/h200).
 _REPEATABLE = 2.7e-4
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
+_OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
@@ -109,6 +113,11 @@ class CostEstimate:
         """Add what the cap makes of a schedule, and how well the model knows the step."""
         cost = step_cost(self.table, choice)
         time, energy = self.step_error
+        if self.table.heat is not None:
+            # What heat adds is as unsure as the ambient temperature is against the step's own.
+            as_cool = dataclasses.replace(self.table, heat=None)
+            added = cost.energy_change - step_cost(as_cool, choice).energy_change
+            energy = math.hypot(energy, _OF_HEAT * added)
         return PredictedChange(
             time_change=cost.time_change,
             energy_change=cost.energy_change,
@@ -169,7 +178,7 @@ def estimate(
     if whole:
         known = known_step(table, sample_set, rows.limit_w)
     if known is not None:
-        table = known.table
+        table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
         auto_s, auto_j = table.time_s[:, -1], table.energy_j[:, -1]
     whole_step = sample_set.in_situ if known is not None else ()
     estimated = CostEstimate(
@@ -191,6 +200,20 @@ def estimate(
         exact=exact,
     )
     return estimated if known is None else _with_step_error(estimated, known.at_auto)
+
+
+def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat | None:
+    """Return how the step's heat follows its power; ``None`` where no temperature was read."""
+    read = [s.temperature_c for s in sample_set.in_situ if s.temperature_c is not None]
+    if not read:
+        return None
+    mean_w = sum(s.energy_j for s in sample_set.in_situ) / sum(s.time_s for s in sample_set.in_situ)
+    core_mhz, mem_mhz = clocks_of(model.rows, table.settings)
+    gpu = model.parameters.family.gpu(model.parameters.shared)
+    drawn_w = [idle_w(gpu, core_mhz, mem_mhz, float(c)) for c in (STEADY_C, STEADY_C + 1.0)]
+    return Heat(
+        c_per_w=max(0.0, float(np.mean(read)) - AMBIENT_C) / mean_w, w_per_c=drawn_w[1] - drawn_w[0]
+    )
 
 
 def _with_step_error(estimated: CostEstimate, at_auto: Ints) -> CostEstimate:
