@@ -13,6 +13,7 @@ class Objective(StrEnum):
     EDP = "edp"  # energy x time
     ED2P = "ed2p"  # energy x time squared
     ENERGY = "energy"  # energy, whatever the time
+    TIME = "time"  # time, while mean power stays within the power limit
 
 
 class Granularity(StrEnum):

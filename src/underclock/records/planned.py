@@ -15,7 +15,7 @@ from underclock.records.choices import (
 )
 from underclock.records.common import Clocks, Evidence, Record, check_mhz
 from underclock.records.measured import GpuInfo, Provenance
-from underclock.records.schedules import ClockSchedule, LatencyPoint, Proposal
+from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
 from underclock.records.work import Kernel, StepSource
@@ -35,6 +35,8 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
         accounting: What the numbers are sums of.
+        power_limit_w: Limit planned for, where it is not the GPU's own; auto is then what its cap
+            is expected to make of the step.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
         chosen: The strategy whose clocks are in ``kernels``.
         arms: The ways compared, in order of freedom.
@@ -51,6 +53,8 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
         latency_curve: What could be achieved at other latencies, shortest first; empty where
             switching was taken as free.
+        power_curve: The fastest step at other power limits, least first; empty unless time is
+            what is minimised.
         proposals: What longer segments would bring, greatest saving first; empty where switching
             was taken as free.
         warnings: Sentences the reader must see beside the numbers.
@@ -66,6 +70,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     granularity: Granularity
     aggregate: Aggregate
     accounting: Accounting = Accounting.ISOLATED
+    power_limit_w: float | None = None
     baseline: Clocks
     chosen: Strategy
     arms: tuple[Arm, ...]
@@ -80,6 +85,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     version: str | None = None
     schedule: ClockSchedule | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
+    power_curve: tuple[PowerPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 

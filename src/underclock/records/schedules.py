@@ -41,6 +41,28 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
     latency: str
 
 
+class PowerPoint(Record, frozen=True, kw_only=True):
+    """The fastest step within a power limit, against what the driver's own cap makes of it.
+
+    Attributes:
+        limit_w: The limit.
+        auto_time_s: Of a step that only the cap holds.
+        time_s: Of the fastest step found.
+        time_change: Of it against that.
+        energy_change: Of it against that.
+    """
+
+    limit_w: float
+    auto_time_s: float
+    time_s: float
+    time_change: float
+    energy_change: float
+
+    def __post_init__(self) -> None:
+        """Reject a step that takes nothing."""
+        check_positive(self, "limit_w", "auto_time_s", "time_s")
+
+
 class LatencyPoint(Record, frozen=True, kw_only=True):
     """What can be achieved on a GPU whose clocks take a given time to change.
 

@@ -63,6 +63,7 @@ OBJECTIVE_SENTENCES = {
     Objective.EDP: "EDP: the least product of energy and time",
     Objective.ED2P: "ED²P: the least product of energy and time squared",
     Objective.ENERGY: "energy: the least energy, whatever the time",
+    Objective.TIME: "time: the fastest step within the power limit",
 }
 
 _GRANULARITY = {

@@ -1,20 +1,31 @@
 """plan: samples in, clocks out."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import underclock
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
+from underclock.core.planning.power_curve import power_curve
 from underclock.core.planning.strategies import ComparedStrategies, choices, compare_strategies
 from underclock.errors import InfeasibleError, UsageError
-from underclock.records import Clocks, Evidence, Objective, Plan, SampleSet, Strategy
+from underclock.records import (
+    Clocks,
+    Evidence,
+    Objective,
+    Plan,
+    PowerPoint,
+    SampleSet,
+    Strategy,
+)
 from underclock.report.wording import auto_plan_sentence
 from underclock.stages.sources import as_samples
 from underclock.stages.switching import Achievable, Switching, achievable
@@ -60,7 +71,8 @@ def plan(
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
-    table, risk = _costs(sample_set, baseline, raw=raw, isolated=isolated)
+    costs = _limited(sample_set, _costs(sample_set, baseline, raw=raw, isolated=isolated), goal)
+    table, risk = costs.table, costs.risk
     compared = compare_strategies(table, goal, risk)
     _check_feasible(compared, goal)
     gained = Achievable()
@@ -68,8 +80,9 @@ def plan(
         _check_has_budget(goal)
         if table.power_cap is None:
             goal = _within_confidence(goal, risk, compared)
-        gained = achievable(sample_set, table, goal, switching, compared, progress, risk)
-    return _plan(sample_set, goal, table, compared, gained)
+        sure = risk if isinstance(risk, CostEstimate) else None
+        gained = achievable(sample_set, table, goal, switching, compared, progress, sure)
+    return _plan(sample_set, goal, costs, compared, gained)
 
 
 def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
@@ -102,11 +115,12 @@ def _within_confidence(goal: Goal, risk: RiskModel | None, compared: ComparedStr
 def _plan(
     sample_set: SampleSet,
     goal: Goal,
-    table: CostTable,
+    costs: _Costs,
     compared: ComparedStrategies,
     gained: Achievable,
 ) -> Plan:
     """Write down what was decided."""
+    table = costs.table
     return Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -117,6 +131,7 @@ def _plan(
         granularity=goal.granularity,
         aggregate=goal.aggregate,
         accounting=table.accounting,
+        power_limit_w=goal.power_limit_w,
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
         arms=(*compared.arms, *gained.arms),
@@ -131,6 +146,7 @@ def _plan(
         version=underclock.__version__,
         schedule=gained.schedule,
         latency_curve=gained.curve,
+        power_curve=_power_curve(sample_set, goal, costs.known),
         proposals=gained.proposals,
         warnings=(*table.warnings, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
@@ -141,15 +157,73 @@ def why_auto(plan: Plan) -> str | None:
     return None if ONE_PAIR in plan.warnings else auto_plan_sentence(plan)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What everything costs.
+
+    Attributes:
+        table: Expected.
+        risk: How sure that is; ``None`` where it is taken as certain.
+        known: Costs under the limit that was measured at, where the table is under another.
+    """
+
+    table: CostTable
+    risk: CostEstimate | LimitedEstimate | None
+    known: CostTable
+
+
+def _limited(sample_set: SampleSet, costs: _Costs, goal: Goal) -> _Costs:
+    """Put costs under the power limit to plan for.
+
+    Raises:
+        UsageError: Costs are of kernels alone, the GPU's own limit is not known, or it takes no
+            such limit.
+    """
+    if goal.power_limit_w is None and goal.objective is not Objective.TIME:
+        return costs
+    risk, gpu = costs.risk, sample_set.gpu
+    if not isinstance(risk, CostEstimate) or risk.table.power_cap is None:
+        raise UsageError(
+            "a power limit holds the step as it runs, and these costs are of kernels alone",
+            hint="plan samples of a step that was run whole, without --raw and --accounting "
+            "isolated",
+        )
+    if gpu.power_limit_w is None:
+        raise UsageError(
+            "the samples do not say at which power limit they were taken", hint="measure again"
+        )
+    limit_w = goal.power_limit_w or gpu.power_limit_w
+    least_w, most_w = gpu.power_range_w or (0.0, gpu.power_limit_w)
+    if not least_w <= limit_w <= most_w:
+        raise UsageError(
+            f"{gpu.name} takes no power limit of {limit_w:g} W",
+            hint=f"it takes {least_w:g} to {most_w:g} W",
+        )
+    if limit_w == gpu.power_limit_w:
+        return costs
+    limited = LimitedEstimate.of(risk, limit_w, gpu.power_limit_w)
+    return _Costs(table=limited.table, risk=limited, known=costs.table)
+
+
+def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[PowerPoint, ...]:
+    """Return the fastest step at other limits, where time is what is minimised."""
+    gpu = sample_set.gpu
+    if goal.objective is not Objective.TIME or gpu.power_limit_w is None:
+        return ()
+    least_w, _ = gpu.power_range_w or (0.0, gpu.power_limit_w)
+    return power_curve(known, gpu.power_limit_w, least_w, granularity=goal.granularity)
+
+
 def _costs(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
-) -> tuple[CostTable, CostEstimate | None]:
-    """Return costs, and how sure they are; ``None`` where they are taken as certain."""
+) -> _Costs:
+    """Return what everything costs."""
     asked = raw
     if raw is None:
         raw = _is_whole_table(sample_set)
     if raw:
-        return cost_table(sample_set, baseline=baseline), None
+        table = cost_table(sample_set, baseline=baseline)
+        return _Costs(table=table, risk=None, known=table)
     try:
         estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
     except CannotFitError as exc:
@@ -157,8 +231,9 @@ def _costs(
             raise
         table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
-        return dataclasses.replace(table, warnings=(*table.warnings, words)), None
-    return estimated.table, estimated
+        table = dataclasses.replace(table, warnings=(*table.warnings, words))
+        return _Costs(table=table, risk=None, known=table)
+    return _Costs(table=estimated.table, risk=estimated, known=estimated.table)
 
 
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
         table=dataclasses.replace(
             table, time_s=time_s, energy_j=energy_j, closure=closure, power_cap=cap
         ),
-        at_auto=_nearest(table, settled, boost),
+        at_auto=nearest_settings(table, settled, boost),
     )
 
 
@@ -185,7 +185,7 @@ def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
     return None
 
 
-def _nearest(table: CostTable, settled: SettledStep, boost: int) -> Ints:
+def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints:
     """Return the locked setting nearest to where each launch settled. Shape (n,)."""
     memory = table.settings[boost].mem_mhz
     same = [s for s, clocks in enumerate(table.settings[:-1]) if clocks.mem_mhz == memory]

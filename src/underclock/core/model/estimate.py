@@ -43,6 +43,7 @@ _ONE_SIDE = 0.95
 # an H200, differ by 0.027 % (docs/evidence/h200).
 _REPEATABLE = 2.7e-4
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
+_ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
 _OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
@@ -77,6 +78,12 @@ class CostEstimate:
     can: Bools
     exact: bool
     step_error: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def holds_alone(self) -> Bools:
+        """Where a kernel that runs alone draws less than the cap leaves it. Shape (K, C)."""
+        below: Bools = self.posterior.log_w < math.log(_ALONE * self.rows.limit_w)
+        return below
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
         """Say what a choice is expected to change.

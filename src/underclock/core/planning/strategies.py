@@ -22,6 +22,7 @@ from underclock.core.knapsack.frontier import least_product, subsampled, support
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import Candidate, RiskModel, within_confidence
+from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.verdict import TOLERANCE
 from underclock.records import (
@@ -205,6 +206,8 @@ def _choose(
 
     Only the waste objective has a time budget, so for the others risk plays no part.
     """
+    if task.goal.objective is Objective.TIME:
+        return _fastest(table, task, exact if risk is not None else Exact())
     if risk is None or task.goal.objective is not Objective.WASTE:
         return _candidate(table, task, Exact())
     max_slowdown = task.goal.max_slowdown
@@ -228,6 +231,15 @@ def tolerance_of(table: CostTable) -> float:
 def _costs_more(candidate: Candidate, risk: RiskModel) -> bool:
     """Whether a choice is expected to take more energy than auto."""
     return risk.predicted_change(candidate.setting).energy_change > 0.0
+
+
+def _fastest(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
+    """Return the choice of least time under the power cap; auto where it gains nothing."""
+    alone = task.aggregate is Aggregate.LOCAL
+    fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, exact)
+    if fast is None or fast.cost.time_s >= table.auto_time_s:
+        return _auto(table, task)
+    return Candidate(setting=fast.setting, solution=fast.solution)
 
 
 def _candidate(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
