@@ -167,7 +167,8 @@ def _watts(power_limit: float | None) -> float | None:
     """Check a power limit that a user wrote."""
     if power_limit is not None and not 0.0 < power_limit < math.inf:
         raise UsageError(
-            f"a power limit of {power_limit:g} W has no meaning", hint="for example --power-limit 300"
+            f"a power limit of {power_limit:g} W has no meaning",
+            hint="for example --power-limit 300",
         )
     return power_limit
 

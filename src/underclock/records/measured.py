@@ -32,7 +32,10 @@ class GpuInfo(Record, frozen=True, kw_only=True):
         if not self.name:
             raise ValueError("a GPU needs a name")
         check_positive(self, "power_limit_w")
-        if self.power_range_w is not None and not 0 < self.power_range_w[0] <= self.power_range_w[1]:
+        if (
+            self.power_range_w is not None
+            and not 0 < self.power_range_w[0] <= self.power_range_w[1]
+        ):
             raise ValueError(f"a range of power limits ascends, got {self.power_range_w}")
 
     def is_another_board(self, other: "GpuInfo") -> bool:

@@ -1,16 +1,13 @@
 """plan: samples in, clocks out."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 import underclock
 from underclock.arrays import Ints
-from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.estimate import CostEstimate, estimate
-from underclock.core.model.limited import LimitedEstimate
+from underclock.core.costs.table import CostTable
+from underclock.core.model.estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
-from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
@@ -19,7 +16,6 @@ from underclock.core.planning.strategies import ComparedStrategies, choices, com
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
     Clocks,
-    Evidence,
     Objective,
     Plan,
     PowerPoint,
@@ -27,6 +23,7 @@ from underclock.records import (
     Strategy,
 )
 from underclock.report.wording import auto_plan_sentence
+from underclock.stages.costing import Costs, costs_of, under_goal
 from underclock.stages.sources import as_samples
 from underclock.stages.switching import Achievable, Switching, achievable
 from underclock.units import format_percent
@@ -71,7 +68,7 @@ def plan(
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
-    costs = _limited(sample_set, _costs(sample_set, baseline, raw=raw, isolated=isolated), goal)
+    costs = under_goal(sample_set, costs_of(sample_set, baseline, raw=raw, isolated=isolated), goal)
     table, risk = costs.table, costs.risk
     compared = compare_strategies(table, goal, risk)
     _check_feasible(compared, goal)
@@ -115,7 +112,7 @@ def _within_confidence(goal: Goal, risk: RiskModel | None, compared: ComparedStr
 def _plan(
     sample_set: SampleSet,
     goal: Goal,
-    costs: _Costs,
+    costs: Costs,
     compared: ComparedStrategies,
     gained: Achievable,
 ) -> Plan:
@@ -157,54 +154,6 @@ def why_auto(plan: Plan) -> str | None:
     return None if ONE_PAIR in plan.warnings else auto_plan_sentence(plan)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Costs:
-    """What everything costs.
-
-    Attributes:
-        table: Expected.
-        risk: How sure that is; ``None`` where it is taken as certain.
-        known: Costs under the limit that was measured at, where the table is under another.
-    """
-
-    table: CostTable
-    risk: CostEstimate | LimitedEstimate | None
-    known: CostTable
-
-
-def _limited(sample_set: SampleSet, costs: _Costs, goal: Goal) -> _Costs:
-    """Put costs under the power limit to plan for.
-
-    Raises:
-        UsageError: Costs are of kernels alone, the GPU's own limit is not known, or it takes no
-            such limit.
-    """
-    if goal.power_limit_w is None and goal.objective is not Objective.TIME:
-        return costs
-    risk, gpu = costs.risk, sample_set.gpu
-    if not isinstance(risk, CostEstimate) or risk.table.power_cap is None:
-        raise UsageError(
-            "a power limit holds the step as it runs, and these costs are of kernels alone",
-            hint="plan samples of a step that was run whole, without --raw and --accounting "
-            "isolated",
-        )
-    if gpu.power_limit_w is None:
-        raise UsageError(
-            "the samples do not say at which power limit they were taken", hint="measure again"
-        )
-    limit_w = goal.power_limit_w or gpu.power_limit_w
-    least_w, most_w = gpu.power_range_w or (0.0, gpu.power_limit_w)
-    if not least_w <= limit_w <= most_w:
-        raise UsageError(
-            f"{gpu.name} takes no power limit of {limit_w:g} W",
-            hint=f"it takes {least_w:g} to {most_w:g} W",
-        )
-    if limit_w == gpu.power_limit_w:
-        return costs
-    limited = LimitedEstimate.of(risk, limit_w, gpu.power_limit_w)
-    return _Costs(table=limited.table, risk=limited, known=costs.table)
-
-
 def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[PowerPoint, ...]:
     """Return the fastest step at other limits, where time is what is minimised."""
     gpu = sample_set.gpu
@@ -214,43 +163,10 @@ def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[P
     return power_curve(known, gpu.power_limit_w, least_w, granularity=goal.granularity)
 
 
-def _costs(
-    sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
-) -> _Costs:
-    """Return what everything costs."""
-    asked = raw
-    if raw is None:
-        raw = _is_whole_table(sample_set)
-    if raw:
-        table = cost_table(sample_set, baseline=baseline)
-        return _Costs(table=table, risk=None, known=table)
-    try:
-        estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
-    except CannotFitError as exc:
-        if asked is False:
-            raise
-        table = cost_table(sample_set, baseline=baseline)
-        words = f"costs are taken as certain, for no model can be fitted: {exc}"
-        table = dataclasses.replace(table, warnings=(*table.warnings, words))
-        return _Costs(table=table, risk=None, known=table)
-    return _Costs(table=estimated.table, risk=estimated, known=estimated.table)
-
-
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
     return (ONE_PAIR,) if len(visited) == 1 else ()
-
-
-def _is_whole_table(sample_set: SampleSet) -> bool:
-    """Whether every row of a replayed table is there: then there is nothing to estimate."""
-    if sample_set.evidence is not Evidence.REPLAYED:
-        return False
-    if sample_set.expected_samples is not None:
-        return len(sample_set.samples) >= sample_set.expected_samples
-    lacking = sum(len(clocks) for clocks in sample_set.lacking.values())
-    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
-    return pairs + lacking >= len(sample_set.settings) * len(sample_set.kernels)
 
 
 def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:

@@ -46,7 +46,9 @@ def grouped(table: CostTable, granularity: Granularity) -> Grouped:
         time_s, energy_j = fixed_costs(table)
         return Grouped(np.zeros(len(table.kernels), dtype=np.int64), time_s[None], energy_j[None])
     if granularity is Granularity.KERNEL:
-        return _choosable(table, Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j))
+        return _choosable(
+            table, Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j)
+        )
     if granularity is Granularity.PASS:
         passes = list(dict.fromkeys(kernel.pass_ for kernel in table.kernels))
         member = np.array([passes.index(kernel.pass_) for kernel in table.kernels])

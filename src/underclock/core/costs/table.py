@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.power_window import LaunchCosts, PowerCap
 from underclock.errors import DataError
@@ -19,7 +19,6 @@ from underclock.records import (
     Clocks,
     Closure,
     Kernel,
-    Sample,
     SampleSet,
 )
 

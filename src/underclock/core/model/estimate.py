@@ -149,9 +149,7 @@ def estimate(
     """
     measured = cost_table(sample_set, baseline=baseline)
     auto = measured.settings[measured.baseline]
-    whole = bool(
-        sample_set.in_situ and sample_set.order and auto.is_auto and not isolated
-    )
+    whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     settings = _settings(sample_set, auto)
     if whole:
         settings = tuple(clocks for clocks in settings if clocks.core_mhz is not None)

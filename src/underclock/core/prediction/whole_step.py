@@ -64,5 +64,3 @@ def _settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
             hint="the samples are not of this step: measure again",
         )
     return np.where(movable, factor, 1.0)
-
-
