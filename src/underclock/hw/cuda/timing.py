@@ -96,6 +96,11 @@ class CudaLoop:
         return max(min(for_s, most_s), _LEAST_LAUNCHES * launch_s)
 
     def _watch(self, for_s: float) -> list[list[TracedActivity]]:
+        if self.torch.autograd._profiler_enabled():  # noqa: SLF001 - a second one would end it
+            raise NotSupportedError(
+                "launches cannot be timed: a PyTorch profiler of this process is looking on",
+                hint="measure outside of it",
+            )
         try:
             return watched(self.torch, self.clock, for_s)
         except RuntimeError as exc:  # what PyTorch raises, a GPU that fell off the bus included

@@ -85,10 +85,13 @@ class FakeTorch:
     """As much of PyTorch as profiling needs."""
 
     profiles: list[FakeProfile]
+    profiled: bool = False
 
     @property
     def autograd(self) -> Any:
-        return SimpleNamespace(DeviceType=SimpleNamespace(CUDA=_CUDA))
+        return SimpleNamespace(
+            DeviceType=SimpleNamespace(CUDA=_CUDA), _profiler_enabled=lambda: self.profiled
+        )
 
     @property
     def profiler(self) -> Any:
@@ -205,6 +208,13 @@ def test_where_the_timestamps_are_taken_that_is_said() -> None:
     with pytest.raises(NotSupportedError, match="saw nothing that ran on the GPU") as caught:
         _loop([FakeProfile([host])]).durations(0.5)
     assert "another profiler" in caught.value.hint
+
+
+def test_a_profiler_of_ones_own_is_not_ended() -> None:
+    loop = _loop([FakeProfile(_round_events(1, 0))])
+    loop.torch.profiled = True
+    with pytest.raises(NotSupportedError, match="of this process is looking on"):
+        loop.durations(0.5)
 
 
 def test_a_profiler_that_cannot_start_is_a_sentence() -> None:
