@@ -11,6 +11,7 @@ import numpy as np
 
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import Bounds
+from underclock.hw.rounds import Turn
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.boards import has_counters, rests, sensors_of
 from underclock.hw.simulated.costs import Costs
@@ -77,13 +78,14 @@ class VirtualGpu:
         self._costs = Costs(self.constants, model.core_mhz)
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
         self._runs: LaunchLoop | None = None  # what runs, while it is its turn
+        self._launch_s = 0.0  # what a launch of it takes
         self._turn_s = math.inf
         self._power_loop = PowerLoop(
             margin_w=model.cap_margin_w,
             bin_mhz=model.constants.boost_loss_mhz,
             least_mhz=float(model.core_mhz[0]),
         )
-        self._mixed = False  # different kernels take turns, so that the power loop never settles
+        self._mixed = False  # the power loop never settles: different kernels take turns, mostly
         self._stale = True
         self._decided_c = self._steady_c = math.inf
         self._wanted_mhz = self._steady_mhz = 0.0
@@ -142,13 +144,21 @@ class VirtualGpu:
         return sum(share for _, share in work), memory
 
     def begin(
-        self, kernels: Sequence[KernelConstants], *, tensor: Sequence[KernelConstants] = ()
+        self,
+        kernels: Sequence[KernelConstants],
+        *,
+        turns: Sequence[Turn] = (),
+        tensor: Sequence[KernelConstants] = (),
+        hunts: bool = False,
     ) -> None:
-        """Start launching a sequence over and over.
+        """Start launching rounds of kernels.
 
         Args:
-            kernels: The sequence.
-            tensor: Those of it that keep tensor pipes busy rather than FP32 pipes.
+            kernels: What runs in a round, in turn.
+            turns: How often each is launched in a row; by default once.
+            tensor: Those of them that keep tensor pipes busy rather than FP32 pipes.
+            hunts: Whether the power loop steps between clocks, as it does with several kernels,
+                even where a single one lets it settle.
         """
         if self.counters is not None:
             self.counters.begin(tensor)
@@ -156,6 +166,8 @@ class VirtualGpu:
             kernels=tuple(kernels),
             time_noise=1.0 + 3e-4 * float(self._noise.standard_normal()),
             power_noise=1.0 + 3e-3 * float(self._noise.standard_normal()),
+            turns=tuple(turns),
+            hunts=hunts,
         )
         self._look_again()
 
@@ -239,8 +251,8 @@ class VirtualGpu:
     def _look_again(self) -> None:
         """Decide afresh, now that something changed that clocks depend on."""
         self._stale = True
-        alternates = self.running is not None and not self.running.single
-        self._mixed = alternates or bool(self.neighbours)
+        hunts = self.running is not None and self.running.hunts
+        self._mixed = hunts or bool(self.neighbours)
         self._settle()
 
     def _decide(self) -> None:
@@ -288,6 +300,8 @@ class VirtualGpu:
         self.capped = self.core_mhz < self._wanted_mhz
         self._cost = self._costs.at(kernel, self.core_mhz, self.mem_mhz)
         self.power_w = self._cost.power_w(self.temperature_c) * noise
+        if self._runs is not None:
+            self._launch_s = self._cost.duration_s * self._runs.time_noise
 
     def _steady(self, kernel: KernelConstants) -> float:
         """Return the mean clock at which one kernel repeats, remembered until heat moves it."""
@@ -306,13 +320,11 @@ class VirtualGpu:
         stride_s = self._power_loop.to_tick_s(self.now_s)
         if self.neighbours:
             stride_s = min(stride_s, self._turn_s)
-        if self._runs is not None and not self._runs.single:
-            left_s = self._kernel_s(self._runs) * (1.0 - self._runs.share)
+        runs = self._runs
+        if runs is not None and not runs.single:
+            left_s = self._launch_s * (runs.turn.times - runs.share)
             stride_s = min(stride_s, left_s + 1e-12)
         return stride_s
-
-    def _kernel_s(self, running: LaunchLoop) -> float:
-        return self._cost.duration_s * running.time_noise
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
@@ -327,6 +339,6 @@ class VirtualGpu:
         if self._mixed:
             self._power_loop.watch(self.now_s, stride_s, self.power_w, self.core_mhz, self.limit_w)
         if self._runs is not None:
-            self._runs.progress(stride_s, self._kernel_s(self._runs))
+            self._runs.progress(stride_s, self._launch_s)
         elif self.running is not None:
-            self.running.elapsed_s += stride_s
+            self.running.wait(stride_s)
