@@ -129,7 +129,7 @@ def _residuals(rows: Rows, model: FittedModel) -> Floats:
 
 def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
     sums = np.add.reduceat(rows.windows * residuals**2, rows.bounds[known], axis=1)
-    rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
+    rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known], axis=1))
     return rms
 
 

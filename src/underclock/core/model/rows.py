@@ -42,9 +42,11 @@ class Rows:
         core_mhz: As asked, and as read back where it was. Shape (R,).
         mem_mhz: As read back where it was, else as asked. Shape (R,).
         log_s: Logarithm of the time of a launch in s. Shape (R,).
-        log_w: Logarithm of the mean power in W. Shape (R,).
+        log_w: Logarithm of the mean power in W; where its weight is 0 that of the kernel's row at
+            the nearest clock. Shape (R,).
         temperature_c: Shape (R,).
-        windows: How many windows of the usual length a row counts for. Shape (R,).
+        windows: How many windows of the usual length a row counts for, in time and in power; 0
+            where it tells nothing of that. Shape (2, R).
         mem_points_mhz: Memory clocks of the GPU, ascending. Shape (M,).
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
@@ -104,10 +106,12 @@ def rows_of(sample_set: SampleSet) -> Rows:
     rows.sort(key=lambda row: row.kernel)
     columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
+    windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
     return Rows(
         names=tuple(index),
         kinds=np.array([_KINDS[kernel.kind] for kernel in sample_set.kernels], dtype=np.int64),
         kernel=of_kernel,
+        windows=windows,
         **columns,
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
@@ -124,7 +128,8 @@ class _Row(NamedTuple):
     log_s: float
     log_w: float
     temperature_c: float
-    windows: float
+    time_windows: float
+    power_windows: float
 
 
 def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:
@@ -137,6 +142,7 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
         fastest_mem_mhz: Memory clock of one left to itself.
     """
     core = sample.asked.core_mhz
+    windows = _FREE_WINDOWS if core is None else 1.0
     seen = sample.observed.core_mhz if sample.observed else None
     mem = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
     return _Row(
@@ -146,7 +152,8 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
         log_s=math.log(sample.time_s),
         log_w=math.log(sample.energy_j / sample.time_s),
         temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
-        windows=_FREE_WINDOWS if core is None else 1.0,
+        time_windows=windows,
+        power_windows=windows,
     )
 
 
