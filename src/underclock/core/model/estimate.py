@@ -5,7 +5,7 @@ Shape letters: K kernels, C settings but the baseline.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
+from underclock.core.steering.taking_off import reach_mhz
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, Evidence, Sample, SampleSet
 
@@ -34,6 +35,7 @@ _ONE_SIDE = 0.95
 # What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
 # an H200, differ by 0.027 % (docs/evidence/h200).
 _REPEATABLE = 2.7e-4
+_HALF_BIN_MHZ = 7.5
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
@@ -133,9 +135,31 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
 def _settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
     """Return every setting but the baseline, slowest first."""
     known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
+    within = _within_reach(sample_set)
     return tuple(
-        sorted((s for s in known if s != auto and not s.is_auto), key=lambda clocks: clocks.rank)
+        sorted(
+            (s for s in known if s != auto and not s.is_auto and within(s)),
+            key=lambda clocks: clocks.rank,
+        )
     )
+
+
+def _within_reach(sample_set: SampleSet) -> Callable[[Clocks], bool]:
+    """Return whether clocks may be predicted: where none was held, between those that kernels ran.
+
+    What was steered by company says nothing of other memory clocks, nor of lower core clocks.
+    """
+    locked = any(not sample.asked.is_auto for sample in (*sample_set.samples, *sample_set.mixed))
+    reach = None if locked else reach_mhz(sample_set.mixed)
+    if reach is None:
+        return lambda _clocks: True
+    lowest, highest = reach[0] - _HALF_BIN_MHZ, reach[1] + _HALF_BIN_MHZ
+
+    def within(clocks: Clocks) -> bool:
+        core_mhz = clocks.core_mhz
+        return clocks.mem_mhz is None and core_mhz is not None and lowest <= core_mhz <= highest
+
+    return within
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:

@@ -14,6 +14,9 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_repeats, check_values, clocks_asked
+from underclock.core.model.start import unknown_gpu
+from underclock.core.steering.company import Company
+from underclock.core.steering.taking_off import taken_off
 from underclock.errors import DataError
 from underclock.records import Kind, Sample, SampleSet
 
@@ -75,15 +78,16 @@ class Rows:
 def rows_of(sample_set: SampleSet) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
+    A measurement in company is a row at the clock that was read in its window, company taken off.
     Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
-    higher than the GPU boosts. Rows at auto count little, and only for kernels with few others: a
-    clock that is free moves with temperature, and what is read at a window's end is not its mean.
+    higher than the GPU boosts. Rows at auto of which the clock was read only at the window's end
+    count little, and only for kernels with few others: a clock that is free moves with temperature.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
             model's constants.
     """
-    if not sample_set.samples:
+    if not sample_set.samples and not sample_set.mixed:
         raise DataError("there are no samples to fit", hint="measure first")
     check_values(sample_set)
     check_repeats(sample_set.samples)
@@ -100,9 +104,12 @@ def rows_of(sample_set: SampleSet) -> Rows:
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
         (free if sample.asked.core_mhz is None else locked).append(row)
-    _check_enough(sample_set, len(locked), len(memory))
-    each = Counter(row.kernel for row in locked)
-    rows = locked + [row for row in free if 0 < each[row.kernel] < PER_KERNEL]
+    mixed = _in_company(sample_set, index, memory)
+    _check_enough(sample_set, locked + mixed, len(memory))
+    each = Counter(row.kernel for row in locked + mixed)
+    steered = {row.kernel for row in mixed}
+    rows = locked + mixed
+    rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
     columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
@@ -157,18 +164,54 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
     )
 
 
-def _check_enough(sample_set: SampleSet, locked: int, memory_clocks: int) -> None:
+def _in_company(sample_set: SampleSet, index: dict[str, int], memory: list[float]) -> list[_Row]:
+    """Return what measurements in company tell of their kernels."""
+    mixed = sample_set.mixed
+    if not mixed:
+        return []
+    shape = unknown_gpu(
+        memory,
+        fastest_mhz=max(sample.core_mhz for sample in mixed),
+        most_w=max(sample.round_j / sample.round_s for sample in mixed),
+    )
+    left = taken_off(mixed, sample_set.kernels, Company.of(mixed, shape, memory[-1]))
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    for one in left:
+        if one.power_w is not None:
+            drawn.setdefault(one.kernel, []).append((one.core_mhz, one.power_w))
+    return [
+        _Row(
+            kernel=index[one.kernel],
+            core_mhz=one.core_mhz,
+            mem_mhz=float(one.mem_mhz or memory[-1]),
+            log_s=math.log(one.time_s),
+            log_w=math.log(one.power_w or _nearest(drawn[one.kernel], one.core_mhz)),
+            temperature_c=_USUAL_C if one.temperature_c is None else one.temperature_c,
+            time_windows=one.time_windows,
+            power_windows=one.power_windows,
+        )
+        for one in left
+        if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
+    ]
+
+
+def _nearest(drawn: list[tuple[float, float]], core_mhz: float) -> float:
+    """Return the power that was read nearest to a clock."""
+    return min(drawn, key=lambda pair: abs(pair[0] - core_mhz))[1]
+
+
+def _check_enough(sample_set: SampleSet, rows: list[_Row], memory_clocks: int) -> None:
     """Refuse fewer rows than the model has constants."""
-    if not locked:
+    if not rows:
         raise CannotFitError(
             f"all {len(sample_set.samples)} samples ran at the power cap or at unknown clocks: "
             "they do not tell what a clock costs",
-            hint="measure at lower core clocks, or raise the power limit",
+            hint="measure at lower core clocks or in company, or raise the power limit",
         )
     shared = 8 + 2 * memory_clocks
-    if locked * 2 < shared + PER_KERNEL:
+    if len(rows) + sum(row.power_windows > 0 for row in rows) < shared + PER_KERNEL:
         raise CannotFitError(
-            f"{locked} samples away from the power cap are fewer than the model's constants "
+            f"{len(rows)} samples away from the power cap are fewer than the model's constants "
             f"({shared} shared, {PER_KERNEL} of each kernel)",
             hint="measure more clock pairs, or more kernels",
         )
