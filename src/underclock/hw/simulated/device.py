@@ -11,6 +11,7 @@ import numpy as np
 
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import Bounds
+from underclock.hw.rounds import Turn
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.boards import has_counters, rests, sensors_of
 from underclock.hw.simulated.costs import Costs
@@ -83,7 +84,7 @@ class VirtualGpu:
             bin_mhz=model.constants.boost_loss_mhz,
             least_mhz=float(model.core_mhz[0]),
         )
-        self._mixed = False  # different kernels take turns, so that the power loop never settles
+        self._mixed = False  # the power loop never settles: different kernels take turns, mostly
         self._stale = True
         self._decided_c = self._steady_c = math.inf
         self._wanted_mhz = self._steady_mhz = 0.0
@@ -142,13 +143,21 @@ class VirtualGpu:
         return sum(share for _, share in work), memory
 
     def begin(
-        self, kernels: Sequence[KernelConstants], *, tensor: Sequence[KernelConstants] = ()
+        self,
+        kernels: Sequence[KernelConstants],
+        *,
+        turns: Sequence[Turn] = (),
+        tensor: Sequence[KernelConstants] = (),
+        hunts: bool = False,
     ) -> None:
-        """Start launching a sequence over and over.
+        """Start launching rounds of kernels.
 
         Args:
-            kernels: The sequence.
-            tensor: Those of it that keep tensor pipes busy rather than FP32 pipes.
+            kernels: What runs in a round, in turn.
+            turns: How often each is launched in a row; by default once.
+            tensor: Those of them that keep tensor pipes busy rather than FP32 pipes.
+            hunts: Whether the power loop steps between clocks, as it does with several kernels,
+                even where a single one lets it settle.
         """
         if self.counters is not None:
             self.counters.begin(tensor)
@@ -156,6 +165,8 @@ class VirtualGpu:
             kernels=tuple(kernels),
             time_noise=1.0 + 3e-4 * float(self._noise.standard_normal()),
             power_noise=1.0 + 3e-3 * float(self._noise.standard_normal()),
+            turns=tuple(turns),
+            hunts=hunts,
         )
         self._look_again()
 
@@ -239,8 +250,8 @@ class VirtualGpu:
     def _look_again(self) -> None:
         """Decide afresh, now that something changed that clocks depend on."""
         self._stale = True
-        alternates = self.running is not None and not self.running.single
-        self._mixed = alternates or bool(self.neighbours)
+        hunts = self.running is not None and self.running.hunts
+        self._mixed = hunts or bool(self.neighbours)
         self._settle()
 
     def _decide(self) -> None:
@@ -307,7 +318,7 @@ class VirtualGpu:
         if self.neighbours:
             stride_s = min(stride_s, self._turn_s)
         if self._runs is not None and not self._runs.single:
-            left_s = self._kernel_s(self._runs) * (1.0 - self._runs.share)
+            left_s = self._kernel_s(self._runs) * self._runs.left
             stride_s = min(stride_s, left_s + 1e-12)
         return stride_s
 
@@ -329,4 +340,4 @@ class VirtualGpu:
         if self._runs is not None:
             self._runs.progress(stride_s, self._kernel_s(self._runs))
         elif self.running is not None:
-            self.running.elapsed_s += stride_s
+            self.running.wait(stride_s)

@@ -5,9 +5,11 @@ borrow power from neighbours that draw little.
 """
 
 import math
+from collections import deque
 
 CAP_TICK_S = 0.02
 _MEMORY_S = 0.1
+_TICKS = round(_MEMORY_S / CAP_TICK_S)
 _BIN_W = 10.0  # one bin more for each of these above the limit
 _MOST_BINS = 4
 _SLACK_W = 2.0  # it climbs again only with more room than this
@@ -29,11 +31,14 @@ class PowerLoop:
         self._bin_mhz = bin_mhz
         self._least_mhz = least_mhz
         self._average_w = 0.0
+        self._reached_mhz = 0.0  # the highest clock since the last tick
+        self._lately_mhz: deque[float] = deque(maxlen=_TICKS)  # and between the ticks before
 
     def reset(self) -> None:
         """Forget what ran before."""
         self.ceiling_mhz = math.inf
-        self._average_w = 0.0
+        self._average_w = self._reached_mhz = 0.0
+        self._lately_mhz.clear()
 
     def to_tick_s(self, now_s: float) -> float:
         """Return how long until it acts next."""
@@ -45,6 +50,9 @@ class PowerLoop:
     ) -> None:
         """Average a stride's power, and act if a tick lay in it.
 
+        It moves its own ceiling, from where that held anything down: from the highest clock that
+        was reached while the average grew. A kernel that is locked lower does not pull it down.
+
         Args:
             now_s: End of the stride.
             stride_s: Its length.
@@ -54,12 +62,16 @@ class PowerLoop:
         """
         fade = math.exp(-stride_s / _MEMORY_S)
         self._average_w = self._average_w * fade + power_w * (1.0 - fade)
+        self._reached_mhz = max(self._reached_mhz, core_mhz)
         before = math.floor((now_s - stride_s) / CAP_TICK_S + _ROUNDING)
         if math.floor(now_s / CAP_TICK_S + _ROUNDING) == before:
             return
+        self._lately_mhz.append(self._reached_mhz)
+        self._reached_mhz = 0.0
         room_w = limit_w - self._margin_w - self._average_w
         if room_w < 0:
             bins = min(_MOST_BINS, 1 + int(-room_w / _BIN_W))
-            self.ceiling_mhz = max(self._least_mhz, core_mhz - bins * self._bin_mhz)
+            from_mhz = min(self.ceiling_mhz, max(self._lately_mhz))
+            self.ceiling_mhz = max(self._least_mhz, from_mhz - bins * self._bin_mhz)
         elif room_w > _SLACK_W:
             self.ceiling_mhz += self._bin_mhz

@@ -39,7 +39,7 @@ class Machine:
             UsageError: A kernel does not say what it does.
         """
         sequence = (kernels,) if isinstance(kernels, Kernel) else kernels
-        return VirtualLauncher(self.gpus[gpu]).loop(sequence)
+        return VirtualLauncher(self.gpus[gpu], self.clock).loop(sequence)
 
     @contextmanager
     def shared(self, kernel: Kernel, *, pid: int, share: float, gpu: int = 0) -> Iterator[None]:
@@ -145,4 +145,6 @@ def simulated_rig(
         nvml_session(),
     ):
         device = machine.gpus[0]
-        yield Rig(device, machine.driver, NvmlGpu(), VirtualLauncher(device), machine.clock)
+        yield Rig(
+            device, machine.driver, NvmlGpu(), VirtualLauncher(device, machine.clock), machine.clock
+        )

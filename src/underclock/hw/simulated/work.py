@@ -3,58 +3,84 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from underclock.hw.rounds import Turn
 from underclock.physics.constants import KernelConstants
 
 _ROUND_S = 0.004  # every process has had its turn; time slices are about 2 ms
 _ROUNDING_S = 1e-9
+_ROUNDING = 1e-9  # of a launch
 
 
 @dataclass(slots=True)
 class LaunchLoop:
-    """Kernels launched over and over.
+    """Rounds of kernels, one after the other.
 
     Attributes:
-        kernels: The sequence.
-        single: Whether it is one kernel that repeats.
+        kernels: What runs in a round, in turn.
         time_noise: Relative noise of durations, drawn once per loop.
         power_noise: Relative noise of power, drawn once per loop.
-        position: Which kernel runs.
-        share: How much of it is done, 0 to 1.
-        launches: Whole sequences completed.
+        turns: How often each of them is launched in a row, and whose launches these are; by
+            default once, and a place each.
+        hunts: Whether the power loop never settles over it; several kernels do not let it.
+        position: Whose turn it is.
+        share: How many launches of the turn are done; the last of them in part.
+        launches: Whole rounds completed.
         elapsed_s: Since the loop began.
         completed_s: Of which until the last completion.
+        took_s: Time spent in each place; waiting in the middle of a launch counts.
+        done: Launches of each place completed; the last of them in part.
+        single: Whether nothing takes turns.
     """
 
     kernels: tuple[KernelConstants, ...]
     time_noise: float
     power_noise: float
+    turns: tuple[Turn, ...] = ()
+    hunts: bool = False
     position: int = 0
     share: float = 0.0
     launches: int = 0
     elapsed_s: float = 0.0
     completed_s: float = 0.0
+    took_s: list[float] = field(init=False)
+    done: list[float] = field(init=False)
     single: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Look once; it is asked at every stride."""
+        self.turns = self.turns or tuple(Turn(place, 1) for place in range(len(self.kernels)))
         self.single = len(self.kernels) == 1
+        self.hunts = self.hunts or not self.single
+        places = 1 + max(turn.place for turn in self.turns)
+        self.took_s, self.done = [0.0] * places, [0.0] * places
+
+    @property
+    def left(self) -> float:
+        """Launches left of the turn."""
+        return self.turns[self.position].times - self.share
 
     def progress(self, stride_s: float, kernel_s: float) -> None:
         """Count what a stride completed.
 
         Args:
-            stride_s: Ends with the kernel that runs, or before; a single kernel may complete
-                any number of times.
-            kernel_s: Duration of the kernel that runs.
+            stride_s: Ends with the turn, or before; what takes no turns may complete any number
+                of rounds.
+            kernel_s: Duration of a launch of the kernel that runs.
         """
-        done = self.share + stride_s / kernel_s
+        turn = self.turns[self.position]
+        launched = stride_s / kernel_s
+        self.took_s[turn.place] += stride_s
+        self.done[turn.place] += launched
+        done = self.share + launched
         if self.single:
-            whole = int(done + 1e-9)
-            if whole:
-                self.launches += whole
+            rounds = int((done + _ROUNDING) / turn.times)
+            if rounds:
+                whole = rounds * turn.times
+                self.launches += rounds
                 self.completed_s = self.elapsed_s + (whole - self.share) * kernel_s
-            self.share = max(0.0, done - whole)
-        elif done >= 1.0 - 1e-9:
+                done = max(0.0, done - whole)
+            self.share = done
+        elif done >= turn.times - _ROUNDING:
             self.share = 0.0
             self.position = (self.position + 1) % len(self.kernels)
             if self.position == 0:
@@ -62,6 +88,11 @@ class LaunchLoop:
                 self.completed_s = self.elapsed_s + stride_s
         else:
             self.share = done
+        self.elapsed_s += stride_s
+
+    def wait(self, stride_s: float) -> None:
+        """Let time pass in which something else executes, or nothing."""
+        self.took_s[self.turns[self.position].place] += stride_s
         self.elapsed_s += stride_s
 
 

@@ -1,0 +1,171 @@
+"""Kernels in company on a simulated GPU, timed inside."""
+
+import dataclasses
+import time
+
+import pytest
+
+from underclock.errors import DeviceError, MeasurementError, UsageError
+from underclock.gpus.catalogue import gpu_model
+from underclock.hw.base import Durations, Progress
+from underclock.hw.simulated.company import companion
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.faults import FaultKind
+from underclock.hw.simulated.launcher import VirtualLauncher
+from underclock.hw.simulated.rig import Rig
+from underclock.physics.power import idle_w
+from underclock.physics.timing import duration_s
+from underclock.records import Clocks, Kernel, Mix, Step
+
+
+def _rate_s(before: Progress, after: Progress) -> float:
+    return (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+
+
+def _timed(
+    rig: Rig, kernels: list[Kernel], mix: Mix | None, for_s: float = 1.0
+) -> tuple[float, Durations, float]:
+    """Return the time of a round, what launches took, and the clock."""
+    with rig.launcher.loop(kernels, mix) as loop:
+        rig.clock.sleep_s(3.0)
+        before = loop.progress()
+        durations = loop.durations(for_s)
+        rig.clock.sleep_s(0.5)
+        return _rate_s(before, loop.progress()), durations, rig.device.core_mhz
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        None,
+        Mix(),
+        Mix(launches=7),
+        Mix(launches=7, hot=2),
+        Mix(launches=3, idle_s=0.004),
+        Mix(launches=2, hot=1, idle_s=0.01),
+        Mix(launches=0, hot=1, idle_s=0.01),
+    ],
+)
+def test_durations_add_up_to_the_round(rig: Rig, elementwise: Kernel, mix: Mix | None) -> None:
+    round_s, durations, _ = _timed(rig, [elementwise], mix)
+
+    mix = mix or Mix()
+    inside_s = (
+        mix.launches * sum(durations.kernel_s)
+        + mix.hot * (durations.hot_s or 0.0)
+        + (durations.idle_s or 0.0)
+    )
+    assert inside_s == pytest.approx(round_s, rel=2e-3)
+
+
+def test_durations_of_a_step_are_those_of_its_launches_at_the_clock_it_runs_at(
+    rig: Rig, step: Step
+) -> None:
+    launches = [step.kernels[i] for i in step.order]
+    device, model = rig.device, rig.device.model
+    rig.gpu.lock(Clocks(core_mhz=1200))
+    with rig.launcher.loop(launches) as loop:
+        rig.clock.sleep_s(3.0)
+        durations = loop.durations(1.0)
+        mem_mhz = float(device.mem_mhz)
+        assert device.core_mhz == 1200
+    rig.gpu.unlock()
+
+    for kernel, took_s in zip(launches, durations.kernel_s, strict=True):
+        true_s = duration_s(model.constants, model.kernel(kernel), 1200.0, mem_mhz)
+        assert took_s == pytest.approx(true_s, rel=2e-3)
+
+
+def test_one_whole_round_is_seen_however_short_the_look(rig: Rig, step: Step) -> None:
+    launches = [step.kernels[i] for i in step.order]
+    _, durations, _ = _timed(rig, launches, Mix(idle_s=0.05), for_s=1e-3)
+
+    assert len(durations.kernel_s) == len(launches)
+    assert all(took_s > 0 for took_s in durations.kernel_s)
+    assert durations.idle_s == pytest.approx(0.05, rel=2e-3)
+
+
+def test_durations_are_of_the_time_asked_for_only(rig: Rig, gemm: Kernel) -> None:
+    rig.device.limit_power(350.0)
+    with rig.launcher.loop([gemm], Mix(idle_s=1e-3)) as loop:
+        rig.clock.sleep_s(2.0)
+        fast = loop.durations(0.5)
+        rig.device.limit_power(200.0)
+        rig.clock.sleep_s(2.0)
+        slow = loop.durations(0.5)
+
+    assert slow.kernel_s[0] > 1.1 * fast.kernel_s[0]
+
+
+def test_idling_lets_a_capped_clock_rise_and_a_hot_companion_lowers_it(
+    rig: Rig, gemm: Kernel, elementwise: Kernel
+) -> None:
+    rig.device.limit_power(280.0)
+    _, alone, alone_mhz = _timed(rig, [gemm], Mix())
+    _, thinned, thinned_mhz = _timed(rig, [gemm], Mix(idle_s=0.02))
+    _, cool, cool_mhz = _timed(rig, [elementwise], Mix())
+    _, heated, heated_mhz = _timed(rig, [elementwise], Mix(launches=5, hot=3))
+
+    assert thinned_mhz > alone_mhz + 50
+    assert thinned.kernel_s[0] < alone.kernel_s[0]
+    assert heated_mhz < cool_mhz - 20
+    assert heated.kernel_s[0] >= cool.kernel_s[0] * (1 - 1e-3)
+
+
+def test_company_alone_can_run(rig: Rig) -> None:
+    with rig.launcher.loop([], Mix(idle_s=0.01)) as loop:
+        rig.clock.sleep_s(60.0)
+        device = rig.device
+        # A busy GPU's clocks draw what they draw, and nothing else does.
+        true_w = idle_w(
+            device.constants, device.core_mhz, float(device.mem_mhz), device.temperature_c
+        )
+        assert device.core_mhz > 1800
+        assert device.power_w == pytest.approx(true_w, rel=0.02)
+        assert loop.durations(0.1).kernel_s == ()
+
+
+def test_nothing_at_all_is_refused_before_anything_runs(rig: Rig) -> None:
+    with pytest.raises(ValueError, match="no company"), rig.launcher.loop([]):
+        pytest.fail("the block must not run")
+    assert rig.device.running is None
+
+
+def test_a_model_without_throughput_is_heated_by_its_hottest_product() -> None:
+    model = gpu_model("a40")
+    own = dataclasses.replace(model, throughput=None)
+    assert companion(own) in [kernel.constants for kernel in model.own]
+
+
+def test_a_model_that_knows_no_kernel_has_no_companion() -> None:
+    bare = dataclasses.replace(gpu_model("rtx3080ti"), throughput=None, own=())
+    launcher = VirtualLauncher(VirtualGpu(bare, seed=0))
+    with pytest.raises(UsageError, match="no hot companion"), launcher.loop([], Mix(hot=1)):
+        pytest.fail("the block must not run")
+
+
+def test_a_gpu_lost_while_launches_are_timed_is_an_error(rig: Rig, gemm: Kernel) -> None:
+    with rig.launcher.loop([gemm], Mix(idle_s=0.01)) as loop:
+        rig.device.agenda.add(0.5, lambda: rig.device.fail(FaultKind.GPU_LOST))
+        with pytest.raises(DeviceError, match="fell off the bus"):
+            loop.durations(1.0)
+
+
+def test_a_gpu_that_was_lost_for_a_moment_is_not_waited_for_for_ever(
+    rig: Rig, gemm: Kernel
+) -> None:
+    with rig.launcher.loop([gemm], Mix(idle_s=0.01)) as loop:
+        rig.device.agenda.add(0.5, lambda: rig.device.fail(FaultKind.GPU_LOST))
+        rig.device.agenda.add(0.6, lambda: rig.device.mend(FaultKind.GPU_LOST))
+        with pytest.raises(MeasurementError, match="no launch ended"):
+            loop.durations(1.0)
+
+
+def test_a_thousand_short_launches_a_round_are_simulated_fast(rig: Rig) -> None:
+    """Much faster than launch by launch, which takes 10 µs each at the least."""
+    short = Kernel(name="short", flops=1e3, bytes_moved=1e5)
+    begun_s = time.perf_counter()
+    with rig.launcher.loop([short], Mix(launches=1000, hot=1, idle_s=1e-3)) as loop:
+        rig.clock.sleep_s(2.0)
+        launched = 1000 * loop.progress().launches
+    assert time.perf_counter() - begun_s < 2e-6 * launched

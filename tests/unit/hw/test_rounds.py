@@ -1,0 +1,52 @@
+"""What a round of a mix is made of."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.hw.rounds import Round, Turn
+from underclock.records import Mix
+
+_MIXES = st.builds(
+    Mix,
+    launches=st.integers(1, 5),
+    hot=st.integers(0, 3),
+    idle_s=st.sampled_from([0.0, 1e-3]),
+)
+
+
+def test_one_kernel_is_launched_in_a_row_before_its_company() -> None:
+    assert Round.of(1, Mix(launches=3, hot=2, idle_s=0.1)).turns() == (
+        Turn(0, 3),
+        Turn(1, 2),
+        Turn(2, 1),
+    )
+
+
+def test_a_sequence_is_launched_whole_each_time() -> None:
+    places = [turn.place for turn in Round.of(2, Mix(launches=2, idle_s=0.1)).turns()]
+    assert places == [0, 1, 0, 1, 3]
+
+
+@given(st.integers(0, 4), _MIXES)
+def test_every_launch_of_a_round_has_a_place(kernels: int, mix: Mix) -> None:
+    if not (kernels or mix.hot or mix.idle_s):
+        return
+    whole = Round.of(kernels, mix)
+    launches = whole.launches()
+
+    assert sum(launches.values()) == kernels * mix.launches + mix.hot + bool(mix.idle_s)
+    durations = whole.durations(dict.fromkeys(launches, 2.0))
+    assert durations.kernel_s == (2.0,) * kernels
+    assert (durations.hot_s is None, durations.idle_s is None) == (not mix.hot, not mix.idle_s)
+
+
+def test_kernels_that_are_launched_no_time_have_no_duration() -> None:
+    alone = Round.of(3, Mix(launches=0, hot=1))
+    assert alone.durations({alone.hot: 1.0}).kernel_s == ()
+
+
+@pytest.mark.parametrize("mix", [None, Mix(), Mix(launches=4)])
+def test_nothing_at_all_is_refused(mix: Mix | None) -> None:
+    with pytest.raises(ValueError, match="no kernel to launch, and no company"):
+        Round.of(0, mix)
