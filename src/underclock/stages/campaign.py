@@ -18,6 +18,13 @@ class Grid(StrEnum):
     FULL = "full"  # every pair the driver lists
 
 
+class ClockControl(StrEnum):
+    """How kernels come to run at other clocks than the driver's."""
+
+    LOCK = "lock"  # clocks are held
+    STEER = "steer"  # company makes the driver choose them
+
+
 PRECISION = 0.003
 _COARSE_STEP_MHZ = 210
 
@@ -28,6 +35,8 @@ class Campaign:
 
     grid: Grid | None = None
     """By default adaptive; coarse where clocks or repeats are named, or a table is replayed."""
+    clocks: ClockControl | None = None
+    """By default clocks are held, and steered where they may not be."""
     core_mhz: tuple[int | None, ...] = ()
     """Visit only these core clocks, whatever the grid; ``None`` is auto."""
     mem_mhz: tuple[int | None, ...] = ()
@@ -51,6 +60,13 @@ class Campaign:
         """Read a grid given as text; reject campaigns that measure nothing."""
         if self.grid is not None:
             object.__setattr__(self, "grid", member(Grid, self.grid, "grid"))
+        if self.clocks is not None:
+            object.__setattr__(self, "clocks", member(ClockControl, self.clocks, "clock control"))
+        if self.clocks is ClockControl.STEER:
+            if self.grid in {Grid.COARSE, Grid.FULL}:
+                raise ValueError(f"a {self.grid} grid is of clocks that are held, not steered")
+            if self.core_mhz or self.mem_mhz or self.repeats > 1:
+                raise ValueError("steering sets no clocks: it decides itself what to visit")
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         if not self.precision > 0:
@@ -64,6 +80,23 @@ class Campaign:
             raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
         if self.grid is Grid.ADAPTIVE and self.repeats > 1:
             raise ValueError("an adaptive campaign decides on repeats itself")
+
+    def steers(self, measurer: Measurer) -> bool:
+        """Whether clocks are steered by company on a measurer.
+
+        Raises:
+            NotSupportedError: They were to be, and it cannot run kernels in company.
+        """
+        able = Capability.MIX in measurer.capabilities
+        if self.clocks is ClockControl.STEER:
+            if not able:
+                raise NotSupportedError(
+                    "clocks cannot be steered here: that takes a GPU that runs kernels",
+                    hint="leave --clocks away",
+                )
+            return True
+        held = Capability.LOCK in measurer.capabilities or self.clocks is ClockControl.LOCK
+        return able and not held and self.grid in {None, Grid.ADAPTIVE} and self.may_adapt
 
     @property
     def may_adapt(self) -> bool:
@@ -85,11 +118,14 @@ class Campaign:
 
 
 def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
-    """Return the clock pairs a campaign visits: auto first, then fastest first.
+    """Return the clock pairs a campaign visits, or may reach: auto first, then fastest first.
 
     Raises:
         UsageError: It names clocks the GPU lacks.
     """
+    if campaign.steers(measurer):
+        listed = sorted(measurer.core_clocks(), reverse=True)
+        return (AUTO, *(Clocks(core_mhz=mhz) for mhz in listed))
     offered = measurer.settings()
     cores = _core_grid(offered, campaign, measurer)
     chosen = [
@@ -161,11 +197,12 @@ def survey(
     adaptive = campaign.on(measurer) is Grid.ADAPTIVE
     settings = settings_of(measurer, campaign)
     unlockable: tuple[str, ...] = ()
-    if adaptive and Capability.RUN in measurer.capabilities:
+    steered = campaign.steers(measurer)
+    if adaptive and Capability.RUN in measurer.capabilities and not steered:
         settings, unlockable = _that_lock(measurer, settings)
     points = [
         (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
-        for clocks in settings
+        for clocks in ([AUTO] if steered else settings)
     ]
     known = {kernel.name for _, some in points for kernel in some}
     lacking = [kernel.name for kernel in kernels if kernel.name not in known]

@@ -219,6 +219,13 @@ class SampleFile:
         with _translated(self.path):
             return self._progress().gpu_s
 
+    @property
+    def taken(self) -> int:
+        """How many measurements are in the file, alone and in company."""
+        with _translated(self.path):
+            done = self._progress()
+        return done.samples + done.mixed
+
     def note(self, sentences: Iterable[str]) -> None:
         """Add what a reader of the samples must know; what is there already is not repeated."""
         known = {*self.header.warnings, *self._notes()}

@@ -35,7 +35,9 @@ def estimate_errors(problem: FitProblem, state: State) -> State:
         a, b, c = equations.kernel, equations.border, equations.shared
         rest = c - np.einsum("kps,kpt->st", b, np.linalg.solve(a, b))
         spent = np.linalg.slogdet(a)[1].sum() + np.linalg.slogdet(rest)[1]
-        fit = (precision * linear.residuals**2).sum() - np.log(precision.transpose(1, 2, 0)[real]).sum()
+        fit = (precision * linear.residuals**2).sum() - np.log(
+            precision.transpose(1, 2, 0)[real]
+        ).sum()
         prior = _PRIOR_PRECISION * ((logs - _PRIOR_LOG) ** 2).sum()
         return float(0.5 * (fit + spent) + prior)
 

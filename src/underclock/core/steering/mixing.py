@@ -68,7 +68,9 @@ def _exponent(seen: Sequence[Seen], near: Seen, core_mhz: float) -> float:
     others = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
     if not others:
         return _EXPONENT
-    beyond = [one for one in others if (one.core_mhz - near.core_mhz) * (core_mhz - near.core_mhz) > 0]
+    beyond = [
+        one for one in others if (one.core_mhz - near.core_mhz) * (core_mhz - near.core_mhz) > 0
+    ]
     other = min(beyond or others, key=lambda one: abs(one.core_mhz - core_mhz))
     return math.log(other.time_s / near.time_s) / math.log(near.core_mhz / other.core_mhz)
 
@@ -96,9 +98,7 @@ def mix_at(
         idle_s = _idling(own, limit_w, bench.idle_w(core_mhz), launches)
         if idle_s is None:
             return None
-        return Mix(
-            launches=launches if seen else 0, hot=0 if seen else launches, idle_s=idle_s
-        )
+        return Mix(launches=launches if seen else 0, hot=0 if seen else launches, idle_s=idle_s)
     if boosts:
         return Mix(launches=launches) if seen else None
     if not seen or not bench.hot:

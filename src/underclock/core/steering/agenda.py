@@ -1,0 +1,257 @@
+"""What a steering campaign measures next, from what is on file alone.
+
+The whole step at auto; what company draws by itself; the step in company, which tells the time of
+every kernel at once; each kernel alone; and then, for energy, whatever tells most per second.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from underclock.core.costs.cap import driver_says
+from underclock.core.steering.company import Company
+from underclock.core.steering.mixing import Bench, Seen, mix_at
+from underclock.core.steering.taking_off import Left, reach_mhz, taken_off
+from underclock.core.steering.worth import Known, variance_in
+from underclock.physics.constants import GpuConstants
+from underclock.records import Mix, MixSample, SampleSet
+
+ALONE = Mix()
+_WHOLE_STEPS = 4
+_COMPANIONS = Mix(launches=0, hot=8)
+_IDLING = Mix(launches=0, idle_s=0.02)
+_LADDER = (1.0, 0.5, 0.25, 0.75)  # of the way from the companion's clock to boost
+_STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
+_TRIES = 3  # of a rung, each corrected by what the last one read
+_NEAR = 0.34  # of the distance between rungs: near enough
+_ALIKE = 0.02  # mixes that differ by less are the same
+_MIXES = 8  # of a kernel, beside alone
+_CLOSE_MHZ = 30.0
+_LONGEST_GRAPH = 4000  # launches
+_LEAST_GAIN = 1e-3  # of what is unknown, for which nobody measures
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A measurement to take: a kernel, or the whole step, or company by itself, in a mix."""
+
+    kernel: str
+    mix: Mix
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """Where a campaign stands.
+
+    Attributes:
+        samples: Everything on file.
+        bench: Where mixes run; ``None`` while company is not measured.
+        left: What company's measurements leave for kernels.
+        steers: Whether the companion reached the power cap; ``None`` while nobody knows.
+        error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
+            where a kernel was never seen.
+    """
+
+    samples: SampleSet
+    bench: Bench | None
+    left: dict[str, list[Left]]
+    steers: bool | None
+    error: float
+
+    @classmethod
+    def of(cls, samples: SampleSet, shape: GpuConstants) -> "Agenda":
+        """Look at what is on file.
+
+        Args:
+            samples: Everything measured.
+            shape: How idle power is assumed to follow clock and temperature.
+        """
+        mixed = samples.mixed
+        company = Company.of(mixed, shape, shape.mem_points_mhz[-1])
+        left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
+        for one in taken_off(mixed, samples.kernels, company):
+            left[one.kernel].append(one)
+        hot = [s for s in mixed if not s.mix.launches and s.mix.hot and not s.mix.idle_s]
+        steers = _at_cap(hot, samples.gpu.power_limit_w) if hot else None
+        bench = _bench(mixed, hot, company) if hot and company.idle else None
+        agenda = cls(samples=samples, bench=bench, left=left, steers=steers, error=math.inf)
+        if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
+            return agenda
+        return cls(
+            samples=samples, bench=bench, left=left, steers=steers, error=agenda._error(bench)
+        )
+
+    def next(self, takes_s: Callable[[float], float], goal: float) -> Wanted | None:
+        """Return what to measure next; ``None`` where nothing would tell any more.
+
+        Args:
+            takes_s: How long it takes to measure rounds of a given length.
+            goal: Error of the step's energy, as a fraction, at which it is sure enough.
+        """
+        mixed = self.samples.mixed
+        done = Counter((sample.kernel, sample.mix) for sample in mixed)
+        first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
+        first += [Wanted("", _IDLING), Wanted("", _COMPANIONS)]
+        for n, wanted in enumerate(first):
+            if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
+                return wanted
+        assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
+        steered = (*self._ladder(self.bench), *self._steps(self.bench)) if self.steers else ()
+        wanted = next(iter((*steered, *self._alone())), None)
+        if wanted is None and self.error > goal:
+            wanted = next(self._best(self.bench, takes_s), None)
+        return wanted
+
+    def step_mhz(self) -> float:
+        """Return the mean core clock of the step at auto, or of its kernels where it never ran."""
+        whole = [s for s in self.samples.mixed if not s.kernel and s.mix == ALONE]
+        some = whole or [s for s in self.samples.mixed if s.kernel_s]
+        return sum(s.core_mhz for s in some) / len(some)
+
+    def _rungs(self, bench: Bench, shares: Sequence[float]) -> list[float]:
+        lowest = min(one.core_mhz for one in bench.hot)
+        return [lowest + share * (bench.boost_mhz - lowest) for share in shares]
+
+    def _ladder(self, bench: Bench) -> Iterator[Wanted]:
+        """Offer the companion with idling, from its own clock to boost."""
+        of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
+        yield from self._climb(bench, _LADDER, of_hot, lambda: (), 0)
+
+    def _steps(self, bench: Bench) -> Iterator[Wanted]:
+        """Offer the whole step in company, which tells the time of every kernel at once."""
+        order = self.samples.order
+        if not order:
+            return
+        steps = [s for s in self.samples.mixed if not s.kernel and s.mix.launches]
+        most = max(1, _LONGEST_GRAPH // len(order))
+        yield from self._climb(bench, _STEPS, steps, lambda: self._seen_step(bench, steps), most)
+
+    def _climb(
+        self,
+        bench: Bench,
+        shares: Sequence[float],
+        taken: Sequence[MixSample],
+        seen: Callable[[], Sequence[Seen]],
+        most_launches: int,
+    ) -> Iterator[Wanted]:
+        """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
+        rungs = self._rungs(bench, shares)
+        apart_mhz = (max(rungs) - min(rungs)) / max(len(rungs) - 1, 1)
+        if len(taken) >= _TRIES * len(rungs):
+            return
+        for rung in rungs:
+            if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
+                continue
+            mix = mix_at(rung, seen(), bench, most_launches=most_launches)
+            if mix is not None and not any(_alike(mix, sample.mix) for sample in taken):
+                yield Wanted("", mix)
+
+    def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
+        """Return what the step drew and took, company taken off."""
+        seen = []
+        launches = Counter(self.samples.order)
+        for sample in steps:
+            step_s = sum(sample.kernel_s[k] * count for k, count in launches.items())
+            hot_s = sample.mix.hot * (sample.hot_s or 0.0)
+            draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
+            if draw is not None and draw.mean_w > draw.spread_w:
+                seen.append(Seen(sample.core_mhz, draw.mean_w, step_s))
+        return seen
+
+    def _alone(self) -> Iterator[Wanted]:
+        """Offer kernels that were not measured alone yet."""
+        done = {s.kernel for s in self.samples.mixed if s.mix == ALONE}
+        for kernel in self.samples.kernels:
+            if kernel.name not in done:
+                yield Wanted(kernel.name, ALONE)
+
+    def _best(self, bench: Bench, takes_s: Callable[[float], float]) -> Iterator[Wanted]:
+        """Offer the mix that lowers the error of the step's energy most per second."""
+        at_step = self.step_mhz()
+        targets = self._targets(bench, at_step)
+        best: tuple[float, Wanted] | None = None
+        for kernel in self.samples.kernels:
+            seen = self._seen(kernel.name)
+            mixes = [s.mix for s in self.samples.mixed if s.kernel == kernel.name]
+            if not seen or len(mixes) > _MIXES:
+                continue
+            known = Known(self.left[kernel.name])
+            energy_j = kernel.count * self._energy_j(bench, seen, at_step)
+            for target in targets:
+                mix = mix_at(target, seen, bench)
+                if mix is None or any(_alike(mix, other) for other in mixes):
+                    continue
+                own = bench.expected(seen, target)
+                told = target, variance_in(mix, own, bench)
+                gains = [known.gain(mhz, told) for mhz in targets]
+                worth = sum(gains) / sum(known.variance(mhz) for mhz in targets)
+                round_s = mix.launches * own.time_s + mix.idle_s
+                rate = energy_j**2 * sum(gains) / takes_s(round_s)
+                if worth > _LEAST_GAIN and (best is None or rate > best[0]):
+                    best = rate, Wanted(kernel.name, mix)
+        if best is not None:
+            yield best[1]
+
+    def _targets(self, bench: Bench, step_mhz: float) -> list[float]:
+        """Return the clocks at which energies are to be known: the step's, and both ends."""
+        if not self.steers:
+            return [bench.boost_mhz]
+        reach = reach_mhz(self.samples.mixed)
+        low = reach[0] if reach else step_mhz
+        ends = [mhz for mhz in (low, bench.boost_mhz) if abs(mhz - step_mhz) > _CLOSE_MHZ]
+        return [step_mhz, *ends]
+
+    def _seen(self, name: str) -> list[Seen]:
+        return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
+
+    def _energy_j(self, bench: Bench, seen: Sequence[Seen], core_mhz: float) -> float:
+        own = bench.expected(seen, core_mhz)
+        return own.power_w * own.time_s
+
+    def _error(self, bench: Bench) -> float:
+        """Return the error of the step's energy as a sum of kernels, as a fraction."""
+        at = self.step_mhz()
+        total_j, spread2 = 0.0, 0.0
+        for kernel in self.samples.kernels:
+            energy_j = kernel.count * self._energy_j(bench, self._seen(kernel.name), at)
+            total_j += energy_j
+            spread2 += energy_j**2 * Known(self.left[kernel.name]).variance(at)
+        return math.sqrt(spread2) / total_j
+
+
+def _bench(mixed: Sequence[MixSample], hot: Sequence[MixSample], company: Company) -> Bench:
+    """Describe where mixes run; company was measured."""
+    seen = []
+    for sample in mixed:
+        if sample.mix.launches or sample.hot_s is None:
+            continue
+        draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
+        if draw is not None and draw.mean_w > draw.spread_w:
+            seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
+    warm = [s.temperature_c for s in hot if s.temperature_c is not None]
+    return Bench(
+        company=company,
+        hot=tuple(seen),
+        limit_w=sum(s.round_j / s.round_s for s in hot) / len(hot),
+        boost_mhz=max(sample.core_mhz for sample in mixed),
+        temperature_c=sum(warm) / len(warm) if warm else 55.0,
+    )
+
+
+def _at_cap(hot: Sequence[MixSample], limit_w: float | None) -> bool:
+    """Whether the companion by itself was held by the power cap."""
+    said = driver_says(hot[-1].throttle_reasons)
+    if said is not None or limit_w is None:
+        return bool(said)
+    return hot[-1].round_j / hot[-1].round_s > 0.95 * limit_w
+
+
+def _alike(mix: Mix, other: Mix) -> bool:
+    """Whether two mixes run at the same clock."""
+    if bool(mix.launches) != bool(other.launches):
+        return False
+    here, there = (
+        [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
+    )
+    return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(here, there, strict=True))
