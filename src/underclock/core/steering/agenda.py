@@ -4,6 +4,7 @@ The whole step at auto; what company draws by itself; the step in company, which
 every kernel at once; each kernel alone; and then, for energy, whatever tells most per second.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from underclock.core.costs.cap import driver_says
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import Bench, Seen, mix_at
-from underclock.core.steering.taking_off import Left, reach_mhz, taken_off
+from underclock.core.steering.taking_off import Left, taken_off
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
@@ -29,7 +30,8 @@ _ALIKE = 0.02  # mixes that differ by less are the same
 _MIXES = 8  # of a kernel, beside alone
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
-_LEAST_GAIN = 1e-3  # of what is unknown, for which nobody measures
+_REPEATS = 2  # of a kernel's mix
+_LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,57 +169,57 @@ class Agenda:
                 yield Wanted(kernel.name, ALONE)
 
     def _best(self, bench: Bench, takes_s: Callable[[float], float]) -> Iterator[Wanted]:
-        """Offer the mix that lowers the error of the step's energy most per second."""
-        at_step = self.step_mhz()
-        targets = self._targets(bench, at_step)
+        """Offer the mix that lowers the variance of the step's energy most per second."""
         best: tuple[float, Wanted] | None = None
         for kernel in self.samples.kernels:
             seen = self._seen(kernel.name)
             mixes = [s.mix for s in self.samples.mixed if s.kernel == kernel.name]
             if not seen or len(mixes) > _MIXES:
                 continue
-            known = Known(self.left[kernel.name])
-            energy_j = kernel.count * self._energy_j(bench, seen, at_step)
+            known = Known.of(self.left[kernel.name])
+            targets = self._targets(bench, kernel.name)
             for target in targets:
                 mix = mix_at(target, seen, bench)
-                if mix is None or any(_alike(mix, other) for other in mixes):
+                if mix is None or sum(_alike(mix, other) for other in mixes) >= _REPEATS:
                     continue
                 own = bench.expected(seen, target)
-                told = target, variance_in(mix, own, bench)
-                gains = [known.gain(mhz, told) for mhz in targets]
-                worth = sum(gains) / sum(known.variance(mhz) for mhz in targets)
+                then = known.after(target, variance_in(mix, own, bench))
+                before, after = (sum(of.variance(mhz) for mhz in targets) for of in (known, then))
+                energy_j = kernel.count * own.power_w * own.time_s
                 round_s = mix.launches * own.time_s + mix.idle_s
-                rate = energy_j**2 * sum(gains) / takes_s(round_s)
-                if worth > _LEAST_GAIN and (best is None or rate > best[0]):
+                rate = energy_j**2 * (before - after) / takes_s(round_s)
+                if after < (1.0 - _LEAST_GAIN) * before and (best is None or rate > best[0]):
                     best = rate, Wanted(kernel.name, mix)
         if best is not None:
             yield best[1]
 
-    def _targets(self, bench: Bench, step_mhz: float) -> list[float]:
-        """Return the clocks at which energies are to be known: the step's, and both ends."""
+    def _targets(self, bench: Bench, name: str) -> list[float]:
+        """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""
         if not self.steers:
             return [bench.boost_mhz]
-        reach = reach_mhz(self.samples.mixed)
-        low = reach[0] if reach else step_mhz
-        ends = [mhz for mhz in (low, bench.boost_mhz) if abs(mhz - step_mhz) > _CLOSE_MHZ]
-        return [step_mhz, *ends]
+        low = min(one.core_mhz for one in (*bench.hot, *self._seen(name)))
+        wanted = [low, self.step_mhz(), bench.boost_mhz]
+        return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
 
     def _seen(self, name: str) -> list[Seen]:
         return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
 
-    def _energy_j(self, bench: Bench, seen: Sequence[Seen], core_mhz: float) -> float:
-        own = bench.expected(seen, core_mhz)
-        return own.power_w * own.time_s
-
     def _error(self, bench: Bench) -> float:
-        """Return the error of the step's energy as a sum of kernels, as a fraction."""
-        at = self.step_mhz()
-        total_j, spread2 = 0.0, 0.0
+        """Return the error of the step's energy as a sum of kernels, as a fraction.
+
+        Noise of measurements averages out over kernels; how power goes with clock does not.
+        """
+        total_j, shared_j, noise2 = 0.0, 0.0, 0.0
         for kernel in self.samples.kernels:
-            energy_j = kernel.count * self._energy_j(bench, self._seen(kernel.name), at)
+            known = Known.of(self.left[kernel.name])
+            targets = self._targets(bench, kernel.name)
+            own = bench.expected(self._seen(kernel.name), self.step_mhz())
+            energy_j = kernel.count * own.power_w * own.time_s
+            mean2 = sum(known.variance(mhz) for mhz in targets) / len(targets)
             total_j += energy_j
-            spread2 += energy_j**2 * Known(self.left[kernel.name]).variance(at)
-        return math.sqrt(spread2) / total_j
+            noise2 += energy_j**2 * known.noise
+            shared_j += energy_j * math.sqrt(max(mean2 - known.noise, 0.0))
+        return math.hypot(math.sqrt(noise2), shared_j) / total_j
 
 
 def _bench(mixed: Sequence[MixSample], hot: Sequence[MixSample], company: Company) -> Bench:

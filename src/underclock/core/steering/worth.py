@@ -1,58 +1,77 @@
-"""How well energies are known from what is on file, and what another mix would tell.
+"""How well powers are known from what is on file, and what another mix would tell.
 
-A cheap stand-in for the fit: a power known at one clock tells of another the less the further away
-it is. Errors of company that several kernels share count as each kernel's own.
+A cheap stand-in for the fit: of each kernel by itself, log power is a line in log clock, of which
+the slope is known in advance within a half. Errors of company that several kernels share count as
+each kernel's own.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from underclock.core.steering.company import WINDOW_NOISE
 from underclock.core.steering.mixing import Bench, Seen
 from underclock.core.steering.taking_off import Left
 from underclock.records import Mix
 
-_PER_LOG = 0.15  # by which a power is off, as a fraction, where clocks differ by a factor of e
+_SLOPE = 0.5  # of log power in log clock: between 1, below the knee of voltage, and 3
+_NEVER = 1e-9  # precision of the level of a kernel that nobody saw
 
 
+@dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of one kernel's power.
+    """What is known of one kernel's power, as the precision of a line in log clock over 1 GHz.
 
     Attributes:
-        points: Clock and precision, of every measurement.
+        level: Precision of log power.
+        cross: Between both.
+        slope: Precision of the slope.
+        alone: Precision of log power, were the slope known.
     """
 
-    def __init__(self, left: Sequence[Left]) -> None:
-        self.points = tuple(
-            (one.core_mhz, WINDOW_NOISE**2 / one.power_windows)
-            for one in left
-            if one.power_windows > 0.0
-        )
+    level: float = _NEVER
+    cross: float = 0.0
+    slope: float = _SLOPE**-2.0
+    alone: float = _NEVER
 
-    def variance(self, core_mhz: float) -> float:
-        """Return the variance of its power at a clock, as a fraction; ``inf`` where unseen."""
-        precision = sum(_precision(point, core_mhz) for point in self.points)
-        return 1.0 / precision if precision else math.inf
+    @classmethod
+    def of(cls, left: Sequence[Left]) -> "Known":
+        """Learn from measurements."""
+        known = cls()
+        for one in left:
+            if one.power_windows > 0.0:
+                known = known.after(one.core_mhz, WINDOW_NOISE**2 / one.power_windows)
+        return known
 
-    def gain(self, core_mhz: float, at: tuple[float, float]) -> float:
-        """Return by how much a measurement would lower the variance at a clock.
+    def after(self, core_mhz: float, variance: float) -> "Known":
+        """Return what will be known after one more measurement.
 
         Args:
             core_mhz: Where.
-            at: Clock and variance of the measurement.
+            variance: Of log power, as measured there.
         """
-        before = self.variance(core_mhz)
-        after = 1.0 / (1.0 / before + _precision(at, core_mhz))
-        return before - after
+        x, precision = math.log(core_mhz / 1000.0), 1.0 / variance
+        return Known(
+            self.level + precision,
+            self.cross + precision * x,
+            self.slope + precision * x**2,
+            self.alone + precision,
+        )
 
+    def variance(self, core_mhz: float) -> float:
+        """Return the variance of log power at a clock."""
+        x = math.log(core_mhz / 1000.0)
+        spread2 = self.slope - 2.0 * x * self.cross + x**2 * self.level
+        return spread2 / (self.level * self.slope - self.cross**2)
 
-def _precision(point: tuple[float, float], core_mhz: float) -> float:
-    apart = _PER_LOG * math.log(core_mhz / point[0])
-    return 1.0 / (point[1] + apart**2)
+    @property
+    def noise(self) -> float:
+        """The part of it that is noise of measurements: no other kernel shares it."""
+        return 1.0 / self.alone
 
 
 def variance_in(mix: Mix, own: Seen, bench: Bench) -> float:
-    """Return how surely a mix is expected to tell a kernel's power: a variance, as a fraction.
+    """Return how surely a mix is expected to tell a kernel's power: a variance of its logarithm.
 
     Args:
         mix: What would run.
