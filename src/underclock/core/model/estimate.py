@@ -5,7 +5,7 @@ Shape letters: K kernels, C settings but the baseline.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
-from underclock.core.steering.taking_off import reach_mhz
+from underclock.core.steering.taking_off import reach_mhz, told
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, Evidence, Sample, SampleSet
 
@@ -102,6 +102,8 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
         posterior = with_means(posterior, unknown, log_s, log_w, repeats)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
     measurable = _measurable(sample_set, settings, rows.ceiling_mhz)
+    if reach_mhz(sample_set) is not None:
+        measurable &= _reached(rows, settings)
     predicted = np.zeros_like(unknown) if exact else ~unknown
     can = measurable & (np.isfinite(log_s) | predicted[:, None])
     at = measured.baseline
@@ -109,6 +111,7 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
+        warnings=(*measured.warnings, *told(sample_set)),
         settings=(*settings, auto),
         time_s=np.column_stack([time_s, auto_s]),
         energy_j=np.column_stack([energy_j, auto_j]),
@@ -135,31 +138,25 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
 def _settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
     """Return every setting but the baseline, slowest first."""
     known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
-    within = _within_reach(sample_set)
+    reach = reach_mhz(sample_set)
     return tuple(
         sorted(
-            (s for s in known if s != auto and not s.is_auto and within(s)),
+            (
+                s
+                for s in known
+                if s != auto and not s.is_auto and (reach is None or _is_reached(s, *reach))
+            ),
             key=lambda clocks: clocks.rank,
         )
     )
 
 
-def _within_reach(sample_set: SampleSet) -> Callable[[Clocks], bool]:
-    """Return whether clocks may be predicted: where none was held, between those that kernels ran.
-
-    What was steered by company says nothing of other memory clocks, nor of lower core clocks.
-    """
-    locked = any(not sample.asked.is_auto for sample in (*sample_set.samples, *sample_set.mixed))
-    reach = None if locked else reach_mhz(sample_set.mixed)
-    if reach is None:
-        return lambda _clocks: True
-    lowest, highest = reach[0] - _HALF_BIN_MHZ, reach[1] + _HALF_BIN_MHZ
-
-    def within(clocks: Clocks) -> bool:
-        core_mhz = clocks.core_mhz
-        return clocks.mem_mhz is None and core_mhz is not None and lowest <= core_mhz <= highest
-
-    return within
+def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
+    """Whether steering went there: it sees no other memory clocks, and no lower core clocks."""
+    core_mhz = clocks.core_mhz
+    if clocks.mem_mhz is not None or core_mhz is None:
+        return False
+    return lowest_mhz - _HALF_BIN_MHZ <= core_mhz <= highest_mhz + _HALF_BIN_MHZ
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
@@ -205,6 +202,14 @@ def _measurable(sample_set: SampleSet, settings: Sequence[Clocks], ceiling_mhz: 
         lacking = [place[c] for c in sample_set.lacking.get(kernel.name, ()) if c in place]
         can[k, lacking] = False
     return can
+
+
+def _reached(rows: Rows, settings: Sequence[Clocks]) -> Bools:
+    """Return which settings each kernel ran at, or above, in steered company. Shape (K, C)."""
+    lowest = np.full(len(rows.names), math.inf)
+    np.minimum.at(lowest, rows.kernel, rows.core_mhz - _HALF_BIN_MHZ)
+    core_mhz = np.array([clocks.core_mhz or math.inf for clocks in settings])
+    return core_mhz >= lowest[:, None]
 
 
 def _of_kernels(posterior: Posterior) -> Floats:

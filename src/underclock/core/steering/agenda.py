@@ -4,24 +4,24 @@ The whole step at auto; what company draws by itself; the step in company, which
 every kernel at once; each kernel alone; and then, for energy, whatever tells most per second.
 """
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from underclock.core.costs.cap import driver_says
-from underclock.core.steering.company import Company
+from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import Bench, Seen, mix_at
-from underclock.core.steering.taking_off import Left, taken_off
+from underclock.core.steering.taking_off import Left, at_cap, taken_off
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 
 ALONE = Mix()
 _WHOLE_STEPS = 4
-_COMPANIONS = Mix(launches=0, hot=8)
-_IDLING = Mix(launches=0, idle_s=0.02)
+COMPANIONS = Mix(launches=0, hot=8)
+IDLING = Mix(launches=0, idle_s=0.02)
 _LADDER = (1.0, 0.5, 0.25, 0.75)  # of the way from the companion's clock to boost
 _STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
 _TRIES = 3  # of a rung, each corrected by what the last one read
@@ -50,7 +50,6 @@ class Agenda:
         samples: Everything on file.
         bench: Where mixes run; ``None`` while company is not measured.
         left: What company's measurements leave for kernels.
-        steers: Whether the companion reached the power cap; ``None`` while nobody knows.
         error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
             where a kernel was never seen.
     """
@@ -58,7 +57,6 @@ class Agenda:
     samples: SampleSet
     bench: Bench | None
     left: dict[str, list[Left]]
-    steers: bool | None
     error: float
 
     @classmethod
@@ -74,15 +72,12 @@ class Agenda:
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
         for one in taken_off(mixed, samples.kernels, company):
             left[one.kernel].append(one)
-        hot = [s for s in mixed if not s.mix.launches and s.mix.hot and not s.mix.idle_s]
-        steers = _at_cap(hot, samples.gpu.power_limit_w) if hot else None
-        bench = _bench(mixed, hot, company) if hot and company.idle else None
-        agenda = cls(samples=samples, bench=bench, left=left, steers=steers, error=math.inf)
+        known = any(s.mix == COMPANIONS for s in mixed) and company.idle
+        bench = _bench(samples, company) if known else None
+        agenda = cls(samples=samples, bench=bench, left=left, error=math.inf)
         if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
             return agenda
-        return cls(
-            samples=samples, bench=bench, left=left, steers=steers, error=agenda._error(bench)
-        )
+        return dataclasses.replace(agenda, error=agenda._error(bench))
 
     def next(self, takes_s: Callable[[float], float], goal: float) -> Wanted | None:
         """Return what to measure next; ``None`` where nothing would tell any more.
@@ -94,13 +89,13 @@ class Agenda:
         mixed = self.samples.mixed
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
         first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
-        first += [Wanted("", _IDLING), Wanted("", _COMPANIONS)]
+        first += [Wanted("", IDLING), Wanted("", COMPANIONS)]
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
-        steered = (*self._ladder(self.bench), *self._steps(self.bench)) if self.steers else ()
-        wanted = next(iter((*steered, *self._alone())), None)
+        offers = (self._alone(), self._ladder(self.bench), self._steps(self.bench))
+        wanted = next(itertools.chain(*offers), None)
         if wanted is None and self.error > goal:
             wanted = next(self._best(self.bench, takes_s), None)
         return wanted
@@ -111,14 +106,10 @@ class Agenda:
         some = whole or [s for s in self.samples.mixed if s.kernel_s]
         return sum(s.core_mhz for s in some) / len(some)
 
-    def _rungs(self, bench: Bench, shares: Sequence[float]) -> list[float]:
-        lowest = min(one.core_mhz for one in bench.hot)
-        return [lowest + share * (bench.boost_mhz - lowest) for share in shares]
-
     def _ladder(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
-        yield from self._climb(bench, _LADDER, of_hot, lambda: (), 0)
+        yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
 
     def _steps(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the whole step in company, which tells the time of every kernel at once."""
@@ -138,8 +129,9 @@ class Agenda:
         most_launches: int,
     ) -> Iterator[Wanted]:
         """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
-        rungs = self._rungs(bench, shares)
-        apart_mhz = (max(rungs) - min(rungs)) / max(len(rungs) - 1, 1)
+        lowest = min(one.core_mhz for one in (*bench.hot, *taken))
+        rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
+        apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
         if len(taken) >= _TRIES * len(rungs):
             return
         for rung in rungs:
@@ -195,8 +187,6 @@ class Agenda:
 
     def _targets(self, bench: Bench, name: str) -> list[float]:
         """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""
-        if not self.steers:
-            return [bench.boost_mhz]
         low = min(one.core_mhz for one in (*bench.hot, *self._seen(name)))
         wanted = [low, self.step_mhz(), bench.boost_mhz]
         return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
@@ -222,31 +212,25 @@ class Agenda:
         return math.hypot(math.sqrt(noise2), shared_j) / total_j
 
 
-def _bench(mixed: Sequence[MixSample], hot: Sequence[MixSample], company: Company) -> Bench:
+def _bench(samples: SampleSet, company: Company) -> Bench:
     """Describe where mixes run; company was measured."""
+    alone = [s for s in samples.mixed if not s.mix.launches]
     seen = []
-    for sample in mixed:
-        if sample.mix.launches or sample.hot_s is None:
+    for sample in alone:
+        if sample.hot_s is None:
             continue
         draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
         if draw is not None and draw.mean_w > draw.spread_w:
             seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
-    warm = [s.temperature_c for s in hot if s.temperature_c is not None]
+    capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
+    warm = [s.temperature_c for s in alone if s.temperature_c is not None]
     return Bench(
         company=company,
         hot=tuple(seen),
-        limit_w=sum(s.round_j / s.round_s for s in hot) / len(hot),
-        boost_mhz=max(sample.core_mhz for sample in mixed),
-        temperature_c=sum(warm) / len(warm) if warm else 55.0,
+        limit_w=sum(capped) / len(capped) if capped else math.inf,
+        boost_mhz=max(sample.core_mhz for sample in samples.mixed),
+        temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
     )
-
-
-def _at_cap(hot: Sequence[MixSample], limit_w: float | None) -> bool:
-    """Whether the companion by itself was held by the power cap."""
-    said = driver_says(hot[-1].throttle_reasons)
-    if said is not None or limit_w is None:
-        return bool(said)
-    return hot[-1].round_j / hot[-1].round_s > 0.95 * limit_w
 
 
 def _alike(mix: Mix, other: Mix) -> bool:

@@ -19,7 +19,7 @@ WINDOW_NOISE = 0.004
 counter ticks, differed by 0.26 to 0.41 % (docs/evidence/h200)."""
 _ASSUMED = 1.0 / 3.0  # of what idle power is assumed to change by, away from where it was measured
 _BENDS = 2  # degree of the companion's log power in log clock
-_USUAL_C = 55.0  # where no temperature was read
+USUAL_C = 55.0  # where no temperature was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Company:
             _Idle(
                 sample.core_mhz,
                 float(sample.asked.mem_mhz or fastest_mem_mhz),
-                _USUAL_C if sample.temperature_c is None else sample.temperature_c,
+                USUAL_C if sample.temperature_c is None else sample.temperature_c,
                 sample.round_j / sample.round_s,
             )
             for sample in alone
@@ -217,5 +217,5 @@ class Company:
         return Draw((round_j - taken_j) / own_s, math.hypot(*spread_j) / own_s)
 
     def _idle_in(self, sample: MixSample, mem_mhz: float) -> Draw | None:
-        warm_c = _USUAL_C if sample.temperature_c is None else sample.temperature_c
+        warm_c = USUAL_C if sample.temperature_c is None else sample.temperature_c
         return self.idle_w(sample.core_mhz, mem_mhz, warm_c)

@@ -15,6 +15,7 @@ _FREE = 0.93  # of the limit, at which a mix surely boosts
 _LEAST_ROUND_S = 0.005  # so that what is between rounds hardly counts
 _LONGEST_ROUND_S = 0.08  # power caps average over about 100 ms
 _EXACT = 0.03  # of the share that was wanted
+_LONGEST_S = 2.5  # of a round, however long the step
 _MOST_SHARE = 0.9  # of a round that company may take: of less, nothing can be told
 
 
@@ -122,7 +123,8 @@ def _idling(own: Seen, limit_w: float, idle_w: float | None, launches: int) -> f
 
 def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix | None:
     """Return the round with so many companions for each launch, nearly."""
-    if ratio * hot_s > _MOST_SHARE * (ratio * hot_s + own_s):
+    company_s = ratio * hot_s
+    if company_s > _MOST_SHARE * (company_s + own_s) or company_s + own_s > max(_LONGEST_S, own_s):
         return None
     best, off = None, math.inf
     hot = 0

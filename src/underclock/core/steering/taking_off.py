@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.steering.company import WINDOW_NOISE, Company
-from underclock.records import Kernel, MixSample
+from underclock.records import Kernel, MixSample, SampleSet
 
 HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
@@ -80,20 +81,57 @@ def _power(sample: MixSample, company: Company) -> tuple[float | None, float]:
     return draw.mean_w, min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
 
 
-def hunting(mixed: Sequence[MixSample]) -> tuple[str, ...]:
-    """Say which measurements' clocks never settled."""
-    wild = [sample for sample in mixed if sample.core_spread_mhz > HUNTS_MHZ]
-    if not wild:
+def at_cap(sample: MixSample, limit_w: float | None) -> bool:
+    """Whether the power cap held a measurement's clock.
+
+    Args:
+        sample: The measurement.
+        limit_w: Power limit of the GPU.
+    """
+    said = driver_says(sample.throttle_reasons)
+    if said is not None or limit_w is None:
+        return bool(said)
+    return sample.round_j / sample.round_s >= CapMargin.FIT * limit_w
+
+
+def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
+    """Return the lowest and highest core clock at which kernels ran where none was ever set.
+
+    Returns:
+        The clocks; ``None`` where clocks were held, or nothing ran in company.
+    """
+    held = any(not s.asked.is_auto for s in (*sample_set.samples, *sample_set.mixed))
+    seen = [sample.core_mhz for sample in sample_set.mixed if sample.kernel_s]
+    return (min(seen), max(seen)) if seen and not held else None
+
+
+def told(sample_set: SampleSet) -> tuple[str, ...]:
+    """Say what a reader of measurements in company must know of them; nothing of other samples."""
+    mixed = sample_set.mixed
+    reach = reach_mhz(sample_set)
+    if reach is None:
         return ()
-    worst = max(wild, key=lambda sample: sample.core_spread_mhz)
-    what = repr(worst.kernel) if worst.kernel else "the step"
-    return (
-        f"the core clock hunted in {len(wild)} of {len(mixed)} measurements in company, most in "
-        f"{what} by {worst.core_spread_mhz:.0f} MHz around {worst.core_mhz:.0f}: they count less",
-    )
-
-
-def reach_mhz(mixed: Sequence[MixSample]) -> tuple[float, float] | None:
-    """Return the lowest and highest core clock at which kernels ran; ``None`` where none did."""
-    seen = [sample.core_mhz for sample in mixed if sample.kernel_s]
-    return (min(seen), max(seen)) if seen else None
+    lowest, highest = (f"{mhz:.0f}" for mhz in reach)
+    sentences = [
+        f"clocks were steered by company, not set: only core clocks from {lowest} to {highest} MHz "
+        f"are known; what lower ones and other memory clocks would save cannot be seen"
+    ]
+    limit_w = sample_set.gpu.power_limit_w
+    if not any(at_cap(sample, limit_w) for sample in mixed):
+        most_w = max(sample.round_j / sample.round_s for sample in mixed)
+        limit = "unknown" if limit_w is None else f"{limit_w:g} W"
+        sentences = [
+            f"nothing steers this GPU: it drew {most_w:.0f} W at most, below its power limit "
+            f"({limit}), and ran at {highest} MHz whatever the company; with root it can be "
+            "measured at clocks that are held"
+        ]
+    wild = [sample for sample in mixed if sample.core_spread_mhz > HUNTS_MHZ]
+    if wild:
+        worst = max(wild, key=lambda sample: sample.core_spread_mhz)
+        what = repr(worst.kernel) if worst.kernel else "the step"
+        sentences.append(
+            f"the core clock hunted in {len(wild)} of {len(mixed)} measurements in company, in one "
+            f"of {what} by {worst.core_spread_mhz:.0f} MHz around {worst.core_mhz:.0f}: these "
+            "count less"
+        )
+    return tuple(sentences)
