@@ -19,8 +19,9 @@ import torch as library
 from underclock.core.costs.breakdown import breakdown
 from underclock.core.costs.cap import driver_says
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.feed import timed
 from underclock.hw.cuda.graphs import Chain
-from underclock.hw.cuda.launcher import CudaLauncher, _timed
+from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import QUICK, GpuMeasurer
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
 from underclock.records import (
@@ -143,11 +144,11 @@ def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
     nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.groups[i].nodes]
     launcher.rewind(0)
     with Chain(nodes) as chain:
-        once = [_timed(torch, _launching(chain), 20) / 20 for _ in range(7)]
+        once = [timed(torch, _launching(chain), 20) / 20 for _ in range(7)]
     alone = []
     for kernel in {step.order[i] for i in off_cap}:
         with launcher.repeated([step.order.index(kernel)]) as (chain, count):
-            times = [_timed(torch, _launching(chain), 1) / count for _ in range(7)]
+            times = [timed(torch, _launching(chain), 1) / count for _ in range(7)]
         launches = sum(step.order[i] == kernel for i in off_cap)
         alone.append(statistics.median(times) * launches)
     return [
@@ -219,7 +220,7 @@ def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
         for place in [*some, *reversed(some)]:
             with launcher.repeated([place]) as (chain, count):
                 # The cap settles within some 100 ms; a chain takes 20 ms.
-                times = [_timed(torch, _launching(chain), 1) / count for _ in range(16)]
+                times = [timed(torch, _launching(chain), 1) / count for _ in range(16)]
             times_at[place].append(statistics.median(times[8:]))
         medians = [statistics.fmean(times) for times in times_at.values()]
         rows.append(

@@ -27,6 +27,7 @@ from underclock.records import (
     Evidence,
     Kernel,
     MeasurementSettings,
+    Mix,
     Sample,
     SampleSet,
     Step,
@@ -207,9 +208,9 @@ class _Silent:
         self._device = rig.device
 
     @contextmanager
-    def loop(self, kernels: Sequence[Kernel]) -> Iterator[Loop]:
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
         """Keep launching a sequence from entry to exit."""
-        with self._launcher.loop(kernels) as loop:
+        with self._launcher.loop(kernels, mix) as loop:
             if self._device.running is not None:
                 self._device.running.time_noise = self._device.running.power_noise = 1.0
             yield loop

@@ -16,14 +16,15 @@ import contextlib
 import itertools
 import statistics
 from collections.abc import Callable
+from typing import ClassVar
 
 from underclock.errors import UnderclockError
-from underclock.hw.base import Clock, Gpu, Launcher, Measurer
+from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import Machine, simulated_driver
 from underclock.hw.ticker import Ticker
-from underclock.records import AUTO, Clocks, Kernel
+from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import Domain
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "LauncherContract",
     "Machine",
     "MeasurerContract",
+    "MixingMeasurerContract",
     "ReadOnlyGpuContract",
     "TickerContract",
     "simulated_driver",
@@ -170,6 +172,44 @@ class LauncherContract:
             per_launch_s.append(progress.elapsed_s / progress.launches)
         assert 1.6 < per_launch_s[1] / per_launch_s[0] < 2.4  # noqa: PLR2004
 
+    durations_within: ClassVar[float] = 0.01
+    """Of a round, what its launches may miss together."""
+
+    def test_durations_inside_a_loop_add_up_to_its_rounds(
+        self, launcher: Launcher, clock: Clock, kernel: Kernel
+    ) -> None:
+        """Alone, repeated, with company and without the kernel; all durations are positive."""
+        mixes = (None, Mix(launches=5, hot=1), Mix(launches=5, hot=2, idle_s=5e-3), Mix(hot=1))
+        for mix in mixes:
+            kernels = [kernel] if mix is None or mix.launches > 1 else []
+            with launcher.loop(kernels, mix) as loop:
+                clock.sleep_s(1.0)
+                before = loop.progress()
+                clock.sleep_s(1.0)
+                after = loop.progress()
+                durations = loop.durations(0.5)
+            round_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+            asked = mix or Mix()
+            assert len(durations.kernel_s) == len(kernels)
+            assert (durations.hot_s is None) == (asked.hot == 0)
+            assert (durations.idle_s is None) == (asked.idle_s == 0)
+            parts_s = [
+                *(asked.launches * each_s for each_s in durations.kernel_s),
+                asked.hot * (durations.hot_s or 0.0),
+                durations.idle_s or 0.0,
+            ]
+            assert all(part_s > 0 for part_s in parts_s if part_s)
+            assert abs(sum(parts_s) / round_s - 1.0) < self.durations_within
+
+    def test_nothing_at_all_is_refused(self, launcher: Launcher) -> None:
+        """A loop without kernels and without company would never end a round."""
+        try:
+            with launcher.loop([]):
+                pass
+        except ValueError:
+            return
+        raise AssertionError("launched nothing, over and over")
+
 
 class TickerContract:
     """What every ticker shows.
@@ -237,6 +277,45 @@ class MeasurerContract:
         """Every pair is offered once."""
         settings = measurer.settings()
         assert len(settings) == len(set(settings))
+
+
+class MixingMeasurerContract(MeasurerContract):
+    """What a measurer that runs kernels in company shows, where a product reaches the power cap.
+
+    Fixtures: ``measurer``; ``kernel``, which draws less than a large matrix product.
+    """
+
+    def test_it_says_that_it_can(self, measurer: Measurer) -> None:
+        """Whoever steers asks for the capability, not for the kind of measurer."""
+        assert Capability.MIX in measurer.capabilities
+
+    def test_idling_lets_the_clock_of_a_capped_product_rise(self, measurer: Measurer) -> None:
+        """A product thinned out by idling runs faster, and its round draws less power."""
+        capped = measurer.measure([], mix=Mix(hot=4), timed=True)
+        thinned = measurer.measure([], mix=Mix(hot=4, idle_s=2.0 * capped.time_s), timed=True)
+        assert capped.core_mhz is not None
+        assert thinned.core_mhz is not None
+        assert thinned.core_mhz > capped.core_mhz
+        assert thinned.energy_j / thinned.time_s < capped.energy_j / capped.time_s
+
+    def test_a_hot_companion_lowers_the_clock_of_a_cool_kernel(
+        self, measurer: Measurer, kernel: Kernel
+    ) -> None:
+        """At auto, nothing set: the cap is on all that runs."""
+        cool = measurer.measure([kernel], mix=Mix(), timed=True)
+        heated = measurer.measure([kernel], mix=Mix(hot=20), timed=True)
+        assert cool.core_mhz is not None
+        assert heated.core_mhz is not None
+        assert heated.core_mhz < cool.core_mhz
+
+    def test_what_it_times_adds_up_to_the_round(self, measurer: Measurer, kernel: Kernel) -> None:
+        """Durations are read after the window, and are those of the same rounds."""
+        mix = Mix(launches=5, hot=1)
+        reading = measurer.measure([kernel], mix=mix, timed=True)
+        durations = reading.durations
+        assert durations is not None
+        inside_s = mix.launches * sum(durations.kernel_s) + mix.hot * (durations.hot_s or 0.0)
+        assert abs(inside_s / reading.time_s - 1.0) < 0.02  # noqa: PLR2004
 
 
 def _comes(clock: Clock, condition: Callable[[], bool]) -> bool:

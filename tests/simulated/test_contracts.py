@@ -20,6 +20,7 @@ from underclock.testing import (
     GpuContract,
     LauncherContract,
     MeasurerContract,
+    MixingMeasurerContract,
     ReadOnlyGpuContract,
     simulated_driver,
 )
@@ -83,20 +84,23 @@ class TestVirtualLauncher(LauncherContract):
         return elementwise
 
 
-class TestGpuMeasurer(MeasurerContract):
+class TestGpuMeasurer(MixingMeasurerContract):
     @pytest.fixture
-    def measurer(self, rig: Rig) -> Measurer:
+    def measurer(self, rig: Rig, gemm: Kernel) -> Measurer:
+        rig.device.limit_power(300.0)  # cold, it would hardly reach its own
+        with rig.launcher.loop([gemm]):
+            rig.clock.sleep_s(60.0)
         return GpuMeasurer(
             rig.gpu,
             rig.launcher,
             rig.clock,
             evidence=Evidence.SIMULATED,
-            measuring=MeasurementSettings(),
+            measuring=MeasurementSettings(kernel_warm_s=1.0, window_s=1.0),
         )
 
     @pytest.fixture
-    def kernel(self, gemm: Kernel) -> Kernel:
-        return gemm
+    def kernel(self, elementwise: Kernel) -> Kernel:
+        return elementwise
 
 
 class TestReplayMeasurer(MeasurerContract):

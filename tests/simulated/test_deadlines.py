@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from underclock.errors import MeasurementError
-from underclock.hw.base import Progress
+from underclock.hw.base import Durations, Progress
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -85,6 +85,9 @@ class _Loop:
 
     def progress(self) -> Progress:
         return Progress(launches=self.launches, elapsed_s=0.0)
+
+    def durations(self, for_s: float) -> Durations:
+        raise AssertionError(f"nobody asks for {for_s} s of durations")
 
 
 def test_a_loop_that_gets_on_may_take_as_long_as_it_likes() -> None:

@@ -2,13 +2,14 @@
 
 import pytest
 
-from underclock.errors import NotPermittedError, UsageError
+from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.measurer import GpuMeasurer
+from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings, Step
+from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings, Mix, Step
 
 
 def _bench(rig: Rig, measuring: MeasurementSettings | None = None) -> GpuMeasurer:
@@ -39,6 +40,58 @@ def test_a_locked_kernel_measures_what_physics_says(
     assert reading.time_s == pytest.approx(true_s, rel=2e-3)
     assert reading.energy_j / reading.time_s == pytest.approx(true_w, rel=0.015)
     assert reading.observed == Clocks(core_mhz=clocks.core_mhz, mem_mhz=int(mem))
+
+
+@pytest.mark.parametrize("mix", [Mix(), Mix(launches=3, hot=2), Mix(launches=2, idle_s=0.02)])
+def test_a_round_in_company_measures_what_it_truly_takes(rig: Rig, gemm: Kernel, mix: Mix) -> None:
+    rig.device.limit_power(280.0)
+    measurer = _bench(rig, MeasurementSettings(kernel_warm_s=2.0, window_s=1.0))
+    clocks_mhz = []
+    with rig.launcher.loop([gemm], mix):
+        rig.clock.sleep_s(2.0)
+        before_j, before_s = rig.device.energy_j, rig.clock.now_s()
+        for _ in range(1000):
+            rig.clock.sleep_s(1e-3)
+            clocks_mhz.append(rig.device.core_mhz)
+        true_w = (rig.device.energy_j - before_j) / (rig.clock.now_s() - before_s)
+    reading = measurer.measure([gemm], mix=mix, timed=True)
+
+    assert reading.energy_j / reading.time_s == pytest.approx(true_w, rel=0.015)
+    assert reading.core_mhz == pytest.approx(sum(clocks_mhz) / len(clocks_mhz), abs=10.0)
+    assert reading.core_spread_mhz is not None
+    assert 0 <= reading.core_spread_mhz < 40
+    durations = reading.durations
+    assert durations is not None
+    inside_s = mix.launches * durations.kernel_s[0]
+    inside_s += mix.hot * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
+    assert inside_s == pytest.approx(reading.time_s, rel=5e-3)
+
+
+@pytest.mark.parametrize("clocks", [AUTO, Clocks(core_mhz=1800)])
+def test_company_that_brings_the_cap_is_no_interference(
+    rig: Rig, elementwise: Kernel, clocks: Clocks
+) -> None:
+    rig.device.limit_power(220.0)
+    measurer = _bench(rig, MeasurementSettings(kernel_warm_s=1.0))
+    with measurer.hold(clocks):
+        for mix in (Mix(), Mix(hot=5), Mix(idle_s=0.01), Mix(hot=5)):
+            reading = measurer.measure([elementwise], mix=mix)
+            assert reading.core_mhz is not None
+            assert reading.core_mhz <= 1920
+
+
+def test_what_runs_alone_and_untimed_is_measured_as_ever(rig: Rig, gemm: Kernel) -> None:
+    reading = _bench(rig).measure([gemm])
+
+    assert (reading.core_mhz, reading.core_spread_mhz, reading.durations) == (None, None, None)
+
+
+def test_a_gpu_lost_while_launches_are_timed_is_an_error(rig: Rig, gemm: Kernel) -> None:
+    measurer = _bench(rig, MeasurementSettings(window_s=1.0))
+    window_ends_s = rig.clock.now_s() + MeasurementSettings().kernel_warm_s + 1.9
+    rig.device.agenda.add(window_ends_s, lambda: rig.device.fail(FaultKind.GPU_LOST))
+    with pytest.raises(DeviceError, match="fell off the bus"):
+        measurer.measure([gemm], mix=Mix(idle_s=0.01), timed=True)
 
 
 def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from underclock.errors import MeasurementError, NotPermittedError, UsageError
 from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress, Reading
+from underclock.hw.clock_watch import ClockWatch
 from underclock.hw.interference import InterferenceCheck
 from underclock.hw.lease import ClockLeases
 from underclock.hw.waiting import WatchedLoop
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, MeasurementSettings
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, MeasurementSettings, Mix
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
@@ -76,7 +77,7 @@ class GpuMeasurer:
         notes: tuple[str, ...] = (),
     ) -> None:
         self.evidence = evidence
-        self.capabilities = frozenset({Capability.READ, Capability.RUN}) | (
+        self.capabilities = frozenset({Capability.READ, Capability.RUN, Capability.MIX}) | (
             frozenset({Capability.LOCK}) if may_lock else frozenset()
         )
         self.leases = ClockLeases(gpu)
@@ -174,20 +175,33 @@ class GpuMeasurer:
             finally:
                 self._held = AUTO
 
-    def measure(self, kernels: Sequence[Kernel], repeat: int = 0) -> Reading:
-        """Measure a sequence at the clocks now held, over a window aligned to counter ticks."""
+    def measure(
+        self,
+        kernels: Sequence[Kernel],
+        repeat: int = 0,
+        *,
+        mix: Mix | None = None,
+        timed: bool = False,
+    ) -> Reading:
+        """Measure a sequence at the clocks now held, over a window aligned to counter ticks.
+
+        In company, and where launches are timed, the core clock is read all through the window.
+        Launches are timed after it, the loop still running: a profiler takes no part in the energy.
+        """
         del repeat  # a GPU answers anew each time
-        with self._launcher.loop(kernels) as loop:
+        watch = ClockWatch(self._gpu, self._clock) if timed or mix is not None else None
+        with self._launcher.loop(kernels, mix) as loop:
             self._clock.sleep_s(self._measuring.kernel_warm_s)
-            start = self._next_tick()
+            start = self._next_tick(self._clock)
             end_utilisation = self._gpu.utilisation()
             before = loop.progress()
-            after = self._wait(loop, before, start.at_s)
-            end = self._next_tick()
+            after = self._wait(loop, before, start.at_s, watch or self._clock)
+            end = self._next_tick(watch or self._clock)
             utilisation = end_utilisation()
             _check_climbed(start.energy_j, end.energy_j)
             running = self._interference.read(self._held)
-        window_s = end.at_s - start.at_s
+            window_s = end.at_s - start.at_s
+            durations = loop.durations(window_s / 2) if timed else None
         time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
         return Reading(
             time_s=time_s,
@@ -198,15 +212,18 @@ class GpuMeasurer:
             temperature_c=running.temperature_c,
             throttle_reasons=running.reasons,
             utilisation=utilisation,
+            core_mhz=watch.core_mhz if watch else None,
+            core_spread_mhz=watch.spread_mhz if watch else None,
+            durations=durations,
         )
 
-    def _wait(self, loop: Loop, before: Progress, started_s: float) -> Progress:
+    def _wait(self, loop: Loop, before: Progress, started_s: float, clock: Clock) -> Progress:
         """Let the window pass until it is long enough and holds enough launches."""
         measuring = self._measuring
         tick_s = self._counter.step_s if self._counter else 0.0
-        watched = WatchedLoop(loop, self._clock, "measuring")
+        watched = WatchedLoop(loop, clock, "measuring")
         while True:
-            spent_s = self._clock.now_s() - started_s
+            spent_s = clock.now_s() - started_s
             now = watched.progress()
             launches = now.launches - before.launches
             if spent_s >= measuring.window_s - tick_s and launches >= measuring.launches:
@@ -217,9 +234,9 @@ class GpuMeasurer:
                 measuring.window_s - tick_s - spent_s,
                 (measuring.launches - launches) * per_launch_s,
             )
-            self._clock.sleep_s(max(left_s, 1e-3))
+            clock.sleep_s(max(left_s, 1e-3))
 
-    def _next_tick(self) -> _Tick:
+    def _next_tick(self, clock: Clock) -> _Tick:
         """Return when the counter next steps, and to what.
 
         Once the staircase is known, sleep to shortly before its next step instead of asking all
@@ -229,7 +246,7 @@ class GpuMeasurer:
             ticks = [self._ask() for _ in range(4)]
             steps_s = sorted(b.at_s - a.at_s for a, b in itertools.pairwise(ticks))
             self._counter = _Staircase(ticks[-1].at_s, steps_s[1])
-        self._clock.sleep_s(self._counter.wait_s(self._clock.now_s()))
+        clock.sleep_s(self._counter.wait_s(clock.now_s()))
         tick = self._ask()
         self._counter = _Staircase(tick.at_s, self._counter.step_s)
         return tick

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Capability, Reading
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Mix, Sample, SampleSet
 
 
 class ReplayMeasurer:
@@ -72,12 +72,24 @@ class ReplayMeasurer:
         finally:
             self._held = AUTO
 
-    def measure(self, kernels: Sequence[Kernel], repeat: int = 0) -> Reading:
+    def measure(
+        self,
+        kernels: Sequence[Kernel],
+        repeat: int = 0,
+        *,
+        mix: Mix | None = None,
+        timed: bool = False,
+    ) -> Reading:
         """Answer with a row.
 
         Raises:
-            MeasurementError: The table has none, or a sequence was asked for.
+            MeasurementError: The table has none, or more was asked for than an isolated kernel.
         """
+        if mix is not None or timed:
+            raise MeasurementError(
+                "a table knows isolated kernels only: nothing runs, in company or to be timed",
+                hint="steer clocks on a GPU that runs kernels: nvml:N, or a simulated one",
+            )
         if len(kernels) != 1:
             raise MeasurementError("a table knows isolated kernels only, not a whole step")
         rows = self._rows.get((kernels[0].name, self._held))

@@ -39,7 +39,7 @@ _BACKENDS = {
     ),
     GpuKind.REAL: _Backend(
         "nvml:0",
-        frozenset({Capability.READ, Capability.RUN, Capability.LOCK}),
+        frozenset({Capability.READ, Capability.RUN, Capability.LOCK, Capability.MIX}),
         "this version does that on simulated GPUs only",
     ),
 }

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
 from underclock.errors import MeasurementError
-from underclock.hw.base import Loop, Progress
+from underclock.hw.base import Durations, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.replay import ReplayMeasurer
@@ -18,6 +19,7 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     MeasurementSettings,
+    Mix,
     Sample,
     SampleSet,
     ThrottleReason,
@@ -41,23 +43,33 @@ class FakeClock:
 @dataclass
 class FakeLoop:
     clock: FakeClock
+    timed_at_s: float | None = None
+    timed_for_s: float | None = None
 
     def progress(self) -> Progress:
         launches = int(self.clock.t_s / 0.01)
         return Progress(launches=launches, elapsed_s=launches * 0.01)
 
+    def durations(self, for_s: float) -> Durations:
+        self.timed_at_s, self.timed_for_s = self.clock.t_s, for_s
+        self.clock.sleep_s(for_s)
+        return Durations(kernel_s=(0.01,))
+
 
 @dataclass
 class FakeLauncher:
     clock: FakeClock
+    running: FakeLoop | None = None
 
     def notes(self) -> tuple[str, ...]:
         return ()
 
     @contextmanager
-    def loop(self, kernels: Sequence[Kernel]) -> Iterator[Loop]:
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[FakeLoop]:
+        del mix
         assert kernels
-        yield FakeLoop(self.clock)
+        self.running = FakeLoop(self.clock)
+        yield self.running
 
 
 class FakeGpu:
@@ -65,6 +77,9 @@ class FakeGpu:
 
     def __init__(self, clock: FakeClock, slope_w: float) -> None:
         self.clock, self.slope_w = clock, slope_w
+        self.core_mhz: Callable[[], int | None] = lambda: None
+        self.shown_j: list[float] = []
+        self.looked: list[tuple[float, bool]] = []  # when the clock was read; not in a search?
 
     def info(self) -> GpuInfo:
         return GpuInfo(name="fake")
@@ -77,11 +92,14 @@ class FakeGpu:
         return ()
 
     def observed(self) -> Clocks:
-        return AUTO
+        searched = len(self.shown_j) < 2 or self.shown_j[-1] > self.shown_j[-2]
+        self.looked.append((self.clock.t_s, searched))
+        return Clocks(core_mhz=self.core_mhz())
 
     def energy_j(self) -> float:
         self.clock.sleep_s(0.003)
-        return 1e6 + int(self.clock.t_s / 0.1) * 0.1 * self.slope_w
+        self.shown_j.append(1e6 + int(self.clock.t_s / 0.1) * 0.1 * self.slope_w)
+        return self.shown_j[-1]
 
     def power_w(self) -> float:
         return 1.0
@@ -102,11 +120,13 @@ class FakeGpu:
         pass
 
 
-def _bench(slope_w: float) -> GpuMeasurer:
-    clock = FakeClock()
+def _bench(
+    slope_w: float, gpu: FakeGpu | None = None, launcher: FakeLauncher | None = None
+) -> GpuMeasurer:
+    clock = gpu.clock if gpu else FakeClock()
     return GpuMeasurer(
-        FakeGpu(clock, slope_w),
-        FakeLauncher(clock),
+        gpu or FakeGpu(clock, slope_w),
+        launcher or FakeLauncher(clock),
         clock,
         evidence=Evidence.MEASURED,
         measuring=MeasurementSettings(),
@@ -118,6 +138,43 @@ def test_an_even_staircase_gives_its_slope() -> None:
 
     assert reading.time_s == pytest.approx(0.01)
     assert reading.energy_j == pytest.approx(2.5, rel=2e-3)
+
+
+def test_launches_are_timed_after_the_window_while_the_loop_still_runs() -> None:
+    clock = FakeClock()
+    launcher = FakeLauncher(clock)
+    plain = _bench(250.0).measure([_KERNEL])
+    timed = _bench(250.0, FakeGpu(clock, 250.0), launcher).measure([_KERNEL], timed=True)
+
+    assert timed.durations == Durations(kernel_s=(0.01,))
+    assert timed.window_s is not None
+    assert launcher.running is not None
+    assert launcher.running.timed_for_s == pytest.approx(timed.window_s / 2)
+    assert clock.t_s == pytest.approx((launcher.running.timed_at_s or 0.0) + timed.window_s / 2)
+    assert (timed.window_s, timed.energy_j) == pytest.approx((plain.window_s, plain.energy_j))
+    assert plain.durations is None
+
+
+def test_in_company_the_clock_is_read_all_through_the_window_but_in_no_search() -> None:
+    clock = FakeClock()
+    gpu = FakeGpu(clock, 250.0)
+    gpu.core_mhz = lambda: 1500 if len(gpu.looked) % 2 else 1530
+    reading = _bench(250.0, gpu).measure([_KERNEL], mix=Mix(hot=1))
+
+    assert reading.window_s is not None
+    assert len(gpu.looked) >= reading.window_s / 0.05
+    gaps_s = [b - a for (a, _), (b, _) in pairwise(gpu.looked)]
+    assert max(gaps_s) < 0.08
+    assert all(searched for _, searched in gpu.looked)
+    assert reading.core_mhz == pytest.approx(1515.0, abs=1.0)
+    assert reading.core_spread_mhz == pytest.approx(15.0, abs=0.5)
+
+
+def test_a_clock_that_cannot_be_read_is_unknown() -> None:
+    reading = _bench(250.0).measure([_KERNEL], mix=Mix(hot=1))
+
+    assert reading.core_mhz is None
+    assert reading.core_spread_mhz is None
 
 
 def test_a_counter_that_stands_still_is_an_error() -> None:
@@ -170,5 +227,9 @@ def test_a_replay_cannot_run_what_was_not_measured() -> None:
         measurer.measure([_KERNEL])
     with pytest.raises(MeasurementError, match="whole step"):
         measurer.measure([_KERNEL, _KERNEL])
+    with pytest.raises(MeasurementError, match="isolated kernels only"):
+        measurer.measure([_KERNEL], mix=Mix(hot=1))
+    with pytest.raises(MeasurementError, match="isolated kernels only"):
+        measurer.measure([_KERNEL], timed=True)
     with pytest.raises(MeasurementError, match="warmed"):
         measurer.warm([_KERNEL])

@@ -120,5 +120,10 @@ def test_what_measures_says_what_it_can(tmp_path: Path) -> None:
         assert measurer.repeats(Kernel(name="a"), AUTO) == 1
         assert measurer.repeats(Kernel(name="b"), AUTO) == 0
     with open_measurer("sim:a100") as measurer:
-        assert measurer.capabilities == {Capability.READ, Capability.RUN, Capability.LOCK}
+        assert measurer.capabilities == {
+            Capability.READ,
+            Capability.RUN,
+            Capability.LOCK,
+            Capability.MIX,
+        }
         assert measurer.repeats(Kernel(name="a"), AUTO) is None

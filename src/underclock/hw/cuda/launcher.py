@@ -1,102 +1,33 @@
 """Runs one kernel of a captured step, or the whole step, over and over on a real GPU."""
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from underclock.errors import DeviceError, UsageError
-from underclock.hw.base import Loop, Progress
+from underclock.core.tracing.launch_durations import GraphLaunch
+from underclock.errors import UsageError
+from underclock.hw.base import Loop
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.company import Company
 from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
-from underclock.hw.cuda.state import Snapshot, StuckError
+from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import Captured
-from underclock.records import Kernel
+from underclock.hw.rounds import Round
+from underclock.records import Kernel, Mix
 from underclock.records.launches import NodeKind, Traced
 
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
 _MOST_NODES = 20_000
 _TRIAL = 16
-_STUCK_S = 60.0  # no launch of a trial takes a fraction of this
-_IN_FLIGHT = 3
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
-
-
-class _Feed:
-    """Keeps a stream fed from a thread of its own, and counts what is done.
-
-    Args:
-        torch: PyTorch.
-        launch: Queues one round on the stream it is given.
-        per_round: Launches in a round.
-    """
-
-    def __init__(self, torch: Any, launch: Callable[[Any], None], per_round: int) -> None:
-        self._torch, self._launch, self._per_round = torch, launch, per_round
-        self._device = torch.cuda.current_device()
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._done = Progress(launches=0, elapsed_s=0.0)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="underclock-launches", daemon=True)
-        self._thread.start()
-
-    def progress(self) -> Progress:
-        """Return how far it is.
-
-        Raises:
-            DeviceError: A launch failed.
-        """
-        with self._lock:
-            if self._error is not None:
-                raise DeviceError(f"a launch failed: {self._error}") from self._error
-            return self._done
-
-    def close(self, longest_s: float = _STUCK_S) -> None:
-        """Stop launching and wait for what is in flight.
-
-        Raises:
-            StuckError: It does not end.
-        """
-        self._stop.set()
-        self._thread.join(longest_s)
-        if self._thread.is_alive():
-            raise StuckError(
-                f"launches in flight did not end in {longest_s:g} s: the GPU hangs",
-                hint="this process's GPU work is lost; look at the GPU with `nvidia-smi`",
-            )
-
-    def _run(self) -> None:
-        torch = self._torch
-        try:
-            torch.cuda.set_device(self._device)
-            stream = torch.cuda.Stream()
-            begun = torch.cuda.Event(enable_timing=True)
-            begun.record(stream)
-            flying: list[Any] = []
-            while not self._stop.is_set():
-                self._launch(stream)
-                ended = torch.cuda.Event(enable_timing=True)
-                ended.record(stream)
-                flying.append(ended)
-                if len(flying) >= _IN_FLIGHT:
-                    self._complete(begun, flying.pop(0))
-            stream.synchronize()
-        except Exception as exc:  # noqa: BLE001 - carried to whoever asks for progress
-            with self._lock:
-                self._error = exc
-
-    def _complete(self, begun: Any, ended: Any) -> None:
-        ended.synchronize()
-        elapsed_s = begun.elapsed_time(ended) * 1e-3
-        with self._lock:
-            self._done = Progress(
-                launches=self._done.launches + self._per_round, elapsed_s=elapsed_s
-            )
+_Parts = list[tuple[int, list[GraphNode]]]
 
 
 @dataclass(slots=True)
@@ -115,81 +46,136 @@ class CudaLauncher:
     _notes: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
+    _company: Company | None = None
 
     @contextmanager
-    def loop(self, kernels: Sequence[Kernel]) -> Iterator[Loop]:
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
         """Keep launching the whole step, or some of its kernels on the data they first meet.
 
         Raises:
+            ValueError: Nothing would run.
             UsageError: A kernel is not of this step.
+            MeasurementError: The hot companion does not fit into memory.
             DeviceError: A launch failed.
         """
-        with ExitStack() as stack:
-            step = self.traced.step
-            if len(kernels) > 1 and len(kernels) == len(step.order):
-                yield stack.enter_context(self._whole())
-            else:
-                yield stack.enter_context(self._some([self._index(kernel) for kernel in kernels]))
+        round_ = Round.of(len(kernels), mix)
+        indices = [self._index(kernel) for kernel in kernels[: round_.kernels]]
+        company = self._company_of(round_)
+        whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
+        running = self._whole(round_, company) if whole else self._some(indices, round_, company)
+        with running as loop:
+            yield loop
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of kernels that their numbers do not tell."""
         return tuple(self._notes.values())
 
+    def _company_of(self, round_: Round) -> _Parts:
+        """Return what runs beside the kernels of a round, each with its place."""
+        mix = round_.mix
+        if not (mix.hot or mix.idle_s):
+            return []
+        if self._company is None:
+            self._company = Company(self._torch)
+        parts = [(round_.hot, self._company.hot())] * mix.hot
+        if mix.hot and self._company.note:
+            self._notes["company"] = self._company.note
+        if mix.idle_s:
+            parts.append((round_.idle, self._company.idling(mix.idle_s)))
+        return parts
+
     @contextmanager
-    def _whole(self) -> Iterator[_Feed]:
-        """Replay the step's own graph, state put back before."""
+    def _whole(self, round_: Round, company: _Parts) -> Iterator[CudaLoop]:
+        """Replay the step's own graph, state put back before, and its company after it."""
         torch, graph = self._torch, self.captured.graph
         self.snapshot.restore_contents()
-        once_s = _timed(torch, lambda _stream: graph.replay(), 2) / 2
-        rounds = max(1, math.ceil(_LAUNCH_S / once_s))
+        with ExitStack() as stack:
+            chain = stack.enter_context(Chain(_flat(company))) if company else None
 
-        def launch(stream: Any) -> None:
-            with torch.cuda.stream(stream):
+            def once(stream: Any) -> None:
+                with torch.cuda.stream(stream):
+                    for _ in range(round_.mix.launches):
+                        graph.replay()
+                    if chain is not None:
+                        chain.launch(stream.cuda_stream)
+
+            once_s = timed(torch, once, 2) / 2
+            rounds = max(1, math.ceil(_LAUNCH_S / once_s))
+
+            def launch(stream: Any) -> None:
                 for _ in range(rounds):
-                    graph.replay()
+                    once(stream)
 
-        with _feeding(torch, launch, rounds) as feed:
-            yield feed
+            graphs = [self._step_graph(), *([_graph_of(company)] if company else [])]
+            events = round_.mix.launches * len(graphs[0].nodes) + len(_flat(company))
+            feed = stack.enter_context(feeding(torch, launch, rounds))
+            yield self._running(feed, round_, graphs, rounds, events * rounds)
 
     @contextmanager
-    def _some(self, indices: Sequence[int]) -> Iterator[_Feed]:
-        order = self.traced.step.order
-        only = self.traced.step.kernels[indices[0]] if len(indices) == 1 else None
-        with self.repeated([order.index(index) for index in indices], only) as (chain, count):
-            before = self._uniformity(indices[0])
-            with _feeding(
-                self._torch, lambda stream: chain.launch(stream.cuda_stream), count
-            ) as feed:
-                yield feed
+    def _some(self, indices: Sequence[int], round_: Round, company: _Parts) -> Iterator[CudaLoop]:
+        torch, step = self._torch, self.traced.step
+        only = step.kernels[indices[0]] if len(indices) == 1 else None
+        positions = [step.order.index(index) for index in indices]
+        kernels = [(place, self._nodes(position)) for place, position in enumerate(positions)]
+        parts = [*kernels * round_.mix.launches, *company]
+        if positions:
+            self._prepare(positions, only)
+        with _long_enough(torch, _flat(parts)) as (chain, count):
+            before = self._uniformity(indices[0]) if only is not None else []
+            with feeding(torch, lambda stream: chain.launch(stream.cuda_stream), count) as feed:
+                graph = _graph_of(parts * count)
+                yield self._running(feed, round_, [graph], count, len(graph.nodes))
             if only is not None:
                 self._note_decay(only, indices[0], before)
 
+    def _running(
+        self, feed: Feed, round_: Round, graphs: Sequence[GraphLaunch], rounds: int, events: int
+    ) -> CudaLoop:
+        return CudaLoop(
+            torch=self._torch,
+            clock=SystemClock(),
+            feed=feed,
+            round=round_,
+            graphs=tuple(graphs),
+            rounds=rounds,
+            events=events,
+        )
+
     @contextmanager
-    def repeated(
-        self, positions: Sequence[int], inspected: Kernel | None = None
-    ) -> Iterator[tuple[Chain, int]]:
+    def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Chain, int]]:
         """Build a graph of launches repeated, with the step's data as it is at the first of them.
 
         Args:
             positions: Which launches of the step, in turn.
-            inspected: The one kernel that is launched, to look at what it reads the first time.
 
         Yields:
             The graph, and how often it holds them.
         """
-        torch = self._torch
+        self._prepare(positions, None)
         mine = [node for position in positions for node in self._nodes(position)]
+        with _long_enough(self._torch, mine) as made:
+            yield made
+
+    def _prepare(self, positions: Sequence[int], inspected: Kernel | None) -> None:
+        """Bring the step's data to where some launches meet it; look at what one reads at first."""
         # To the kernel itself: a memset that serves it may lie far before.
         self.rewind(self.traced.groups[positions[0]].nodes[-1])
         if inspected is not None and inspected.name not in self._seen:
-            self._inspect(inspected, mine)
+            self._inspect(inspected, self._nodes(positions[0]))
             self._seen.add(inspected.name)
-        with Chain(mine * _TRIAL) as trial:
-            _timed(torch, lambda stream: trial.launch(stream.cuda_stream), 1)
-            once_s = _timed(torch, lambda stream: trial.launch(stream.cuda_stream), 1) / _TRIAL
-        count = min(max(1, _MOST_NODES // len(mine)), max(1, math.ceil(_LAUNCH_S / once_s)))
-        with Chain(mine * count) as chain:
-            yield chain, count
+
+    def _step_graph(self) -> GraphLaunch:
+        """Describe the step's own graph."""
+        places: dict[int, int] = {}
+        for place, group in enumerate(self.traced.groups):
+            for node in group.nodes:
+                places.setdefault(node, place)  # a memset may serve several; it runs once
+        nodes = tuple(node.node for node in self.captured.nodes)
+        return GraphLaunch(
+            nodes=nodes,
+            places=tuple(places.get(index) for index in range(len(nodes))),
+            times=dict.fromkeys(range(len(self.traced.groups)), 1),
+        )
 
     def _nodes(self, position: int) -> list[GraphNode]:
         return [self.captured.nodes[i] for i in self.traced.groups[position].nodes]
@@ -232,7 +218,7 @@ class CudaLauncher:
         views = self._views(nodes)
         before = [view.clone() for view in views]
         with Chain(nodes) as once:
-            _timed(self._torch, lambda stream: once.launch(stream.cuda_stream), 1)
+            timed(self._torch, lambda stream: once.launch(stream.cuda_stream), 1)
         unchanged = [
             view for view, kept in zip(views, before, strict=True) if self._torch.equal(view, kept)
         ]
@@ -253,31 +239,32 @@ class CudaLauncher:
             )
 
 
+def _flat(parts: _Parts) -> list[GraphNode]:
+    return [node for _, nodes in parts for node in nodes]
+
+
+def _graph_of(parts: _Parts) -> GraphLaunch:
+    """Describe a graph that launches parts of a round in turn, each with its place."""
+    return GraphLaunch(
+        nodes=tuple(node.node for node in _flat(parts)),
+        places=tuple(place for place, nodes in parts for _ in nodes),
+        times=Counter(place for place, _ in parts),
+    )
+
+
 @contextmanager
-def _feeding(torch: Any, launch: Callable[[Any], None], per_round: int) -> Iterator[_Feed]:
-    feed = _Feed(torch, launch, per_round)
-    try:
-        yield feed
-    finally:
-        feed.close()
+def _long_enough(torch: Any, nodes: Sequence[GraphNode]) -> Iterator[tuple[Chain, int]]:
+    """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
+    with Chain(nodes) as once:
+        once_s = _launched_s(torch, once)
+    if once_s * _TRIAL < _LAUNCH_S:  # too short to be told from what launching takes
+        with Chain([*nodes] * _TRIAL) as several:
+            once_s = _launched_s(torch, several) / _TRIAL
+    count = min(max(1, _MOST_NODES // len(nodes)), max(1, math.ceil(_LAUNCH_S / once_s)))
+    with Chain([*nodes] * count) as chain:
+        yield chain, count
 
 
-def _timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:
-    """Return the GPU time of some launches, in s."""
-    stream = torch.cuda.current_stream()
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begun.record(stream)
-    for _ in range(times):
-        launch(stream)
-    ended.record(stream)
-    clock = SystemClock()
-    deadline_s = clock.now_s() + _STUCK_S
-    while not ended.query():
-        if clock.now_s() > deadline_s:
-            raise StuckError(
-                f"a kernel launched by itself did not end in {_STUCK_S:g} s: it waits for what "
-                "another kernel of its operator prepares",
-                hint="this process's GPU work is lost; leave that operator out of the step, or "
-                "trace it without isolating",
-            )
-    return max(1e-9, float(begun.elapsed_time(ended)) * 1e-3)
+def _launched_s(torch: Any, chain: Chain) -> float:
+    timed(torch, lambda stream: chain.launch(stream.cuda_stream), 1)
+    return timed(torch, lambda stream: chain.launch(stream.cuda_stream), 1)

@@ -9,7 +9,7 @@ import pytest
 from underclock.errors import DeviceError, NotSupportedError
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
-from underclock.hw.cuda.launcher import _Feed
+from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.state import StuckError
 
 
@@ -94,7 +94,7 @@ class FakeCuda:
 
 def test_launches_that_never_end_are_not_waited_for_for_ever() -> None:
     fake = FakeCuda()
-    feed = _Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1)
+    feed = Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1)
     with pytest.raises(StuckError, match=r"in flight did not end in 0\.01 s: the GPU hangs"):
         feed.close(longest_s=0.01)
 

@@ -1,0 +1,85 @@
+"""How long each launch of a round took, from what a profiler saw of graphs launched over and over.
+
+A profiler that looks on for a while sees some graphs in part: those under way when it began and
+ended. Only graphs seen whole count.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from underclock.records.launches import Node, NodeKind, TracedActivity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLaunch:
+    """A graph that is launched over and over.
+
+    Attributes:
+        nodes: Its nodes, in launch order.
+        places: Place in a round that each node serves, memsets and copies that of their kernel;
+            ``None`` for none.
+        times: How often each place is launched in it.
+    """
+
+    nodes: tuple[Node, ...]
+    places: tuple[int | None, ...]
+    times: Mapping[int, int]
+
+
+def mean_durations(
+    seen: Iterable[Sequence[TracedActivity]], graphs: Sequence[GraphLaunch]
+) -> dict[int, float] | None:
+    """Return the mean duration in s of a launch of each place, without the gaps between launches.
+
+    Args:
+        seen: What the GPU did for each launch of a graph, in order; also of other graphs.
+        graphs: Those that were launched.
+
+    Returns:
+        By place; ``None`` where some graph was not seen whole.
+    """
+    took_s: dict[int, float] = defaultdict(float)
+    times: Counter[int] = Counter()
+    missing = set(range(len(graphs)))
+    for activities in seen:
+        found = _found(activities, graphs)
+        if found is None:
+            continue
+        index, places = found
+        for activity, place in zip(activities, places, strict=True):
+            if place is not None:
+                took_s[place] += activity.duration_s
+        times.update(graphs[index].times)
+        missing.discard(index)
+    if missing:
+        return None
+    return {place: took_s[place] / count for place, count in times.items()}
+
+
+def _found(
+    activities: Sequence[TracedActivity], graphs: Sequence[GraphLaunch]
+) -> tuple[int, list[int | None]] | None:
+    """Return which graph ran, and the place of each activity; ``None`` where none ran whole.
+
+    Of equal launches the first seen is the first launched, whatever ran beside them. Where a
+    profiler writes functions in another way than the driver, launches go by their order alone.
+    """
+    for key in (_by_function, _by_kind):
+        seen = Counter(map(key, activities))
+        for index, graph in enumerate(graphs):
+            waiting: dict[tuple[NodeKind, str], deque[int | None]] = defaultdict(deque)
+            for node, place in zip(graph.nodes, graph.places, strict=True):
+                if node.kind is not NodeKind.OTHER:
+                    waiting[key(node)].append(place)
+            if seen == {each: len(places) for each, places in waiting.items()}:
+                return index, [waiting[key(activity)].popleft() for activity in activities]
+    return None
+
+
+def _by_function(one: Node | TracedActivity) -> tuple[NodeKind, str]:
+    return one.kind, one.function
+
+
+def _by_kind(one: Node | TracedActivity) -> tuple[NodeKind, str]:
+    return one.kind, ""

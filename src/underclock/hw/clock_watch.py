@@ -1,0 +1,55 @@
+"""What clock a GPU runs at over a window, not only at its end: a power loop steps all the time."""
+
+import math
+import statistics
+
+from underclock.hw.base import Clock, Gpu
+
+_EVERY_S = 0.037  # no multiple of the power loop's tick (20 ms) or of the counter's (100 ms)
+_ROUNDING_S = 1e-6
+
+
+class ClockWatch:
+    """A clock that reads the GPU's core clock while it sleeps, and never in between.
+
+    So what is read one call after the other, as a counter's step, is not disturbed.
+
+    Args:
+        gpu: Which one.
+        clock: Its time.
+    """
+
+    def __init__(self, gpu: Gpu, clock: Clock) -> None:
+        self._gpu = gpu
+        self._clock = clock
+        self._next_s = -math.inf
+        self._seen_mhz: list[int] = []
+
+    @property
+    def core_mhz(self) -> float | None:
+        """Mean of the readings; ``None`` where there are none."""
+        return statistics.fmean(self._seen_mhz) if self._seen_mhz else None
+
+    @property
+    def spread_mhz(self) -> float | None:
+        """Standard deviation of the readings; ``None`` where there are none."""
+        return statistics.pstdev(self._seen_mhz) if self._seen_mhz else None
+
+    def now_s(self) -> float:
+        """Return the clock's time."""
+        return self._clock.now_s()
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Sleep; every now and then read the core clock."""
+        clock = self._clock
+        end_s = clock.now_s() + duration_s
+        while True:
+            if clock.now_s() >= self._next_s - _ROUNDING_S:
+                self._next_s = clock.now_s() + _EVERY_S
+                core_mhz = self._gpu.observed().core_mhz
+                if core_mhz is not None:
+                    self._seen_mhz.append(core_mhz)
+            now_s = clock.now_s()
+            if now_s >= end_s:
+                return
+            clock.sleep_s(min(end_s, max(self._next_s, now_s)) - now_s)

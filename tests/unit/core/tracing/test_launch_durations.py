@@ -1,0 +1,100 @@
+"""Durations of launches from what a profiler saw, on made-up profiles."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.tracing.launch_durations import GraphLaunch, mean_durations
+from underclock.records.launches import Node, NodeKind, TracedActivity
+
+_MEMSET = Node(kind=NodeKind.MEMSET)
+_EVENT = Node(kind=NodeKind.OTHER)
+
+
+def _kernel(name: str) -> Node:
+    return Node(kind=NodeKind.KERNEL, function=name)
+
+
+def _ran(nodes: Sequence[Node], took_s: Sequence[float]) -> list[TracedActivity]:
+    """Return what a profiler sees of nodes that run in turn."""
+    return [
+        TracedActivity(kind=node.kind, function=node.function, start_s=at, duration_s=each_s)
+        for at, (node, each_s) in enumerate(zip(nodes, took_s, strict=True))
+    ]
+
+
+# A product with a memset that serves it, twice, then a companion and idling.
+_ROUND = GraphLaunch(
+    nodes=(_MEMSET, _kernel("mm"), _MEMSET, _kernel("mm"), _kernel("hot"), _kernel("spin")),
+    places=(0, 0, 0, 0, 1, 2),
+    times={0: 2, 1: 1, 2: 1},
+)
+
+
+def test_a_memset_belongs_to_the_launch_it_serves() -> None:
+    seen = [_ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7)), _ran(_ROUND.nodes, (1, 10, 3, 14, 120, 9))]
+
+    assert mean_durations(seen, [_ROUND]) == {0: 14.0, 1: 110.0, 2: 8.0}
+
+
+@pytest.mark.parametrize("lost", [slice(2, None), slice(0, 4), slice(0, 0)])
+def test_rounds_seen_in_part_do_not_count(lost: slice) -> None:
+    whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
+    part = _ran(_ROUND.nodes, (9,) * 6)[lost]
+
+    assert mean_durations([part, whole, part], [_ROUND]) == {0: 14.0, 1: 100.0, 2: 7.0}
+    assert mean_durations([part], [_ROUND]) is None
+
+
+def test_what_others_launched_does_not_count() -> None:
+    whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
+    foreign = _ran([_kernel("other")] * 6, (5,) * 6)
+
+    assert mean_durations([foreign, whole], [_ROUND]) == {0: 14.0, 1: 100.0, 2: 7.0}
+
+
+def test_a_step_and_its_company_are_launched_apart_and_both_must_be_seen() -> None:
+    step = GraphLaunch(
+        nodes=(_kernel("a"), _EVENT, _MEMSET, _kernel("b")),
+        places=(0, None, None, 1),
+        times={0: 1, 1: 1},
+    )
+    company = GraphLaunch(nodes=(_kernel("hot"),) * 2, places=(2, 2), times={2: 2})
+    steps = [_ran([step.nodes[i] for i in (0, 2, 3)], (1, 50, 2)) for _ in range(2)]
+    hot = _ran(company.nodes, (30, 40))
+
+    assert mean_durations([*steps, hot], [step, company]) == {0: 1.0, 1: 2.0, 2: 35.0}
+    assert mean_durations(steps, [step, company]) is None
+
+
+def test_launches_that_ran_side_by_side_are_told_apart_by_what_they_are() -> None:
+    graph = GraphLaunch(
+        nodes=(_kernel("a"), _kernel("b"), _kernel("a")), places=(0, 1, 2), times={0: 1, 1: 1, 2: 1}
+    )
+    seen = _ran([graph.nodes[i] for i in (1, 0, 2)], (20, 10, 30))
+
+    assert mean_durations([seen], [graph]) == {0: 10.0, 1: 20.0, 2: 30.0}
+
+
+def test_functions_written_in_another_way_are_told_apart_by_their_order() -> None:
+    written = [
+        _kernel("void mm<float>(float*)") if node.function else node for node in _ROUND.nodes
+    ]
+
+    assert mean_durations([_ran(written, (1, 10, 3, 14, 100, 7))], [_ROUND]) == {
+        0: 14.0,
+        1: 100.0,
+        2: 7.0,
+    }
+
+
+@given(st.lists(st.lists(st.floats(1e-6, 1.0), min_size=6, max_size=6), min_size=1, max_size=8))
+def test_means_add_up_to_what_was_seen(rounds: list[list[float]]) -> None:
+    seen = [_ran(_ROUND.nodes, took_s) for took_s in rounds]
+    mean_s = mean_durations(seen, [_ROUND])
+
+    assert mean_s is not None
+    inside_s = sum(mean_s[place] * times for place, times in _ROUND.times.items())
+    assert inside_s == pytest.approx(sum(map(sum, rounds)) / len(rounds))
