@@ -58,15 +58,11 @@ class Campaign:
 
     def __post_init__(self) -> None:
         """Read a grid given as text; reject campaigns that measure nothing."""
-        if self.grid is not None:
-            object.__setattr__(self, "grid", member(Grid, self.grid, "grid"))
-        if self.clocks is not None:
-            object.__setattr__(self, "clocks", member(ClockControl, self.clocks, "clock control"))
-        if self.clocks is ClockControl.STEER:
-            if self.grid in {Grid.COARSE, Grid.FULL}:
-                raise ValueError(f"a {self.grid} grid is of clocks that are held, not steered")
-            if self.core_mhz or self.mem_mhz or self.repeats > 1:
-                raise ValueError("steering sets no clocks: it decides itself what to visit")
+        for name, kinds in (("grid", Grid), ("clocks", ClockControl)):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, member(kinds, given, name))
+        self._check_steering()
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         if not self.precision > 0:
@@ -80,6 +76,15 @@ class Campaign:
             raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
         if self.grid is Grid.ADAPTIVE and self.repeats > 1:
             raise ValueError("an adaptive campaign decides on repeats itself")
+
+    def _check_steering(self) -> None:
+        """Reject steering to what only locks reach."""
+        if self.clocks is not ClockControl.STEER:
+            return
+        if self.grid in {Grid.COARSE, Grid.FULL}:
+            raise ValueError(f"a {self.grid} grid is of clocks that are held, not steered")
+        if self.core_mhz or self.mem_mhz or self.repeats > 1:
+            raise ValueError("steering sets no clocks: it decides itself what to visit")
 
     def steers(self, measurer: Measurer) -> bool:
         """Whether clocks are steered by company on a measurer.
@@ -103,12 +108,16 @@ class Campaign:
         """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
         named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
         limited = self.max_samples is not None or self.budget_s is not None
+        if self.clocks is ClockControl.STEER:
+            return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
     def on(self, measurer: Measurer) -> Grid:
         """Return the grid of this campaign on a measurer."""
         if self.grid is not None:
             return self.grid
+        if self.clocks is ClockControl.STEER:
+            return Grid.ADAPTIVE
         limited = self.max_samples is not None or self.budget_s is not None
         return (
             Grid.ADAPTIVE

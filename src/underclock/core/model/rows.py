@@ -34,6 +34,15 @@ _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times th
 _USUAL_C = 55.0  # where no temperature was read; only differences between rows matter
 
 
+class Idling(NamedTuple):
+    """What the GPU drew while clocks ran and nothing else did: of no kernel, so of all."""
+
+    core_mhz: float
+    mem_mhz: float
+    temperature_c: float
+    log_w: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Samples at known clocks, sorted by kernel.
@@ -54,6 +63,7 @@ class Rows:
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
             it was not seen. Locks above it do not hold.
+        idle: Idling, where it was measured.
     """
 
     names: tuple[str, ...]
@@ -68,6 +78,7 @@ class Rows:
     mem_points_mhz: Floats
     limit_w: float
     ceiling_mhz: float
+    idle: tuple[Idling, ...] = ()
 
     @property
     def bounds(self) -> Ints:
@@ -123,6 +134,7 @@ def rows_of(sample_set: SampleSet) -> Rows:
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling,
+        idle=_idle(sample_set, memory[-1]),
     )
 
 
@@ -193,6 +205,20 @@ def _in_company(sample_set: SampleSet, index: dict[str, int], memory: list[float
         for one in left
         if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
     ]
+
+
+def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:
+    """Return the measurements in which nothing ran."""
+    return tuple(
+        Idling(
+            core_mhz=sample.core_mhz,
+            mem_mhz=float(sample.asked.mem_mhz or fastest_mem_mhz),
+            temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
+            log_w=math.log(sample.round_j / sample.round_s),
+        )
+        for sample in sample_set.mixed
+        if not sample.mix.launches and not sample.mix.hot
+    )
 
 
 def _nearest(drawn: list[tuple[float, float]], core_mhz: float) -> float:

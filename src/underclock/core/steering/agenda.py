@@ -22,9 +22,18 @@ ALONE = Mix()
 _WHOLE_STEPS = 4
 COMPANIONS = Mix(launches=0, hot=8)
 IDLING = Mix(launches=0, idle_s=0.02)
-_LADDER = (1.0, 0.5, 0.25, 0.75)  # of the way from the companion's clock to boost
+_LADDER = (
+    1.0,
+    0.5,
+    0.25,
+    0.75,
+    0.1,
+    0.6,
+    0.35,
+    0.9,
+)  # of the way from the companion's clock to boost
 _STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
-_TRIES = 3  # of a rung, each corrected by what the last one read
+_TRIES = 4  # more than there are rungs, each corrected by what the last one read
 _NEAR = 0.34  # of the distance between rungs: near enough
 _ALIKE = 0.02  # mixes that differ by less are the same
 _MIXES = 8  # of a kernel, beside alone
@@ -132,7 +141,7 @@ class Agenda:
         lowest = min(one.core_mhz for one in (*bench.hot, *taken))
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
-        if len(taken) >= _TRIES * len(rungs):
+        if len(taken) >= _TRIES + len(rungs):
             return
         for rung in rungs:
             if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
