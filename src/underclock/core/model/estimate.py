@@ -90,8 +90,7 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
     measured = cost_table(sample_set, baseline=baseline)
     auto = measured.settings[measured.baseline]
     settings = _settings(sample_set, auto)
-    rows = rows_of(sample_set)
-    model = fitted(rows, Shared(start_of(rows, settings)))
+    rows, model = fit_rows(sample_set, settings)
     posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set))
     exact = sample_set.evidence is Evidence.REPLAYED
     log_s, log_w, repeats = _measured(sample_set, settings)
@@ -157,6 +156,30 @@ def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
     if clocks.mem_mhz is not None or core_mhz is None:
         return False
     return lowest_mhz - _HALF_BIN_MHZ <= core_mhz <= highest_mhz + _HALF_BIN_MHZ
+
+
+def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, FittedModel]:
+    """Fit samples.
+
+    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
+
+    Args:
+        sample_set: The samples.
+        settings: Clocks of the GPU, to begin with.
+
+    Returns:
+        The rows, all of them, and the fit.
+
+    Raises:
+        DataError: The samples cannot be fitted.
+    """
+    rows = rows_of(sample_set)
+    model = fitted(rows, Shared(start_of(rows, settings)))
+    if sample_set.mixed:
+        parameters = model.parameters
+        rows = rows_of(sample_set, parameters.family.gpu(parameters.shared))
+        model = fitted(rows, Shared(start_of(rows, settings)))
+    return rows, model
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:

@@ -18,6 +18,7 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import taken_off
 from underclock.errors import DataError
+from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, Sample, SampleSet
 
 PER_KERNEL = 4
@@ -86,13 +87,18 @@ class Rows:
         return np.searchsorted(self.kernel, np.arange(len(self.names) + 1)).astype(np.int64)
 
 
-def rows_of(sample_set: SampleSet) -> Rows:
+def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
     A measurement in company is a row at the clock that was read in its window, company taken off.
     Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
     higher than the GPU boosts. Rows at auto of which the clock was read only at the window's end
     count little, and only for kernels with few others: a clock that is free moves with temperature.
+
+    Args:
+        sample_set: The samples.
+        shape: How idle power follows clock and temperature, for taking company off; by default as
+            on recent GPUs.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
@@ -115,7 +121,7 @@ def rows_of(sample_set: SampleSet) -> Rows:
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
         (free if sample.asked.core_mhz is None else locked).append(row)
-    mixed = _in_company(sample_set, index, memory)
+    mixed = _in_company(sample_set, index, memory, shape)
     _check_enough(sample_set, locked + mixed, len(memory))
     each = Counter(row.kernel for row in locked + mixed)
     steered = {row.kernel for row in mixed}
@@ -176,12 +182,17 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
     )
 
 
-def _in_company(sample_set: SampleSet, index: dict[str, int], memory: list[float]) -> list[_Row]:
+def _in_company(
+    sample_set: SampleSet,
+    index: dict[str, int],
+    memory: list[float],
+    shape: GpuConstants | None,
+) -> list[_Row]:
     """Return what measurements in company tell of their kernels."""
     mixed = sample_set.mixed
     if not mixed:
         return []
-    shape = unknown_gpu(
+    shape = shape or unknown_gpu(
         memory,
         fastest_mhz=max(sample.core_mhz for sample in mixed),
         most_w=max(sample.round_j / sample.round_s for sample in mixed),
