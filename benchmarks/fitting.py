@@ -105,7 +105,7 @@ def run(kernels: int, settings: int, seed: int) -> Run:
         log_s=log_s,
         log_w=log_w,
         temperature_c=at.temperature_c,
-        windows=np.ones(len(at.kernel)),
+        windows=np.ones((2, len(at.kernel))),
         mem_points_mhz=np.array(_MEMS),
         limit_w=math.inf,
         ceiling_mhz=math.inf,

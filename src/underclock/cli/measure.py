@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     help="[default: adaptive; coarse where clocks or repeats are named, or a table is replayed]",
 )
 @click.option(
+    "--clocks",
+    type=click.Choice(["lock", "steer"]),
+    help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
+)
+@click.option(
     "--precision",
     type=FRACTION,
     help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
@@ -60,6 +65,7 @@ def command(
     gpu: str,
     output: Path,
     grid: str | None,
+    clocks: str | None,
     precision: float | None,
     budget: float | None,
     max_samples: int | None,
@@ -79,14 +85,16 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
+    from underclock.core.steering.taking_off import told
     from underclock.records import Step
-    from underclock.stages.campaign import PRECISION, Campaign, Grid
+    from underclock.stages.campaign import PRECISION, Campaign, ClockControl, Grid
     from underclock.stages.measure import measure
     from underclock.store import read_document
 
     try:
         campaign = Campaign(
             grid=Grid(grid) if grid else None,
+            clocks=ClockControl(clocks) if clocks else None,
             core_mhz=core_mhz,
             mem_mhz=mem_mhz,
             repeats=repeats,
@@ -108,7 +116,7 @@ def command(
             progress=show,
             run=step_file(step, source),
         )
-    warn(sample_set.warnings)
+    warn((*sample_set.warnings, *told(sample_set)))
     if as_json:
         print_json(_summary(sample_set, output))
         return
@@ -134,6 +142,7 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
     """Return what ``--json`` prints."""
     return {
         "samples": len(sample_set.samples),
+        "mixed": len(sample_set.mixed),
         "expected": sample_set.expected_samples,
         "kernels": len(sample_set.kernels),
         "settings": len(sample_set.settings),
@@ -145,10 +154,18 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
 
 def _taken(sample_set: "SampleSet") -> str:
     """Say how much was measured."""
+    from underclock.core.steering.taking_off import reach_mhz
+
     pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
     kernels, offered = len(sample_set.kernels), len(sample_set.settings)
     each = pairs / kernels
     samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
+    if sample_set.mixed:
+        company = f"{len(sample_set.mixed)} in company"
+        reach = reach_mhz(sample_set)
+        if reach is not None:
+            return f"{samples} and {company}, at {reach[0]:.0f} to {reach[1]:.0f} MHz"
+        samples = f"{samples} and {company}"
     if each == offered:
         return f"{samples}, each at " + (
             "one clock pair" if offered == 1 else f"{offered} clock pairs"

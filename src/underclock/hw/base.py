@@ -231,6 +231,10 @@ class Measurer(Protocol):
         """Return every clock pair that can be held, auto included."""
         ...
 
+    def core_clocks(self) -> tuple[int, ...]:
+        """Return every core clock there is, whether it may be held or not, ascending."""
+        ...
+
     def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
         """Return how many different answers there are; ``None`` where every one is a new one."""
         ...

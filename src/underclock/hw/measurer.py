@@ -113,6 +113,10 @@ class GpuMeasurer:
         del kernel
         return clocks in self._offered
 
+    def core_clocks(self) -> tuple[int, ...]:
+        """Return every core clock the GPU lists, ascending."""
+        return tuple(self._gpu.supported_core_mhz())
+
     def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
         """Return ``None``: a GPU answers anew each time."""
         del kernel, clocks

@@ -42,6 +42,10 @@ class ReplayMeasurer:
         """Whether the table has a row."""
         return (kernel.name, clocks) in self._rows
 
+    def core_clocks(self) -> tuple[int, ...]:
+        """Return every core clock in the table, ascending."""
+        return tuple(sorted({c.core_mhz for c in self.settings() if c.core_mhz is not None}))
+
     def repeats(self, kernel: Kernel, clocks: Clocks) -> int:
         """Return how many rows the table has for a kernel at these clocks."""
         return len(self._rows.get((kernel.name, clocks), ()))

@@ -11,7 +11,7 @@ from underclock.errors import DataError
 
 SCHEMAS: Final = {
     "step": 2,
-    "samples": 2,
+    "samples": 3,
     "plan": 2,
     "score": 2,
     "validation": 2,

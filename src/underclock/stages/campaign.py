@@ -18,6 +18,13 @@ class Grid(StrEnum):
     FULL = "full"  # every pair the driver lists
 
 
+class ClockControl(StrEnum):
+    """How kernels come to run at other clocks than the driver's."""
+
+    LOCK = "lock"  # clocks are held
+    STEER = "steer"  # company makes the driver choose them
+
+
 PRECISION = 0.003
 _COARSE_STEP_MHZ = 210
 
@@ -28,6 +35,8 @@ class Campaign:
 
     grid: Grid | None = None
     """By default adaptive; coarse where clocks or repeats are named, or a table is replayed."""
+    clocks: ClockControl | None = None
+    """By default clocks are held, and steered where they may not be."""
     core_mhz: tuple[int | None, ...] = ()
     """Visit only these core clocks, whatever the grid; ``None`` is auto."""
     mem_mhz: tuple[int | None, ...] = ()
@@ -49,8 +58,11 @@ class Campaign:
 
     def __post_init__(self) -> None:
         """Read a grid given as text; reject campaigns that measure nothing."""
-        if self.grid is not None:
-            object.__setattr__(self, "grid", member(Grid, self.grid, "grid"))
+        for name, kinds in (("grid", Grid), ("clocks", ClockControl)):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, member(kinds, given, name))
+        self._check_steering()
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         if not self.precision > 0:
@@ -65,17 +77,47 @@ class Campaign:
         if self.grid is Grid.ADAPTIVE and self.repeats > 1:
             raise ValueError("an adaptive campaign decides on repeats itself")
 
+    def _check_steering(self) -> None:
+        """Reject steering to what only locks reach."""
+        if self.clocks is not ClockControl.STEER:
+            return
+        if self.grid in {Grid.COARSE, Grid.FULL}:
+            raise ValueError(f"a {self.grid} grid is of clocks that are held, not steered")
+        if self.core_mhz or self.mem_mhz or self.repeats > 1:
+            raise ValueError("steering sets no clocks: it decides itself what to visit")
+
+    def steers(self, measurer: Measurer) -> bool:
+        """Whether clocks are steered by company on a measurer.
+
+        Raises:
+            NotSupportedError: They were to be, and it cannot run kernels in company.
+        """
+        able = Capability.MIX in measurer.capabilities
+        if self.clocks is ClockControl.STEER:
+            if not able:
+                raise NotSupportedError(
+                    "clocks cannot be steered here: that takes a GPU that runs kernels",
+                    hint="leave --clocks away",
+                )
+            return True
+        held = Capability.LOCK in measurer.capabilities or self.clocks is ClockControl.LOCK
+        return able and not held and self.grid in {None, Grid.ADAPTIVE} and self.may_adapt
+
     @property
     def may_adapt(self) -> bool:
         """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
         named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
         limited = self.max_samples is not None or self.budget_s is not None
+        if self.clocks is ClockControl.STEER:
+            return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
     def on(self, measurer: Measurer) -> Grid:
         """Return the grid of this campaign on a measurer."""
         if self.grid is not None:
             return self.grid
+        if self.clocks is ClockControl.STEER:
+            return Grid.ADAPTIVE
         limited = self.max_samples is not None or self.budget_s is not None
         return (
             Grid.ADAPTIVE
@@ -85,11 +127,14 @@ class Campaign:
 
 
 def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
-    """Return the clock pairs a campaign visits: auto first, then fastest first.
+    """Return the clock pairs a campaign visits, or may reach: auto first, then fastest first.
 
     Raises:
         UsageError: It names clocks the GPU lacks.
     """
+    if campaign.steers(measurer):
+        listed = sorted(measurer.core_clocks(), reverse=True)
+        return (AUTO, *(Clocks(core_mhz=mhz) for mhz in listed))
     offered = measurer.settings()
     cores = _core_grid(offered, campaign, measurer)
     chosen = [
@@ -161,11 +206,12 @@ def survey(
     adaptive = campaign.on(measurer) is Grid.ADAPTIVE
     settings = settings_of(measurer, campaign)
     unlockable: tuple[str, ...] = ()
-    if adaptive and Capability.RUN in measurer.capabilities:
+    steered = campaign.steers(measurer)
+    if adaptive and Capability.RUN in measurer.capabilities and not steered:
         settings, unlockable = _that_lock(measurer, settings)
     points = [
         (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
-        for clocks in settings
+        for clocks in ([AUTO] if steered else settings)
     ]
     known = {kernel.name for _, some in points for kernel in some}
     lacking = [kernel.name for kernel in kernels if kernel.name not in known]

@@ -13,6 +13,7 @@ from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.provenance import provenance_of
 from underclock.stages.recording import Recorder, record
+from underclock.stages.steer import BUDGET_S, SteeringRun
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import SampleFile
 from underclock.units import format_duration
@@ -94,7 +95,9 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
             _check_budget(measurer, header, campaign.budget_s)
 
         def take(recorder: Recorder) -> None:
-            if adaptive:
+            if campaign.steers(measurer):
+                _steer(recorder, campaign, told)
+            elif adaptive:
                 _adapt(recorder, points, campaign, told, seed)
             else:
                 take_points(recorder, points, campaign, told)
@@ -176,6 +179,36 @@ def _adapt(
             in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
         ).run()
     if not done:
+        raise MeasurementError(
+            "the whole budget went into warming up, and nothing was measured",
+            hint="run the same command with a larger --budget",
+        )
+    tell("done")
+
+
+def _steer(recorder: Recorder, campaign: Campaign, progress: Callable[[Tally], None]) -> None:
+    """Take samples in company for as long as they are worth it.
+
+    Raises:
+        MeasurementError: The budget is spent and nothing was measured.
+    """
+    measurer, file = recorder.measurer, recorder.file
+    started_s = measurer.now_s()
+
+    def tell(doing: str) -> None:
+        progress(
+            Tally(
+                done=file.taken,
+                total=campaign.max_samples,
+                gpu_s=measurer.now_s() - started_s,
+                doing=doing,
+                budget_s=BUDGET_S if campaign.budget_s is None else campaign.budget_s,
+            )
+        )
+
+    if not _is_spent_by_warming(file, campaign.budget_s):
+        SteeringRun(recorder, campaign, tell, in_situ=campaign.in_situ).run()
+    if not file.taken:
         raise MeasurementError(
             "the whole budget went into warming up, and nothing was measured",
             hint="run the same command with a larger --budget",

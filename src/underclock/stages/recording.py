@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from underclock.hw.base import Measurer, Reading
-from underclock.records import Clocks, Sample, SampleSet
+from underclock.records import Clocks, MixSample, Sample, SampleSet
 from underclock.stages.provenance import check_same
 from underclock.store import SampleFile
 
@@ -30,6 +30,10 @@ class Recorder:
         """Add a reading of a kernel, or of the whole step."""
         sample = as_sample(name, asked, repeat, reading)
         self.file.append(sample, in_situ=in_situ, gpu_s=self._passed_s())
+
+    def append_mixed(self, sample: MixSample) -> None:
+        """Add a measurement in company."""
+        self.file.append_mixed(sample, gpu_s=self._passed_s())
 
     def finish(self) -> None:
         """Add the time since the last sample, and what the measurer has to say of all of them."""

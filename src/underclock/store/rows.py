@@ -1,4 +1,4 @@
-"""Samples as rows of a table and back, each with a checksum of what was written."""
+"""Samples as rows of tables and back, each with a checksum of what was written."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from underclock.records import Clocks, Sample
+from underclock.records import Clocks, MixSample, Sample
 
 TABLES: Final = """
 CREATE TABLE header (body TEXT NOT NULL, checksum INTEGER NOT NULL);
@@ -31,8 +31,19 @@ CREATE TABLE samples (
     dram_utilisation REAL,
     checksum INTEGER NOT NULL
 );
+CREATE TABLE mixed (
+    number INTEGER PRIMARY KEY,
+    once TEXT NOT NULL UNIQUE,
+    body TEXT NOT NULL,
+    checksum INTEGER NOT NULL
+);
 CREATE TABLE notes (sentence TEXT NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE progress (samples INTEGER NOT NULL, gpu_s REAL NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE progress (
+    samples INTEGER NOT NULL,
+    mixed INTEGER NOT NULL,
+    gpu_s REAL NOT NULL,
+    checksum INTEGER NOT NULL
+);
 CREATE UNIQUE INDEX once ON samples
     (scope, kernel, ifnull(asked_core_mhz, 0), ifnull(asked_mem_mhz, 0), repeat);
 """
@@ -76,6 +87,34 @@ def row_of(number: int, sample: Sample, *, in_situ: bool) -> dict[str, object]:
         if value is not None and (name in _REAL or name.endswith("_utilisation")):
             row[name] = float(value) + 0.0  # type: ignore[arg-type]
     return row | {"checksum": _checksum_of(row)}
+
+
+def mixed_row_of(number: int, sample: MixSample) -> tuple[int, str, str, int]:
+    """Return the row of a measurement in company: number, what it is of, itself, and a checksum.
+
+    Args:
+        number: Of the row: 1, 2, …
+        sample: The measurement.
+    """
+    once = msgspec.json.encode((sample.kernel, sample.mix, sample.asked, sample.repeat)).decode()
+    body = msgspec.json.encode(sample).decode()
+    return number, once, body, checksum(number, once, body)
+
+
+def mixed_sample(number: int, row: Sequence[object]) -> MixSample:
+    """Return the measurement in company of a row of `mixed_row_of`.
+
+    Args:
+        number: That the row must have, for none may be missing.
+        row: As it was read.
+
+    Raises:
+        ValueError: It is not as it was written.
+    """
+    written, once, body, summed = row
+    if summed != checksum(written, once, body) or written != number:
+        raise ValueError(f"measurement {number} in company is not as it was written")
+    return msgspec.json.decode(str(body), type=MixSample)
 
 
 class RowReader:

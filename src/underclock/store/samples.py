@@ -11,15 +11,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from underclock.errors import DataError, MeasurementError, UsageError
-from underclock.records import SCHEMAS, Sample, SampleSet, check_schema
+from underclock.records import SCHEMAS, MixSample, Sample, SampleSet, check_schema
 from underclock.store.files import check_output
 from underclock.store.locking import WriterLock
-from underclock.store.rows import TABLES, RowReader, checksum, row_of
+from underclock.store.rows import (
+    TABLES,
+    RowReader,
+    checksum,
+    mixed_row_of,
+    mixed_sample,
+    row_of,
+)
 
 _APPLICATION_ID = 0x756E6463  # "undc", in the file's header
 _REMAKE = "measure again with `underclock measure`"
@@ -62,6 +69,14 @@ def _translated(path: Path) -> Iterator[None]:
         raise _damaged(path, exc) from exc
     except UnicodeDecodeError as exc:  # names of columns, and SQLite's own words of damage
         raise _damaged(path, exc) from exc
+
+
+class _Progress(NamedTuple):
+    """How many samples were written, alone and in company, and the GPU time all took."""
+
+    samples: int
+    mixed: int
+    gpu_s: float
 
 
 class SampleFile:
@@ -167,26 +182,49 @@ class SampleFile:
             MeasurementError: The file already holds it.
         """
         with self._transaction():
-            count, spent_s = self._progress()
-            row = row_of(count + 1, sample, in_situ=in_situ)
+            done = self._progress()
+            row = row_of(done.samples + 1, sample, in_situ=in_situ)
             names, marks = ", ".join(row), ", ".join("?" * len(row))
             self._connection.execute(
                 f"INSERT INTO samples ({names}) VALUES ({marks})",  # noqa: S608 - our own names
                 tuple(row.values()),
             )
-            self._set_progress(count + 1, spent_s + gpu_s)
+            self._set_progress(done.samples + 1, done.mixed, done.gpu_s + gpu_s)
+
+    def append_mixed(self, sample: MixSample, *, gpu_s: float = 0.0) -> None:
+        """Add one measurement in company, as `append` does.
+
+        Args:
+            sample: The measurement.
+            gpu_s: The GPU's time that went into it, warming up and waiting included.
+
+        Raises:
+            MeasurementError: The file already holds it.
+        """
+        with self._transaction():
+            done = self._progress()
+            row = mixed_row_of(done.mixed + 1, sample)
+            self._connection.execute("INSERT INTO mixed VALUES (?, ?, ?, ?)", row)
+            self._set_progress(done.samples, done.mixed + 1, done.gpu_s + gpu_s)
 
     def spend(self, gpu_s: float) -> None:
         """Add GPU time that led to no sample."""
         with self._transaction():
-            count, spent_s = self._progress()
-            self._set_progress(count, spent_s + gpu_s)
+            done = self._progress()
+            self._set_progress(done.samples, done.mixed, done.gpu_s + gpu_s)
 
     @property
     def gpu_s(self) -> float:
         """The GPU's time that everything in the file took, over all runs."""
         with _translated(self.path):
-            return self._progress()[1]
+            return self._progress().gpu_s
+
+    @property
+    def taken(self) -> int:
+        """How many measurements are in the file, alone and in company."""
+        with _translated(self.path):
+            done = self._progress()
+        return done.samples + done.mixed
 
     def note(self, sentences: Iterable[str]) -> None:
         """Add what a reader of the samples must know; what is there already is not repeated."""
@@ -208,7 +246,7 @@ class SampleFile:
         known = {kernel.name for kernel in self.header.kernels}
         # One transaction, so that another process's next sample is not half seen.
         with self._transaction("DEFERRED"):
-            count, _spent_s = self._progress()
+            done = self._progress()
             rows = self._connection.execute("SELECT * FROM samples ORDER BY number")
             try:
                 reader = RowReader([column[0] for column in rows.description])
@@ -223,13 +261,17 @@ class SampleFile:
                 if scope == "kernel" and sample.kernel not in known:
                     raise _damaged(self.path, f"sample {number} is of no kernel of the step")
                 samples[scope].append(sample)
-            if number != count:
-                raise _damaged(self.path, f"{count} samples were written, {number} are there")
+            if number != done.samples:
+                raise _damaged(
+                    self.path, f"{done.samples} samples were written, {number} are there"
+                )
+            mixed = self._mixed(done.mixed)
             notes = self._notes()
         return msgspec.structs.replace(
             self.header,
             samples=tuple(samples["kernel"]),
             in_situ=tuple(samples["step"]),
+            mixed=mixed,
             warnings=(*self.header.warnings, *notes),
         )
 
@@ -268,17 +310,42 @@ class SampleFile:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
-    def _progress(self) -> tuple[int, float]:
-        """Return how many samples were written, and the GPU time they took."""
-        row = self._connection.execute("SELECT samples, gpu_s, checksum FROM progress").fetchone()
-        if row is None or row[2] != checksum(*row[:2]):
-            raise _damaged(self.path, "the number of its samples is not as it was written")
-        return row[0], row[1]
+    def _mixed(self, count: int) -> tuple[MixSample, ...]:
+        """Return every measurement in company, of which so many were written."""
+        names = {kernel.name for kernel in self.header.kernels}
+        samples = []
+        rows = self._connection.execute(
+            "SELECT number, once, body, checksum FROM mixed ORDER BY number"
+        )
+        for number, row in enumerate(rows, 1):
+            try:
+                sample = mixed_sample(number, row)
+            except ValueError as exc:
+                raise _damaged(self.path, exc) from exc
+            if sample.kernel and sample.kernel not in names:
+                raise _damaged(self.path, f"measurement {number} is of no kernel of the step")
+            samples.append(sample)
+        if len(samples) != count:
+            raise _damaged(
+                self.path,
+                f"{count} measurements in company were written, {len(samples)} are there",
+            )
+        return tuple(samples)
 
-    def _set_progress(self, count: int, gpu_s: float) -> None:
+    def _progress(self) -> _Progress:
+        """Return how far the file is."""
+        row = self._connection.execute(
+            "SELECT samples, mixed, gpu_s, checksum FROM progress"
+        ).fetchone()
+        if row is None or row[3] != checksum(*row[:3]):
+            raise _damaged(self.path, "the number of its samples is not as it was written")
+        return _Progress(*row[:3])
+
+    def _set_progress(self, samples: int, mixed: int, gpu_s: float) -> None:
+        values = (samples, mixed, float(gpu_s))
         self._connection.execute(
-            "UPDATE progress SET samples = ?, gpu_s = ?, checksum = ?",
-            (count, float(gpu_s), checksum(count, float(gpu_s))),
+            "UPDATE progress SET samples = ?, mixed = ?, gpu_s = ?, checksum = ?",
+            (*values, checksum(*values)),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -305,7 +372,7 @@ def _build(path: Path, header: SampleSet) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMAS['samples']}")
         connection.executescript(TABLES)
         connection.execute("INSERT INTO header VALUES (?, ?)", (body, checksum(body)))
-        connection.execute("INSERT INTO progress VALUES (0, 0.0, ?)", (checksum(0, 0.0),))
+        connection.execute("INSERT INTO progress VALUES (0, 0, 0.0, ?)", (checksum(0, 0, 0.0),))
         connection.commit()
     # The log of a file of this name that was removed after a kill would be played into the new one.
     for left_over in ("-wal", "-shm"):

@@ -21,6 +21,8 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
+    Mix,
+    MixSample,
     Sample,
     SampleSet,
     ThrottleReason,
@@ -136,6 +138,73 @@ def test_a_file_is_resumed_where_it_stopped(tmp_path: Path) -> None:
         file.append(sample(2))
 
     assert [s.repeat for s in read_samples(path).samples] == [0, 1, 2]
+
+
+def in_company(repeat: int = 0, kernel: str = "gemm", mix: Mix | None = None) -> MixSample:
+    return MixSample(
+        kernel=kernel,
+        mix=mix or Mix(hot=2),
+        repeat=repeat,
+        core_mhz=1607.3,
+        core_spread_mhz=11.0,
+        round_s=0.1 / 3,
+        round_j=20.0,
+        kernel_s=(0.012, 0.007) if not kernel else (0.012,),
+        hot_s=0.002,
+        window_s=1.0,
+        throttle_reasons=ThrottleReason.SW_POWER_CAP,
+    )
+
+
+def test_measurements_in_company_come_back_beside_the_others(tmp_path: Path) -> None:
+    path = filled(tmp_path / "samples.db", 1)
+    first = [in_company(), in_company(1), in_company(kernel="")]
+    with SampleFile.open(path, writable=True) as file:
+        for one in first:
+            file.append_mixed(one, gpu_s=2.0)
+    with SampleFile.open(path, writable=True) as file:
+        file.append_mixed(in_company(mix=Mix(idle_s=0.001)))
+        file.append(sample(7))
+        assert file.gpu_s >= 6.0
+
+    read = SampleFile.read(path)
+    assert read.mixed == (*first, in_company(mix=Mix(idle_s=0.001)))
+    assert len(read.samples) == 2
+
+
+def test_the_same_measurement_in_company_twice_is_refused(tmp_path: Path) -> None:
+    with SampleFile.open(filled(tmp_path / "samples.db", 1), writable=True) as file:
+        file.append_mixed(in_company())
+        with pytest.raises(MeasurementError, match="already holds"):
+            file.append_mixed(in_company())
+        assert len(file.sample_set().mixed) == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE mixed SET body = replace(body, '1607.3', '1607.4')", "not as it was written"),
+        ("UPDATE mixed SET checksum = 1 WHERE number = 2", "measurement 2 in company"),
+        ("DELETE FROM mixed WHERE number = 2", "2 measurements in company were written"),
+        ("DROP TABLE mixed", "no such table"),
+    ],
+)
+def test_damaged_measurements_in_company_are_refused(
+    tmp_path: Path, statement: str, words: str
+) -> None:
+    path = filled(tmp_path / "samples.db", 1)
+    with SampleFile.open(path, writable=True) as file:
+        file.append_mixed(in_company())
+        file.append_mixed(in_company(1))
+    run(path, statement)
+    assert_refused(path, words)
+
+
+def test_measurements_in_company_of_another_step_are_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path / "samples.db", 1)
+    with SampleFile.open(path, writable=True) as file:
+        file.append_mixed(in_company(kernel="of another step"))
+    assert_refused(path, "no kernel of the step")
 
 
 def test_a_reader_sees_what_a_writer_has_appended_so_far(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def check_values(sample_set: SampleSet) -> None:
                 f"{sample.kernel!r} at {sample.asked} ran at {warm_c:g} °C",
                 hint="the file is damaged: measure again",
             )
+    _check_mixed(sample_set, names)
     seen = [sample.observed for sample in sample_set.samples if sample.observed]
     for clocks in (*clocks_asked(sample_set), *seen):
         for name, mhz in (("core", clocks.core_mhz), ("memory", clocks.mem_mhz)):
@@ -48,6 +49,34 @@ def check_values(sample_set: SampleSet) -> None:
                     f"a {name} clock of {mhz} MHz is none that a GPU has",
                     hint="are clocks in MHz?",
                 )
+
+
+def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
+    """Refuse measurements in company that no GPU can have given.
+
+    Raises:
+        DataError: One is of no kernel of the step, lacks durations, or is out of bounds.
+    """
+    damaged = "the file is damaged: measure again"
+    for sample in sample_set.mixed:
+        whole = not sample.kernel
+        what = "the step" if whole else repr(sample.kernel)
+        if not whole and sample.kernel not in names:
+            raise DataError(f"{what}, measured in company, is no kernel of the step", hint=damaged)
+        wanted = (len(names) if whole else 1) if sample.mix.launches else 0
+        if len(sample.kernel_s) != wanted:
+            raise DataError(
+                f"{what} in company has {len(sample.kernel_s)} durations instead of {wanted}",
+                hint=damaged,
+            )
+        power_w, warm_c = sample.round_j / sample.round_s, sample.temperature_c
+        for value, (least, most), unit in (
+            (power_w, _PLAUSIBLE_W, "W"),
+            (sample.core_mhz, _PLAUSIBLE_MHZ, "MHz"),
+            (0.0 if warm_c is None else warm_c, _PLAUSIBLE_C, "°C"),
+        ):
+            if not least <= value <= most:
+                raise DataError(f"{what} in company ran at {value:.3g} {unit}", hint=damaged)
 
 
 def check_repeats(samples: Sequence[Sample]) -> None:
@@ -74,4 +103,5 @@ def check_repeats(samples: Sequence[Sample]) -> None:
 
 def clocks_asked(sample_set: SampleSet) -> list[Clocks]:
     """Return all clocks that were to be visited, and those that were."""
-    return [*sample_set.settings, *[sample.asked for sample in sample_set.samples]]
+    samples = (*sample_set.samples, *sample_set.mixed)
+    return [*sample_set.settings, *[sample.asked for sample in samples]]

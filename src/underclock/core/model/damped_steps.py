@@ -13,7 +13,15 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.model.rows import PER_KERNEL
-from underclock.core.model.state import FitProblem, State, cost, kernel_costs, predicted, weights
+from underclock.core.model.state import (
+    FitProblem,
+    State,
+    cost,
+    idling,
+    kernel_costs,
+    predicted,
+    weights,
+)
 
 _ITERATIONS = 25
 _TRIES = 6  # of ever stronger damping, until a step is no worse
@@ -104,6 +112,10 @@ def normal_equations(
     shared_side = weighed_flat @ linear.residuals.ravel()
     shared_side += problem.shared_precision * (problem.shared_mean - parameters.shared)
     shared = weighed_flat @ flat + np.diag(problem.shared_precision)
+    if problem.rows.idle:
+        left, by = idling(problem, parameters.shared)
+        shared_side += by.T @ left
+        shared += by.T @ by
     return NormalEquations(kernel, border, shared, kernel_side, shared_side)
 
 

@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.estimate import STEADY_C, start_of, temperature_of
+from underclock.core.model.estimate import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.laplace import FittedModel
-from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, Shared, predict
+from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.rows import UNKNOWN_MHZ, Rows, rows_of
-from underclock.core.model.subsample import fitted
+from underclock.core.model.rows import UNKNOWN_MHZ, Rows
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import Constant, GpuFit, KernelFit
 
@@ -48,8 +47,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
     Raises:
         DataError: The samples cannot be fitted.
     """
-    rows = rows_of(sample_set)
-    model = fitted(rows, Shared(start_of(rows, [sample.asked for sample in sample_set.samples])))
+    rows, model = fit_rows(sample_set, [sample.asked for sample in sample_set.samples])
     residuals = _residuals(rows, model)
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
@@ -129,7 +127,7 @@ def _residuals(rows: Rows, model: FittedModel) -> Floats:
 
 def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
     sums = np.add.reduceat(rows.windows * residuals**2, rows.bounds[known], axis=1)
-    rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known]))
+    rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known], axis=1))
     return rms
 
 

@@ -26,7 +26,8 @@ def estimate_errors(problem: FitProblem, state: State) -> State:
 
     The parameters are integrated out by a Laplace approximation around where they are.
     """
-    linear, real = linearised(problem, state), problem.whitening.real
+    linear = linearised(problem, state)
+    real = problem.whitening.real.transpose(1, 2, 0)  # of a kernel's axis, time and power together
 
     def unlikely(logs: Floats) -> float:
         precision = problem.whitening.weights(_errors(logs), state.scale)
@@ -34,7 +35,9 @@ def estimate_errors(problem: FitProblem, state: State) -> State:
         a, b, c = equations.kernel, equations.border, equations.shared
         rest = c - np.einsum("kps,kpt->st", b, np.linalg.solve(a, b))
         spent = np.linalg.slogdet(a)[1].sum() + np.linalg.slogdet(rest)[1]
-        fit = (precision * linear.residuals**2).sum() - np.log(precision[:, real]).sum()
+        fit = (precision * linear.residuals**2).sum() - np.log(
+            precision.transpose(1, 2, 0)[real]
+        ).sum()
         prior = _PRIOR_PRECISION * ((logs - _PRIOR_LOG) ** 2).sum()
         return float(0.5 * (fit + spent) + prior)
 
@@ -60,6 +63,6 @@ def _scale(problem: FitProblem, state: State, residuals: Floats) -> Floats:
     """Return by how much each kernel's residuals are larger than the usual. Shape (K,)."""
     precision = problem.whitening.weights(state.errors, np.ones_like(state.scale))
     surprise = (precision * residuals**2).sum(axis=(0, 2))
-    freedom = np.maximum(2.0 * np.diff(problem.rows.bounds) - PER_KERNEL, 0.0)
+    freedom = np.maximum(problem.whitening.real.sum(axis=(0, 2)) - PER_KERNEL, 0.0)
     scale: Floats = np.sqrt((_FREEDOM + surprise) / (_FREEDOM + freedom))
     return scale

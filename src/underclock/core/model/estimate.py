@@ -32,6 +32,7 @@ from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
+from underclock.core.steering.taking_off import reach_mhz, told
 from underclock.physics.constants import GpuConstants
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
@@ -45,6 +46,7 @@ _REPEATABLE = 2.7e-4
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
 _OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
+_HALF_BIN_MHZ = 7.5
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
@@ -153,8 +155,7 @@ def estimate(
     settings = _settings(sample_set, auto)
     if whole:
         settings = tuple(clocks for clocks in settings if clocks.core_mhz is not None)
-    rows = rows_of(sample_set)
-    model = fitted(rows, Shared(start_of(rows, settings)))
+    rows, model = fit_rows(sample_set, settings)
     posterior = posterior_of(
         model, settings, temperature_c=temperature_of(sample_set), cap=not whole
     )
@@ -167,6 +168,8 @@ def estimate(
         posterior = with_means(posterior, unknown, log_s, log_w, repeats)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
     measurable = _measurable(sample_set, settings, rows.ceiling_mhz)
+    if reach_mhz(sample_set) is not None:
+        measurable &= _reached(rows, settings)
     predicted = np.zeros_like(unknown) if exact else ~unknown
     can = measurable & (np.isfinite(log_s) | predicted[:, None])
     at = measured.baseline
@@ -174,6 +177,7 @@ def estimate(
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
+        warnings=(*measured.warnings, *told(sample_set)),
         settings=(*settings, auto),
         time_s=np.column_stack([time_s, auto_s]),
         energy_j=np.column_stack([energy_j, auto_j]),
@@ -245,9 +249,49 @@ def _with_step_error(estimated: CostEstimate, at_auto: Ints) -> CostEstimate:
 def _settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
     """Return every setting but the baseline, slowest first."""
     known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
+    reach = reach_mhz(sample_set)
     return tuple(
-        sorted((s for s in known if s != auto and not s.is_auto), key=lambda clocks: clocks.rank)
+        sorted(
+            (
+                s
+                for s in known
+                if s != auto and not s.is_auto and (reach is None or _is_reached(s, *reach))
+            ),
+            key=lambda clocks: clocks.rank,
+        )
     )
+
+
+def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
+    """Whether steering went there: it sees no other memory clocks, and no lower core clocks."""
+    core_mhz = clocks.core_mhz
+    if clocks.mem_mhz is not None or core_mhz is None:
+        return False
+    return lowest_mhz - _HALF_BIN_MHZ <= core_mhz <= highest_mhz + _HALF_BIN_MHZ
+
+
+def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, FittedModel]:
+    """Fit samples.
+
+    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
+
+    Args:
+        sample_set: The samples.
+        settings: Clocks of the GPU, to begin with.
+
+    Returns:
+        The rows, all of them, and the fit.
+
+    Raises:
+        DataError: The samples cannot be fitted.
+    """
+    rows = rows_of(sample_set)
+    model = fitted(rows, Shared(start_of(rows, settings)))
+    if sample_set.mixed:
+        parameters = model.parameters
+        rows = rows_of(sample_set, parameters.family.gpu(parameters.shared))
+        model = fitted(rows, Shared(start_of(rows, settings)))
+    return rows, model
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
@@ -293,6 +337,14 @@ def _measurable(sample_set: SampleSet, settings: Sequence[Clocks], ceiling_mhz: 
         lacking = [place[c] for c in sample_set.lacking.get(kernel.name, ()) if c in place]
         can[k, lacking] = False
     return can
+
+
+def _reached(rows: Rows, settings: Sequence[Clocks]) -> Bools:
+    """Return which settings each kernel ran at, or above, in steered company. Shape (K, C)."""
+    lowest = np.full(len(rows.names), math.inf)
+    np.minimum.at(lowest, rows.kernel, rows.core_mhz - _HALF_BIN_MHZ)
+    core_mhz = np.array([clocks.core_mhz or math.inf for clocks in settings])
+    return core_mhz >= lowest[:, None]
 
 
 def _of_kernels(posterior: Posterior) -> Floats:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import GpuInfo, Kernel, SampleSet
+from underclock.records import GpuInfo, Kernel, MixSample, Sample, SampleSet
 
 
 def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
@@ -33,7 +33,8 @@ def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
     if len(sample_sets) == 1:
         return first
     kernels: dict[str, Kernel] = {}
-    samples = []
+    samples: list[Sample] = []
+    mixed: list[MixSample] = []
     for number, sample_set in enumerate(sample_sets, 1):
         names = {}
         for kernel in sample_set.kernels:
@@ -42,6 +43,11 @@ def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
             names[kernel.name] = kernel.name if same else f"{kernel.name} of file {number}"
             new = msgspec.structs.replace(kernel, name=names[kernel.name])
             kernels.setdefault(new.name, new)
+        mixed += [
+            msgspec.structs.replace(s, kernel=names.get(s.kernel, ""))
+            for s in sample_set.mixed
+            if s.kernel or not s.mix.launches
+        ]
         samples += [msgspec.structs.replace(s, kernel=names[s.kernel]) for s in sample_set.samples]
     return SampleSet(
         evidence=first.evidence,
@@ -49,6 +55,8 @@ def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
         workload=" and ".join(dict.fromkeys(sample_set.workload for sample_set in sample_sets)),
         kernels=tuple(kernels.values()),
         samples=tuple(samples),
+        # Durations inside a whole step are by its own kernels' places, of which there are many now.
+        mixed=tuple(mixed),
         in_situ=tuple(sample for sample_set in sample_sets for sample in sample_set.in_situ),
         settings=tuple(dict.fromkeys(s for sample_set in sample_sets for s in sample_set.settings)),
         warnings=tuple(dict.fromkeys(w for sample_set in sample_sets for w in sample_set.warnings)),

@@ -165,9 +165,14 @@ def _conditioned(
     log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
     by_kernel = predicted.by_kernel[:, i].copy()
     discrepancy = np.empty_like(log)
+    everywhere = near, common, among
     for c in range(2):
+        near, common, among = everywhere
+        told = np.flatnonzero(rows.windows[c, near])
+        if len(told) < len(core_rows):
+            near, common, among = told + near.start, common[:, told], among[np.ix_(told, told)]
         shared2 = model.errors.discrepancy[c] ** 2
-        noise2 = model.errors.noise[c] ** 2 / rows.windows[near]
+        noise2 = model.errors.noise[c] ** 2 / rows.windows[c, near]
         # (discrepancy² · alike + noise²)⁻¹; the kernel's scale is in both and cancels.
         weights = np.linalg.solve(shared2 * among + np.diag(noise2), shared2 * common.T).T
         log[c] += weights @ model.residuals[c, near]

@@ -14,7 +14,11 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_repeats, check_values, clocks_asked
+from underclock.core.model.start import unknown_gpu
+from underclock.core.steering.company import Company
+from underclock.core.steering.taking_off import taken_off
 from underclock.errors import DataError
+from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, Sample, SampleSet
 
 PER_KERNEL = 4
@@ -31,6 +35,15 @@ _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times th
 _USUAL_C = 55.0  # where no temperature was read; only differences between rows matter
 
 
+class Idling(NamedTuple):
+    """What the GPU drew while clocks ran and nothing else did: of no kernel, so of all."""
+
+    core_mhz: float
+    mem_mhz: float
+    temperature_c: float
+    log_w: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Samples at known clocks, sorted by kernel.
@@ -42,13 +55,16 @@ class Rows:
         core_mhz: As asked, and as read back where it was. Shape (R,).
         mem_mhz: As read back where it was, else as asked. Shape (R,).
         log_s: Logarithm of the time of a launch in s. Shape (R,).
-        log_w: Logarithm of the mean power in W. Shape (R,).
+        log_w: Logarithm of the mean power in W; where its weight is 0 that of the kernel's row at
+            the nearest clock. Shape (R,).
         temperature_c: Shape (R,).
-        windows: How many windows of the usual length a row counts for. Shape (R,).
+        windows: How many windows of the usual length a row counts for, in time and in power; 0
+            where it tells nothing of that. Shape (2, R).
         mem_points_mhz: Memory clocks of the GPU, ascending. Shape (M,).
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
             it was not seen. Locks above it do not hold.
+        idle: Idling, where it was measured.
     """
 
     names: tuple[str, ...]
@@ -63,6 +79,7 @@ class Rows:
     mem_points_mhz: Floats
     limit_w: float
     ceiling_mhz: float
+    idle: tuple[Idling, ...] = ()
 
     @property
     def bounds(self) -> Ints:
@@ -70,18 +87,24 @@ class Rows:
         return np.searchsorted(self.kernel, np.arange(len(self.names) + 1)).astype(np.int64)
 
 
-def rows_of(sample_set: SampleSet) -> Rows:
+def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
+    A measurement in company is a row at the clock that was read in its window, company taken off.
     Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
-    higher than the GPU boosts. Rows at auto count little, and only for kernels with few others: a
-    clock that is free moves with temperature, and what is read at a window's end is not its mean.
+    higher than the GPU boosts. Rows at auto of which the clock was read only at the window's end
+    count little, and only for kernels with few others: a clock that is free moves with temperature.
+
+    Args:
+        sample_set: The samples.
+        shape: How idle power follows clock and temperature, for taking company off; by default as
+            on recent GPUs.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
             model's constants.
     """
-    if not sample_set.samples:
+    if not sample_set.samples and not sample_set.mixed:
         raise DataError("there are no samples to fit", hint="measure first")
     check_values(sample_set)
     check_repeats(sample_set.samples)
@@ -98,20 +121,26 @@ def rows_of(sample_set: SampleSet) -> Rows:
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
         (free if sample.asked.core_mhz is None else locked).append(row)
-    _check_enough(sample_set, len(locked), len(memory))
-    each = Counter(row.kernel for row in locked)
-    rows = locked + [row for row in free if 0 < each[row.kernel] < PER_KERNEL]
+    mixed = _in_company(sample_set, index, memory, shape)
+    _check_enough(sample_set, locked + mixed, len(memory))
+    each = Counter(row.kernel for row in locked + mixed)
+    steered = {row.kernel for row in mixed}
+    rows = locked + mixed
+    rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
     columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
+    windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
     return Rows(
         names=tuple(index),
         kinds=np.array([_KINDS[kernel.kind] for kernel in sample_set.kernels], dtype=np.int64),
         kernel=of_kernel,
+        windows=windows,
         **columns,
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling,
+        idle=_idle(sample_set, memory[-1]),
     )
 
 
@@ -124,7 +153,8 @@ class _Row(NamedTuple):
     log_s: float
     log_w: float
     temperature_c: float
-    windows: float
+    time_windows: float
+    power_windows: float
 
 
 def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:
@@ -137,6 +167,7 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
         fastest_mem_mhz: Memory clock of one left to itself.
     """
     core = sample.asked.core_mhz
+    windows = _FREE_WINDOWS if core is None else 1.0
     seen = sample.observed.core_mhz if sample.observed else None
     mem = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
     return _Row(
@@ -146,22 +177,78 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
         log_s=math.log(sample.time_s),
         log_w=math.log(sample.energy_j / sample.time_s),
         temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
-        windows=_FREE_WINDOWS if core is None else 1.0,
+        time_windows=windows,
+        power_windows=windows,
     )
 
 
-def _check_enough(sample_set: SampleSet, locked: int, memory_clocks: int) -> None:
+def _in_company(
+    sample_set: SampleSet,
+    index: dict[str, int],
+    memory: list[float],
+    shape: GpuConstants | None,
+) -> list[_Row]:
+    """Return what measurements in company tell of their kernels."""
+    mixed = sample_set.mixed
+    if not mixed:
+        return []
+    shape = shape or unknown_gpu(
+        memory,
+        fastest_mhz=max(sample.core_mhz for sample in mixed),
+        most_w=max(sample.round_j / sample.round_s for sample in mixed),
+    )
+    left = taken_off(mixed, sample_set.kernels, Company.of(mixed, shape, memory[-1]))
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    for one in left:
+        if one.power_w is not None:
+            drawn.setdefault(one.kernel, []).append((one.core_mhz, one.power_w))
+    return [
+        _Row(
+            kernel=index[one.kernel],
+            core_mhz=one.core_mhz,
+            mem_mhz=float(one.mem_mhz or memory[-1]),
+            log_s=math.log(one.time_s),
+            log_w=math.log(one.power_w or _nearest(drawn[one.kernel], one.core_mhz)),
+            temperature_c=_USUAL_C if one.temperature_c is None else one.temperature_c,
+            time_windows=one.time_windows,
+            power_windows=one.power_windows,
+        )
+        for one in left
+        if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
+    ]
+
+
+def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:
+    """Return the measurements in which nothing ran."""
+    return tuple(
+        Idling(
+            core_mhz=sample.core_mhz,
+            mem_mhz=float(sample.asked.mem_mhz or fastest_mem_mhz),
+            temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
+            log_w=math.log(sample.round_j / sample.round_s),
+        )
+        for sample in sample_set.mixed
+        if not sample.mix.launches and not sample.mix.hot
+    )
+
+
+def _nearest(drawn: list[tuple[float, float]], core_mhz: float) -> float:
+    """Return the power that was read nearest to a clock."""
+    return min(drawn, key=lambda pair: abs(pair[0] - core_mhz))[1]
+
+
+def _check_enough(sample_set: SampleSet, rows: list[_Row], memory_clocks: int) -> None:
     """Refuse fewer rows than the model has constants."""
-    if not locked:
+    if not rows:
         raise CannotFitError(
             f"all {len(sample_set.samples)} samples ran at the power cap or at unknown clocks: "
             "they do not tell what a clock costs",
-            hint="measure at lower core clocks, or raise the power limit",
+            hint="measure at lower core clocks or in company, or raise the power limit",
         )
     shared = 8 + 2 * memory_clocks
-    if locked * 2 < shared + PER_KERNEL:
+    if len(rows) + sum(row.power_windows > 0 for row in rows) < shared + PER_KERNEL:
         raise CannotFitError(
-            f"{locked} samples away from the power cap are fewer than the model's constants "
+            f"{len(rows)} samples away from the power cap are fewer than the model's constants "
             f"({shared} shared, {PER_KERNEL} of each kernel)",
             hint="measure more clock pairs, or more kernels",
         )

@@ -14,6 +14,7 @@ from underclock.core.model.hierarchical_prior import KernelPrior, typical
 from underclock.core.model.parameters import Parameters, Points, PredictedRows, Shared, predict
 from underclock.core.model.rows import Rows
 from underclock.core.model.whitening import ErrorModel, Whitening
+from underclock.physics.power import idle_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,33 @@ class FitProblem:
             shared_mean=family.start(),
             shared_precision=family.spread() ** -2.0,
         )
+
+
+_STEP = 1e-5  # of a logarithm
+_IDLE_ERROR = 0.1  # of idle power, as what a busy GPU draws besides its kernels: it gates less
+
+
+def idling(problem: FitProblem, shared: Floats) -> tuple[Floats, Floats]:
+    """Return how far idling as measured is from what parameters say, over its error.
+
+    Args:
+        problem: The problem; of N measurements of idling, mostly none.
+        shared: Shared parameters. Shape (S,).
+
+    Returns:
+        Residuals, shape (N,), and derivatives of the prediction by the shared, shape (N, S).
+    """
+    measured = problem.rows.idle
+    core, mem, warm, log_w = np.array(measured, dtype=np.float64).reshape(-1, 4).T
+
+    def predicted_log_w(at: Floats) -> Floats:
+        power: Floats = np.log(idle_w(problem.family.gpu(at), core, mem, warm))
+        return power
+
+    here = predicted_log_w(shared)
+    moved = shared + _STEP * np.eye(len(shared))
+    by = np.array([predicted_log_w(each) - here for each in moved]).T / _STEP
+    return (log_w - here) / _IDLE_ERROR, by / _IDLE_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,4 +161,6 @@ def cost(problem: FitProblem, state: State) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
     away2 = (state.parameters.shared - problem.shared_mean) ** 2
     shared = 0.5 * (problem.shared_precision * away2).sum()
+    if problem.rows.idle:
+        shared += 0.5 * (idling(problem, state.parameters.shared)[0] ** 2).sum()
     return float(kernel_costs(problem, state).sum() + shared)

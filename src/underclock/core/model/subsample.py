@@ -87,7 +87,7 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
 def _only(rows: Rows, chosen: Ints) -> Rows:
     """Return some rows of the same kernels."""
     names = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
-    return dataclasses.replace(rows, **{name: getattr(rows, name)[chosen] for name in names})
+    return dataclasses.replace(rows, **{name: getattr(rows, name)[..., chosen] for name in names})
 
 
 def _of(rows: Rows, kernels: Ints) -> Rows:

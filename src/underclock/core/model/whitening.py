@@ -46,10 +46,11 @@ class Whitening:
     """Rotates the rows of each kernel so that they are independent.
 
     Attributes:
-        rotation: Shape (K, L, L).
-        correlation: Eigenvalues of the correlations, zero where there is no axis. Shape (K, L).
+        rotation: Shape (2, K, L, L).
+        correlation: Eigenvalues of the correlations, zero where there is no axis. Shape (2, K, L).
         place: Where each row goes among all axes. Shape (R,).
-        real: Where there is an axis: a kernel has as many as rows. Shape (K, L).
+        real: Where there is an axis: a kernel has as many as rows that tell of a quantity.
+            Shape (2, K, L).
     """
 
     rotation: Floats
@@ -63,23 +64,29 @@ class Whitening:
         bounds = rows.bounds
         counts = np.diff(bounds)
         most = int(counts.max())
-        rotation = np.zeros((len(counts), most, most))
-        correlation = np.zeros((len(counts), most))
-        for k, (low, high) in enumerate(itertools.pairwise(bounds.tolist())):
-            core, mem = rows.core_mhz[low:high], rows.mem_mhz[low:high]
-            # Scaled by the root of its windows, every row has the same noise.
-            root = np.sqrt(rows.windows[low:high])
-            values, axes = np.linalg.eigh(root[:, None] * alike(core, mem, core, mem) * root)
-            correlation[k, : high - low] = np.maximum(values, 0.0)
-            rotation[k, : high - low, : high - low] = axes.T * root
-        place = rows.kernel * most + np.arange(len(rows.kernel)) - bounds[rows.kernel]
+        rotation = np.zeros((2, len(counts), most, most))
+        correlation = np.zeros((2, len(counts), most))
         real = np.zeros(correlation.shape, dtype=bool)
-        real.ravel()[place] = True
+        for k, (low, high) in enumerate(itertools.pairwise(bounds.tolist())):
+            for c, windows in enumerate(rows.windows[:, low:high]):
+                if c == 1 and np.array_equal(windows, rows.windows[0, low:high]):
+                    for of_both in (rotation, correlation, real):
+                        of_both[1, k] = of_both[0, k]
+                    break
+                told = low + np.flatnonzero(windows)
+                core, mem, n = rows.core_mhz[told], rows.mem_mhz[told], len(told)
+                # Scaled by the root of its windows, every row has the same noise.
+                root = np.sqrt(windows[told - low])
+                values, axes = np.linalg.eigh(root[:, None] * alike(core, mem, core, mem) * root)
+                correlation[c, k, :n] = np.maximum(values, 0.0)
+                rotation[c, k, :n, told - low] = (axes.T * root).T
+                real[c, k, :n] = True
+        place = rows.kernel * most + np.arange(len(rows.kernel)) - bounds[rows.kernel]
         return cls(rotation=rotation, correlation=correlation, place=place, real=real)
 
     def whitened(self, values: Floats) -> Floats:
         """Return what belongs to rows, shape (2, R, ...), along the axes. Shape (2, K, L, ...)."""
-        kernels, most, _ = self.rotation.shape
+        _, kernels, most, _ = self.rotation.shape
         spaced = np.zeros((2, kernels * most, math.prod(values.shape[2:])))
         spaced[:, self.place] = values.reshape(2, values.shape[1], -1)
         rotated: Floats = self.rotation @ spaced.reshape(2, kernels, most, -1)

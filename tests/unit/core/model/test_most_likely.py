@@ -67,7 +67,7 @@ def _truth(
             log_s=log_s,
             log_w=log_w,
             temperature_c=at.temperature_c,
-            windows=np.ones(len(at.kernel)),
+            windows=np.ones((2, len(at.kernel))),
             mem_points_mhz=np.array(_MEMS),
             limit_w=math.inf,
             ceiling_mhz=math.inf,
@@ -77,7 +77,7 @@ def _truth(
 
 def _some(rows: Rows, chosen: NDArray[np.signedinteger]) -> Rows:
     names = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
-    return dataclasses.replace(rows, **{name: getattr(rows, name)[chosen] for name in names})
+    return dataclasses.replace(rows, **{name: getattr(rows, name)[..., chosen] for name in names})
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,12 @@ def test_along_the_axes_rows_weigh_as_their_covariance_says(
     random = np.random.default_rng(seed)
     drawn = _truth(3, seed, cores=4).rows
     chosen = np.sort(random.choice(len(drawn.kernel), 14, replace=False))
-    rows = dataclasses.replace(_some(drawn, chosen), windows=random.uniform(0.01, 3.0, 14))
+    weighed_alike, some_of_power = (random.integers(2, size=2) > 0).tolist()
+    windows = random.uniform(0.01, 3.0, (1 if weighed_alike else 2, 14))
+    windows = np.broadcast_to(windows, (2, 14)).copy()
+    if some_of_power:
+        windows[1, ::3] = 0.0
+    rows = dataclasses.replace(_some(drawn, chosen), windows=windows)
     errors = ErrorModel(noise=np.array([noise, 0.01]), discrepancy=np.array([discrepancy, 0.02]))
     scale = random.uniform(0.5, 2.0, 3)
     residuals = random.normal(0.0, 1.0, (2, 14))
@@ -164,11 +169,11 @@ def test_along_the_axes_rows_weigh_as_their_covariance_says(
     weighed = (whitening.weights(errors, scale) * whitening.whitened(residuals) ** 2).sum(axis=2)
 
     for k in range(3):
-        mine = rows.kernel == k
-        where = rows.core_mhz[mine], rows.mem_mhz[mine]
         for q in range(2):
+            mine = (rows.kernel == k) & (rows.windows[q] > 0.0)
+            where = rows.core_mhz[mine], rows.mem_mhz[mine]
             shared = errors.discrepancy[q] ** 2 * alike(*where, *where)
-            own = np.diag(errors.noise[q] ** 2 / rows.windows[mine])
+            own = np.diag(errors.noise[q] ** 2 / rows.windows[q, mine])
             expected = residuals[q, mine] @ np.linalg.solve(shared + own, residuals[q, mine])
             assert weighed[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
 

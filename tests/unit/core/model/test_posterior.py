@@ -63,7 +63,7 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
         log_s=noisy[0, taken],
         log_w=noisy[1, taken],
         temperature_c=at.temperature_c[taken],
-        windows=np.ones(len(taken)),
+        windows=np.ones((2, len(taken))),
         mem_points_mhz=np.array(_MEMS),
         limit_w=math.inf,
         ceiling_mhz=math.inf,

@@ -1,0 +1,10 @@
+"""Clocks chosen by company: what a mix tells of a kernel, and which mix to run next.
+
+Under a power cap a kernel in one graph with a hot companion runs at lower clocks than alone, and
+with idling at higher ones, though nobody sets a clock. Data goes one way:
+
+* `company`: what idling and the companion draw by themselves
+* `taking_off`: what is left of a mix for its kernel
+* `mixing`: which mix runs at a wanted clock
+* `agenda`: what a campaign does next
+"""

@@ -1,0 +1,252 @@
+"""What a steering campaign measures next, from what is on file alone.
+
+The whole step at auto; what company draws by itself; the step in company, which tells the time of
+every kernel at once; each kernel alone; and then, for energy, whatever tells most per second.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from underclock.core.steering.company import USUAL_C, Company
+from underclock.core.steering.mixing import Bench, Seen, mix_at
+from underclock.core.steering.taking_off import Left, at_cap, taken_off
+from underclock.core.steering.worth import Known, variance_in
+from underclock.physics.constants import GpuConstants
+from underclock.records import Mix, MixSample, SampleSet
+
+ALONE = Mix()
+_WHOLE_STEPS = 4
+COMPANIONS = Mix(launches=0, hot=8)
+IDLING = Mix(launches=0, idle_s=0.02)
+_LADDER = (
+    1.0,
+    0.5,
+    0.25,
+    0.75,
+    0.1,
+    0.6,
+    0.35,
+    0.9,
+)  # of the way from the companion's clock to boost
+_STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
+_TRIES = 4  # more than there are rungs, each corrected by what the last one read
+_NEAR = 0.34  # of the distance between rungs: near enough
+_ALIKE = 0.02  # mixes that differ by less are the same
+_MIXES = 8  # of a kernel, beside alone
+_CLOSE_MHZ = 30.0
+_LONGEST_GRAPH = 4000  # launches
+_REPEATS = 2  # of a kernel's mix
+_LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A measurement to take: a kernel, or the whole step, or company by itself, in a mix."""
+
+    kernel: str
+    mix: Mix
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """Where a campaign stands.
+
+    Attributes:
+        samples: Everything on file.
+        bench: Where mixes run; ``None`` while company is not measured.
+        left: What company's measurements leave for kernels.
+        error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
+            where a kernel was never seen.
+    """
+
+    samples: SampleSet
+    bench: Bench | None
+    left: dict[str, list[Left]]
+    error: float
+
+    @classmethod
+    def of(cls, samples: SampleSet, shape: GpuConstants) -> "Agenda":
+        """Look at what is on file.
+
+        Args:
+            samples: Everything measured.
+            shape: How idle power is assumed to follow clock and temperature.
+        """
+        mixed = samples.mixed
+        company = Company.of(mixed, shape, shape.mem_points_mhz[-1])
+        left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
+        for one in taken_off(mixed, samples.kernels, company):
+            left[one.kernel].append(one)
+        known = any(s.mix == COMPANIONS for s in mixed) and company.idle
+        bench = _bench(samples, company) if known else None
+        agenda = cls(samples=samples, bench=bench, left=left, error=math.inf)
+        if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
+            return agenda
+        return dataclasses.replace(agenda, error=agenda._error(bench))
+
+    def next(self, takes_s: Callable[[float], float], goal: float) -> Wanted | None:
+        """Return what to measure next; ``None`` where nothing would tell any more.
+
+        Args:
+            takes_s: How long it takes to measure rounds of a given length.
+            goal: Error of the step's energy, as a fraction, at which it is sure enough.
+        """
+        mixed = self.samples.mixed
+        done = Counter((sample.kernel, sample.mix) for sample in mixed)
+        first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
+        first += [Wanted("", IDLING), Wanted("", COMPANIONS)]
+        for n, wanted in enumerate(first):
+            if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
+                return wanted
+        assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
+        offers = (self._alone(), self._ladder(self.bench), self._steps(self.bench))
+        wanted = next(itertools.chain(*offers), None)
+        if wanted is None and self.error > goal:
+            wanted = next(self._best(self.bench, takes_s), None)
+        return wanted
+
+    def step_mhz(self) -> float:
+        """Return the mean core clock of the step at auto, or of its kernels where it never ran."""
+        whole = [s for s in self.samples.mixed if not s.kernel and s.mix == ALONE]
+        some = whole or [s for s in self.samples.mixed if s.kernel_s]
+        return sum(s.core_mhz for s in some) / len(some)
+
+    def _ladder(self, bench: Bench) -> Iterator[Wanted]:
+        """Offer the companion with idling, from its own clock to boost."""
+        of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
+        yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
+
+    def _steps(self, bench: Bench) -> Iterator[Wanted]:
+        """Offer the whole step in company, which tells the time of every kernel at once."""
+        order = self.samples.order
+        if not order:
+            return
+        steps = [s for s in self.samples.mixed if not s.kernel and s.mix.launches]
+        most = max(1, _LONGEST_GRAPH // len(order))
+        yield from self._climb(bench, _STEPS, steps, lambda: self._seen_step(bench, steps), most)
+
+    def _climb(
+        self,
+        bench: Bench,
+        shares: Sequence[float],
+        taken: Sequence[MixSample],
+        seen: Callable[[], Sequence[Seen]],
+        most_launches: int,
+    ) -> Iterator[Wanted]:
+        """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
+        lowest = min(one.core_mhz for one in (*bench.hot, *taken))
+        rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
+        apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
+        if len(taken) >= _TRIES + len(rungs):
+            return
+        for rung in rungs:
+            if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
+                continue
+            mix = mix_at(rung, seen(), bench, most_launches=most_launches)
+            if mix is not None and not any(_alike(mix, sample.mix) for sample in taken):
+                yield Wanted("", mix)
+
+    def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
+        """Return what the step drew and took, company taken off."""
+        seen = []
+        launches = Counter(self.samples.order)
+        for sample in steps:
+            step_s = sum(sample.kernel_s[k] * count for k, count in launches.items())
+            hot_s = sample.mix.hot * (sample.hot_s or 0.0)
+            draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
+            if draw is not None and draw.mean_w > draw.spread_w:
+                seen.append(Seen(sample.core_mhz, draw.mean_w, step_s))
+        return seen
+
+    def _alone(self) -> Iterator[Wanted]:
+        """Offer kernels that were not measured alone yet."""
+        done = {s.kernel for s in self.samples.mixed if s.mix == ALONE}
+        for kernel in self.samples.kernels:
+            if kernel.name not in done:
+                yield Wanted(kernel.name, ALONE)
+
+    def _best(self, bench: Bench, takes_s: Callable[[float], float]) -> Iterator[Wanted]:
+        """Offer the mix that lowers the variance of the step's energy most per second."""
+        best: tuple[float, Wanted] | None = None
+        for kernel in self.samples.kernels:
+            seen = self._seen(kernel.name)
+            mixes = [s.mix for s in self.samples.mixed if s.kernel == kernel.name]
+            if not seen or len(mixes) > _MIXES:
+                continue
+            known = Known.of(self.left[kernel.name])
+            targets = self._targets(bench, kernel.name)
+            for target in targets:
+                mix = mix_at(target, seen, bench)
+                if mix is None or sum(_alike(mix, other) for other in mixes) >= _REPEATS:
+                    continue
+                own = bench.expected(seen, target)
+                then = known.after(target, variance_in(mix, own, bench))
+                before, after = (sum(of.variance(mhz) for mhz in targets) for of in (known, then))
+                energy_j = kernel.count * own.power_w * own.time_s
+                round_s = mix.launches * own.time_s + mix.idle_s
+                rate = energy_j**2 * (before - after) / takes_s(round_s)
+                if after < (1.0 - _LEAST_GAIN) * before and (best is None or rate > best[0]):
+                    best = rate, Wanted(kernel.name, mix)
+        if best is not None:
+            yield best[1]
+
+    def _targets(self, bench: Bench, name: str) -> list[float]:
+        """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""
+        low = min(one.core_mhz for one in (*bench.hot, *self._seen(name)))
+        wanted = [low, self.step_mhz(), bench.boost_mhz]
+        return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
+
+    def _seen(self, name: str) -> list[Seen]:
+        return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
+
+    def _error(self, bench: Bench) -> float:
+        """Return the error of the step's energy as a sum of kernels, as a fraction.
+
+        Noise of measurements averages out over kernels; how power goes with clock does not.
+        """
+        total_j, shared_j, noise2 = 0.0, 0.0, 0.0
+        for kernel in self.samples.kernels:
+            known = Known.of(self.left[kernel.name])
+            targets = self._targets(bench, kernel.name)
+            own = bench.expected(self._seen(kernel.name), self.step_mhz())
+            energy_j = kernel.count * own.power_w * own.time_s
+            mean2 = sum(known.variance(mhz) for mhz in targets) / len(targets)
+            total_j += energy_j
+            noise2 += energy_j**2 * known.noise
+            shared_j += energy_j * math.sqrt(max(mean2 - known.noise, 0.0))
+        return math.hypot(math.sqrt(noise2), shared_j) / total_j
+
+
+def _bench(samples: SampleSet, company: Company) -> Bench:
+    """Describe where mixes run; company was measured."""
+    alone = [s for s in samples.mixed if not s.mix.launches]
+    seen = []
+    for sample in alone:
+        if sample.hot_s is None:
+            continue
+        draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
+        if draw is not None and draw.mean_w > draw.spread_w:
+            seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
+    capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
+    warm = [s.temperature_c for s in alone if s.temperature_c is not None]
+    return Bench(
+        company=company,
+        hot=tuple(seen),
+        limit_w=sum(capped) / len(capped) if capped else math.inf,
+        boost_mhz=max(sample.core_mhz for sample in samples.mixed),
+        temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
+    )
+
+
+def _alike(mix: Mix, other: Mix) -> bool:
+    """Whether two mixes run at the same clock."""
+    if bool(mix.launches) != bool(other.launches):
+        return False
+    here, there = (
+        [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
+    )
+    return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(here, there, strict=True))

@@ -1,0 +1,221 @@
+"""What the company of a mix draws by itself: idling, and the hot companion.
+
+Shape letters: N measurements of the companion, C clocks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.physics.constants import GpuConstants
+from underclock.physics.power import idle_w
+from underclock.records import MixSample
+
+WINDOW_NOISE = 0.004
+"""Of the mean power of a window, as a fraction: eight windows of one kernel on an H200, aligned to
+counter ticks, differed by 0.26 to 0.41 % (docs/evidence/h200)."""
+_ASSUMED = 1.0 / 3.0  # of what idle power is assumed to change by, away from where it was measured
+_BENDS = 2  # degree of the companion's log power in log clock
+USUAL_C = 55.0  # where no temperature was read
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A power and its standard deviation, in W."""
+
+    mean_w: float
+    spread_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """Idling as measured."""
+
+    core_mhz: float
+    mem_mhz: float
+    temperature_c: float
+    power_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """A polynomial of log power in log clock, by weighed least squares.
+
+    Attributes:
+        lowest: Logarithm of the lowest clock measured.
+        highest: Of the highest.
+        coefficients: Highest power first. Shape (P,).
+        covariance: Of these. Shape (P, P).
+        misfit: What the curve leaves over, as a fraction.
+    """
+
+    lowest: float
+    highest: float
+    coefficients: Floats
+    covariance: Floats
+    misfit: float
+
+    @classmethod
+    def of(cls, core_mhz: Floats, power_w: Floats, spread: Floats) -> "_Curve":
+        """Fit measurements.
+
+        Args:
+            core_mhz: Shape (N,).
+            power_w: Shape (N,).
+            spread: Standard deviations, as fractions. Shape (N,).
+        """
+        log_mhz, log_w = np.log(core_mhz), np.log(power_w)
+        apart = len(np.unique(np.round(core_mhz / 15.0)))  # a clock bin: closer ones are the same
+        degree = min(_BENDS, apart - 1)
+        middle = log_mhz.mean()
+        columns = np.vander(log_mhz - middle, degree + 1)
+        normal = columns.T @ (columns / spread[:, None] ** 2)
+        covariance = np.linalg.inv(normal)
+        coefficients = covariance @ (columns.T @ (log_w / spread**2))
+        left = (log_w - columns @ coefficients) / spread
+        # More scatter than the spreads explain is the curve's: one more for its own shape.
+        freedom = len(log_w) - degree - 1
+        excess = float(left @ left) / freedom - 1.0 if freedom else 0.0
+        return cls(
+            lowest=float(log_mhz.min() - middle),
+            highest=float(log_mhz.max() - middle),
+            coefficients=np.concatenate([coefficients, [middle]]),
+            covariance=covariance,
+            misfit=math.sqrt(max(excess, 0.0)) * float(spread.mean()),
+        )
+
+    def at(self, core_mhz: float) -> tuple[float, float]:
+        """Return the power in W and its standard deviation as a fraction."""
+        coefficients, middle = self.coefficients[:-1], float(self.coefficients[-1])
+        x = math.log(core_mhz) - middle
+        column = np.vander([x], len(coefficients))[0]
+        beyond = max(self.lowest - x, x - self.highest, 0.0)
+        known2 = float(column @ self.covariance @ column)
+        # Outside what was measured nobody saw the curve: a slope of one is all that is expected.
+        spread = math.hypot(math.sqrt(known2), self.misfit, beyond)
+        return math.exp(float(column @ coefficients)), spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Company:
+    """What idling and the hot companion draw, from where they ran by themselves.
+
+    Attributes:
+        shape: How idle power is assumed to follow clock and temperature.
+        fastest_mem_mhz: Memory clock of a GPU left to itself.
+        idle: Idling as measured.
+        hot: Power of the companion by core clock, for each memory clock.
+        hot_s: How long a launch of it takes, as read: core clock and s, for each memory clock.
+    """
+
+    shape: GpuConstants
+    fastest_mem_mhz: float
+    idle: tuple[_Idle, ...] = ()
+    hot: dict[float, _Curve] = field(default_factory=dict)
+    hot_s: dict[float, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, mixed: Sequence[MixSample], shape: GpuConstants, fastest_mem_mhz: float
+    ) -> "Company":
+        """Learn from the measurements in which nothing ran but company.
+
+        Args:
+            mixed: All measurements in company; others are passed over.
+            shape: How idle power is assumed to follow clock and temperature.
+            fastest_mem_mhz: Memory clock of a GPU left to itself.
+        """
+        alone = [sample for sample in mixed if not sample.mix.launches]
+        idle = tuple(
+            _Idle(
+                sample.core_mhz,
+                float(sample.asked.mem_mhz or fastest_mem_mhz),
+                USUAL_C if sample.temperature_c is None else sample.temperature_c,
+                sample.round_j / sample.round_s,
+            )
+            for sample in alone
+            if not sample.mix.hot
+        )
+        company = cls(shape=shape, fastest_mem_mhz=fastest_mem_mhz, idle=idle)
+        hot: dict[float, list[tuple[float, float, float, float]]] = {}
+        for sample in alone:
+            if not sample.mix.hot or sample.hot_s is None:
+                continue
+            mem_mhz = float(sample.asked.mem_mhz or fastest_mem_mhz)
+            left = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
+            if left is not None and left.spread_w < left.mean_w:
+                row = sample.core_mhz, left.mean_w, left.spread_w / left.mean_w, sample.hot_s
+                hot.setdefault(mem_mhz, []).append(row)
+        for mem_mhz, rows in hot.items():
+            core, power_w, spread, hot_s = np.array(rows).T
+            company.hot[mem_mhz] = _Curve.of(core, power_w, spread)
+            company.hot_s[mem_mhz] = tuple(zip(core.tolist(), hot_s.tolist(), strict=True))
+        return company
+
+    def idle_w(self, core_mhz: float, mem_mhz: float, temperature_c: float) -> Draw | None:
+        """Return what idling draws; ``None`` where it was never measured.
+
+        Below the boost clock nobody can measure it while clocks are the driver's: it is scaled
+        from the nearest clock at which it was, and a part of that change is its error.
+        """
+        if not self.idle:
+            return None
+        near = min(
+            self.idle, key=lambda one: (one.mem_mhz != mem_mhz, abs(one.core_mhz - core_mhz))
+        )
+        here_w, there_w = (
+            float(idle_w(self.shape, mhz, memory, warm_c))
+            for mhz, memory, warm_c in (
+                (core_mhz, mem_mhz, temperature_c),
+                (near.core_mhz, near.mem_mhz, near.temperature_c),
+            )
+        )
+        mean_w = near.power_w * here_w / there_w
+        assumed_w = _ASSUMED * abs(mean_w - near.power_w)
+        return Draw(mean_w, math.hypot(assumed_w, WINDOW_NOISE * near.power_w))
+
+    def hot_w(self, core_mhz: float, mem_mhz: float) -> Draw | None:
+        """Return what the companion draws; ``None`` where it was never measured."""
+        curve = self.hot.get(mem_mhz)
+        if curve is None:
+            return None
+        mean_w, spread = curve.at(core_mhz)
+        return Draw(mean_w, mean_w * spread)
+
+    def left(self, sample: MixSample, hot_s: float, kernel_s: float) -> Draw | None:
+        """Return the mean power of one part of a mix, the others taken off.
+
+        Args:
+            sample: The mix.
+            hot_s: How long the companion ran in a round.
+            kernel_s: How long the kernel did. Where it is 0 the companion is what is left.
+
+        Returns:
+            The power; ``None`` where that of the company is not known.
+        """
+        mem_mhz = float(sample.asked.mem_mhz or self.fastest_mem_mhz)
+        idle_s = max(sample.round_s - kernel_s - hot_s, 0.0)
+        taken: list[tuple[float, Draw | None]] = []
+        if sample.mix.idle_s:
+            taken.append((idle_s, self._idle_in(sample, mem_mhz)))
+            round_j = sample.round_j
+        else:
+            # The gaps between launches are short, and draw what launches do.
+            round_j = sample.round_j * (1.0 - idle_s / sample.round_s)
+        if kernel_s and hot_s:
+            taken.append((hot_s, self.hot_w(sample.core_mhz, mem_mhz)))
+        taken_j, spread_j = 0.0, [WINDOW_NOISE * sample.round_j]
+        for for_s, draw in taken:
+            if draw is None:
+                return None
+            taken_j += for_s * draw.mean_w
+            spread_j.append(for_s * draw.spread_w)
+        own_s = kernel_s or hot_s
+        return Draw((round_j - taken_j) / own_s, math.hypot(*spread_j) / own_s)
+
+    def _idle_in(self, sample: MixSample, mem_mhz: float) -> Draw | None:
+        warm_c = USUAL_C if sample.temperature_c is None else sample.temperature_c
+        return self.idle_w(sample.core_mhz, mem_mhz, warm_c)

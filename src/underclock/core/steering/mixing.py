@@ -1,0 +1,140 @@
+"""Which mix runs at a wanted clock: the one whose mean power there is the limit."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from underclock.core.steering.company import Company
+from underclock.physics.power import voltage_v
+from underclock.records import Mix
+
+_EXPONENT = 0.6  # of time against clock, where a kernel was seen at one clock only
+_SAME_MHZ = 15.0  # closer clocks tell no exponent
+_FREE = 0.93  # of the limit, at which a mix surely boosts
+_LEAST_ROUND_S = 0.005  # so that what is between rounds hardly counts
+_LONGEST_ROUND_S = 0.08  # power caps average over about 100 ms
+_EXACT = 0.03  # of the share that was wanted
+_LONGEST_S = 2.5  # of a round, however long the step
+_MOST_SHARE = 0.9  # of a round that company may take: of less, nothing can be told
+
+
+class Seen(NamedTuple):
+    """What something drew and how long it took at one clock."""
+
+    core_mhz: float
+    power_w: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where mixes run.
+
+    Attributes:
+        company: What idling and the companion draw.
+        hot: The companion as seen.
+        limit_w: Mean power at which the cap holds a round.
+        boost_mhz: Core clock of a GPU below its cap.
+        temperature_c: Of the GPU.
+    """
+
+    company: Company
+    hot: tuple[Seen, ...]
+    limit_w: float
+    boost_mhz: float
+    temperature_c: float
+
+    def idle_w(self, core_mhz: float) -> float | None:
+        """Return what idling is expected to draw in W; ``None`` where it was never measured."""
+        draw = self.company.idle_w(core_mhz, self.company.fastest_mem_mhz, self.temperature_c)
+        return None if draw is None else draw.mean_w
+
+    def expected(self, seen: Sequence[Seen], core_mhz: float) -> Seen:
+        """Return what something is expected to draw and to take at a clock.
+
+        Time is interpolated between the clocks at which it was seen; what it draws above idling
+        goes with the square of voltage and with how often it is launched.
+        """
+        near = min(seen, key=lambda one: abs(one.core_mhz - core_mhz))
+        time_s = near.time_s * (near.core_mhz / core_mhz) ** _exponent(seen, near, core_mhz)
+        volts = [float(voltage_v(self.company.shape, mhz)) for mhz in (core_mhz, near.core_mhz)]
+        here_w, there_w = self.idle_w(core_mhz) or 0.0, self.idle_w(near.core_mhz) or 0.0
+        own_w = (near.power_w - there_w) * (volts[0] / volts[1]) ** 2 * near.time_s / time_s
+        return Seen(core_mhz, here_w + own_w, time_s)
+
+
+def _exponent(seen: Sequence[Seen], near: Seen, core_mhz: float) -> float:
+    """Return how time goes with clock between the nearest clock seen and the next, on that side."""
+    others = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
+    if not others:
+        return _EXPONENT
+    beyond = [
+        one for one in others if (one.core_mhz - near.core_mhz) * (core_mhz - near.core_mhz) > 0
+    ]
+    other = min(beyond or others, key=lambda one: abs(one.core_mhz - core_mhz))
+    return math.log(other.time_s / near.time_s) / math.log(near.core_mhz / other.core_mhz)
+
+
+def mix_at(
+    core_mhz: float, seen: Sequence[Seen], bench: Bench, *, most_launches: int = 512
+) -> Mix | None:
+    """Return the mix in which something is expected to run at a clock.
+
+    Args:
+        core_mhz: The clock wanted; at the boost clock it boosts for sure.
+        seen: What is known of the kernel or the step; of the companion itself nothing.
+        bench: Where it runs.
+        most_launches: Of the kernel or the step in a round.
+
+    Returns:
+        The mix; ``None`` where no company brings it there, or so much that nothing is left to see.
+    """
+    boosts = core_mhz >= bench.boost_mhz - _SAME_MHZ
+    limit_w = _FREE * bench.limit_w if boosts else bench.limit_w
+    own = bench.expected(seen or bench.hot, core_mhz)
+    fits = math.ceil(_LEAST_ROUND_S / own.time_s)
+    launches = min(fits, most_launches) if seen else fits
+    if own.power_w > limit_w:
+        idle_s = _idling(own, limit_w, bench.idle_w(core_mhz), launches)
+        if idle_s is None:
+            return None
+        return Mix(launches=launches if seen else 0, hot=0 if seen else launches, idle_s=idle_s)
+    if boosts:
+        return Mix(launches=launches) if seen else None
+    if not seen or not bench.hot:
+        return None
+    hot = bench.expected(bench.hot, core_mhz)
+    if hot.power_w <= limit_w:
+        return None
+    ratio = own.time_s * (limit_w - own.power_w) / (hot.time_s * (hot.power_w - limit_w))
+    return _heated(ratio, own.time_s, hot.time_s, most_launches)
+
+
+def _idling(own: Seen, limit_w: float, idle_w: float | None, launches: int) -> float | None:
+    """Return how long to idle in a round that is too hot, in s."""
+    if idle_w is None or idle_w >= limit_w:
+        return None
+    per_launch_s = own.time_s * (own.power_w - limit_w) / (limit_w - idle_w)
+    if per_launch_s > _MOST_SHARE * (per_launch_s + own.time_s):
+        return None
+    return launches * per_launch_s
+
+
+def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix | None:
+    """Return the round with so many companions for each launch, nearly."""
+    company_s = ratio * hot_s
+    if company_s > _MOST_SHARE * (company_s + own_s) or company_s + own_s > max(_LONGEST_S, own_s):
+        return None
+    best, off = None, math.inf
+    hot = 0
+    while best is None or (off > _EXACT and hot * (own_s / ratio + hot_s) < _LONGEST_ROUND_S):
+        hot += 1
+        launches = min(max(round(hot / ratio), 1), most_launches)
+        miss = abs(math.log(hot / launches / ratio))
+        if launches == 1 and ratio > 1.0:
+            hot = max(hot, round(ratio))
+            miss = abs(math.log(hot / ratio))
+        if miss < off:
+            best, off = Mix(launches=launches, hot=hot), miss
+    return best

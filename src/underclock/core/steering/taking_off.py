@@ -1,0 +1,137 @@
+"""What is left of mixes for their kernels: times and powers at the clocks read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from underclock.core.costs.cap import CapMargin, driver_says
+from underclock.core.steering.company import WINDOW_NOISE, Company
+from underclock.records import Kernel, MixSample, SampleSet
+
+HUNTS_MHZ = 40.0
+"""Spread of the clock in a window from which its mean says less."""
+_MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What one measurement in company tells of one kernel.
+
+    Attributes:
+        kernel: Its name.
+        core_mhz: Mean core clock it ran at.
+        mem_mhz: Memory clock asked for; ``None`` is what the driver chose.
+        time_s: Of a launch.
+        power_w: While it ran; ``None`` where that cannot be told from the others'.
+        time_windows: How many windows of the usual length that time is worth.
+        power_windows: How many that power is worth; 0 where there is none.
+        temperature_c: ``None`` where it was not read.
+    """
+
+    kernel: str
+    core_mhz: float
+    mem_mhz: int | None
+    time_s: float
+    power_w: float | None
+    time_windows: float
+    power_windows: float
+    temperature_c: float | None
+
+
+def taken_off(
+    mixed: Sequence[MixSample], kernels: Sequence[Kernel], company: Company
+) -> tuple[Left, ...]:
+    """Take off what company drew, of every measurement that a kernel was in.
+
+    A measurement of the whole step tells each kernel's time at that clock, and no kernel's power.
+
+    Args:
+        mixed: As measured.
+        kernels: Of the step, in its order.
+        company: What idling and the companion draw.
+    """
+    left: list[Left] = []
+    for sample in mixed:
+        if not sample.kernel_s:
+            continue
+        names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
+        steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
+        power_w, windows = _power(sample, company) if sample.kernel else (None, 0.0)
+        left += [
+            Left(
+                kernel=name,
+                core_mhz=sample.core_mhz,
+                mem_mhz=sample.asked.mem_mhz,
+                time_s=time_s,
+                power_w=power_w,
+                time_windows=steady,
+                power_windows=steady * windows,
+                temperature_c=sample.temperature_c,
+            )
+            for name, time_s in zip(names, sample.kernel_s, strict=True)
+        ]
+    return tuple(left)
+
+
+def _power(sample: MixSample, company: Company) -> tuple[float | None, float]:
+    """Return the power of the kernel of a mix in W, and how many windows it is worth."""
+    hot_s = sample.mix.hot * (sample.hot_s or 0.0)
+    draw = company.left(sample, hot_s, sample.mix.launches * sample.kernel_s[0])
+    if draw is None or draw.spread_w >= _MOST_SPREAD * draw.mean_w:
+        return None, 0.0
+    return draw.mean_w, min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
+
+
+def at_cap(sample: MixSample, limit_w: float | None) -> bool:
+    """Whether the power cap held a measurement's clock.
+
+    Args:
+        sample: The measurement.
+        limit_w: Power limit of the GPU.
+    """
+    said = driver_says(sample.throttle_reasons)
+    if said is not None or limit_w is None:
+        return bool(said)
+    return sample.round_j / sample.round_s >= CapMargin.FIT * limit_w
+
+
+def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
+    """Return the lowest and highest core clock at which kernels ran where none was ever set.
+
+    Returns:
+        The clocks; ``None`` where clocks were held, or nothing ran in company.
+    """
+    held = any(not s.asked.is_auto for s in (*sample_set.samples, *sample_set.mixed))
+    seen = [sample.core_mhz for sample in sample_set.mixed if sample.kernel_s]
+    return (min(seen), max(seen)) if seen and not held else None
+
+
+def told(sample_set: SampleSet) -> tuple[str, ...]:
+    """Say what a reader of measurements in company must know of them; nothing of other samples."""
+    mixed = sample_set.mixed
+    reach = reach_mhz(sample_set)
+    if reach is None:
+        return ()
+    lowest, highest = (f"{mhz:.0f}" for mhz in reach)
+    sentences = [
+        f"clocks were steered by company, not set: only core clocks from {lowest} to {highest} MHz "
+        f"are known; what lower ones and other memory clocks would save cannot be seen"
+    ]
+    limit_w = sample_set.gpu.power_limit_w
+    if not any(at_cap(sample, limit_w) for sample in mixed):
+        most_w = max(sample.round_j / sample.round_s for sample in mixed)
+        limit = "unknown" if limit_w is None else f"{limit_w:g} W"
+        sentences = [
+            f"nothing steers this GPU: it drew {most_w:.0f} W at most, below its power limit "
+            f"({limit}), and ran at {highest} MHz whatever the company; with root it can be "
+            "measured at clocks that are held"
+        ]
+    wild = [sample for sample in mixed if sample.core_spread_mhz > HUNTS_MHZ]
+    if wild:
+        worst = max(wild, key=lambda sample: sample.core_spread_mhz)
+        what = repr(worst.kernel) if worst.kernel else "the step"
+        sentences.append(
+            f"the core clock hunted in {len(wild)} of {len(mixed)} measurements in company, in one "
+            f"of {what} by {worst.core_spread_mhz:.0f} MHz around {worst.core_mhz:.0f}: these "
+            "count less"
+        )
+    return tuple(sentences)

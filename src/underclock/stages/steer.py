@@ -1,0 +1,135 @@
+"""A steering campaign: kernels at many clocks, though nobody may set one.
+
+What to do next follows from the samples on file alone, so a campaign that was cut off goes on
+where it stopped.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from underclock.core.model.rows import UNKNOWN_MHZ
+from underclock.core.model.start import unknown_gpu
+from underclock.core.steering.agenda import ALONE, Agenda, Wanted
+from underclock.errors import MeasurementError
+from underclock.hw.base import Measurer, Reading
+from underclock.records import AUTO, Kernel, MixSample, SampleSet
+from underclock.stages.adaptive import Limits
+from underclock.stages.recording import Recorder
+
+BUDGET_S = 600.0
+"""Of the GPU's time, where nobody says."""
+
+
+class SteeringRun:
+    """One run of a campaign into a file."""
+
+    def __init__(
+        self, recorder: Recorder, limits: Limits, tell: Callable[[str], None], *, in_situ: bool
+    ) -> None:
+        self._bench: Measurer = recorder.measurer
+        self._recorder = recorder
+        self._limits = limits
+        self._tell = tell
+        header = recorder.file.header
+        self._kernels = {kernel.name: kernel for kernel in header.kernels}
+        self._launches = [header.kernels[i] for i in header.order] if in_situ else []
+        self._started_s = self._bench.now_s() - recorder.file.gpu_s  # earlier runs count too
+        clocks = [c.core_mhz for c in header.settings if c.core_mhz is not None]
+        self._shape = unknown_gpu(
+            [UNKNOWN_MHZ],
+            fastest_mhz=float(max(clocks)),
+            most_w=header.gpu.power_limit_w or 1.0,
+        )
+
+    def run(self) -> None:
+        """Measure until the step's energy is as sure as asked, or time or samples are spent."""
+        if self._spent(self._recorder.file.sample_set()):
+            return
+        self._tell("warming the GPU to a steady temperature")
+        self._bench.warm(self._launches or list(self._kernels.values()))
+        while not self._spent(samples := self._recorder.file.sample_set()):
+            if not self._launches:
+                samples = _without_order(samples)
+            wanted = Agenda.of(samples, self._shape).next(
+                self._bench.takes_s, self._limits.precision
+            )
+            if wanted is None:
+                self._tell("nothing more would tell much")
+                return
+            self._take(wanted, samples)
+
+    def _spent(self, samples: SampleSet) -> bool:
+        most = self._limits.max_samples
+        if most is not None and len(samples.mixed) >= most:
+            return True
+        budget_s = BUDGET_S if self._limits.budget_s is None else self._limits.budget_s
+        return self._bench.now_s() - self._started_s >= budget_s
+
+    def _take(self, wanted: Wanted, samples: SampleSet) -> None:
+        """Measure a mix; a kernel, or the step, without company is a plain sample too."""
+        kernels: Sequence[Kernel] = ()
+        if wanted.kernel:
+            kernels = [self._kernels[wanted.kernel]]
+        elif wanted.mix.launches:
+            kernels = self._launches
+        self._tell(_words(wanted))
+        repeat = sum((s.kernel, s.mix) == (wanted.kernel, wanted.mix) for s in samples.mixed)
+        reading = self._bench.measure(kernels, repeat, mix=wanted.mix, timed=True)
+        if wanted.mix == ALONE:
+            # Counted by themselves: a campaign may have been cut off between the two.
+            name = wanted.kernel or self._recorder.file.header.workload
+            alike = samples.samples if wanted.kernel else samples.in_situ
+            plain = sum(sample.kernel == name for sample in alike)
+            self._recorder.append(name, AUTO, plain, reading, in_situ=not wanted.kernel)
+        self._recorder.append_mixed(self._as_mix_sample(wanted, repeat, reading))
+
+    def _as_mix_sample(self, wanted: Wanted, repeat: int, reading: Reading) -> MixSample:
+        """Say of a reading what it is of.
+
+        Raises:
+            MeasurementError: Clock or durations are missing.
+        """
+        if reading.core_mhz is None or reading.durations is None:
+            raise MeasurementError(
+                f"{_words(wanted)}: its core clock or its durations could not be read",
+                hint="steering rests on both: `underclock doctor` says what can be read here",
+            )
+        seen = reading.durations
+        kernel_s = seen.kernel_s
+        if not wanted.kernel and kernel_s:
+            of_kernel: dict[str, list[float]] = defaultdict(list)
+            for kernel, each_s in zip(self._launches, kernel_s, strict=True):
+                of_kernel[kernel.name].append(each_s)
+            means = {name: sum(each) / len(each) for name, each in of_kernel.items()}
+            kernel_s = tuple(means[name] for name in self._kernels)
+        return MixSample(
+            kernel=wanted.kernel,
+            mix=wanted.mix,
+            repeat=repeat,
+            core_mhz=reading.core_mhz,
+            core_spread_mhz=reading.core_spread_mhz or 0.0,
+            round_s=reading.time_s,
+            round_j=reading.energy_j,
+            kernel_s=kernel_s,
+            hot_s=seen.hot_s,
+            idle_s=seen.idle_s,
+            window_s=reading.window_s or reading.time_s,
+            temperature_c=reading.temperature_c,
+            throttle_reasons=reading.throttle_reasons,
+        )
+
+
+def _words(wanted: Wanted) -> str:
+    """Say what is measured."""
+    mix = wanted.mix
+    what = wanted.kernel or ("the whole step" if mix.launches else "company by itself")
+    parts = [f"{mix.hot} hot companions"] if mix.hot else []
+    parts += [f"{mix.idle_s * 1e3:.3g} ms of idling"] if mix.idle_s else []
+    return f"{what} with {' and '.join(parts)}" if parts else f"{what} alone"
+
+
+def _without_order(samples: SampleSet) -> SampleSet:
+    """Return samples of a campaign that never runs the step whole."""
+    return msgspec.structs.replace(samples, order=())
