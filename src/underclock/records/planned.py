@@ -3,6 +3,7 @@
 from collections import Counter
 
 from underclock.records.choices import (
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -33,6 +34,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
+        accounting: What the numbers of a step are sums of.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
         chosen: The strategy whose clocks are in ``kernels``.
         arms: The ways compared, in order of freedom.
@@ -63,6 +65,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     max_slowdown: float | None
     granularity: Granularity
     aggregate: Aggregate
+    accounting: Accounting = Accounting.ISOLATED
     baseline: Clocks
     chosen: Strategy
     arms: tuple[Arm, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from underclock.errors import DeviceError
 from underclock.hw.base import Loop, Progress
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.records import Kernel, Kind
+from underclock.records import Clocks, Kernel, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,16 @@ class _VirtualLoop:
 
 @dataclass(frozen=True, slots=True)
 class VirtualLauncher:
-    """Launches kernels by what they cost on the GPU's model."""
+    """Launches kernels by what they cost on the GPU's model.
+
+    Attributes:
+        gpu: On which.
+        clocks: Of each launch of the one sequence that it will run, as if changes were free; by
+            default locks decide.
+    """
 
     gpu: VirtualGpu
+    clocks: tuple[Clocks, ...] = ()
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel]) -> Iterator[Loop]:
@@ -71,6 +78,7 @@ class VirtualLauncher:
         self.gpu.begin(
             [constants[kernel.name] for kernel in kernels],
             tensor=[constants[kernel.name] for kernel in kernels if kernel.kind is Kind.GEMM],
+            clocks=self.clocks,
         )
         try:
             yield _VirtualLoop(self.gpu)

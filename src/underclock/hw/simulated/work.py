@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from underclock.physics.constants import KernelConstants
+from underclock.records import Clocks
 
 _ROUND_S = 0.004  # every process has had its turn; time slices are about 2 ms
 _ROUNDING_S = 1e-9
@@ -18,6 +19,7 @@ class LaunchLoop:
         single: Whether it is one kernel that repeats.
         time_noise: Relative noise of durations, drawn once per loop.
         power_noise: Relative noise of power, drawn once per loop.
+        clocks: Of each launch, changed for nothing as it begins; none where locks decide.
         position: Which kernel runs.
         share: How much of it is done, 0 to 1.
         launches: Whole sequences completed.
@@ -28,6 +30,7 @@ class LaunchLoop:
     kernels: tuple[KernelConstants, ...]
     time_noise: float
     power_noise: float
+    clocks: tuple[Clocks, ...] = ()
     position: int = 0
     share: float = 0.0
     launches: int = 0
@@ -38,6 +41,11 @@ class LaunchLoop:
     def __post_init__(self) -> None:
         """Look once; it is asked at every stride."""
         self.single = len(self.kernels) == 1
+
+    @property
+    def own_clocks(self) -> Clocks | None:
+        """Those of the launch that runs; ``None`` where locks decide."""
+        return self.clocks[self.position] if self.clocks else None
 
     def progress(self, stride_s: float, kernel_s: float) -> None:
         """Count what a stride completed.
