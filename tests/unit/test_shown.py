@@ -7,6 +7,7 @@ import pytest
 
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -72,6 +73,7 @@ VALIDATION = Validation(
     gpu=GPU,
     workload="gpt3-xl",
     chosen=Strategy.KERNEL_GLOBAL,
+    accounting=Accounting.STEP,
     repeats=1,
     auto_time_s=(1.0,),
     auto_energy_j=(100.0,),

@@ -9,15 +9,9 @@ from enum import StrEnum
 from typing import Self
 
 from underclock.errors import DataError
-from underclock.records import (
-    SCHEMAS,
-    Clocks,
-    Evidence,
-    GpuInfo,
-    Provenance,
-    Record,
-    check_mhz,
-)
+from underclock.records.common import Clocks, Evidence, Record, check_mhz
+from underclock.records.measured import GpuInfo, Provenance
+from underclock.records.schemas import SCHEMAS
 from underclock.units import format_mhz
 
 _LONGEST_S = 3600.0  # slower than any driver by far, and short enough to be added up

@@ -19,6 +19,7 @@ from underclock.report.fitting import FittingTable, bare_table
 from underclock.report.latency_tables import latency_tables
 from underclock.report.ranking import joules_column, others_text, top_savings
 from underclock.report.wording import (
+    accounting_text,
     arm_title,
     change_text,
     clocks_text,
@@ -123,6 +124,7 @@ def validation_table(validation: Validation) -> Table:
         else f"{validation.pairs_keeping_time} keep the time budget"
     )
     table.caption = Text(
+        f"{accounting_text(validation)}\n"
         f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; {time}"
     )
     return table

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from underclock.records import (
     MOST_REPEATS,
+    Accounting,
     Aggregate,
     Arm,
     Clocks,
@@ -243,6 +244,15 @@ def verdict_text(validation: Validation) -> str:
     if validation.verdict is Verdict.INCONCLUSIVE:
         head.append(_needed_text(validation))
     return f"{': '.join(head)}: {energy}; {time}; {tolerance}"
+
+
+def accounting_text(validation: Validation) -> str:
+    """Say what was run: whole steps or kernels, and how clocks changed."""
+    if validation.accounting is Accounting.ISOLATED:
+        return f"kernels one by one, {validation.evidence}, summed; switching taken as free"
+    latency = validation.latency
+    switching = "taken as free" if latency is None else f"latency {latency}"
+    return f"whole steps, {validation.evidence}; switching {switching}"
 
 
 def _needed_text(validation: Validation) -> str:

@@ -122,7 +122,9 @@ def achievable(
             f"no schedule under this latency keeps the time budget: the fastest takes {least}",
         )
     else:
-        schedule = as_record(table, solution, switching.wording)
+        schedule = as_record(
+            table, problem, solution, latencies=latencies, wording=switching.wording
+        )
     if not switching.curve:
         return Achievable(arms=(arm,), schedule=schedule, warnings=warnings)
     return Achievable(

@@ -38,6 +38,7 @@ from underclock.records import (
     ThrottleReason,
     Utilisation,
 )
+from underclock.records.latencies import LatencyTable
 from underclock.workloads import workload
 
 NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
@@ -364,6 +365,8 @@ _WHOLE: dict[str, object] = {
                     segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
                     switches=0,
                     latency="6ms",
+                    latencies=LatencyTable.constant(0.006),
+                    launch_s=(0.01,) * 2,
                 )
             },
             "the schedule is of 2 launches, the step of 3",

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -36,6 +37,7 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.records.latencies import LatencyTable
 from underclock.report import (
     arms_table,
     page,
@@ -113,6 +115,8 @@ LATENCY_PLAN = msgspec.structs.replace(
         ),
         switches=2,
         latency="20ms, assumed",
+        latencies=LatencyTable.constant(0.02),
+        launch_s=(0.01,) * 10,
     ),
     latency_curve=(
         LatencyPoint(
@@ -140,6 +144,7 @@ VALIDATION = Validation(
     gpu=GPU,
     workload="gpt3-xl",
     chosen=Strategy.KERNEL_GLOBAL,
+    accounting=Accounting.STEP,
     repeats=3,
     auto_time_s=(12.30, 12.31, 12.32),
     auto_energy_j=(4210.0, 4212.0, 4214.0),

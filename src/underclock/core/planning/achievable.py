@@ -287,13 +287,22 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
     return SOLVER.solve(timed).time_s / table.auto_time_s - 1.0
 
 
-def as_record(table: CostTable, schedule: Schedule, wording: str) -> ClockSchedule:
-    """Return a feasible schedule as its segments.
+def as_record(
+    table: CostTable,
+    problem: SequenceProblem,
+    schedule: Schedule,
+    *,
+    latencies: LatencyTable,
+    wording: str,
+) -> ClockSchedule:
+    """Return a feasible schedule as its segments, with what it takes to run it.
 
     Args:
         table: Whose settings the schedule names.
+        problem: What it solves.
         schedule: The schedule.
-        wording: Which latency it keeps, in words.
+        latencies: What the problem was stated with.
+        wording: The same in words.
     """
     segments: list[Segment] = []
     for setting, run in itertools.groupby(schedule.choice.tolist()):
@@ -301,4 +310,10 @@ def as_record(table: CostTable, schedule: Schedule, wording: str) -> ClockSchedu
         segments.append(
             Segment(launches=len(list(run)), core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz)
         )
-    return ClockSchedule(segments=tuple(segments), switches=schedule.switches, latency=wording)
+    return ClockSchedule(
+        segments=tuple(segments),
+        switches=schedule.switches,
+        latency=wording,
+        latencies=latencies,
+        launch_s=tuple(problem.time_s[problem.order, schedule.choice].tolist()),
+    )

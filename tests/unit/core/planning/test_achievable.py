@@ -267,7 +267,9 @@ def test_a_schedule_is_told_as_its_segments() -> None:
     order = order_of(costs)
     problem = sequence_problem(costs, order, rules(max_slowdown=0.02))
     _, schedule = achieved(costs, problem, [])
-    told = as_record(costs, schedule, "1ms, assumed")
+    told = as_record(
+        costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
+    )
     assert sum(segment.launches for segment in told.segments) == len(order)
     clocks = [s.clocks for s in told.segments for _ in range(s.launches)]
     assert clocks == [costs.settings[s] for s in schedule.choice.tolist()]
