@@ -3,6 +3,7 @@
 from collections import Counter
 
 from underclock.records.choices import (
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -33,6 +34,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
+        accounting: What the numbers of the whole step are sums of.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
         chosen: The strategy whose clocks are in ``kernels``.
         arms: The ways compared, in order of freedom.
@@ -63,6 +65,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     max_slowdown: float | None
     granularity: Granularity
     aggregate: Aggregate
+    accounting: Accounting = Accounting.ISOLATED
     baseline: Clocks
     chosen: Strategy
     arms: tuple[Arm, ...]
@@ -131,10 +134,22 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def promise(self) -> Cost:
         """What the chosen arm says the plan costs."""
-        cost = self.arm(self.chosen).cost
+        cost = self._chosen.cost
         if cost is None:
             raise AssertionError("checked when the plan was made")
         return cost
+
+    @property
+    def _chosen(self) -> Arm:
+        return self.arm(self.chosen)
+
+    @property
+    def headline(self) -> Arm:
+        """The arm that counts: what the GPU can follow where its latency is given, else the chosen.
+
+        It has no costs where no schedule under the latency keeps the time budget.
+        """
+        return next((arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self._chosen)
 
     @property
     def sets_nothing(self) -> bool:
@@ -168,17 +183,17 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        achievable = next((a.cost for a in self.arms if a.name == "achievable"), None)
-        held = (("achievable", _changes(achievable)),) if achievable is not None else ()
-        budget = self.max_slowdown
+        counts, budget = self.headline, self.max_slowdown
+        bound = () if counts.name is self.chosen else ((f"bound, {self.chosen}", self.promise),)
         return (
-            (self.chosen, _changes(self.promise)),
-            *held,
+            *((name, _changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
 
 
-def _changes(cost: Cost) -> str:
+def _changes(cost: Cost | None) -> str:
+    if cost is None:
+        return "infeasible"
     energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
     return f"{energy} energy at {time} time"
