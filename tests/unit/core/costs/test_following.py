@@ -179,6 +179,13 @@ def test_only_clocks_near_the_steps_own_count() -> None:
     assert low is None  # 600 MHz alone lies near the 800 of the step
 
 
+def test_a_kernel_seen_far_from_the_step_only_has_no_exponent() -> None:
+    far = [in_mix("b", mhz, 1.0) for mhz in (600, 700)]
+    near = [in_mix("a", mhz, 1.0) for mhz in (1500, 1800)]
+
+    assert exponents(samples_of(mixed=[*far, *near], kernels=("a", "b"))).keys() == {"a"}
+
+
 def test_clocks_that_the_power_cap_held_do_not_count() -> None:
     held = locked(1800, 1.0, throttle_reasons=ThrottleReason.SW_POWER_CAP)
     free = [locked(mhz, 1.0, throttle_reasons=ThrottleReason.NONE) for mhz in (1500, 1600)]
