@@ -15,51 +15,68 @@ _AS_MUCH = 0.001  # of auto's energy and time: two arms this near are equally go
 
 
 def headline(plan: Plan) -> str:
-    """Say the answer in a line: what is saved, at what time, how that is known, and of what."""
-    where = f"{plan.evidence} on {plan.gpu.name}: {accounting_words(plan.accounting)}"
+    """Say the answer in a line: what is saved, how that is known, and of what."""
+    return f"{saving(plan)}, {basis(plan)}"
+
+
+def saving(plan: Plan) -> str:
+    """Say what the arm that counts saves, at what time."""
     arm = plan.headline
     if arm.cost is None:
-        return f"No schedule keeps {change_text(plan.max_slowdown)} time, {where}"
+        return f"No schedule keeps {change_text(plan.max_slowdown)} time"
     if gives_nothing(plan) or no_change(arm):
-        return f"No saving to promise, {where}"
-    energy, time = change_text(arm.energy_change), change_text(arm.time_change)
-    return f"{energy} energy at {time} time, {where}"
+        return "No saving to promise"
+    return f"{change_text(arm.energy_change)} energy at {change_text(arm.time_change)} time"
 
 
-def switching_sentence(plan: Plan) -> str:
-    """Say what the headline takes changing clocks to cost, and what it would be for free."""
+def basis(plan: Plan) -> str:
+    """Say how a plan's numbers are known, and what they are sums of."""
+    return f"{plan.evidence} on {plan.gpu.name}: {accounting_words(plan.accounting)}"
+
+
+def switching_sentence(plan: Plan) -> str | None:
+    """Say what the headline takes changing clocks to cost, and what it would be for free.
+
+    Returns:
+        ``None`` where no clocks change and nobody asked for a latency.
+    """
     arm = plan.headline
-    if arm.name is not Strategy.ACHIEVABLE:
-        if arm.name is Strategy.BEST_FIXED:
-            return "One clock pair holds for the whole step, so no clocks change during it."
-        return (
-            "Changing clocks is taken as free, so this is a bound on what a GPU can follow; a plan "
-            "that is given a latency says what is achievable."
-        )
-    if arm.cost is None:
-        first = "No schedule under the latency of this GPU keeps the time budget."
-    elif no_change(arm):
-        first = f"No saving is achievable with a latency {_latency_text(plan)}."
-    else:
-        changes = 0 if plan.schedule is None else plan.schedule.switches
-        first = (
-            f"This is achievable with a latency {_latency_text(plan)}, "
-            f"{changes} changes of clocks per step."
-        )
-    return f"{first} {_bound_sentence(plan)}"
+    if arm.name is Strategy.ACHIEVABLE:
+        return f"{_schedule_sentence(plan)} {_bound_sentence(plan)}"
+    if gives_nothing(plan):
+        return None
+    if arm.name is Strategy.BEST_FIXED:
+        return "One clock pair holds for the whole step, so no clocks change during it."
+    return (
+        "Changing clocks is taken as free, so this is a bound on what a GPU can follow; a plan "
+        "that is given a latency says what is achievable."
+    )
+
+
+def _schedule_sentence(plan: Plan) -> str:
+    if plan.headline.cost is None:
+        return "No schedule under this latency keeps the time budget."
+    if gives_nothing(plan):
+        return f"No saving is achievable with {_latency_text(plan)}."
+    changes = 0 if plan.schedule is None else plan.schedule.switches
+    return f"This is achievable with {_latency_text(plan)}, {changes} changes of clocks per step."
 
 
 def _bound_sentence(plan: Plan) -> str:
-    free = plan.promise
+    free = plan.arm(plan.chosen)
+    if no_change(free):
+        return "Free switching would save nothing either."
     energy, time = change_text(free.energy_change), change_text(free.time_change)
-    title = arm_title(plan.chosen)
-    return f"With free switching, a bound: {energy} energy at {time} time ({title})."
+    return f"With free switching, a bound: {energy} energy at {time} time ({arm_title(free.name)})."
 
 
 def _latency_text(plan: Plan) -> str:
-    """Return a plan's latency so that it reads after the word."""
-    latency = "of this GPU" if plan.schedule is None else plan.schedule.latency
-    return latency if latency.startswith(("as ", "of ")) else f"of {latency}"
+    if plan.schedule is None:
+        return "this latency"
+    latency = plan.schedule.latency
+    return (
+        f"a latency {latency}" if latency.startswith(("as ", "of ")) else f"a latency of {latency}"
+    )
 
 
 def doubt_sentence(plan: Plan) -> str | None:

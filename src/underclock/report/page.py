@@ -6,6 +6,7 @@ from typing import Any
 from underclock.records import Plan, Validation
 from underclock.report import answer, expected, figures, ranking, wording
 from underclock.report.axes import MINUS
+from underclock.report.latency_tables import has_latencies
 from underclock.report.templating import rendered
 from underclock.units import format_mhz
 
@@ -31,6 +32,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         free=plan.arm(plan.chosen),
         nothing=expected.gives_nothing(plan),
         all_zero=all(wording.no_change(arm) for arm in plan.arms),
+        has_latencies=has_latencies(plan),
         lent=expected.lent(plan),
         bound=expected.bound_words(plan),
         counts={kernel.name: kernel.count for kernel in plan.runs},

@@ -17,7 +17,7 @@ from underclock.report.answer import (
     switching_sentence,
     undo_command,
 )
-from underclock.report.expected import auto_plan_sentence, bound_words, gives_nothing, lent
+from underclock.report.expected import auto_plan_sentence, bound_words, lent
 from underclock.report.fitting import FittingTable, bare_table
 from underclock.report.latency_tables import latency_tables
 from underclock.report.ranking import joules_column, others_text, top_savings
@@ -102,7 +102,8 @@ def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
     first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)
     parts = [*_answer(plan), *first]
     if all(no_change(arm) for arm in plan.arms):
-        return (*parts, *([budgets_table(plan)] if lent(plan) else []))
+        parts += [budgets_table(plan)] if lent(plan) else []
+        return (*parts, *latency_tables(plan))
     parts.append(arms_table(plan))
     if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
         parts.append(savings_table(plan))
@@ -111,9 +112,7 @@ def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
 
 def _answer(plan: Plan) -> tuple[RenderableType, ...]:
     """Return the answer that counts, in a few sentences."""
-    lines = [auto_plan_sentence(plan), promise_text(plan)]
-    if plan.headline.name is Strategy.ACHIEVABLE or not gives_nothing(plan):
-        lines.append(switching_sentence(plan))
+    lines = (auto_plan_sentence(plan), promise_text(plan), switching_sentence(plan))
     return (
         Text(headline(plan), style="bold"),
         *(Text(line) for line in lines if line is not None),

@@ -14,8 +14,10 @@ from underclock.records import (
     Clocks,
     Evidence,
     Granularity,
+    LatencyPoint,
     Objective,
     Plan,
+    Proposal,
     Spread,
     Status,
     Strategy,
@@ -103,11 +105,10 @@ def promise_text(plan: Plan) -> str | None:
     return f"{text} at ≤ {slower} slower (95 %)"
 
 
-def no_change(arm: Arm) -> bool:
-    """Whether two digits show nothing of what an arm changes; an infeasible one changes nothing."""
-    return all(
-        change_text(change) in {DASH, _ZERO} for change in (arm.energy_change, arm.time_change)
-    )
+def no_change(change: Arm | LatencyPoint | Proposal) -> bool:
+    """Whether two digits show nothing of a change; what is infeasible changes nothing."""
+    changes = (change.energy_change, change.time_change)
+    return all(change_text(fraction) in {DASH, _ZERO} for fraction in changes)
 
 
 def accounting_words(accounting: Accounting) -> str:
