@@ -106,9 +106,8 @@ VALIDATION = Validation(
                 arms=(*PLAN.arms, Arm.of(Strategy.ACHIEVABLE, SAVED, Status.OPTIMAL)),
             ),
             (
-                "<Plan of gpt3-xl on RTX, simulated: kernel_global -20.00 % energy at "
-                "+1.00 % time, "
-                "achievable -20.00 % energy at +1.00 % time, budget none, kernels 500>"
+                "<Plan of gpt3-xl on RTX, simulated: achievable -20.00 % energy at +1.00 % time, "
+                "bound, kernel_global -20.00 % energy at +1.00 % time, budget none, kernels 500>"
             ),
         ),
         (

@@ -1,6 +1,7 @@
 """``underclock plan``."""
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,7 @@ from underclock.cli.common import (
 )
 from underclock.cli.printing import check_place, deliver, print_table
 from underclock.cli.progress import counted_bar
-from underclock.cli.terminal import say
-from underclock.errors import UsageError
+from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective, Plan
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def command(
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
-    With a latency the plan also says what this GPU can achieve, and what others could.
+    With a latency the answer is what this GPU can achieve; free switching is a bound. Exit codes:
+    0 planned; 6 nothing keeps the time budget. Where only free switching does, the plan is written.
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
@@ -127,17 +128,15 @@ def command(
         force=force,
         warnings=made.warnings,
     )
+    if made.headline.cost is None:
+        sys.exit(InfeasibleError.exit_code)
 
 
 def _show(made: Plan) -> None:
-    """Print the ways compared, and where nothing is worth setting say so."""
+    """Print the answer, and what it rests on."""
     from underclock.report import plan_tables
-    from underclock.stages.plan import why_auto
 
     print_table(*plan_tables(made))
-    sentence = why_auto(made)
-    if sentence is not None:
-        say(sentence)
 
 
 def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregate: str) -> "Goal":

@@ -140,10 +140,22 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def promise(self) -> Cost:
         """What the chosen arm says the plan costs."""
-        cost = self.arm(self.chosen).cost
+        cost = self._chosen.cost
         if cost is None:
             raise AssertionError("checked when the plan was made")
         return cost
+
+    @property
+    def _chosen(self) -> Arm:
+        return self.arm(self.chosen)
+
+    @property
+    def headline(self) -> Arm:
+        """The arm that counts: what the GPU can follow where its latency is given, else the chosen.
+
+        It has no costs where no schedule under the latency keeps the time budget.
+        """
+        return next((arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self._chosen)
 
     @property
     def sets_nothing(self) -> bool:
@@ -177,17 +189,17 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        achievable = next((a.cost for a in self.arms if a.name == "achievable"), None)
-        held = (("achievable", _changes(achievable)),) if achievable is not None else ()
-        budget = self.max_slowdown
+        counts, budget = self.headline, self.max_slowdown
+        bound = () if counts.name is self.chosen else ((f"bound, {self.chosen}", self.promise),)
         return (
-            (self.chosen, _changes(self.promise)),
-            *held,
+            *((name, _changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
 
 
-def _changes(cost: Cost) -> str:
+def _changes(cost: Cost | None) -> str:
+    if cost is None:
+        return "infeasible"
     energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
     return f"{energy} energy at {time} time"

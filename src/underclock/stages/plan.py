@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+import msgspec
+
 import underclock
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable
@@ -22,16 +24,12 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.report.wording import auto_plan_sentence
+from underclock.report.answer import doubt_sentence
+from underclock.report.expected import ONE_PAIR, auto_plan_sentence
 from underclock.stages.costing import Costs, costs_of, under_goal
 from underclock.stages.sources import as_samples
 from underclock.stages.switching import Achievable, Switching, achievable
 from underclock.units import format_percent
-
-ONE_PAIR = (
-    "every sample is at one pair of clocks, so there is nothing to choose from: "
-    "`underclock predict` says what other clocks would save"
-)
 
 
 def plan(
@@ -118,7 +116,7 @@ def _plan(
 ) -> Plan:
     """Write down what was decided."""
     table = costs.table
-    return Plan(
+    made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
         workload=sample_set.workload,
@@ -147,11 +145,15 @@ def _plan(
         proposals=gained.proposals,
         warnings=(*table.warnings, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
+    doubt = doubt_sentence(made)
+    if doubt is None:
+        return made
+    return msgspec.structs.replace(made, warnings=(*made.warnings, doubt))
 
 
 def why_auto(plan: Plan) -> str | None:
     """Say why a plan sets nothing; ``None`` where it does, or where its warnings say so."""
-    return None if ONE_PAIR in plan.warnings else auto_plan_sentence(plan)
+    return auto_plan_sentence(plan)
 
 
 def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[PowerPoint, ...]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -308,6 +309,23 @@ def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
     assert made.arm(Strategy.AUTO) == AUTO_ARM
     with pytest.raises(KeyError, match="pass"):
         made.arm(Strategy.PASS)
+
+
+def test_what_the_gpu_can_follow_counts_where_its_latency_is_given() -> None:
+    held = Arm.of(Strategy.ACHIEVABLE, COST, Status.BOUNDED, gap=0.01)
+    none_found = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
+
+    assert plan(AUTO_ARM, BEST_ARM).headline == BEST_ARM
+    assert plan(AUTO_ARM, BEST_ARM, held).headline == held
+    assert plan(AUTO_ARM, BEST_ARM, none_found).headline == none_found
+    assert plan(AUTO_ARM, BEST_ARM, held).promise == COST
+    assert "achievable infeasible" in repr(plan(AUTO_ARM, BEST_ARM, none_found))
+
+
+def test_sums_are_of_kernels_alone_unless_a_plan_says_otherwise() -> None:
+    assert plan(AUTO_ARM, BEST_ARM).accounting is Accounting.ISOLATED
+    of_step = plan(AUTO_ARM, BEST_ARM, accounting=Accounting.STEP)
+    assert of_step.accounting is Accounting.STEP
 
 
 @pytest.mark.parametrize(
