@@ -5,8 +5,8 @@ import math
 from underclock.physics.constants import GpuConstants
 
 AMBIENT_C = 28.0
-"""Air that cools a GPU, where nobody read it: machine rooms keep their inlets at 18 to 27 °C (ASHRAE,
-class A1), and other parts of a machine warm it."""
+"""Air that cools a GPU, where nobody read it: machine rooms keep their inlets at 18 to 27 °C
+(ASHRAE, class A1), and other parts of a machine warm it."""
 
 
 def temperature_after(gpu: GpuConstants, start_c: float, power_w: float, elapsed_s: float) -> float:

@@ -54,8 +54,8 @@ def plan(
         raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
             2601.08539. By default a model is fitted to all samples together, and the time budget
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
-        isolated: Whether costs are sums of kernels measured alone, as in arXiv 2601.08539. By default
-            they are those of the step as it runs under its power cap, where it was run whole.
+        isolated: Whether costs are sums of kernels measured alone, as in arXiv 2601.08539. By
+            default they are those of the step as it runs under its cap, where it was run whole.
         progress: Told of plans at other latencies: how many are done, of how many, and what is done
             next.
 

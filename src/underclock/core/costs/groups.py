@@ -36,8 +36,8 @@ class Grouped:
 
     def auto_s(self, table: CostTable) -> Floats:
         """Return the time of each group at auto, in s. Shape (G,)."""
-        sums: Floats = np.bincount(self.member, weights=table.time_s[:, table.baseline])
-        return sums
+        at_auto_s = table.time_s[:, table.baseline]
+        return np.bincount(self.member, weights=at_auto_s).astype(np.float64)
 
 
 def grouped(table: CostTable, granularity: Granularity) -> Grouped:

@@ -1,9 +1,10 @@
 """The step under its power cap: one constraint on the mean power of what runs.
 
-The driver averages the board's power over about 100 ms and lowers one ceiling for the core clock of
-everything, whatever runs. So kernels share a clock at the cap, and one that draws little lends power
-to its neighbours. A schedule whose mean power stays below the limit is never touched; where it would
-not, the loop settles at the ceiling at which it does. Auto is the case where all ask for boost.
+The driver averages the board's power over about 100 ms and lowers one ceiling for the core clock
+of everything, whatever runs. So kernels share a clock at the cap, and one that draws little lends
+power to its neighbours. A schedule whose mean power stays below the limit is never touched; where
+it would not, the loop settles at the ceiling at which it does. Auto is the case where all ask for
+boost.
 
 The ceiling is taken to follow the mean at once. A real loop moves in steps of a bin at each tick of
 some 20 ms, which evens out over a step.

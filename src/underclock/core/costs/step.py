@@ -121,7 +121,7 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
         Time in s and energy in J. Shapes (S,).
     """
     cap, launches = _cap_of(table), table.launches
-    known = np.isfinite(table.time_s).all(axis=0)
+    known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     known[table.baseline] = False
     core = np.array([clocks.core_mhz or 0 for clocks in table.settings], dtype=np.float64)
     time_s, energy_j = np.full((2, len(core)), np.inf)
@@ -140,7 +140,7 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
         with np.errstate(invalid="ignore"):
             mean_w = energy_j / time_s
         energy_j += table.heat.extra_w(mean_w, _auto_w(table), table.heat.w_per_c) * time_s
-        energy_j[~known] = np.inf
+        energy_j[np.logical_not(known)] = np.inf
     time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
     return time_s, energy_j
 
@@ -172,7 +172,7 @@ def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
     It must be known of every kernel, and so must all slower core clocks, for the cap may hold any.
     """
     read = [sample.observed.mem_mhz for sample in sample_set.in_situ if sample.observed]
-    known = np.isfinite(table.time_s).all(axis=0).tolist()
+    known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     locked = table.settings[:-1]
     memories = [None, *read, *sorted({c.mem_mhz for c in locked if c.mem_mhz}, reverse=True)]
     for memory in memories:
@@ -191,4 +191,5 @@ def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints
     same = [s for s, clocks in enumerate(table.settings[:-1]) if clocks.mem_mhz == memory]
     core = np.array([table.settings[s].core_mhz or 0 for s in same], dtype=np.float64)
     away = np.abs(core[None, :] - settled.core_mhz[:, None])
-    return np.array(same, dtype=np.int64)[away.argmin(axis=1)]
+    nearest: Ints = np.array(same, dtype=np.int64)[away.argmin(axis=1)]
+    return nearest

@@ -210,7 +210,7 @@ def achieved(
     starts = [choice[problem.order] for choice in per_kernel]
     if table.power_cap is None:
         schedule = SOLVER.solve(problem, starts)
-        return _arm(table, schedule, schedule_cost(table, schedule), None), schedule
+        return _arm(schedule, schedule_cost(table, schedule), None), schedule
     auto = np.full(len(problem.order), table.baseline)
     budget = problem.budget_s / table.auto_time_s - 1.0
     aim = budget + 0.5 * TOLERANCE
@@ -224,7 +224,7 @@ def achieved(
         margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
         overrun = cost.time_change + margin - budget
         if overrun <= _SMALL and cost.energy_change < 0.0:
-            return _arm(table, schedule, cost, change), schedule
+            return _arm(schedule, cost, change), schedule
         if overrun <= _SMALL:
             break  # nothing is gained that auto does not give
         aim -= overrun
@@ -238,12 +238,10 @@ def achieved(
         bound_j=min(schedule.bound_j, table.auto_energy_j),
         switches=0,
     )
-    return _arm(table, schedule, schedule_cost(table, schedule), None), schedule
+    return _arm(schedule, schedule_cost(table, schedule), None), schedule
 
 
-def _arm(
-    table: CostTable, schedule: Schedule, cost: Cost | None, change: PredictedChange | None
-) -> Arm:
+def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) -> Arm:
     """Return the arm of a schedule, with its intervals where they are known."""
     arm = Arm.of(Strategy.ACHIEVABLE, cost, schedule.status, schedule.gap)
     if change is None or cost is None:

@@ -1,8 +1,8 @@
 """A time budget as a chance constraint: it holds with 95 % confidence.
 
-The time of a whole step can be told to about a tenth of a per cent, so that is to what its budget is
-kept: with 95 % confidence to a tenth of a point, and as expected to half of it. A budget on sums of
-kernels is kept as it is written.
+The time of a whole step can be told to about a tenth of a per cent, so that is to what its budget
+is kept: with 95 % confidence to a tenth of a point, and as expected to half of it. A budget on sums
+of kernels is kept as it is written.
 
 What a choice of clocks does to the time is known with an error, so a choice whose expected time
 just meets the budget overruns it as often as not. The solver is therefore given an aim below the
