@@ -124,7 +124,9 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:
         return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice], held=0.0)
     ceilings, becomes = costs.under_ceilings()
-    lowered = becomes[choice]
+    # A ceiling below what is known of some launch is one of which nothing can be said.
+    known = np.isfinite(costs.time_s[cap.order[:, None], becomes[choice]]).all(axis=0)
+    ceilings, lowered = ceilings[known], becomes[choice][:, known]
     each_s = costs.time_s[cap.order[:, None], lowered]
     each_j = costs.energy_j[cap.order[:, None], lowered]
     means_w = _means_w(cap, each_s, each_j)

@@ -169,7 +169,7 @@ def _cap_of(table: CostTable) -> PowerCap:
 def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
     """Return the setting that stands for auto before the cap; ``None`` where it is not known.
 
-    It must be known of every kernel, and so must all slower core clocks, for the cap may hold any.
+    It must be known of every kernel, and so must slower core clocks, for the cap may hold any.
     """
     read = [sample.observed.mem_mhz for sample in sample_set.in_situ if sample.observed]
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
@@ -180,7 +180,7 @@ def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
         same.sort(key=lambda s: locked[s].core_mhz or 0)
         while same and not known[same[-1]]:
             same.pop()
-        if same and all(known[s] for s in same):
+        if same:
             return same[-1]
     return None
 
