@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from underclock.core.tracing.launch_durations import GraphLaunch
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Loop
 from underclock.hw.clock import SystemClock
@@ -15,6 +14,7 @@ from underclock.hw.cuda.company import Company
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
+from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop

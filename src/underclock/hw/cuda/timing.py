@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from underclock.core.tracing.launch_durations import GraphLaunch, mean_durations
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.cuda.feed import IN_FLIGHT
+from underclock.hw.cuda.launch_durations import GraphLaunch, mean_durations
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import pytest
 
-from underclock.core.tracing.launch_durations import GraphLaunch
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Progress
+from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.rounds import Round
 from underclock.records import Mix
