@@ -22,7 +22,7 @@ _TEARDOWN = "TEARDOWN_CUPTI"  # PyTorch's variable
 _NOT_KERNELS = (("Memset (", NodeKind.MEMSET), ("Memcpy ", NodeKind.COPY))  # by their names
 _HINT = (
     "another profiler may hold the GPU's timestamps (Nsight, a job's own, DCGM's profiling "
-    "counters): end it and measure again"
+    "counters): end it and measure again; in a container CUPTI may be missing or forbidden"
 )
 
 

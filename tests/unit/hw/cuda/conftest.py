@@ -132,7 +132,8 @@ class FakeGpu:
         )
 
     @contextlib.contextmanager
-    def capture(self, graph: FakeGraph) -> Iterator[None]:
+    def capture(self, graph: FakeGraph, *, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         self.capturing = graph
         yield
         self.capturing = None
