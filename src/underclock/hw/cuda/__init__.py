@@ -10,5 +10,5 @@ Nothing here sets anything on a GPU. PyTorch and cuda-bindings are imported wher
 * `launcher`: the `Launcher` that runs kernels, or the whole step, over and over, in company
 * `company`: what they run with: a hot companion, and idling
 * `feed`: keeps a stream fed, and counts what is done
-* `timing`: times launches inside, while they run on
+* `timing`: times launches inside, while they run on; `launch_durations`: which of them is which
 """

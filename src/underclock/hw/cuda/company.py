@@ -77,7 +77,8 @@ class Company:
     def _capture(self, work: Callable[[], object]) -> list[GraphNode]:
         torch = self._torch
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph):
+        # What the user's other threads ask of the GPU meanwhile is no part of it.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()
         self._kept += [graph, work]
         return list(walk(int(graph.raw_cuda_graph()), lambda _address: False))

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from underclock.core.tracing.launch_durations import GraphLaunch
 from underclock.errors import UsageError
-from underclock.hw.base import Loop
+from underclock.hw.base import Clock, Loop
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.company import Company
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
+from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
@@ -47,6 +47,7 @@ class CudaLauncher:
     _notes: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
+    _clock: Clock = field(default_factory=SystemClock)
     _company: Company | None = None
 
     @contextmanager
@@ -78,9 +79,11 @@ class CudaLauncher:
             return []
         if self._company is None:
             self._company = Company(self._torch)
-        parts = [(round_.hot, self._company.hot())] * mix.hot
-        if mix.hot and self._company.note:
-            self._notes["company"] = self._company.note
+        parts: Parts = []
+        if mix.hot:
+            parts += [(round_.hot, self._company.hot())] * mix.hot
+            if self._company.note:
+                self._notes["company"] = self._company.note
         if mix.idle_s:
             parts.append((round_.idle, self._company.idling(mix.idle_s)))
         return parts
@@ -137,7 +140,7 @@ class CudaLauncher:
     ) -> CudaLoop:
         return CudaLoop(
             torch=self._torch,
-            clock=SystemClock(),
+            clock=self._clock,
             feed=feed,
             round=round_,
             graphs=tuple(graphs),

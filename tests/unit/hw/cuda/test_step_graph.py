@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from underclock.core.tracing.launch_durations import GraphLaunch
 from underclock.hw.cuda.graphs import GraphNode
+from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.launcher import graph_of, step_graph
 from underclock.records.launches import LaunchGroup, Node, NodeKind
 
