@@ -1,7 +1,6 @@
 """Plans of noisy samples: what may save nothing is said beside the promise."""
 
-import random
-
+import numpy as np
 import pytest
 
 from underclock import Goal
@@ -21,7 +20,7 @@ CORE_SHARES = {"product": 0.9, "mixed": 0.4, "copy": 0.05}
 
 def noisy_samples(noise: float) -> SampleSet:
     """Return three kernels at five clocks, energies off by so much."""
-    chance = random.Random(1)
+    chance = np.random.default_rng(1)
     samples = []
     for name, share in CORE_SHARES.items():
         for mhz in (None, 1200, 1400, 1600, 1800):
@@ -33,7 +32,7 @@ def noisy_samples(noise: float) -> SampleSet:
                     kernel=name,
                     asked=Clocks(core_mhz=mhz),
                     time_s=time_s,
-                    energy_j=time_s * power_w * (1.0 + chance.gauss(0.0, noise)),
+                    energy_j=time_s * power_w * (1.0 + chance.normal(0.0, noise)),
                     observed=Clocks(core_mhz=mhz or 1900, mem_mhz=5001),
                     throttle_reasons=ThrottleReason.NONE,
                 )
