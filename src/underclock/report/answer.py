@@ -65,7 +65,7 @@ def _schedule_sentence(plan: Plan) -> str:
 def _bound_sentence(plan: Plan) -> str:
     free = plan.arm(plan.chosen)
     if no_change(free):
-        return "Free switching would save nothing either."
+        return "Free switching would save nothing within this budget either."
     energy, time = change_text(free.energy_change), change_text(free.time_change)
     return f"With free switching, a bound: {energy} energy at {time} time ({arm_title(free.name)})."
 

@@ -36,7 +36,8 @@ def latency_table(latencies: LatencyTable) -> Table:
 
 def has_latencies(plan: Plan) -> bool:
     """Whether a plan knows of other latencies, and any of them or of its proposals saves."""
-    return not all(no_change(change) for change in (*plan.latency_curve, *plan.proposals))
+    points, ways = plan.latency_curve, plan.proposals
+    return not (all(no_change(point) for point in points) and all(no_change(way) for way in ways))
 
 
 def latency_tables(plan: Plan) -> tuple[Table, ...]:

@@ -14,7 +14,7 @@ _MOST_KERNELS = 12
 def breakdown_tables(breakdown: Breakdown) -> tuple[Table, ...]:
     """Return where a step's energy goes: by pass, operator and bound, and kernel by kernel."""
     heading = f"{breakdown.workload} on {breakdown.gpu.name} at auto clocks: {breakdown.evidence}"
-    tables = []
+    tables: list[Table] = []
     for title, parts in (
         (f"{heading}\n\nby pass", breakdown.by_pass),
         ("by operator", breakdown.by_operator[:_MOST_OPERATORS]),

@@ -1,5 +1,6 @@
 """How kernels' times follow the core clock: exponents, their errors, and the step's own clock."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_an_exponent_is_found_whatever_a_source_adds_to_every_time(
     value: float, alone_s: float, company_s: float
 ) -> None:
     def taken_s(scale_s: float, mhz: int) -> float:
-        return scale_s * (1500.0 / mhz) ** value
+        return scale_s * math.pow(1500.0 / mhz, value)
 
     samples = [locked(mhz, taken_s(alone_s, mhz)) for mhz in (1500, 1800)]
     mixed = [in_mix("a", mhz, taken_s(company_s, mhz)) for mhz in (1600, 1700)]
