@@ -48,6 +48,7 @@ from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.report import write_report
 from underclock.stages.validate import validate
 from underclock.stages.whole_steps import WholeSteps, course_of, switching_of, why_one_by_one
+from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload
 
@@ -342,6 +343,8 @@ def test_a_schedule_runs_as_it_is_and_its_own_promise_is_judged(
     assert plan.schedule is not None
     executed = _run("rtx3080ti", tiny, plan.schedule.clocks)
     assert validation.plan_time_s == pytest.approx(executed.time_s, rel=2e-3)
+    write_document(tmp_path / "plan.json", plan)
+    assert read_document(tmp_path / "plan.json", Plan) == plan
     page = write_report(plan, to=tmp_path / "p.html", validation=validation)
     assert "whole steps, simulated; switching latency 1ms, assumed" in page.read_text()
 
