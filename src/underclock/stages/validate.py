@@ -14,7 +14,6 @@ from underclock.arrays import Floats
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError
-from underclock.hw.base import Capability
 from underclock.records import (
     Accounting,
     Cost,
@@ -33,7 +32,12 @@ from underclock.stages.plan import why_auto
 from underclock.stages.sources import as_plan, step_of
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.stages.turns import OneByOne, Turns, run_in_turns
-from underclock.stages.whole_steps import Course, course_of, open_whole_steps
+from underclock.stages.whole_steps import (
+    Course,
+    course_of,
+    open_whole_steps,
+    why_one_by_one,
+)
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
@@ -86,7 +90,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     if _sets_nothing(plan, course, accounting):
         return _kept_by_definition(plan, course, tolerance)
     name = parse_gpu(gpu)
-    why_not = _why_one_by_one(plan, course, name)
+    why_not = why_one_by_one(plan, course, name)
     if accounting is Accounting.STEP and why_not is not None:
         raise UsageError(f"whole steps cannot be run: {why_not}", hint="leave --accounting away")
     told = progress or (lambda _tally: None)
@@ -112,20 +116,6 @@ def _sets_nothing(plan: Plan, course: Course | None, accounting: Accounting | No
     if course is None or accounting is Accounting.ISOLATED:
         return bool(plan.kernels) and plan.sets_nothing
     return all(clocks == plan.baseline for clocks in course.clocks)
-
-
-def _why_one_by_one(plan: Plan, course: Course | None, name: GpuName) -> str | None:
-    """Say why the whole step cannot be run under the plan; ``None`` where it can."""
-    if name.kind is GpuKind.REPLAYED:
-        return "a table only repeats what was measured before"
-    if course is None:
-        return f"nobody knows in which order {plan.workload} launches its kernels"
-    if not course.runs_on(name):
-        return (
-            f"{name.text} cannot {Capability.SCHEDULE} in this version, and the plan changes them "
-            "within the step"
-        )
-    return None
 
 
 def _about_the_step(plan: Plan) -> tuple[str, ...]:
@@ -162,10 +152,11 @@ def _check_options(repeats: int, tolerance: float) -> None:
 
 def _promise(plan: Plan, course: Course | None) -> Cost:
     """Return what the arm that ran promises."""
-    cost = plan.promise if course is None else plan.arm(course.arm).cost
+    ran = plan.chosen if course is None else course.arm
+    cost = next((arm.cost for arm in plan.arms if arm.name == ran), None)
     if cost is None:
         raise DataError(
-            "the plan has a schedule, but its arm 'achievable' has no costs", hint="plan again"
+            f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"
         )
     return cost
 

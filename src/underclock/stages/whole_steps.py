@@ -16,7 +16,7 @@ from underclock.hw.simulated.conductor import Scheduled
 from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, Plan, Strategy
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.stages.backends import open_measurer, open_scheduled
-from underclock.stages.gpu_names import GpuName
+from underclock.stages.gpu_names import GpuKind, GpuName
 from underclock.stages.sources import step_of
 from underclock.stages.step_source import StepFile, StepFunction
 
@@ -83,6 +83,20 @@ def course_of(plan: Plan) -> Course | None:
         ),
         wording=schedule.latency,
     )
+
+
+def why_one_by_one(plan: Plan, course: Course | None, name: GpuName) -> str | None:
+    """Say why a GPU cannot run the whole step under the plan; ``None`` where it can."""
+    if name.kind is GpuKind.REPLAYED:
+        return "a table only repeats what was measured before"
+    if course is None:
+        return f"nobody knows in which order {plan.workload} launches its kernels"
+    if not course.runs_on(name):
+        return (
+            f"{name.text} cannot {Capability.SCHEDULE} in this version, and the plan changes them "
+            "within the step"
+        )
+    return None
 
 
 def switching_of(table: LatencyTable | None) -> SwitchingModel | None:

@@ -8,13 +8,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from underclock.errors import DeviceError, UsageError
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.runtime import Runtime, lines_of
 from underclock.hw.simulated.work import LaunchLoop
@@ -171,7 +170,7 @@ def _following(
     _check_listed(rig, settings)
     free = schedule.table is None
     lines = {} if schedule.table is None else lines_of(clocks, schedule.table)
-    launcher = VirtualLauncher(device, clocks=clocks) if free else rig.launcher
+    launcher = replace(rig.launcher, clocks=clocks) if free else rig.launcher
     held = [setting for setting in settings if not setting.is_auto]
     with ClockLeases(rig.gpu) as leases, leases.hold(held[0] if held else AUTO):
         for setting in held[1:]:
@@ -248,13 +247,8 @@ def _tell(device: VirtualGpu, runtime: Runtime) -> None:
     begun = device.running
     if begun is None:
         raise AssertionError("the loop was entered")
-    device.running = _Told(
-        kernels=begun.kernels,
-        time_noise=begun.time_noise,
-        power_noise=begun.power_noise,
-        clocks=begun.clocks,
-        runtime=runtime,
-    )
+    same = {each.name: getattr(begun, each.name) for each in fields(begun) if each.init}
+    device.running = _Told(**same, runtime=runtime)
 
 
 def _check(
