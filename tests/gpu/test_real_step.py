@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from underclock.errors import DeviceError, MeasurementError
-from underclock.hw.base import Clock
+from underclock.errors import DeviceError, MeasurementError, NotSupportedError
+from underclock.hw.base import Clock, Measurer, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.nvml import READ_ONLY
-from underclock.records import Kernel, Pass, Step
-from underclock.testing import LauncherContract
+from underclock.hw.measurer import GpuMeasurer
+from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.records import Evidence, Kernel, Kind, MeasurementSettings, Mix, Pass, Step
+from underclock.testing import LauncherContract, MixingMeasurerContract
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings.driver")
@@ -95,13 +96,151 @@ class TestRealLauncher(LauncherContract):
         with held_step(Trainer().step, name="mlp") as launcher:
             yield launcher
 
+    durations_within = 0.03  # the gaps between launches are no launch's
+
     @pytest.fixture
     def kernel(self, launcher: CudaLauncher) -> Kernel:
-        return launcher.traced.step.kernels[0]
+        # The longest, so that those gaps of a microsecond do not count.
+        return max(launcher.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
 
     @pytest.fixture
     def clock(self) -> Clock:
         return SystemClock()
+
+
+class TestRealMeasurer(MixingMeasurerContract):
+    """At auto clocks; nothing is set, whoever runs it."""
+
+    @pytest.fixture
+    def launcher(self) -> Iterator[CudaLauncher]:
+        with held_step(Trainer().step, name="mlp") as launcher:
+            yield launcher
+
+    @pytest.fixture
+    def measurer(self, launcher: CudaLauncher) -> Iterator[Measurer]:
+        with nvml_session():
+            yield _measurer(launcher)
+
+    @pytest.fixture
+    def kernel(self, launcher: CudaLauncher) -> Kernel:
+        kernels = launcher.traced.step.kernels
+        memory = [kernel for kernel in kernels if kernel.kind is Kind.MEMORY and kernel.launch]
+        return next(k for k in memory if k.launch and "gelu" in k.launch.operator)
+
+
+def _measurer(launcher: CudaLauncher) -> GpuMeasurer:
+    return GpuMeasurer(
+        NvmlGpu(torch.cuda.current_device()),
+        launcher,
+        SystemClock(),
+        evidence=Evidence.MEASURED,
+        measuring=MeasurementSettings(kernel_warm_s=1.0, window_s=1.0),
+        may_lock=False,
+    )
+
+
+def _rate_s(before: Progress, after: Progress) -> float:
+    return (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+
+
+@pytest.fixture(scope="module")
+def layer() -> Iterator[CudaLauncher]:
+    """Hold one layer of GPT-3 XL, whose kernels take from 20 µs to 2 ms."""
+    with held_step(load_step(f"{ZOO}/gpt.py:xl_layer"), name="xl_layer") as launcher:
+        yield launcher
+
+
+def test_a_long_kernel_alone_takes_inside_what_it_takes_outside(layer: CudaLauncher) -> None:
+    kernel = max(layer.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
+    clock = SystemClock()
+    with layer.loop([kernel]) as loop:
+        clock.sleep_s(2.0)
+        before = loop.progress()
+        clock.sleep_s(1.0)
+        outside_s = _rate_s(before, loop.progress())
+        (inside_s,) = loop.durations(0.5).kernel_s
+
+    assert inside_s == pytest.approx(outside_s, rel=0.02)
+
+
+@pytest.mark.parametrize("mix", [None, Mix(hot=5, idle_s=5e-3)], ids=["alone", "in company"])
+def test_launches_of_a_whole_step_add_up_to_it(layer: CudaLauncher, mix: Mix | None) -> None:
+    step = layer.traced.step
+    clock = SystemClock()
+    with layer.loop([step.kernels[i] for i in step.order], mix) as loop:
+        clock.sleep_s(2.0)
+        before = loop.progress()
+        clock.sleep_s(1.0)
+        round_s = _rate_s(before, loop.progress())
+        durations = loop.durations(0.5)
+
+    assert len(durations.kernel_s) == len(step.order)
+    company_s = 5 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
+    assert sum(durations.kernel_s) + company_s == pytest.approx(round_s, rel=0.03)
+    assert (durations.idle_s is None) == (mix is None)
+    if durations.idle_s is not None:  # it counts cycles of a clock that may be lower
+        assert 0.98 * 5e-3 < durations.idle_s < 2.0 * 5e-3
+
+
+def test_a_kernel_follows_the_clock_that_its_company_leaves_it(layer: CudaLauncher) -> None:
+    kernel = max(layer.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
+    with nvml_session():
+        measurer = _measurer(layer)
+        alone, thinned = (
+            measurer.measure([kernel], mix=mix, timed=True)
+            for mix in (Mix(), Mix(launches=2, idle_s=5e-3))
+        )
+    assert alone.core_mhz is not None
+    assert thinned.core_mhz is not None
+    assert alone.durations is not None
+    assert thinned.durations is not None
+    assert thinned.core_mhz > alone.core_mhz
+    assert thinned.durations.kernel_s[0] < alone.durations.kernel_s[0]
+
+
+def test_mixes_leave_the_state_bit_by_bit() -> None:
+    trainer = Trainer()
+    trainer.step()
+    before = trainer.state()
+
+    with held_step(trainer.step, name="mlp") as launcher:
+        step = launcher.traced.step
+        for kernels in (step.kernels[:1], [step.kernels[i] for i in step.order], []):
+            with launcher.loop(kernels, Mix(launches=2, hot=1, idle_s=1e-3)) as loop:
+                while loop.progress().launches == 0:
+                    pass
+                loop.durations(0.1)
+
+    assert same(before, trainer.state())
+
+
+def test_a_profiler_that_looks_on_is_not_ended() -> None:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with held_step(Trainer().step, name="mlp") as launcher, launcher.loop([], Mix(hot=1)) as loop:
+        with (
+            torch.profiler.profile(activities=activities) as profile,
+            pytest.raises(NotSupportedError, match="is looking on"),
+        ):
+            loop.durations(0.1)
+        assert len(profile.profiler.kineto_results.events()) > 0
+        assert loop.durations(0.1).hot_s
+
+
+def test_a_companion_that_does_not_fit_is_a_sentence() -> None:
+    with held_step(Trainer().step, name="mlp") as launcher:
+        hoard = []
+        torch.cuda.empty_cache()
+        for size in (2**30, 2**26, 2**25):
+            while torch.cuda.mem_get_info()[0] > 2 * size:
+                hoard.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        with (
+            pytest.raises(MeasurementError, match="hot companion does not fit into memory"),
+            launcher.loop([], Mix(hot=1)),
+        ):
+            pytest.fail("the block must not run")
+        with launcher.loop([], Mix(idle_s=1e-3)) as loop:
+            assert loop.durations(0.1).idle_s
+        del hoard
 
 
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["untrained", "trained"])

@@ -6,6 +6,7 @@
 * `interference`: noticing another program that sets the clocks; `waiting`: deadlines of launches
 * `ticker`, `switchable`: watching clocks change, and giving them back one by one
 * `measurer`: measuring windows on a GPU; `replay`: the same answers from a table
+* `rounds`: what a round of a mix is made of; `clock_watch`: the core clock all through a window
 * `simulated/`: a virtual GPU behind the same NVML calls
 * `clock`: real time
 """

@@ -7,5 +7,8 @@ Nothing here sets anything on a GPU. PyTorch and cuda-bindings are imported wher
 * `torch_step`: a user's step warmed up, profiled and captured
 * `state`: what the step changes, put back
 * `operands`: what a kernel reads and writes, and whether it is worth measuring on
-* `launcher`: the `Launcher` that runs one kernel, or the whole step, over and over
+* `launcher`: the `Launcher` that runs kernels, or the whole step, over and over, in company
+* `company`: what they run with: a hot companion, and idling
+* `feed`: keeps a stream fed, and counts what is done
+* `timing`: times launches inside, while they run on; `launch_durations`: which of them is which
 """

@@ -77,7 +77,8 @@ class Company:
     def _capture(self, work: Callable[[], object]) -> list[GraphNode]:
         torch = self._torch
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph):
+        # What the user's other threads ask of the GPU meanwhile is no part of it.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()
         self._kept += [graph, work]
         return list(walk(int(graph.raw_cuda_graph()), lambda _address: False))
@@ -107,13 +108,13 @@ def first_that_fits(
     for side in sides:
         try:
             return side, make(side)
-        except torch.OutOfMemoryError as exc:
-            error: Exception = exc
-            torch.cuda.empty_cache()
+        except torch.OutOfMemoryError:
+            pass  # and nothing of it is kept: its traceback would keep what was allocated
+        torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     raise MeasurementError(
         f"the hot companion does not fit into memory: a product of {side}x{side} matrices takes "
         f"{_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB beside the step, and {free / _MIB:.0f} of "
         f"{total / _MIB:.0f} MiB are free",
         hint="lower the batch, or end other processes on this GPU; idling needs no memory",
-    ) from error
+    )

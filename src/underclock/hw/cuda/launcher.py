@@ -7,27 +7,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from underclock.core.tracing.launch_durations import GraphLaunch
 from underclock.errors import UsageError
-from underclock.hw.base import Loop
+from underclock.hw.base import Clock, Loop
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.company import Company
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
+from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import Captured
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
-from underclock.records.launches import NodeKind, Traced
+from underclock.records.launches import LaunchGroup, NodeKind, Traced
 
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
 _MOST_NODES = 20_000
 _TRIAL = 16
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
-_Parts = list[tuple[int, list[GraphNode]]]
+Parts = list[tuple[int, list[GraphNode]]]
+"""Of a round in turn: the place of each, and its nodes."""
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class CudaLauncher:
     _notes: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
+    _clock: Clock = field(default_factory=SystemClock)
     _company: Company | None = None
 
     @contextmanager
@@ -70,22 +72,24 @@ class CudaLauncher:
         """Return what was seen of kernels that their numbers do not tell."""
         return tuple(self._notes.values())
 
-    def _company_of(self, round_: Round) -> _Parts:
+    def _company_of(self, round_: Round) -> Parts:
         """Return what runs beside the kernels of a round, each with its place."""
         mix = round_.mix
         if not (mix.hot or mix.idle_s):
             return []
         if self._company is None:
             self._company = Company(self._torch)
-        parts = [(round_.hot, self._company.hot())] * mix.hot
-        if mix.hot and self._company.note:
-            self._notes["company"] = self._company.note
+        parts: Parts = []
+        if mix.hot:
+            parts += [(round_.hot, self._company.hot())] * mix.hot
+            if self._company.note:
+                self._notes["company"] = self._company.note
         if mix.idle_s:
             parts.append((round_.idle, self._company.idling(mix.idle_s)))
         return parts
 
     @contextmanager
-    def _whole(self, round_: Round, company: _Parts) -> Iterator[CudaLoop]:
+    def _whole(self, round_: Round, company: Parts) -> Iterator[CudaLoop]:
         """Replay the step's own graph, state put back before, and its company after it."""
         torch, graph = self._torch, self.captured.graph
         self.snapshot.restore_contents()
@@ -106,13 +110,16 @@ class CudaLauncher:
                 for _ in range(rounds):
                     once(stream)
 
-            graphs = [self._step_graph(), *([_graph_of(company)] if company else [])]
+            graphs = [
+                step_graph(self.captured.nodes, self.traced.groups),
+                *([graph_of(company)] if company else []),
+            ]
             events = round_.mix.launches * len(graphs[0].nodes) + len(_flat(company))
             feed = stack.enter_context(feeding(torch, launch, rounds))
             yield self._running(feed, round_, graphs, rounds, events * rounds)
 
     @contextmanager
-    def _some(self, indices: Sequence[int], round_: Round, company: _Parts) -> Iterator[CudaLoop]:
+    def _some(self, indices: Sequence[int], round_: Round, company: Parts) -> Iterator[CudaLoop]:
         torch, step = self._torch, self.traced.step
         only = step.kernels[indices[0]] if len(indices) == 1 else None
         positions = [step.order.index(index) for index in indices]
@@ -123,7 +130,7 @@ class CudaLauncher:
         with _long_enough(torch, _flat(parts)) as (chain, count):
             before = self._uniformity(indices[0]) if only is not None else []
             with feeding(torch, lambda stream: chain.launch(stream.cuda_stream), count) as feed:
-                graph = _graph_of(parts * count)
+                graph = graph_of(parts * count)
                 yield self._running(feed, round_, [graph], count, len(graph.nodes))
             if only is not None:
                 self._note_decay(only, indices[0], before)
@@ -133,7 +140,7 @@ class CudaLauncher:
     ) -> CudaLoop:
         return CudaLoop(
             torch=self._torch,
-            clock=SystemClock(),
+            clock=self._clock,
             feed=feed,
             round=round_,
             graphs=tuple(graphs),
@@ -163,19 +170,6 @@ class CudaLauncher:
         if inspected is not None and inspected.name not in self._seen:
             self._inspect(inspected, self._nodes(positions[0]))
             self._seen.add(inspected.name)
-
-    def _step_graph(self) -> GraphLaunch:
-        """Describe the step's own graph."""
-        places: dict[int, int] = {}
-        for place, group in enumerate(self.traced.groups):
-            for node in group.nodes:
-                places.setdefault(node, place)  # a memset may serve several; it runs once
-        nodes = tuple(node.node for node in self.captured.nodes)
-        return GraphLaunch(
-            nodes=nodes,
-            places=tuple(places.get(index) for index in range(len(nodes))),
-            times=dict.fromkeys(range(len(self.traced.groups)), 1),
-        )
 
     def _nodes(self, position: int) -> list[GraphNode]:
         return [self.captured.nodes[i] for i in self.traced.groups[position].nodes]
@@ -239,11 +233,29 @@ class CudaLauncher:
             )
 
 
-def _flat(parts: _Parts) -> list[GraphNode]:
+def _flat(parts: Parts) -> list[GraphNode]:
     return [node for _, nodes in parts for node in nodes]
 
 
-def _graph_of(parts: _Parts) -> GraphLaunch:
+def step_graph(nodes: Sequence[GraphNode], groups: Sequence[LaunchGroup]) -> GraphLaunch:
+    """Describe the graph of a whole step.
+
+    Args:
+        nodes: Its nodes.
+        groups: Those of each launch; a memset may serve several, but runs once.
+    """
+    places: dict[int, int] = {}
+    for place, group in enumerate(groups):
+        for node in group.nodes:
+            places.setdefault(node, place)
+    return GraphLaunch(
+        nodes=tuple(node.node for node in nodes),
+        places=tuple(places.get(index) for index in range(len(nodes))),
+        times=dict.fromkeys(range(len(groups)), 1),
+    )
+
+
+def graph_of(parts: Parts) -> GraphLaunch:
     """Describe a graph that launches parts of a round in turn, each with its place."""
     return GraphLaunch(
         nodes=tuple(node.node for node in _flat(parts)),

@@ -1,23 +1,28 @@
 """Times launches inside a loop that runs on, by the GPU's own timestamps (CUPTI, in PyTorch)."""
 
+import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from underclock.core.tracing.launch_durations import GraphLaunch, mean_durations
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.cuda.feed import IN_FLIGHT
+from underclock.hw.cuda.launch_durations import GraphLaunch, mean_durations
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
 _MOST_EVENTS = 30_000  # more take longer to read than to happen
 _LEAST_LAUNCHES = IN_FLIGHT + 3  # those under way at both ends are seen in part, if at all
+_SETTLE_S = 0.3  # a profiler that starts may hold launches up, and then clocks rise
 _TRIES = 3
+_TEARDOWN = "TEARDOWN_CUPTI"  # PyTorch's variable
 _NOT_KERNELS = (("Memset (", NodeKind.MEMSET), ("Memcpy ", NodeKind.COPY))  # by their names
 _HINT = (
     "another profiler may hold the GPU's timestamps (Nsight, a job's own, DCGM's profiling "
-    "counters): end it and measure again"
+    "counters): end it and measure again; in a container CUPTI may be missing or forbidden"
 )
 
 
@@ -69,14 +74,15 @@ class CudaLoop:
         """
         watch_s = self._long_enough_s(for_s)
         for _ in range(_TRIES):
-            seen = self._watch(watch_s)
+            seen = self._watch(_SETTLE_S + watch_s)
             self.feed.progress()  # where nothing runs any more, this says why
             if not seen:
                 raise NotSupportedError(
                     "launches cannot be timed: PyTorch's profiler saw nothing that ran on the GPU",
                     hint=_HINT,
                 )
-            mean_s = mean_durations(seen, self.graphs)
+            settled = [launch for launch in seen if launch[0].start_s >= _SETTLE_S]
+            mean_s = mean_durations(settled, self.graphs)
             if mean_s is not None:
                 return self.round.durations(mean_s)
             watch_s *= 2
@@ -96,6 +102,11 @@ class CudaLoop:
         return max(min(for_s, most_s), _LEAST_LAUNCHES * launch_s)
 
     def _watch(self, for_s: float) -> list[list[TracedActivity]]:
+        if self.torch.autograd._profiler_enabled():  # noqa: SLF001 - a second one would end it
+            raise NotSupportedError(
+                "launches cannot be timed: a PyTorch profiler of this process is looking on",
+                hint="measure outside of it",
+            )
         try:
             return watched(self.torch, self.clock, for_s)
         except RuntimeError as exc:  # what PyTorch raises, a GPU that fell off the bus included
@@ -112,7 +123,10 @@ def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]
         RuntimeError: PyTorch cannot profile.
     """
     profiler = torch.profiler
-    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
+    with (
+        _stays_attached(),
+        profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile,
+    ):
         clock.sleep_s(for_s)
     on_gpu = torch.autograd.DeviceType.CUDA
     # Not `profile.events()`, which builds objects of its own: that takes minutes.
@@ -126,6 +140,23 @@ def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]
     for event in events:
         by_launch[event.correlation_id()].append(_activity(event, events[0].start_ns()))
     return list(by_launch.values())
+
+
+@contextmanager
+def _stays_attached() -> Iterator[None]:
+    """Keep PyTorch from detaching its profiler from the GPU afterwards, unless the user says so.
+
+    It would do so some time later, in a call of the thread that launches, and take the timestamps
+    from the next look (pytorch/kineto#1554); with CUDA before 12.6 the look after that crashes.
+    """
+    if _TEARDOWN in os.environ:
+        yield
+        return
+    os.environ[_TEARDOWN] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_TEARDOWN, None)
 
 
 def _activity(event: Any, begun_ns: int) -> TracedActivity:

@@ -78,6 +78,7 @@ class VirtualGpu:
         self._costs = Costs(self.constants, model.core_mhz)
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
         self._runs: LaunchLoop | None = None  # what runs, while it is its turn
+        self._launch_s = 0.0  # what a launch of it takes
         self._turn_s = math.inf
         self._power_loop = PowerLoop(
             margin_w=model.cap_margin_w,
@@ -299,6 +300,8 @@ class VirtualGpu:
         self.capped = self.core_mhz < self._wanted_mhz
         self._cost = self._costs.at(kernel, self.core_mhz, self.mem_mhz)
         self.power_w = self._cost.power_w(self.temperature_c) * noise
+        if self._runs is not None:
+            self._launch_s = self._cost.duration_s * self._runs.time_noise
 
     def _steady(self, kernel: KernelConstants) -> float:
         """Return the mean clock at which one kernel repeats, remembered until heat moves it."""
@@ -317,13 +320,11 @@ class VirtualGpu:
         stride_s = self._power_loop.to_tick_s(self.now_s)
         if self.neighbours:
             stride_s = min(stride_s, self._turn_s)
-        if self._runs is not None and not self._runs.single:
-            left_s = self._kernel_s(self._runs) * self._runs.left
+        runs = self._runs
+        if runs is not None and not runs.single:
+            left_s = self._launch_s * (runs.turn.times - runs.share)
             stride_s = min(stride_s, left_s + 1e-12)
         return stride_s
-
-    def _kernel_s(self, running: LaunchLoop) -> float:
-        return self._cost.duration_s * running.time_noise
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
@@ -338,6 +339,6 @@ class VirtualGpu:
         if self._mixed:
             self._power_loop.watch(self.now_s, stride_s, self.power_w, self.core_mhz, self.limit_w)
         if self._runs is not None:
-            self._runs.progress(stride_s, self._kernel_s(self._runs))
+            self._runs.progress(stride_s, self._launch_s)
         elif self.running is not None:
             self.running.wait(stride_s)

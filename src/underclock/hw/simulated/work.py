@@ -27,6 +27,7 @@ class LaunchLoop:
         launches: Whole rounds completed.
         elapsed_s: Since the loop began.
         completed_s: Of which until the last completion.
+        turn: The turn of that.
         took_s: Time spent in each place; waiting in the middle of a launch counts.
         done: Launches of each place completed; the last of them in part.
         single: Whether nothing takes turns.
@@ -42,6 +43,7 @@ class LaunchLoop:
     launches: int = 0
     elapsed_s: float = 0.0
     completed_s: float = 0.0
+    turn: Turn = field(init=False)
     took_s: list[float] = field(init=False)
     done: list[float] = field(init=False)
     single: bool = field(init=False)
@@ -49,15 +51,11 @@ class LaunchLoop:
     def __post_init__(self) -> None:
         """Look once; it is asked at every stride."""
         self.turns = self.turns or tuple(Turn(place, 1) for place in range(len(self.kernels)))
+        self.turn = self.turns[self.position]
         self.single = len(self.kernels) == 1
         self.hunts = self.hunts or not self.single
         places = 1 + max(turn.place for turn in self.turns)
         self.took_s, self.done = [0.0] * places, [0.0] * places
-
-    @property
-    def left(self) -> float:
-        """Launches left of the turn."""
-        return self.turns[self.position].times - self.share
 
     def progress(self, stride_s: float, kernel_s: float) -> None:
         """Count what a stride completed.
@@ -67,22 +65,23 @@ class LaunchLoop:
                 of rounds.
             kernel_s: Duration of a launch of the kernel that runs.
         """
-        turn = self.turns[self.position]
+        place, times = self.turn.place, self.turn.times
         launched = stride_s / kernel_s
-        self.took_s[turn.place] += stride_s
-        self.done[turn.place] += launched
+        self.took_s[place] += stride_s
+        self.done[place] += launched
         done = self.share + launched
         if self.single:
-            rounds = int((done + _ROUNDING) / turn.times)
+            rounds = int((done + _ROUNDING) / times)
             if rounds:
-                whole = rounds * turn.times
+                whole = rounds * times
                 self.launches += rounds
                 self.completed_s = self.elapsed_s + (whole - self.share) * kernel_s
                 done = max(0.0, done - whole)
             self.share = done
-        elif done >= turn.times - _ROUNDING:
+        elif done >= times - _ROUNDING:
             self.share = 0.0
-            self.position = (self.position + 1) % len(self.kernels)
+            self.position = (self.position + 1) % len(self.turns)
+            self.turn = self.turns[self.position]
             if self.position == 0:
                 self.launches += 1
                 self.completed_s = self.elapsed_s + stride_s
@@ -92,7 +91,7 @@ class LaunchLoop:
 
     def wait(self, stride_s: float) -> None:
         """Let time pass in which something else executes, or nothing."""
-        self.took_s[self.turns[self.position].place] += stride_s
+        self.took_s[self.turn.place] += stride_s
         self.elapsed_s += stride_s
 
 

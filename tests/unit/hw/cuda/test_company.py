@@ -1,5 +1,6 @@
 """What is said where a hot companion does not fit; memory that is made up."""
 
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -13,6 +14,10 @@ class FakeOutOfMemoryError(Exception):
     pass
 
 
+class Operand:
+    pass
+
+
 class FakeTorch:
     """A GPU with so many MiB free."""
 
@@ -21,17 +26,21 @@ class FakeTorch:
     def __init__(self, free_mib: int) -> None:
         self.free = free_mib * 2**20
         self.emptied = 0
+        self.first: weakref.ref[Operand] | None = None
         self.cuda = SimpleNamespace(
             empty_cache=self._empty, mem_get_info=lambda: (self.free, 80 * 2**30)
         )
 
     def _empty(self) -> None:
+        assert self.first is None or self.first() is None  # nothing is left of what did not fit
         self.emptied += 1
 
     def product(self, side: int) -> Callable[[], object]:
+        operand = Operand()
+        self.first = weakref.ref(operand)
         if 6 * side**2 > self.free:
-            raise FakeOutOfMemoryError
-        return lambda: side
+            raise FakeOutOfMemoryError(side)
+        return lambda: (operand, side)[1]
 
 
 @pytest.mark.parametrize(("free_mib", "side"), [(1000, 8192), (384, 8192), (383, 4096)])

@@ -1,5 +1,7 @@
 """Timing launches inside a loop, with a profiler that is made up."""
 
+import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
@@ -7,9 +9,9 @@ from typing import Any, Self
 
 import pytest
 
-from underclock.core.tracing.launch_durations import GraphLaunch
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Progress
+from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.rounds import Round
 from underclock.records import Mix
@@ -63,6 +65,7 @@ class FakeProfile:
 
     events_: Sequence[FakeEvent]
     fails: str = ""
+    detaches: str | None = None
 
     @property
     def profiler(self) -> Any:
@@ -77,7 +80,7 @@ class FakeProfile:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        pass
+        self.detaches = os.environ.get("TEARDOWN_CUPTI")
 
 
 @dataclass
@@ -85,10 +88,13 @@ class FakeTorch:
     """As much of PyTorch as profiling needs."""
 
     profiles: list[FakeProfile]
+    profiled: bool = False
 
     @property
     def autograd(self) -> Any:
-        return SimpleNamespace(DeviceType=SimpleNamespace(CUDA=_CUDA))
+        return SimpleNamespace(
+            DeviceType=SimpleNamespace(CUDA=_CUDA), _profiler_enabled=lambda: self.profiled
+        )
 
     @property
     def profiler(self) -> Any:
@@ -123,12 +129,21 @@ class FakeClock:
         self.slept_s.append(duration_s)
 
 
-def _round_events(launch: int, at_ns: int) -> list[FakeEvent]:
+_BEGUN_NS = 1_700_000_000_000_000_000  # as a profiler's clock counts
+
+
+def _round_events(launch: int, at_s: float = 0.5) -> list[FakeEvent]:
+    """Return what is seen of a round, so long after the profiler began."""
+    at_ns = _BEGUN_NS + round(at_s * 1e9)
     return [
         FakeEvent("Memset (Device)", at_ns, 1_000, launch),
         FakeEvent("mm", at_ns + 2_000, 100_000, launch),
         FakeEvent("spin", at_ns + 110_000, 50_000, launch),
     ]
+
+
+def _rounds() -> list[FakeEvent]:
+    return [*_round_events(1, 0.0), *_round_events(2)]
 
 
 def _loop(
@@ -154,10 +169,10 @@ def test_events_become_durations_by_launch_whatever_else_was_seen() -> None:
         FakeEvent("aten::mm", 0, 9_000_000, 1, device=_HOST),
         FakeEvent("cudaGraphLaunch", 0, 9_000, 5, device=_HOST),
         FakeEvent("a module", 0, 9_000_000, 5, annotation=True),
-        *_round_events(4, 1_700_000_000_000_000_000)[1:],  # under way as the profiler began
-        *_round_events(5, 1_700_000_000_001_000_000),
-        *_round_events(6, 1_700_000_000_002_000_000),
-        *_round_events(7, 1_700_000_000_003_000_000)[:1],
+        *_round_events(4, 0.0)[1:],  # under way as the profiler began
+        *_round_events(5, 0.5),
+        *_round_events(6, 0.501),
+        *_round_events(7, 0.502)[:1],
     ]
     durations = _loop([FakeProfile(events)]).durations(0.5)
 
@@ -166,35 +181,43 @@ def test_events_become_durations_by_launch_whatever_else_was_seen() -> None:
     assert durations.hot_s is None
 
 
+def test_rounds_right_after_the_profiler_began_do_not_count() -> None:
+    early = [dataclasses.replace(event, took=event.took // 2) for event in _round_events(1, 0.2)]
+    first = _round_events(3, 0.0)
+    durations = _loop([FakeProfile([*first, *early, *_round_events(2, 0.35)])]).durations(0.5)
+
+    assert durations.kernel_s == pytest.approx((101e-6,))
+
+
 def test_it_looks_on_for_some_launches_at_least_and_not_for_millions_of_events() -> None:
     # A launch takes 20 ms here: 10 rounds of 2 ms.
     seen = []
     for for_s, events in ((0.5, 30), (1e-3, 30), (0.5, 30_000)):
         clock = FakeClock()
-        _loop([FakeProfile(_round_events(1, 0))], clock=clock, events=events).durations(for_s)
+        _loop([FakeProfile(_rounds())], clock=clock, events=events).durations(for_s)
         seen += clock.slept_s
-    assert seen == pytest.approx([0.5, 0.12, 0.12])
+    assert seen == pytest.approx([0.3 + 0.5, 0.3 + 0.12, 0.3 + 0.12])
 
 
 def test_a_loop_of_which_no_launch_ended_yet_is_looked_at_as_long_as_asked() -> None:
     clock = FakeClock()
-    profiles = [FakeProfile(_round_events(1, 0))]
-    _loop(profiles, clock=clock, feed=FakeFeed(launches=0)).durations(0.3)
-    assert clock.slept_s == [0.3]
+    profiles = [FakeProfile(_rounds())]
+    _loop(profiles, clock=clock, feed=FakeFeed(launches=0)).durations(0.7)
+    assert clock.slept_s == pytest.approx([0.3 + 0.7])
 
 
 def test_what_is_seen_in_part_only_is_looked_at_again_for_longer() -> None:
     clock = FakeClock()
-    part = FakeProfile(_round_events(1, 0)[1:])
-    profiles = [part, FakeProfile(_round_events(2, 0))]
+    part = FakeProfile([*_round_events(1, 0.0), *_round_events(2)[1:]])
+    profiles = [part, FakeProfile(_rounds())]
     assert isinstance(_loop(profiles, clock=clock).durations(0.5), Durations)
-    assert clock.slept_s == [0.5, 1.0]
+    assert clock.slept_s == [0.3 + 0.5, 0.3 + 1.0]
 
 
 def test_graphs_that_are_never_seen_whole_are_an_error() -> None:
-    part = FakeProfile(_round_events(1, 0)[1:])
+    part = FakeProfile([*_round_events(1, 0.0), *_round_events(2)[1:]])
     with pytest.raises(
-        MeasurementError, match=r"in 2\.0 s the profiler saw 1 graphs launched"
+        MeasurementError, match=r"in 2\.0 s the profiler saw 2 graphs launched"
     ) as caught:
         _loop([part] * 3).durations(0.5)
     assert "another program" in caught.value.hint
@@ -205,6 +228,27 @@ def test_where_the_timestamps_are_taken_that_is_said() -> None:
     with pytest.raises(NotSupportedError, match="saw nothing that ran on the GPU") as caught:
         _loop([FakeProfile([host])]).durations(0.5)
     assert "another profiler" in caught.value.hint
+
+
+@pytest.mark.parametrize(("said", "used"), [(None, "0"), ("1", "1")])
+def test_the_profiler_stays_attached_unless_the_user_says_otherwise(
+    said: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    if said is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", said)
+    profile = FakeProfile(_rounds())
+    _loop([profile]).durations(0.5)
+
+    assert profile.detaches == used
+    assert os.environ.get("TEARDOWN_CUPTI") == said
+
+
+def test_a_profiler_of_ones_own_is_not_ended() -> None:
+    loop = _loop([FakeProfile(_rounds())])
+    loop.torch.profiled = True
+    with pytest.raises(NotSupportedError, match="of this process is looking on"):
+        loop.durations(0.5)
 
 
 def test_a_profiler_that_cannot_start_is_a_sentence() -> None:
@@ -222,7 +266,7 @@ def test_a_gpu_lost_meanwhile_is_no_matter_of_profilers() -> None:
             feed.error = "a launch failed: the GPU fell off the bus"
             raise RuntimeError("CUDA error: unspecified launch failure")
 
-    for profile in (Lost([]), Lost(_round_events(1, 0))):
+    for profile in (Lost([]), Lost(_rounds())):
         feed.error = ""
         with pytest.raises(DeviceError, match="fell off the bus"):
             _loop([profile], feed=feed).durations(0.5)

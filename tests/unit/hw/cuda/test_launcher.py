@@ -1,0 +1,107 @@
+"""Launching kernels of a captured step in company, on a GPU that is made up."""
+
+from typing import Any
+
+import pytest
+
+from underclock.errors import MeasurementError, UsageError
+from underclock.hw.base import Durations, Loop, Progress
+from underclock.hw.clock import SystemClock
+from underclock.records import Kernel, Mix
+
+_PRODUCT_S = 2e-3  # of the companion on this GPU
+_STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
+
+
+def _launched(loop: Loop) -> Progress:
+    while not (progress := loop.progress()).launches:
+        SystemClock().sleep_s(1e-3)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("names", "mix", "expected"),
+    [
+        (["mm"], None, Durations(kernel_s=(3e-3,))),
+        (["norm"], Mix(launches=4, hot=2), Durations(kernel_s=(1e-4,), hot_s=_PRODUCT_S)),
+        (
+            ["mm", "gelu"],
+            Mix(launches=2, idle_s=1e-3),
+            Durations(kernel_s=(3e-3, 4e-4), idle_s=1e-3),
+        ),
+        ([*_STEP], None, Durations(kernel_s=(1e-4, 3e-3, 4e-4))),
+        (
+            [*_STEP],
+            Mix(launches=3, hot=1, idle_s=5e-3),
+            Durations(kernel_s=(1e-4, 3e-3, 4e-4), hot_s=_PRODUCT_S, idle_s=5e-3),
+        ),
+        ([], Mix(hot=1, idle_s=1e-3), Durations(kernel_s=(), hot_s=_PRODUCT_S, idle_s=1e-3)),
+    ],
+    ids=["alone", "hot", "some", "step", "step in company", "company"],
+)
+def test_rounds_take_what_is_launched_in_them_and_launches_are_told_apart(
+    machine: Any, names: list[str], mix: Mix | None, expected: Durations
+) -> None:
+    launcher = machine.launcher(**_STEP)
+    with launcher.loop([Kernel(name=name) for name in names], mix) as loop:
+        progress = _launched(loop)
+        durations = loop.durations(1e-3)
+
+    mix = mix or Mix()
+    round_s = mix.launches * sum(expected.kernel_s) if names else 0.0
+    round_s += mix.hot * (expected.hot_s or 0.0) + (expected.idle_s or 0.0)
+    assert progress.elapsed_s / progress.launches == pytest.approx(round_s)
+    assert durations.kernel_s == pytest.approx(expected.kernel_s)
+    assert (durations.hot_s, durations.idle_s) == pytest.approx((expected.hot_s, expected.idle_s))
+
+
+def test_a_launch_takes_long_enough_however_short_the_round(machine: Any) -> None:
+    launcher = machine.launcher(norm=1e-4)
+    with launcher.loop([Kernel(name="norm")], Mix(idle_s=1e-4)) as loop:
+        _launched(loop)
+    _, nodes = machine.launched[-1]
+
+    assert sum(node.takes_s for node in nodes) == pytest.approx(20e-3, rel=0.02)
+    assert [node.name for node in nodes[:3]] == ["norm", "spin", "norm"]
+
+
+def test_company_is_captured_once(machine: Any) -> None:
+    launcher = machine.launcher(**_STEP)
+    free = machine.free
+    for _ in range(3):
+        with launcher.loop([], Mix(hot=1, idle_s=1e-3)) as loop:
+            _launched(loop)
+
+    assert free - machine.free == 3 * 2 * 8192**2
+    assert len(machine.graphs) == 3  # the step's, the companion's and idling
+    assert launcher.notes() == ()
+
+
+def test_a_smaller_companion_is_noted(machine: Any) -> None:
+    machine.free = 100 * 2**20
+    launcher = machine.launcher(**_STEP)
+    with launcher.loop([], Mix(hot=1)) as loop:
+        _launched(loop)
+
+    (note,) = launcher.notes()
+    assert "a product of 4096x4096" in note
+
+
+def test_where_no_companion_fits_idling_still_runs(machine: Any) -> None:
+    machine.free = 2**20
+    launcher = machine.launcher(**_STEP)
+    with (
+        pytest.raises(MeasurementError, match="hot companion does not fit"),
+        launcher.loop([], Mix(hot=1)),
+    ):
+        pytest.fail("the block must not run")
+    with launcher.loop([], Mix(idle_s=1e-3)) as loop:
+        _launched(loop)
+
+
+def test_what_is_not_of_the_step_or_nothing_at_all_is_refused(machine: Any) -> None:
+    launcher = machine.launcher(**_STEP)
+    with pytest.raises(UsageError, match="no kernel 'softmax'"):
+        launcher.loop([Kernel(name="softmax")], Mix()).__enter__()
+    with pytest.raises(ValueError, match="no company"):
+        launcher.loop([]).__enter__()
