@@ -50,6 +50,7 @@ class _Curve:
         coefficients: Highest power first. Shape (P,).
         covariance: Of these. Shape (P, P).
         misfit: What the curve leaves over, as a fraction.
+        of_idle: By how much it moves with what idling was assumed to draw. Shape (P,).
     """
 
     lowest: float
@@ -57,15 +58,17 @@ class _Curve:
     coefficients: Floats
     covariance: Floats
     misfit: float
+    of_idle: Floats
 
     @classmethod
-    def of(cls, core_mhz: Floats, power_w: Floats, spread: Floats) -> "_Curve":
+    def of(cls, core_mhz: Floats, power_w: Floats, spread: Floats, of_idle: Floats) -> "_Curve":
         """Fit measurements.
 
         Args:
             core_mhz: Shape (N,).
             power_w: Shape (N,).
             spread: Standard deviations, as fractions. Shape (N,).
+            of_idle: Standard deviations that all have in common, as fractions. Shape (N,).
         """
         log_mhz, log_w = np.log(core_mhz), np.log(power_w)
         apart = len(np.unique(np.round(core_mhz / 15.0)))  # a clock bin: closer ones are the same
@@ -85,6 +88,7 @@ class _Curve:
             coefficients=np.concatenate([coefficients, [middle]]),
             covariance=covariance,
             misfit=math.sqrt(max(excess, 0.0)) * float(spread.mean()),
+            of_idle=covariance @ (columns.T @ (of_idle / spread**2)),
         )
 
     def at(self, core_mhz: float) -> tuple[float, float]:
@@ -95,7 +99,7 @@ class _Curve:
         beyond = max(self.lowest - x, x - self.highest, 0.0)
         known2 = float(column @ self.covariance @ column)
         # Outside what was measured nobody saw the curve: a slope of one is all that is expected.
-        spread = math.hypot(math.sqrt(known2), self.misfit, beyond)
+        spread = math.hypot(math.sqrt(known2), self.misfit, float(column @ self.of_idle), beyond)
         return math.exp(float(column @ coefficients)), spread
 
 
@@ -108,14 +112,12 @@ class Company:
         fastest_mem_mhz: Memory clock of a GPU left to itself.
         idle: Idling as measured.
         hot: Power of the companion by core clock, for each memory clock.
-        hot_s: How long a launch of it takes, as read: core clock and s, for each memory clock.
     """
 
     shape: GpuConstants
     fastest_mem_mhz: float
     idle: tuple[_Idle, ...] = ()
     hot: dict[float, _Curve] = field(default_factory=dict)
-    hot_s: dict[float, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -140,19 +142,22 @@ class Company:
             if not sample.mix.hot
         )
         company = cls(shape=shape, fastest_mem_mhz=fastest_mem_mhz, idle=idle)
-        hot: dict[float, list[tuple[float, float, float, float]]] = {}
+        hot: dict[float, list[tuple[float, ...]]] = {}
         for sample in alone:
             if not sample.mix.hot or sample.hot_s is None:
                 continue
             mem_mhz = float(sample.asked.mem_mhz or fastest_mem_mhz)
             left = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
             if left is not None and left.spread_w < left.mean_w:
-                row = sample.core_mhz, left.mean_w, left.spread_w / left.mean_w, sample.hot_s
+                noise_w = WINDOW_NOISE * sample.round_j / (sample.mix.hot * sample.hot_s)
+                of_idle = math.sqrt(max(left.spread_w**2 - noise_w**2, 0.0))
+                row = (
+                    sample.core_mhz,
+                    *(w / left.mean_w for w in (left.mean_w**2, noise_w, of_idle)),
+                )
                 hot.setdefault(mem_mhz, []).append(row)
         for mem_mhz, rows in hot.items():
-            core, power_w, spread, hot_s = np.array(rows).T
-            company.hot[mem_mhz] = _Curve.of(core, power_w, spread)
-            company.hot_s[mem_mhz] = tuple(zip(core.tolist(), hot_s.tolist(), strict=True))
+            company.hot[mem_mhz] = _Curve.of(*np.array(rows).T)
         return company
 
     def idle_w(self, core_mhz: float, mem_mhz: float, temperature_c: float) -> Draw | None:

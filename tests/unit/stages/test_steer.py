@@ -1,0 +1,251 @@
+"""Steering campaigns on simulated GPUs: complete, resumable, and honest about what they reach."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from underclock.core.model.estimate import estimate
+from underclock.core.steering.agenda import ALONE, Wanted
+from underclock.core.steering.taking_off import reach_mhz, told
+from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.hw.base import Durations, Reading
+from underclock.hw.measurer import BRISK, GpuMeasurer
+from underclock.hw.simulated.rig import simulated_rig
+from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, SampleSet, Step
+from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
+from underclock.stages.measure import Tally, measure
+from underclock.stages.recording import Recorder
+from underclock.stages.steer import SteeringRun
+from underclock.store import SampleFile
+
+_STEER = Campaign(clocks=ClockControl.STEER, max_samples=20)
+
+
+def _step() -> Step:
+    """Return a step of a product, two memory-bound kernels and a small one."""
+    return Step(
+        name="small",
+        kernels=(
+            Kernel(name="gemm", count=2, kind=Kind.GEMM, flops=6e12, bytes_moved=2e9),
+            Kernel(name="softmax", kind=Kind.MEMORY, flops=2e10, bytes_moved=1.2e10),
+            Kernel(name="copy", kind=Kind.MEMORY, flops=1e6, bytes_moved=8e9),
+        ),
+        order=(0, 1, 0, 2),
+    )
+
+
+def _steer(path: Path, campaign: Campaign = _STEER, *, gpu: str = "sim:h200", **more: object):  # noqa: ANN202
+    return measure(_step(), gpu=gpu, to=path, campaign=campaign, seed=3, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("steered") / "samples.db"
+    _steer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def steered(file: Path) -> SampleSet:
+    return SampleFile.read(file)
+
+
+def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSet) -> None:
+    assert [(s.kernel, s.mix) for s in steered.mixed[:5]] == [
+        *[("", ALONE)] * 4,
+        ("", Mix(launches=0, idle_s=0.02)),
+    ]
+    assert len(steered.in_situ) == 4
+    assert [s.kernel for s in steered.samples] == ["gemm", "softmax", "copy"]
+    assert all(s.asked == AUTO for s in (*steered.samples, *steered.mixed))
+    assert all(len(s.kernel_s) == 3 for s in steered.mixed if not s.kernel and s.mix.launches)
+    reach = reach_mhz(steered)
+    assert reach is not None
+    assert reach[0] < 1930.0
+    assert reach[1] == 1980.0
+    fit = estimate(steered)
+    assert fit.can.any(axis=1).all()
+    assert {c.mem_mhz for c in fit.posterior.settings} == {None}
+    assert min(c.core_mhz or 0 for c in fit.posterior.settings) >= reach[0] - 15.0
+
+
+def test_a_kernel_of_the_step_has_the_mean_of_its_launches(steered: SampleSet) -> None:
+    whole = steered.mixed[0]
+    sum_s = sum(each_s * k.count for each_s, k in zip(whole.kernel_s, steered.kernels, strict=True))
+    assert sum_s == pytest.approx(whole.round_s, rel=0.01)
+
+
+def test_a_campaign_that_was_cut_off_goes_on_where_it_stopped(
+    tmp_path: Path, steered: SampleSet
+) -> None:
+    path = tmp_path / "samples.db"
+    for most in (3, 9, 20):
+        _steer(path, Campaign(clocks="steer", max_samples=most))  # type: ignore[arg-type]
+        assert len(SampleFile.read(path).mixed) == most
+    resumed = SampleFile.read(path)
+
+    assert [s.kernel for s in resumed.mixed[:15]] == [s.kernel for s in steered.mixed[:15]]
+    assert len(resumed.samples) == 3
+    assert len(resumed.in_situ) == 4
+
+
+def test_what_was_cut_off_between_a_sample_and_its_company_goes_on(
+    tmp_path: Path, file: Path
+) -> None:
+    path = tmp_path / "samples.db"
+    shutil.copy(file, path)
+    with SampleFile.open(path, writable=True) as opened:
+        last = opened.sample_set().in_situ[-1]
+        opened.append(msgspec.structs.replace(last, repeat=4), in_situ=True)
+    before = SampleFile.read(path)
+    _steer(path, Campaign(clocks=ClockControl.STEER, max_samples=21))
+
+    assert len(SampleFile.read(path).mixed) == len(before.mixed) + 1
+
+
+def test_a_finished_budget_takes_nothing_more(tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "samples.db"
+    shutil.copy(file, path)
+    before = SampleFile.read(path)
+    _steer(path)
+
+    assert SampleFile.read(path).mixed == before.mixed
+
+
+def test_a_budget_ends_a_campaign(tmp_path: Path) -> None:
+    seen: list[Tally] = []
+    samples = _steer(
+        tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, budget_s=150.0), progress=seen.append
+    )
+
+    assert 0 < len(samples.mixed) < 20
+    assert seen[-1].doing == "done"
+    assert seen[-1].budget_s == 150.0
+    assert 150.0 <= seen[-1].gpu_s < 160.0
+
+
+def test_a_budget_that_ends_in_warming_up_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="tells nothing"):
+        _steer(tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, budget_s=1.0))
+
+
+def test_a_gpu_that_never_reaches_its_cap_is_measured_where_it_runs(tmp_path: Path) -> None:
+    samples = _steer(tmp_path / "s.db", gpu="sim:a100")
+
+    assert {s.core_mhz for s in samples.mixed} == {1410.0}
+    assert "nothing steers this GPU" in told(samples)[0]
+
+
+def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:
+    with simulated_rig("h200") as rig:
+        free, bound = (
+            GpuMeasurer(
+                rig.gpu,
+                rig.launcher,
+                rig.clock,
+                evidence=Evidence.SIMULATED,
+                measuring=BRISK,
+                may_lock=may_lock,
+            )
+            for may_lock in (True, False)
+        )
+        assert not Campaign().steers(free)
+        assert Campaign(clocks=ClockControl.STEER).steers(free)
+        assert Campaign().steers(bound)
+        assert Campaign(grid=Grid.ADAPTIVE).steers(bound)
+        for other in (
+            Campaign(clocks=ClockControl.LOCK),
+            Campaign(grid=Grid.COARSE),
+            Campaign(core_mhz=(None,)),
+        ):
+            assert not other.steers(bound)
+        settings = settings_of(bound, Campaign())
+        assert settings[0] == AUTO
+        assert settings[1] == Clocks(core_mhz=1980)
+        header, points = survey(bound, _step(), Campaign())
+        assert header.settings == settings
+        assert points == [(AUTO, list(_step().kernels))]
+
+
+def test_a_table_cannot_be_steered(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j\nG,a,,,1.0,100\nG,a,900,,1,90\n")
+
+    with pytest.raises(NotSupportedError, match="takes a GPU that runs kernels"):
+        measure(gpu=f"replay:{table}", to=tmp_path / "s.db", campaign=_STEER)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"grid": "coarse"}, {"grid": "full"}, {"core_mhz": (900,)}, {"mem_mhz": (1,)}, {"repeats": 2}],
+)
+def test_steering_to_what_only_locks_reach_is_refused(more: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"held|sets no clocks"):
+        Campaign(clocks=ClockControl.STEER, **more)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="clocks"):
+        Campaign(clocks="push")  # type: ignore[arg-type]
+
+
+class _Blind:
+    """A measurer whose readings lack something."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def warm(self, kernels: object) -> float:
+        del kernels
+        return 55.0
+
+    def takes_s(self, launch_s: float) -> float:
+        return launch_s
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def measure(self, *args: object, **more: object) -> Reading:
+        del args, more
+        return self._reading
+
+
+@pytest.mark.parametrize("missing", ["core_mhz", "durations"])
+def test_readings_without_clock_or_durations_are_refused(
+    tmp_path: Path, file: Path, missing: str
+) -> None:
+    path = tmp_path / "samples.db"
+    header = msgspec.structs.replace(
+        SampleFile.read(file), samples=(), in_situ=(), mixed=(), warnings=()
+    )
+    fields: dict[str, object] = {
+        "core_mhz": 1800.0,
+        "core_spread_mhz": 1.0,
+        "durations": Durations(kernel_s=(1.0, 1.0, 1.0, 1.0)),
+        missing: None,
+    }
+    reading = Reading(time_s=1.0, energy_j=300.0, **fields)  # type: ignore[arg-type]
+    with SampleFile.create(path, header) as made:
+        run = SteeringRun(
+            Recorder(_Blind(reading), made),  # type: ignore[arg-type]
+            _STEER,
+            lambda _doing: None,
+            in_situ=True,
+        )
+        with pytest.raises(MeasurementError, match="could not be read"):
+            run.run()
+
+
+def test_kernels_may_be_steered_without_the_whole_step(tmp_path: Path) -> None:
+    samples = _steer(
+        tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, in_situ=False, max_samples=12)
+    )
+
+    assert not samples.in_situ
+    assert all(s.kernel or not s.kernel_s for s in samples.mixed)
+
+
+def test_what_is_wanted_can_be_told_apart() -> None:
+    assert Wanted("a", ALONE) != Wanted("a", Mix(hot=1))
