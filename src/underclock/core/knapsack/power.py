@@ -61,7 +61,13 @@ def within_power(
             return math.inf
         return met(np.array(solution.choice, dtype=np.int64), solution.bound_j - added_j)
 
-    search = WindowSearch(windows=windows, solve=solve, launches=len(order), rounds=rounds)
+    search = WindowSearch(
+        windows=windows,
+        solve=solve,
+        launches=len(order),
+        rounds=rounds,
+        latest_s=problem.budget_s,
+    )
     for choice in start:
         time_s = math.fsum(problem.time_s[np.arange(len(choice)), choice])
         if time_s <= problem.budget_s and time_s < math.inf:

@@ -127,6 +127,7 @@ class WindowSearch:
         solve: Finds the best choice at given multipliers.
         launches: How many there are.
         rounds: Most choices to look for.
+        latest_s: Most time; below the limit it takes no more energy than the limit times this.
         met: All that were met.
         best: The cheapest within the limit; ``None`` if none was met.
         bound_j: No choice within the limit costs less.
@@ -136,6 +137,7 @@ class WindowSearch:
     solve: Solve
     launches: int
     rounds: int
+    latest_s: float
     met: list[Met] = field(default_factory=list)
     best: Met | None = None
     bound_j: float = -math.inf
@@ -186,6 +188,9 @@ class WindowSearch:
         self.offer(met)
         if len(self._counts) == 1:
             self.bound_j = max(self.bound_j, met.bound_j)
+            if self.bound_j > self.windows.limit_w * self.latest_s * (1.0 + 2.0 * _SLACK):
+                self.bound_j = math.inf
+                return None
         return self._energy(met) + float(each @ self._beyond(met))
 
     def _promised(self) -> tuple[float, Floats]:

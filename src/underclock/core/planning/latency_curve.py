@@ -68,8 +68,6 @@ def latency_curve(
         if schedule.energy_j * (1.0 - SOLVER.gap) <= shortest.bound_j:
             least_j = min(shortest.bound_j, schedule.energy_j)
             schedule = dataclasses.replace(schedule, bound_j=least_j)
-        elif latency_s == latencies_s[-1] and shortest.energy_j <= schedule.energy_j:
-            schedule = shortest
         else:
             previous = [] if schedule.gap is None else [schedule.choice]
             schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])

@@ -71,7 +71,13 @@ def within_power(
             return schedule.bound_j if not each.any() else -math.inf
         return met(schedule.choice, schedule.bound_j - added_j)
 
-    search = WindowSearch(windows=windows, solve=solve, launches=len(problem.order), rounds=rounds)
+    search = WindowSearch(
+        windows=windows,
+        solve=solve,
+        launches=len(problem.order),
+        rounds=rounds,
+        latest_s=problem.latest_s,
+    )
     for choice in start:
         if not violations(problem, choice):
             search.offer(met(choice, -math.inf))

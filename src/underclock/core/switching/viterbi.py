@@ -75,7 +75,7 @@ class _Product:
         least_anywhere = (self.flat + self.most).min()
         on = (self.flat + self.least < least_anywhere).nonzero()[0]
         if len(on) == 0:
-            on = self.flat.argmin().reshape(1)
+            on = (self.flat + self.most).argmin().reshape(1)
         # A source left out may still be best for its own setting, where it stays for nothing.
         np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
 

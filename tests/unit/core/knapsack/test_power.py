@@ -160,6 +160,7 @@ def test_a_start_within_the_limit_is_not_made_worse() -> None:
 
 def test_no_choice_within_the_budget_is_proven_and_none_below_the_limit_is_not() -> None:
     problem, order, _ = drawn(3)
+    problem = Problem(time_s=problem.time_s, energy_j=problem.energy_j)
     late = Problem(time_s=problem.time_s, energy_j=problem.energy_j, budget_s=0.0)
     hopeless, cold = PowerWindows(limit_w=1e5), PowerWindows(limit_w=1.0)
 
@@ -174,3 +175,12 @@ def test_an_order_of_other_groups_is_refused(order: list[int]) -> None:
     problem = Problem(time_s=np.ones((2, 1)), energy_j=np.ones((2, 1)))
     with pytest.raises(ValueError, match="each of 2 groups"):
         within_power(problem, Exact(), PowerWindows(limit_w=1.0), np.array(order))
+
+
+def test_more_energy_than_the_limit_gives_in_the_time_is_proven_impossible_at_once() -> None:
+    problem, order, _ = drawn(3)
+    problem = Problem(time_s=problem.time_s, energy_j=problem.energy_j, budget_s=10.0)
+
+    none = within_power(problem, Exact(), PowerWindows(limit_w=0.01), order, rounds=1)
+    assert none.status is Status.INFEASIBLE
+    assert none.bound_j == math.inf

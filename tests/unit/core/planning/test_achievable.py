@@ -110,6 +110,15 @@ def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
     assert point.gap <= 1e-4
 
 
+def test_a_gap_left_at_the_shortest_latency_leaves_no_point_worse_than_a_longer_one() -> None:
+    for seed in range(6):
+        costs = table(seed=seed)
+        curve = latency_curve(costs, order_of(costs), rules(max_slowdown=0.02, max_switches=3), [])
+        energies = [point.energy_change or 0.0 for point in curve]
+        assert energies[0] <= energies[1]
+        assert all(point.gap is not None and point.gap >= 0.0 for point in curve)
+
+
 def test_progress_is_told_from_nothing_done_to_all() -> None:
     costs = table(passes=(Pass.FORWARD,))
     told: list[tuple[int, int, str]] = []
