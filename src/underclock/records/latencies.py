@@ -166,6 +166,14 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         for switch in self.switches:
             if _key(switch) == (domain, from_mhz, to_mhz):
                 return switch
+        return self.from_anywhere(domain, to_mhz)
+
+    def from_anywhere(self, domain: Domain, to_mhz: int | None) -> Switch:
+        """Return the switch that stands for those to a target whose origin was not sampled.
+
+        Raises:
+            DataError: No switch of the domain was sampled.
+        """
         known = self.targets(domain)
         if not known:
             raise DataError(

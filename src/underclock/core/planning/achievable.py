@@ -32,7 +32,7 @@ from underclock.records import (
     Status,
     Strategy,
 )
-from underclock.records.latencies import Domain, LatencyTable, mhz_of
+from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
 
 # A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
 # mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
@@ -43,8 +43,8 @@ _ROUNDS = 6  # of aims below the time budget
 _SMALL = 1e-6  # of auto's time
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
-SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, component_labels=50_000)
-"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
+SOLVER = CyclicExact(gap=1e-4, effort=600_000, max_labels=1_000_000, component_labels=50_000)
+"""Stops at a ten-thousandth of the energy, or after half a second of looking."""
 
 
 class ScheduleRisk(Protocol):
@@ -169,14 +169,23 @@ class _Changes:
             domain: Whose clocks.
             mhz: The clock of each setting. Length S.
         """
-        clocks = list(dict.fromkeys(mhz))
+        clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
         taken = np.zeros((4, len(clocks), len(clocks)))
-        for (a, before), (b, after) in itertools.permutations(enumerate(clocks), 2):
-            change = latencies.answer(domain, before, after)
-            taken[:, a, b] = change.call_s, change.delay_s, change.jitter_s, change.stall_s
-        which = [clocks.index(each) for each in mhz]
+        if len(clocks) > 1:
+            for after, column in clocks.items():
+                taken[:, :, column] = _parts(latencies.from_anywhere(domain, after))[:, None]
+        for switch in latencies.switches:
+            if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= clocks.keys():
+                at = clocks[switch.from_mhz], clocks[switch.to_mhz]
+                taken[:, *at] = _parts(switch)
+        taken[:, range(len(clocks)), range(len(clocks))] = 0.0
+        which = [clocks[each] for each in mhz]
         call_s, delay_s, jitter_s, stall_s = taken[:, which][:, :, which]
         return cls(call_s=call_s, delay_s=delay_s, jitter_s=jitter_s, stall_s=stall_s)
+
+
+def _parts(switch: Switch) -> Floats:
+    return np.array([switch.call_s, switch.delay_s, switch.jitter_s, switch.stall_s])
 
 
 def _mismatch(settings: Sequence[Clocks]) -> Floats:
