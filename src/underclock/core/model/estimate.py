@@ -156,8 +156,9 @@ def estimate(
     if whole:
         settings = tuple(clocks for clocks in settings if clocks.core_mhz is not None)
     rows, model = fit_rows(sample_set, settings)
+    limit_w = rows.peak_w if whole else rows.limit_w
     posterior = posterior_of(
-        model, settings, temperature_c=temperature_of(sample_set), cap=not whole
+        model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
     )
     exact = sample_set.evidence is Evidence.REPLAYED
     log_s, log_w, repeats = _measured(sample_set, settings)

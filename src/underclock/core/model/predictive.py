@@ -23,7 +23,7 @@ _BATCH = 64  # kernels; bounds the memory that many settings take
 
 
 def posterior_of(
-    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float, cap: bool = True
+    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float, limit_w: float
 ) -> Posterior:
     """Predict every kernel at every setting.
 
@@ -31,11 +31,11 @@ def posterior_of(
         model: The fit.
         settings: Locked clocks; a part left to auto runs at the fastest seen.
         temperature_c: At which to predict.
-        cap: Whether a kernel runs alone, held by the power cap where it draws too much; else at
-            the clocks that are asked for, as it may in a step.
+        limit_w: Power that holds a kernel which draws more: the cap, where it runs alone; in a
+            step, what the GPU lets none exceed; ``inf`` for nothing.
     """
     core_mhz, mem_mhz = clocks_of(model.rows, settings)
-    where = _Where(core_mhz, mem_mhz, temperature_c, model.rows.limit_w if cap else math.inf)
+    where = _Where(core_mhz, mem_mhz, temperature_c, limit_w)
     bounds = model.rows.bounds
     shape = (2, len(model.rows.names), len(settings))
     log, discrepancy = np.empty(shape), np.empty(shape)

@@ -64,6 +64,7 @@ class Rows:
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
             it was not seen. Locks above it do not hold.
+        peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
     """
 
@@ -79,6 +80,7 @@ class Rows:
     mem_points_mhz: Floats
     limit_w: float
     ceiling_mhz: float
+    peak_w: float = math.inf
     idle: tuple[Idling, ...] = ()
 
     @property
