@@ -251,11 +251,12 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
     ran = [one for one in cells if one.arm is not None]
     if not ran:
         return
-    for what, off, wanted in (
+    judged: tuple[tuple[str, Callable[[Cell], float], float], ...] = (
         ("time", lambda one: abs(one.time_off), WITHIN_TIME),
         ("energy", lambda one: abs(one.energy_off), WITHIN_ENERGY),
         ("time beyond the budget", lambda one: one.over, WITHIN_BUDGET),
-    ):
+    )
+    for what, off, wanted in judged:
         worst = max(ran, key=off)
         kept = sum(off(one) <= wanted for one in ran)
         yield (

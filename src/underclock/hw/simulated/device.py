@@ -290,12 +290,11 @@ class VirtualGpu:
             mem = model.mem_mhz[-1] if model.p2_mem_mhz is None else model.p2_mem_mhz
         if own is None:
             core = self._locks.allowed(Domain.CORE, core)
-            mem = self._locks.allowed(Domain.MEMORY, mem)
+            mem = snap(self._locks.allowed(Domain.MEMORY, mem), model.mem_mhz)
         else:
             core = own.core_mhz or core
-            mem = own.mem_mhz or mem
+            mem = snap(own.mem_mhz or mem, model.mem_mhz)
         wanted = float(snap(min(core, ceiling), model.core_mhz))
-        mem = snap(mem, model.mem_mhz)
         low_core = model.low_mem_core_mhz
         if low_core is not None and mem == model.mem_mhz[0] and wanted > low_core:
             mem = model.mem_mhz[1]
