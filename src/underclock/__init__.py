@@ -9,7 +9,8 @@ The stages are functions here; what they take and return are the records::
     underclock.write_report(plan, to="report.html", validation=validation)
 
 * what stages are asked: `Campaign` and `Grid`, `Protocol`, `Goal` with `Objective`, `Granularity`
-  and `Aggregate` (as text too: ``Goal(objective="energy")``), `Switching`, `LatencyTable`
+  and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`, `Switching`,
+  `LatencyTable`
 * what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Prediction`, `Score`, `GpuFit`; and
   the records that these are made of
 * what they tell meanwhile: `Tally`
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from underclock.records import (
+        Accounting,
         Aggregate,
         Arm,
         Choice,
@@ -88,6 +90,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "Accounting": "records",
     "Aggregate": "records",
     "Arm": "records",
     "Campaign": "stages.campaign",
@@ -159,6 +162,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Accounting",
     "Aggregate",
     "Arm",
     "Campaign",

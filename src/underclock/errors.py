@@ -10,6 +10,7 @@
   * MeasurementError (5)          the numbers cannot be trusted: measure again
   * InfeasibleError (6)           no choice of clocks meets the budget: loosen it
 
+`underclock plan` also ends with 6, its plan written, where free switching alone keeps the budget.
 `underclock validate` ends with 7 where a plan did not keep its promise, and with 8 where the runs
 do not decide it: answers, not errors.
 A bad argument from Python code is a plain ``ValueError``.

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet, Utilisation
+from underclock.records import (
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Sample,
+    SampleSet,
+    ThrottleReason,
+    Utilisation,
+)
 from underclock.store import SampleFile
 
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
@@ -35,11 +44,21 @@ def samples() -> str:
         warnings=("a neighbour computes",),
     )
     full = Clocks(core_mhz=1980, mem_mhz=2619)
+    low = Clocks(core_mhz=1700)
     with SampleFile.create(Path("samples.db"), header) as file:
         for name, energy_j, busy in (("copy", 25.0, _DRAM), ("gemm", 75.0, _TENSOR)):
             file.append(
-                Sample(kernel=name, time_s=1.0, energy_j=energy_j, observed=full, utilisation=busy)
+                Sample(
+                    kernel=name,
+                    time_s=1.0,
+                    energy_j=energy_j,
+                    observed=full,
+                    throttle_reasons=ThrottleReason.NONE,
+                    utilisation=busy,
+                )
             )
+            slower_s = 1.16 if name == "gemm" else 1.01
+            file.append(Sample(kernel=name, asked=low, time_s=slower_s, energy_j=energy_j))
     return "samples.db"
 
 
@@ -51,9 +70,10 @@ def test_four_tables_for_people_and_what_is_within_reach(
 
     words = " ".join(said.out.split())
     assert "train on G at auto clocks: measured" in words
-    for title in ("by pass", "by operator", "by what bounds the kernel", "by clock"):
+    for title in ("by pass", "by operator", "by what bounds the kernel", "how time follows"):
         assert title in words
-    assert "use 25.0% of the energy at the full core clock (1980 MHz)" in words
+    assert "25.0% of its energy goes to kernels whose time does not follow the core" in words
+    assert "at which core clock the step runs is unknown" in words
     assert "warning: a neighbour computes" in said.err
     assert max(len(line) for line in said.out.splitlines()) <= 80
 
@@ -63,10 +83,10 @@ def test_machines_get_json(samples: str, capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
 
     assert (found["energy_j"], found["reachable_j"]) == (100.0, 25.0)
-    assert [part["name"] for part in found["by_clock"]] == [
-        "full clock, tensor",
-        "full clock, dram",
-    ]
+    assert [part["name"] for part in found["by_bound"]] == ["core", "not core"]
+    assert [part["follows"] for part in found["kernels"]] == ["core", "not core"]
+    assert found["kernels"][0]["bound"] == "tensor"
+    assert found["step_clock"] is None
     assert found["closure"] is None
 
 
@@ -79,10 +99,12 @@ def test_a_table_has_neither_clocks_nor_counters_and_nothing_is_made_up(
     said = capsys.readouterr().out
 
     assert (found["time_s"], found["energy_j"]) == (5.0, 600.0)
-    assert (found["reachable_j"], found["full_core_mhz"]) == (None, None)
-    assert [part["name"] for part in found["by_bound"]] == ["unknown"]
-    assert "no clocks were read" in " ".join(said.split())
-    assert "where to look" not in " ".join(said.split())
+    assert (found["reachable_j"], found["step_clock"]) == (None, None)
+    assert found["undecided_j"] == pytest.approx(600.0)
+    assert [part["name"] for part in found["by_bound"]] == ["not measured"]
+    words = " ".join(said.split())
+    assert "what bounds the kernels is unknown" in words
+    assert "of its energy" not in words
 
 
 def test_a_simulated_gpu_has_clocks_but_no_counters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,17 @@ import pytest
 from underclock import Campaign, LatencyTable, measure, trace
 from underclock.cli import main
 from underclock.hw.measurer import BRISK
-from underclock.records import GpuInfo
+from underclock.records import (
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Plan,
+    Sample,
+    SampleSet,
+)
 from underclock.records.latencies import Domain
-from underclock.store import write_document
+from underclock.store import SampleFile, read_document, write_document
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +77,8 @@ def test_without_a_latency_switching_is_free(
 def test_a_person_sees_the_curve_with_known_hardware(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4") == 0
+    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
+    assert run("plan", samples, *given) == 0
     out = capsys.readouterr().out
     assert "achievable here" in out
     assert "Hopper" in out
@@ -79,7 +88,8 @@ def test_a_person_sees_the_curve_with_known_hardware(
 
 def test_the_page_shows_the_curve_and_what_is_proposed(samples: Path, tmp_path: Path) -> None:
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"
-    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4", "-o", plan) == 0
+    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
+    assert run("plan", samples, *given, "-o", plan) == 0
     assert run("report", plan, "-o", page) == 0
     text = page.read_text()
     assert "If changing clocks took longer" in text
@@ -139,15 +149,52 @@ def test_a_clock_without_latencies_is_named(
     assert "no switch of the core clock" in capsys.readouterr().err
 
 
-def test_a_budget_no_schedule_meets_is_a_warning_with_the_fastest(
+def test_where_a_budget_gives_nothing_the_answer_is_what_more_time_would_give(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run("plan", samples, "--raw", "--latency", "10s", "--max-slowdown", "-0.01%")
-    said = capsys.readouterr().err
-    if code == 0:
-        assert "no schedule under this latency keeps the time budget" in said
-    else:
-        assert code == 6
+    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("No saving to promise, simulated on RTX 3080 Ti:")
+    assert "no schedule was found that surely saves energy at ≤ 0 % slower" in said
+    assert "with free switching: a bound, not promised" in said
+    assert "+0.00 %" not in said
+
+
+def test_a_budget_no_schedule_meets_leaves_a_plan_and_the_code_of_the_infeasible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "samples.db"
+    header = SampleSet(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name="G"),
+        workload="w",
+        kernels=(Kernel(name="slow"), Kernel(name="fast")),
+        order=(0, 1),
+    )
+    with SampleFile.create(table, header) as file:
+        for kernel, core_mhz, time_s in (
+            ("slow", None, 1.0),
+            ("slow", 1500, 0.9),
+            ("slow", 1200, 1.2),
+            ("fast", None, 1.0),
+            ("fast", 1500, 1.2),
+            ("fast", 1200, 0.9),
+        ):
+            clocks = Clocks(core_mhz=core_mhz)
+            file.append(Sample(kernel=kernel, asked=clocks, time_s=time_s, energy_j=100.0))
+    plan = tmp_path / "plan.json"
+    given = ("--raw", "--latency", "10s", "--max-slowdown", "-5%", "-o", plan)
+
+    assert run("plan", table, *given) == 6
+    said = capsys.readouterr()
+    assert "no schedule under this latency keeps the time budget" in said.err
+    assert said.out.startswith("No schedule keeps -5.00 % time, measured on G")
+    assert "With free switching, a bound" in " ".join(said.out.split())
+    made = read_document(plan, Plan)
+    assert made.headline.cost is None
+    assert made.promise.time_change == pytest.approx(-0.1)
+    assert run("plan", table, *given[:-2], "--json") == 6
+    assert json.loads(capsys.readouterr().out)["schedule"] is None
 
 
 def test_a_table_without_launch_order_is_refused(

@@ -78,6 +78,7 @@ def test_json_carries_everything(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
 
     assert found["verdict"] == "not kept"
+    assert (found["accounting"], found["latency"]) == ("isolated", None)
     assert found["tolerance"] == 0.01
     assert found["energy_interval"][0] < found["energy_change"]["mean"]
     assert len(found["time_interval"]) == 2
@@ -133,6 +134,19 @@ def test_a_plan_that_sets_nothing_is_not_run(capsys: pytest.CaptureFixture[str])
 
     main(["report", "auto.json", "v.json", "-o", "page.html"])
     assert Path("page.html").is_file()
+
+
+def test_it_says_what_was_run_and_whole_steps_of_a_table_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _validate("--accounting", "isolated")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "kernels one by one, replayed, summed; switching taken as free" in said
+
+    with pytest.raises(SystemExit) as ended:
+        _validate("--accounting", "step")
+    assert ended.value.code == 2
+    assert "a table only repeats what was measured before" in capsys.readouterr().err
 
 
 def test_the_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

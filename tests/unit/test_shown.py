@@ -7,6 +7,7 @@ import pytest
 
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -72,6 +73,7 @@ VALIDATION = Validation(
     gpu=GPU,
     workload="gpt3-xl",
     chosen=Strategy.KERNEL_GLOBAL,
+    accounting=Accounting.STEP,
     repeats=1,
     auto_time_s=(1.0,),
     auto_energy_j=(100.0,),
@@ -104,9 +106,8 @@ VALIDATION = Validation(
                 arms=(*PLAN.arms, Arm.of(Strategy.ACHIEVABLE, SAVED, Status.OPTIMAL)),
             ),
             (
-                "<Plan of gpt3-xl on RTX, simulated: kernel_global -20.00 % energy at "
-                "+1.00 % time, "
-                "achievable -20.00 % energy at +1.00 % time, budget none, kernels 500>"
+                "<Plan of gpt3-xl on RTX, simulated: achievable -20.00 % energy at +1.00 % time, "
+                "bound, kernel_global -20.00 % energy at +1.00 % time, budget none, kernels 500>"
             ),
         ),
         (

@@ -36,8 +36,9 @@ _COMMANDS = {
 _RESUMED = {"measure", "refine"}  # their samples are on disk as soon as they are taken
 _CODES = (
     "0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, 5 the numbers cannot be "
-    "trusted, 6 no clocks meet the budget, 7 a plan did not keep its promise, 8 too few runs to "
-    "decide whether it did, 129, 130 or 143 interrupted (SIGHUP, SIGINT, SIGTERM)"
+    "trusted, 6 no clocks, or no schedule under the latency, meet the budget, 7 a plan did not "
+    "keep its promise, 8 too few runs to decide whether it did, 129, 130 or 143 interrupted "
+    "(SIGHUP, SIGINT, SIGTERM)"
 )
 
 

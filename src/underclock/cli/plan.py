@@ -1,5 +1,7 @@
 """``underclock plan``."""
 
+import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +19,8 @@ from underclock.cli.common import (
 )
 from underclock.cli.printing import check_place, deliver, print_table
 from underclock.cli.progress import counted_bar
-from underclock.cli.terminal import say
-from underclock.errors import UsageError
-from underclock.records import Aggregate, Clocks, Granularity, Objective, Plan
+from underclock.errors import InfeasibleError, UsageError
+from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective, Plan
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
     type=click.Choice([o.value for o in Objective]),
     default="waste",
     show_default=True,
-    help="waste: least energy within the time budget.",
+    help="waste: least energy within the time budget; time: the fastest step within the power "
+    "limit.",
 )
 @click.option(
     "--max-slowdown", type=FRACTION, help="Time budget of waste: 1% or 0.01. [default: 0, strict]"
+)
+@click.option(
+    "--power-limit", type=float, help="Power limit in W to plan for. [default: the GPU's own]"
 )
 @click.option(
     "--granularity",
@@ -62,6 +67,14 @@ if TYPE_CHECKING:
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
+@click.option(
+    "--accounting",
+    type=click.Choice([a.value for a in Accounting]),
+    default="step",
+    show_default=True,
+    help="step: the step as it runs under its power cap, where it was run whole; isolated: sums of "
+    "kernels measured alone.",
+)
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
 @json_option
 @force_option
@@ -71,9 +84,11 @@ def command(
     output: Path | None,
     objective: str,
     max_slowdown: float | None,
+    power_limit: float | None,
     granularity: str,
     aggregate: str,
     baseline: Clocks | None,
+    accounting: str,
     latency: str,
     max_switches: int | None,
     min_dwell: float | None,
@@ -83,13 +98,16 @@ def command(
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
-    With a latency the plan also says what this GPU can achieve, and what others could.
+    With a latency the answer is what this GPU can achieve; free switching is a bound. Exit codes:
+    0 planned; 6 nothing keeps the time budget. Where only free switching does, the plan is written.
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
     from underclock.stages.plan import plan
 
-    goal = _goal(objective, max_slowdown, granularity, aggregate)
+    goal = replace(
+        _goal(objective, max_slowdown, granularity, aggregate), power_limit_w=_watts(power_limit)
+    )
     check_place(output, force=force, inputs=(samples, Path(latency)))
     switching = _switching(latency, samples, max_switches, min_dwell)
     with counted_bar("planning") as show:
@@ -99,6 +117,7 @@ def command(
             baseline=baseline,
             switching=switching,
             raw=raw or None,
+            isolated=accounting == Accounting.ISOLATED,
             progress=show,
         )
     deliver(
@@ -109,17 +128,15 @@ def command(
         force=force,
         warnings=made.warnings,
     )
+    if made.headline.cost is None:
+        sys.exit(InfeasibleError.exit_code)
 
 
 def _show(made: Plan) -> None:
-    """Print the ways compared, and where nothing is worth setting say so."""
+    """Print the answer, and what it rests on."""
     from underclock.report import plan_tables
-    from underclock.stages.plan import why_auto
 
     print_table(*plan_tables(made))
-    sentence = why_auto(made)
-    if sentence is not None:
-        say(sentence)
 
 
 def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregate: str) -> "Goal":
@@ -143,6 +160,16 @@ def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregat
         )
     except ValueError as exc:
         raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
+
+
+def _watts(power_limit: float | None) -> float | None:
+    """Check a power limit that a user wrote."""
+    if power_limit is not None and not 0.0 < power_limit < math.inf:
+        raise UsageError(
+            f"a power limit of {power_limit:g} W has no meaning",
+            hint="for example --power-limit 300",
+        )
+    return power_limit
 
 
 def _switching(

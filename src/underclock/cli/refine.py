@@ -54,7 +54,6 @@ def command(
     from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables
     from underclock.stages.plan import plan as plan_on
-    from underclock.stages.plan import why_auto
     from underclock.stages.refine import refine
     from underclock.store import read_document
 
@@ -75,9 +74,6 @@ def command(
     def shown() -> None:
         print_table(*plan_tables(refined))
         say(_compared(refined, given, sample_set))
-        sentence = why_auto(refined)
-        if sentence is not None:
-            say(sentence)
 
     deliver(refined, output, shown, as_json=as_json, force=force, warnings=refined.warnings)
 

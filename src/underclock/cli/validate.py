@@ -39,6 +39,11 @@ INCONCLUSIVE = 8
     default=0.001,
     help="Shortfall that still counts as kept. [default: 0.1%]",
 )
+@click.option(
+    "--accounting",
+    type=click.Choice(["step", "isolated"]),
+    help="Whole steps or kernels one by one. [default: whole steps where the GPU can]",
+)
 @click.option("--only-plan", is_flag=True, help="Do not run the best fixed clock too.")
 @source_option
 @seed_option
@@ -51,19 +56,22 @@ def command(
     output: Path | None,
     repeats: int,
     tolerance: float,
+    accounting: str | None,
     only_plan: bool,
     source: str,
     seed: int,
     as_json: bool,
     force: bool,
 ) -> None:
-    """Measure PLAN and auto clocks again, and say whether the promise holds.
+    """Run the step under PLAN and at auto clocks again, and say whether the promise holds.
+
+    A GPU that cannot run the plan measures its kernels one by one, and the answer says so.
 
     Exit codes: 0 kept, or nothing to keep, for the plan sets no clocks; 7 not kept; 8 inconclusive.
 
     Example: underclock validate plan.json --gpu sim:rtx3080ti -o validation.json
     """
-    from underclock.records import Verdict
+    from underclock.records import Accounting, Verdict
     from underclock.stages.validate import validate
 
     check_place(output, force=force, inputs=(plan,))
@@ -74,6 +82,7 @@ def command(
             repeats=repeats,
             tolerance=tolerance,
             only_plan=only_plan,
+            accounting=None if accounting is None else Accounting(accounting),
             seed=seed,
             progress=show,
             run=step_file(plan, source),

@@ -1,5 +1,6 @@
 """How a virtual GPU's clocks follow its locks: late, each target with a delay of its own."""
 
+import functools
 import math
 import zlib
 from dataclasses import dataclass
@@ -55,9 +56,7 @@ class SwitchingModel:
         """
         median_s = self.core_s if domain is Domain.CORE else self.mem_s
         target = "auto" if bounds is None else f"{bounds[0]}-{bounds[1]}"
-        seed = zlib.crc32(f"{model}/{domain}/{target}".encode())
-        deviation = np.random.default_rng(seed).standard_normal()
-        return median_s * math.exp(self.target_spread * float(deviation))
+        return median_s * math.exp(self.target_spread * _deviation(f"{model}/{domain}/{target}"))
 
     def delay_s(
         self, model: str, domain: Domain, bounds: Bounds | None, random: np.random.Generator
@@ -65,3 +64,9 @@ class SwitchingModel:
         """Return the delay of one switch."""
         jitter = math.exp(self.jitter * float(random.standard_normal()))
         return self.usual_s(model, domain, bounds) * jitter
+
+
+@functools.lru_cache(maxsize=4096)
+def _deviation(target: str) -> float:
+    """Return how a target differs from others, always the same: a standard normal draw."""
+    return float(np.random.default_rng(zlib.crc32(target.encode())).standard_normal())

@@ -2,10 +2,12 @@
 
 Energy is read from a counter that climbs in steps of about 100 ms, so a window begins and ends at
 a step: a window of 1 s that is not aligned can be wrong by a tenth. Power over the window times
-the duration of a launch is the energy of a launch; launches need not fit the window.
+the duration of a launch is the energy of a launch; launches need not fit the window. Rounds
+of a sequence must: kernels draw unlike power, and parts of a round at the ends would blur it.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Measurem
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
+_SEEN_S = 0.005  # ticks are seen to about this; rounds that are shorter blur less
 
 
 QUICK = MeasurementSettings(
@@ -196,13 +199,15 @@ class GpuMeasurer:
             end_utilisation = self._gpu.utilisation()
             before = loop.progress()
             after = self._wait(loop, before, start.at_s, watch or self._clock)
-            end = self._next_tick(watch or self._clock)
+            time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+            clock = watch or self._clock
+            whole = len(kernels) > 1 and time_s > _SEEN_S
+            end = self._end(start.at_s, time_s, clock) if whole else self._next_tick(clock)
             utilisation = end_utilisation()
             _check_climbed(start.energy_j, end.energy_j)
             running = self._interference.read(self._held)
             window_s = end.at_s - start.at_s
             durations = loop.durations(window_s / 2) if timed else None
-        time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
         return Reading(
             time_s=time_s,
             energy_j=(end.energy_j - start.energy_j) / window_s * time_s,
@@ -235,6 +240,21 @@ class GpuMeasurer:
                 (measuring.launches - launches) * per_launch_s,
             )
             clock.sleep_s(max(left_s, 1e-3))
+
+    def _end(self, started_s: float, round_s: float, clock: Clock) -> _Tick:
+        """Return the energy where a whole number of rounds ends, between the ticks around it."""
+        now_s = self._clock.now_s()
+        early_s = 1.5 * (self._counter.step_s if self._counter else 0.0)
+        rounds = math.ceil((now_s - started_s + early_s) / round_s)
+        at_s = started_s + rounds * round_s
+        clock.sleep_s(max(0.0, at_s - early_s - now_s))
+        before = after = self._next_tick(clock)
+        while after.at_s < at_s:
+            before, after = after, self._next_tick(clock)
+        if after is before:  # the counter's steps are longer than they were
+            return after
+        share = (at_s - before.at_s) / (after.at_s - before.at_s)
+        return _Tick(at_s, before.energy_j + share * (after.energy_j - before.energy_j))
 
     def _next_tick(self, clock: Clock) -> _Tick:
         """Return when the counter next steps, and to what.

@@ -96,7 +96,18 @@ class NvmlGpu:
             uuid=self.uuid(),
             driver=_call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
             power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
+            power_range_w=self._power_range_w(),
         )
+
+    def _power_range_w(self) -> tuple[float, float] | None:
+        """Return the least and the greatest power limit; ``None`` where none may be set."""
+        try:
+            least, most = self._get(
+                "power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints
+            )
+        except NotSupportedError:
+            return None
+        return least / 1e3, most / 1e3
 
     def supported_mem_mhz(self) -> tuple[int, ...]:
         """Return every memory clock the driver lists, ascending."""

@@ -26,6 +26,7 @@ from underclock.paper.table1 import agreement, beside_table1, clock_changes
 from underclock.paper.transfer import WORKLOAD, Transfers, before_optimizer, transfers
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Clocks,
@@ -148,6 +149,7 @@ def run_study(conditions: Conditions | None = None) -> Study:
             gpu=conditions.gpu,
             repeats=published.REPEATS,
             only_plan=True,
+            accounting=Accounting.ISOLATED,
             measuring=conditions.measuring,
             seed=conditions.seed,
             progress=conditions.progress,

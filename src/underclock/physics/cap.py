@@ -1,4 +1,4 @@
-"""The core clock at which a power limit holds.
+"""The core clock at which a power limit holds, over a kernel that repeats.
 
 The driver's loop steps between clock bins many times a second. Over a kernel that runs for long
 it settles into alternating between the two bins around the limit, so the mean clock lies between.
@@ -9,6 +9,10 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w
+
+WINDOW_S = 0.1
+"""Time constant of the mean power that the driver's loop holds below the limit, in s: on an H200 it
+averages over about 100 ms."""
 
 
 def capped_core_mhz(

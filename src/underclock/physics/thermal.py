@@ -4,6 +4,10 @@ import math
 
 from underclock.physics.constants import GpuConstants
 
+AMBIENT_C = 28.0
+"""Air that cools a GPU, where nobody read it: machine rooms keep their inlets at 18 to 27 °C
+(ASHRAE, class A1), and other parts of a machine warm it."""
+
 
 def temperature_after(gpu: GpuConstants, start_c: float, power_w: float, elapsed_s: float) -> float:
     """Return the temperature in °C after a stretch of constant power: one exponential."""

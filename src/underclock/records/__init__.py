@@ -48,7 +48,7 @@ from underclock.records.measured import (
     Utilisation,
 )
 from underclock.records.planned import Plan
-from underclock.records.schedules import ClockSchedule, LatencyPoint, Proposal, Segment
+from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal, Segment
 from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.scored import Score
 from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
@@ -82,6 +82,7 @@ __all__ = [
     "OtherArm",
     "Pass",
     "Plan",
+    "PowerPoint",
     "Proposal",
     "Provenance",
     "Record",

@@ -13,6 +13,7 @@ class Objective(StrEnum):
     EDP = "edp"  # energy x time
     ED2P = "ed2p"  # energy x time squared
     ENERGY = "energy"  # energy, whatever the time
+    TIME = "time"  # time, while mean power stays within the power limit
 
 
 class Granularity(StrEnum):
@@ -173,11 +174,14 @@ class Arm(Record, frozen=True, kw_only=True):
 
 
 class Closure(Record, frozen=True, kw_only=True):
-    """Isolated kernels summed, against the step as it really runs, at auto clocks.
+    """What kernels say of the step at auto clocks, against the step as it really runs.
+
+    In the accounting of the step it tests the model: kernels at the clocks that the cap leaves
+    them. In the isolated one it is the plain sum of kernels alone.
 
     Attributes:
-        time: Isolated sum over in-situ time.
-        energy: Isolated sum over in-situ energy.
+        time: Of kernels over in-situ time.
+        energy: Of kernels over in-situ energy.
     """
 
     time: float

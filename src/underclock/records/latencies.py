@@ -9,15 +9,9 @@ from enum import StrEnum
 from typing import Self
 
 from underclock.errors import DataError
-from underclock.records import (
-    SCHEMAS,
-    Clocks,
-    Evidence,
-    GpuInfo,
-    Provenance,
-    Record,
-    check_mhz,
-)
+from underclock.records.common import Clocks, Evidence, Record, check_mhz
+from underclock.records.measured import GpuInfo, Provenance
+from underclock.records.schemas import SCHEMAS
 from underclock.units import format_mhz
 
 _LONGEST_S = 3600.0  # slower than any driver by far, and short enough to be added up
@@ -172,6 +166,14 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         for switch in self.switches:
             if _key(switch) == (domain, from_mhz, to_mhz):
                 return switch
+        return self.from_anywhere(domain, to_mhz)
+
+    def from_anywhere(self, domain: Domain, to_mhz: int | None) -> Switch:
+        """Return the switch that stands for those to a target whose origin was not sampled.
+
+        Raises:
+            DataError: No switch of the domain was sampled.
+        """
         known = self.targets(domain)
         if not known:
             raise DataError(

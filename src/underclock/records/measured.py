@@ -18,18 +18,25 @@ class GpuInfo(Record, frozen=True, kw_only=True):
         uuid: Of this board, as the driver gives it; ``None`` when unknown, as of a table.
         driver: Driver version; ``None`` when unknown.
         power_limit_w: Enforced board power limit; ``None`` when unknown.
+        power_range_w: Least and greatest limit that may be set; ``None`` when unknown.
     """
 
     name: str
     uuid: str | None = None
     driver: str | None = None
     power_limit_w: float | None = None
+    power_range_w: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         """Reject a nameless GPU and an impossible limit."""
         if not self.name:
             raise ValueError("a GPU needs a name")
         check_positive(self, "power_limit_w")
+        if (
+            self.power_range_w is not None
+            and not 0 < self.power_range_w[0] <= self.power_range_w[1]
+        ):
+            raise ValueError(f"a range of power limits ascends, got {self.power_range_w}")
 
     def is_another_board(self, other: "GpuInfo") -> bool:
         """Whether both boards are known and differ; their model may be the same."""

@@ -2,17 +2,99 @@
 
 from enum import StrEnum
 
-from underclock.records import Closure, Evidence, GpuInfo, Record, Strategy, ThrottleReason
+from underclock.records import (
+    Closure,
+    Evidence,
+    GpuInfo,
+    Record,
+    Strategy,
+    ThrottleReason,
+    check_positive,
+)
 
 
 class Bound(StrEnum):
-    """What keeps a kernel from being faster."""
+    """What keeps a kernel from being faster, by utilisation and at the clocks it has alone."""
 
     TENSOR = "tensor"
     FP32 = "fp32"
     DRAM = "dram"
     LATENCY = "latency"  # nothing is busy: too little in flight, or too short
     UNKNOWN = "unknown"  # no counters were read
+
+
+class Follows(StrEnum):
+    """How a kernel's time follows the core clock, as measured."""
+
+    CORE = "core"  # with an exponent above 0.6
+    SHARED = "shared"  # with an exponent of 0.25 to 0.6
+    NOT_CORE = "not core"  # with a lower one: a lower core clock hardly slows it
+    UNDECIDED = "undecided"  # the exponent is too unsure
+    UNMEASURED = "not measured"  # it was seen at one core clock only
+
+
+class Exponent(Record, frozen=True, kw_only=True):
+    """How the time of a kernel follows the core clock: as the clock to the power of ``-value``.
+
+    Attributes:
+        value: 1 where the core alone bounds it, 0 where the core does not matter.
+        error: Its standard error.
+        points: Times it was fitted to.
+        least_mhz: Least core clock of these.
+        most_mhz: Greatest core clock of these.
+    """
+
+    value: float
+    error: float
+    points: int
+    least_mhz: float
+    most_mhz: float
+
+    def __post_init__(self) -> None:
+        """Reject an exponent without an error."""
+        check_positive(self, "error", "points", "least_mhz", "most_mhz")
+
+
+class StepClock(Record, frozen=True, kw_only=True):
+    """The core clock at which a whole step runs at auto.
+
+    Attributes:
+        core_mhz: Mean.
+        spread_mhz: Standard deviation within a window; ``None`` where the clock was not read
+            throughout, but once at the end of each.
+    """
+
+    core_mhz: float
+    spread_mhz: float | None
+
+    def __post_init__(self) -> None:
+        """Reject a clock that no GPU has."""
+        check_positive(self, "core_mhz")
+
+
+class KernelPart(Record, frozen=True, kw_only=True):
+    """One kernel of a step at auto clocks.
+
+    Attributes:
+        kernel: Its name.
+        launches: Per step.
+        energy_j: Per step.
+        energy_share: Fraction of the step's energy.
+        follows: How its time follows the core clock.
+        exponent: The same as a number; ``None`` where it was seen at one core clock only.
+        bound: What bounds it by utilisation, at the clock it has alone.
+        in_step_change: Duration of a launch inside the step against alone, as a fraction of the
+            latter; ``None`` where launches inside the step were not timed.
+    """
+
+    kernel: str
+    launches: int
+    energy_j: float
+    energy_share: float
+    follows: Follows
+    exponent: Exponent | None
+    bound: Bound
+    in_step_change: float | None
 
 
 class Share(Record, frozen=True, kw_only=True):
@@ -36,21 +118,22 @@ class Share(Record, frozen=True, kw_only=True):
 
 
 class Breakdown(Record, frozen=True, kw_only=True):
-    """Where the energy of a step at auto clocks goes, three ways, and what of it is waste.
+    """Where the energy of a step at auto clocks goes, three ways and kernel by kernel.
 
     Attributes:
         evidence: Of every number.
         time_s: Of the step; as it runs whole where that was measured.
         energy_j: Of the step; as it runs whole where that was measured.
-        by_pass: By pass of the step; this and the three that follow list most energy first.
+        by_pass: By pass of the step; this and the two that follow list most energy first.
         by_operator: By the operator that launched a kernel.
-        by_bound: By what keeps kernels from being faster.
-        by_clock: Kernels that run at full core clock, by what bounds them; those below it; those
-            whose clock was not read.
-        reachable_j: Energy at full core clock of kernels that the core does not bound: a plan can
-            reach some of it without losing time. ``None`` unless clocks and counters were read.
-        capped_share: Fraction of the isolated kernels' time spent at the power cap.
-        full_core_mhz: The clock called full: the highest seen; ``None`` where none was read.
+        by_bound: By how times follow the core clock (see `Follows`); kernels of which that is not
+            known go by utilisation, and their parts say so.
+        kernels: Most energy first.
+        reachable_j: Energy of kernels that do not follow the core clock: a lower clock hardly slows
+            them. ``None`` where no kernel's following is known.
+        undecided_j: Energy of kernels whose following is undecided or not measured.
+        step_clock: At which the step runs; ``None`` where nobody read it.
+        capped_share: Fraction of the time of kernels alone that is spent at the power cap.
         closure: Isolated sum against the whole step; ``None`` where that was not run.
     """
 
@@ -62,10 +145,11 @@ class Breakdown(Record, frozen=True, kw_only=True):
     by_pass: tuple[Share, ...]
     by_operator: tuple[Share, ...]
     by_bound: tuple[Share, ...]
-    by_clock: tuple[Share, ...]
+    kernels: tuple[KernelPart, ...]
     reachable_j: float | None
+    undecided_j: float
+    step_clock: StepClock | None
     capped_share: float
-    full_core_mhz: int | None
     closure: Closure | None
     warnings: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from underclock.records.choices import (
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -14,7 +15,7 @@ from underclock.records.choices import (
 )
 from underclock.records.common import Clocks, Evidence, Record, check_mhz
 from underclock.records.measured import GpuInfo, Provenance
-from underclock.records.schedules import ClockSchedule, LatencyPoint, Proposal
+from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
 from underclock.records.work import Kernel, StepSource
@@ -33,6 +34,9 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
+        accounting: What the numbers are sums of.
+        power_limit_w: Limit planned for, where it is not the GPU's own; auto is then what its cap
+            is expected to make of the step.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
         chosen: The strategy whose clocks are in ``kernels``.
         arms: The ways compared, in order of freedom.
@@ -49,6 +53,8 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
         latency_curve: What could be achieved at other latencies, shortest first; empty where
             switching was taken as free.
+        power_curve: The fastest step at other power limits, least first; empty unless time is
+            what is minimised.
         proposals: What longer segments would bring, greatest saving first; empty where switching
             was taken as free.
         warnings: Sentences the reader must see beside the numbers.
@@ -63,6 +69,8 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     max_slowdown: float | None
     granularity: Granularity
     aggregate: Aggregate
+    accounting: Accounting = Accounting.ISOLATED
+    power_limit_w: float | None = None
     baseline: Clocks
     chosen: Strategy
     arms: tuple[Arm, ...]
@@ -77,6 +85,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     version: str | None = None
     schedule: ClockSchedule | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
+    power_curve: tuple[PowerPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -131,10 +140,22 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def promise(self) -> Cost:
         """What the chosen arm says the plan costs."""
-        cost = self.arm(self.chosen).cost
+        cost = self._chosen.cost
         if cost is None:
             raise AssertionError("checked when the plan was made")
         return cost
+
+    @property
+    def _chosen(self) -> Arm:
+        return self.arm(self.chosen)
+
+    @property
+    def headline(self) -> Arm:
+        """The arm that counts: what the GPU can follow where its latency is given, else the chosen.
+
+        It has no costs where no schedule under the latency keeps the time budget.
+        """
+        return next((arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self._chosen)
 
     @property
     def sets_nothing(self) -> bool:
@@ -168,17 +189,17 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        achievable = next((a.cost for a in self.arms if a.name == "achievable"), None)
-        held = (("achievable", _changes(achievable)),) if achievable is not None else ()
-        budget = self.max_slowdown
+        counts, budget = self.headline, self.max_slowdown
+        bound = () if counts.name is self.chosen else ((f"bound, {self.chosen}", self.promise),)
         return (
-            (self.chosen, _changes(self.promise)),
-            *held,
+            *((name, _changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
 
 
-def _changes(cost: Cost) -> str:
+def _changes(cost: Cost | None) -> str:
+    if cost is None:
+        return "infeasible"
     energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
     return f"{energy} energy at {time} time"

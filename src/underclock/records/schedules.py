@@ -1,6 +1,10 @@
 """Schedules that a GPU can follow, and what other latencies or longer segments would bring."""
 
+import itertools
+import math
+
 from underclock.records.common import Clocks, Record, check_gap, check_mhz, check_positive
+from underclock.records.latencies import LatencyTable
 
 
 class Segment(Record, frozen=True, kw_only=True):
@@ -34,11 +38,53 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
         segments: In launch order; the last and the first may be one stretch round the end.
         switches: Changes in one round.
         latency: Which switching latency it keeps, in words.
+        latencies: The latencies themselves: whoever runs it asks ahead by them.
+        launch_s: What each launch is expected to take at its clocks, stalls apart.
     """
 
     segments: tuple[Segment, ...]
     switches: int
     latency: str
+    latencies: LatencyTable
+    launch_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Reject durations that are none, or not one for each launch."""
+        scheduled = sum(segment.launches for segment in self.segments)
+        if scheduled != len(self.launch_s):
+            raise ValueError(
+                f"the schedule is of {scheduled} launches and has {len(self.launch_s)} durations"
+            )
+        if not all(0 < each_s < math.inf for each_s in self.launch_s):
+            raise ValueError("every launch_s must be positive and finite")
+
+    @property
+    def clocks(self) -> tuple[Clocks, ...]:
+        """The pair of each launch."""
+        pairs = (itertools.repeat(each.clocks, each.launches) for each in self.segments)
+        return tuple(itertools.chain.from_iterable(pairs))
+
+
+class PowerPoint(Record, frozen=True, kw_only=True):
+    """The fastest step within a power limit, against what the driver's own cap makes of it.
+
+    Attributes:
+        limit_w: The limit.
+        auto_time_s: Of a step that only the cap holds.
+        time_s: Of the fastest step found.
+        time_change: Of it against that.
+        energy_change: Of it against that.
+    """
+
+    limit_w: float
+    auto_time_s: float
+    time_s: float
+    time_change: float
+    energy_change: float
+
+    def __post_init__(self) -> None:
+        """Reject a step that takes nothing."""
+        check_positive(self, "limit_w", "auto_time_s", "time_s")
 
 
 class LatencyPoint(Record, frozen=True, kw_only=True):

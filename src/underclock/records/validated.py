@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from underclock.records.choices import Strategy
+from underclock.records.choices import Accounting, Strategy
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
@@ -65,6 +65,10 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     Of a plan that sets nothing no run is made: ``repeats`` is 0 and the runs are empty.
 
     Attributes:
+        chosen: The arm whose clocks ran, and whose promise is judged.
+        accounting: What a run is: the whole step as it runs, or its kernels measured one by one.
+        latency: Which switching latency the plan ran under, in words; ``None`` where it was taken
+            as free.
         repeats: Runs of each arm.
         auto_time_s: One total per repeat, as in the three that follow it.
         time_change: Plan against auto over all ``repeats``² pairs.
@@ -91,6 +95,8 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     gpu: GpuInfo
     workload: str
     chosen: Strategy
+    accounting: Accounting
+    latency: str | None = None
     repeats: int
     auto_time_s: tuple[float, ...]
     auto_energy_j: tuple[float, ...]

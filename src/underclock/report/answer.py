@@ -1,45 +1,51 @@
 """What a reader should take away from a plan: which saving is real, and which clocks to hold."""
 
-from underclock.records import Arm, Clocks, Plan
-from underclock.report.wording import arm_title, change_text, clocks_text
+from underclock.records import Arm, Clocks, Plan, Strategy
+from underclock.report.expected import gives_nothing
+from underclock.report.wording import (
+    accounting_words,
+    arm_title,
+    change_text,
+    clocks_text,
+    interval_text,
+    no_change,
+)
 
 _AS_MUCH = 0.001  # of auto's energy and time: two arms this near are equally good
 
 
-def headline_arm(plan: Plan) -> Arm:
-    """Return the arm to speak of first: what this GPU can follow, where that was asked for."""
-    arm = _arm(plan, "achievable")
-    return plan.arm(plan.chosen) if arm is None or arm.cost is None else arm
-
-
 def headline(plan: Plan) -> str:
-    """Say the page in a line: what is saved, at what time, and how that is known."""
-    where = f"{plan.evidence} on {plan.gpu.name}"
-    arm = headline_arm(plan)
-    energy, time = change_text(arm.energy_change), change_text(arm.time_change)
-    if energy == time == change_text(0.0):
-        return f"No saving to promise, {where}"
-    return f"{energy} energy at {time} time, {where}"
+    """Say the answer in a line: what is saved, how that is known, and of what."""
+    return f"{saving(plan)}, {basis(plan)}"
 
 
-def switching_sentence(plan: Plan) -> str:
-    """Say what the headline takes changing clocks to cost, and what it would be for free."""
-    free = plan.arm(plan.chosen)
-    title, energy = arm_title(free.name), change_text(free.energy_change)
-    if headline_arm(plan) is not free and plan.schedule is not None:
-        latency, changes = _latency_text(plan), plan.schedule.switches
-        first = (
-            f"This is achievable with a latency {latency}, {changes} changes of clocks per step."
-        )
-        if change_text(headline_arm(plan).energy_change) == change_text(0.0):
-            first = f"No saving is achievable with a latency {latency}."
-        return f"{first} Were changing clocks free ({title}), {energy} energy would be the bound."
-    if _arm(plan, "achievable") is not None:
-        return (
-            "This is a bound, with changes of clocks taken as free: no schedule keeps the time "
-            "budget with this GPU\N{RIGHT SINGLE QUOTATION MARK}s latency."
-        )
-    if free.name == "best_fixed":
+def saving(plan: Plan) -> str:
+    """Say what the arm that counts saves, at what time."""
+    arm = plan.headline
+    if arm.cost is None:
+        return f"No schedule keeps {change_text(plan.max_slowdown)} time"
+    if gives_nothing(plan) or no_change(arm):
+        return "No saving to promise"
+    return f"{change_text(arm.energy_change)} energy at {change_text(arm.time_change)} time"
+
+
+def basis(plan: Plan) -> str:
+    """Say how a plan's numbers are known, and what they are sums of."""
+    return f"{plan.evidence} on {plan.gpu.name}: {accounting_words(plan.accounting)}"
+
+
+def switching_sentence(plan: Plan) -> str | None:
+    """Say what the headline takes changing clocks to cost, and what it would be for free.
+
+    Returns:
+        ``None`` where no clocks change and nobody asked for a latency.
+    """
+    arm = plan.headline
+    if arm.name is Strategy.ACHIEVABLE:
+        return f"{_schedule_sentence(plan)} {_bound_sentence(plan)}"
+    if gives_nothing(plan):
+        return None
+    if arm.name is Strategy.BEST_FIXED:
         return "One clock pair holds for the whole step, so no clocks change during it."
     return (
         "Changing clocks is taken as free, so this is a bound on what a GPU can follow; a plan "
@@ -47,47 +53,87 @@ def switching_sentence(plan: Plan) -> str:
     )
 
 
+def _schedule_sentence(plan: Plan) -> str:
+    if plan.headline.cost is None:
+        return "No schedule under this latency keeps the time budget."
+    if gives_nothing(plan):
+        return f"No saving is achievable with {_latency_text(plan)}."
+    changes = 0 if plan.schedule is None else plan.schedule.switches
+    return f"This is achievable with {_latency_text(plan)}, {changes} changes of clocks per step."
+
+
+def _bound_sentence(plan: Plan) -> str:
+    free = plan.arm(plan.chosen)
+    if no_change(free):
+        return "Free switching would save nothing within this budget either."
+    energy, time = change_text(free.energy_change), change_text(free.time_change)
+    return f"With free switching, a bound: {energy} energy at {time} time ({arm_title(free.name)})."
+
+
 def _latency_text(plan: Plan) -> str:
-    """Return a plan's latency so that it reads after the word."""
-    latency = "" if plan.schedule is None else plan.schedule.latency
-    return latency if latency.startswith(("as ", "of ")) else f"of {latency}"
+    if plan.schedule is None:
+        return "this latency"
+    latency = plan.schedule.latency
+    return (
+        f"a latency {latency}" if latency.startswith(("as ", "of ")) else f"a latency of {latency}"
+    )
+
+
+def doubt_sentence(plan: Plan) -> str | None:
+    """Warn of a plan that may save nothing; ``None`` where it surely saves, or sets nothing."""
+    interval = plan.headline.energy_interval
+    if interval is None or gives_nothing(plan) or not interval[0] <= 0.0 <= interval[1]:
+        return None
+    return (
+        "the plan may save nothing: with 95 % confidence the step's energy changes by "
+        f"{interval_text(interval)}"
+    )
 
 
 def fixed_is_enough(plan: Plan) -> bool:
-    """Whether one clock pair for the whole step saves as much as what the headline says."""
-    arm, best = _arm(plan, "best_fixed"), headline_arm(plan).cost
+    """Whether one clock pair for the whole step does as well as what counts.
+
+    It saves as much at no more time, or more within the time budget.
+    """
+    arm, best = _arm(plan, Strategy.BEST_FIXED), plan.headline
     fixed = None if arm is None else arm.cost
-    if best is None or fixed is None or plan.chosen == "best_fixed":
+    if fixed is None or best.name is Strategy.BEST_FIXED or fixed.energy_change >= -_AS_MUCH:
         return False
-    return (
-        fixed.energy_change < -_AS_MUCH
-        and fixed.energy_change <= best.energy_change + _AS_MUCH
-        and (plan.max_slowdown is not None or fixed.time_change <= best.time_change + _AS_MUCH)
-    )
+    if best.cost is None:
+        return True
+    more = fixed.energy_change - best.cost.energy_change
+    if more < -_AS_MUCH and plan.max_slowdown is not None:
+        return True
+    return more <= _AS_MUCH and fixed.time_change <= best.cost.time_change + _AS_MUCH
 
 
 def fixed_sentence(plan: Plan) -> str | None:
     """Say what the best fixed clock is worth; ``None`` where it is auto or unknown."""
-    arm = _arm(plan, "best_fixed")
-    if plan.fixed is None or plan.fixed.is_auto or arm is None:
+    arm = _arm(plan, Strategy.BEST_FIXED)
+    if plan.fixed is None or plan.fixed.is_auto or arm is None or arm.cost is None:
         return None
-    energy = change_text(arm.energy_change)
-    text = f"best fixed clock, {clocks_text(plan.fixed)}: {energy} energy"
-    if fixed_is_enough(plan):
-        best = change_text(headline_arm(plan).energy_change)
-        return f"{text}, as good as {best} within 0.1 points: use that"
-    return text
+    energy, time = change_text(arm.energy_change), change_text(arm.time_change)
+    text = f"best fixed clock, {clocks_text(plan.fixed)}: {energy} energy at {time} time"
+    if not fixed_is_enough(plan):
+        return text
+    best = plan.headline
+    if best.energy_change is None or no_change(best):
+        return f"{text}: use that"
+    than = change_text(best.energy_change)
+    if arm.cost.energy_change < best.energy_change - _AS_MUCH:
+        return f"{text}, better than {than}: use that"
+    return f"{text}, as good as {than} within 0.1 points: use that"
 
 
-def _arm(plan: Plan, name: str) -> Arm | None:
-    return next((arm for arm in plan.arms if arm.name == name), None)
+def _arm(plan: Plan, name: Strategy) -> Arm | None:
+    return next((arm for arm in plan.arms if arm.name is name), None)
 
 
 def hold_commands(clocks: Clocks) -> tuple[str, ...]:
-    """Return what to paste into a shell to hold a clock pair."""
+    """Return what to paste into a shell to hold a clock pair; Underclock never runs it."""
     core, mem = clocks.core_mhz, clocks.mem_mhz
-    lines = [] if core is None else [f"sudo nvidia-smi -lgc {core},{core}"]
-    return (*lines, *([] if mem is None else [f"sudo nvidia-smi -lmc {mem},{mem}"]))
+    lines = [] if core is None else [f"sudo nvidia-smi -i 0 -lgc {core},{core}"]
+    return (*lines, *([] if mem is None else [f"sudo nvidia-smi -i 0 -lmc {mem},{mem}"]))
 
 
 def undo_command(clocks: Clocks) -> str:
@@ -97,4 +143,4 @@ def undo_command(clocks: Clocks) -> str:
         for option, mhz in (("-rgc", clocks.core_mhz), ("-rmc", clocks.mem_mhz))
         if mhz is not None
     ]
-    return " && ".join(f"sudo nvidia-smi {option}" for option in resets)
+    return " && ".join(f"sudo nvidia-smi -i 0 {option}" for option in resets)

@@ -130,13 +130,15 @@ def _runs_series(name: str, times: Sequence[float], energies: Sequence[float], a
 def _arm_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
     colour, symbol = _marker_of(arm.name)
     note = f"time {change_text(cost.time_change)}, energy {change_text(cost.energy_change)}"
-    chosen = plan.chosen == arm.name or (arm.name == "auto" and _is_auto(plan.promise))
+    held = plan.headline.cost
+    stays = arm.name is Strategy.AUTO and held is not None and _is_auto(held)
+    counts = stays or arm.name is plan.headline.name
     return Series(
-        name=f"{arm_title(arm.name)} (the plan)" if chosen else arm_title(arm.name),
+        name=f"{arm_title(arm.name)} (the plan)" if counts else arm_title(arm.name),
         points=(_percent(cost),),
         colour=colour,
         symbol=symbol,
-        large=chosen,
+        large=counts,
         labelled=True,
         notes=(note.replace("-", MINUS),),
     )

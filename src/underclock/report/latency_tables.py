@@ -6,7 +6,7 @@ from rich.text import Text
 from underclock.records import Plan
 from underclock.records.latencies import LatencyTable
 from underclock.report.fitting import bare_table
-from underclock.report.wording import change_text, duration_text
+from underclock.report.wording import change_text, duration_text, no_change
 from underclock.units import format_mhz
 
 
@@ -34,9 +34,15 @@ def latency_table(latencies: LatencyTable) -> Table:
     return table
 
 
+def has_latencies(plan: Plan) -> bool:
+    """Whether a plan knows of other latencies, and any of them or of its proposals saves."""
+    points, ways = plan.latency_curve, plan.proposals
+    return not (all(no_change(point) for point in points) and all(no_change(way) for way in ways))
+
+
 def latency_tables(plan: Plan) -> tuple[Table, ...]:
-    """Return what could be achieved at other switching latencies; none where it was not asked."""
-    if not plan.latency_curve:
+    """Return what could be achieved at other switching latencies; none where that is nothing."""
+    if not has_latencies(plan):
         return ()
     table = bare_table(f"achievable on {plan.gpu.name} if clocks took this long: {plan.evidence}")
     table.add_column("latency", justify="right", no_wrap=True)

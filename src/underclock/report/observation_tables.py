@@ -3,22 +3,22 @@
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records.observed import Breakdown, ClockLog
+from underclock.records.observed import Bound, Breakdown, ClockLog
 from underclock.report.fitting import bare_table
-from underclock.report.wording import duration_text, energy_text
+from underclock.report.wording import DASH, change_text, duration_text, energy_text
 
 _MOST_OPERATORS = 12
+_MOST_KERNELS = 12
 
 
 def breakdown_tables(breakdown: Breakdown) -> tuple[Table, ...]:
-    """Return where a step's energy goes: by pass, operator, bound, and at which clock."""
+    """Return where a step's energy goes: by pass, operator and bound, and kernel by kernel."""
     heading = f"{breakdown.workload} on {breakdown.gpu.name} at auto clocks: {breakdown.evidence}"
-    tables = []
+    tables: list[Table] = []
     for title, parts in (
         (f"{heading}\n\nby pass", breakdown.by_pass),
         ("by operator", breakdown.by_operator[:_MOST_OPERATORS]),
         ("by what bounds the kernel", breakdown.by_bound),
-        ("by clock", breakdown.by_clock),
     ):
         table = bare_table(title)
         table.add_column("", overflow="fold")
@@ -37,22 +37,77 @@ def breakdown_tables(breakdown: Breakdown) -> tuple[Table, ...]:
     left_out = len(breakdown.by_operator) - _MOST_OPERATORS
     if left_out > 0:
         tables[1].caption = Text(f"and {left_out} more, with less energy")
-    tables[-1].caption = Text(_reachable_text(breakdown))
+    if any(part.exponent or part.in_step_change is not None for part in breakdown.kernels):
+        tables.append(_kernels_table(breakdown))
+    tables[-1].caption = Text("\n".join(_sentences(breakdown)))
     return tuple(tables)
 
 
-def _reachable_text(breakdown: Breakdown) -> str:
-    capped = f"{breakdown.capped_share:.0%} of the kernels' own time is at the power cap"
-    if breakdown.full_core_mhz is None:
-        return f"{capped}; no clocks were read"
-    if breakdown.reachable_j is None:
-        return f"{capped}; no counters were read, so what bounds the kernels is unknown"
+def _kernels_table(breakdown: Breakdown) -> Table:
+    """Return how the kernels with most energy follow the core clock, and what the step does."""
+    table = bare_table("how time follows the core clock: time ~ clock^-exponent")
+    table.add_column("kernel", overflow="fold")
+    headers = ("of\nenergy", "exponent", "seen at\nMHz", "in step\nvs alone")
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for part in breakdown.kernels[:_MOST_KERNELS]:
+        exponent = part.exponent
+        seen = DASH if exponent is None else f"{exponent.least_mhz:.0f}-{exponent.most_mhz:.0f}"
+        value = DASH if exponent is None else f"{exponent.value:.2f} ± {exponent.error:.2f}"
+        table.add_row(
+            Text(part.kernel),
+            Text(f"{part.energy_share:.1%}"),
+            Text(value),
+            Text(seen),
+            Text(change_text(part.in_step_change, digits=1)),
+        )
+    return table
+
+
+def _sentences(breakdown: Breakdown) -> tuple[str, ...]:
     return (
-        f"launched alone, kernels that DRAM or latency bounds use "
-        f"{breakdown.reachable_j / breakdown.energy_j:.1%} of the energy at the full core clock "
-        f"({breakdown.full_core_mhz} MHz); in a step at the power limit all kernels share one "
-        f"clock, so that is where to look, not what can be saved; {capped}"
+        _clock_text(breakdown),
+        _reachable_text(breakdown),
+        f"alone, kernels spend {breakdown.capped_share:.0%} of their time at the power cap",
     )
+
+
+def _clock_text(breakdown: Breakdown) -> str:
+    clock = breakdown.step_clock
+    if clock is None:
+        return "at which core clock the step runs is unknown: it was not run whole, or not read"
+    if clock.spread_mhz is None:
+        return (
+            f"the step runs at {clock.core_mhz:.0f} MHz, as glimpsed at the end of each window: "
+            "not a mean"
+        )
+    return f"the step runs at {clock.core_mhz:.0f} ± {clock.spread_mhz:.0f} MHz"
+
+
+def _reachable_text(breakdown: Breakdown) -> str:
+    """Say what does not follow the core clock; utilisation does not tell, so it gives no number."""
+    if breakdown.reachable_j is not None:
+        text = (
+            f"{breakdown.reachable_j / breakdown.energy_j:.1%} of its energy goes to kernels "
+            "whose time does not follow the core clock: a lower one hardly slows them"
+        )
+        if not breakdown.undecided_j:
+            return text
+        return f"{text}; it is not known of kernels with {_undecided_share(breakdown)}"
+    measure = "samples at two core clocks or more tell it"
+    if all(part.bound is Bound.UNKNOWN for part in breakdown.kernels):
+        return (
+            "what bounds the kernels is unknown: no counters were read, nor times at other core "
+            f"clocks; {measure}"
+        )
+    return (
+        "utilisation was read at the clocks of kernels alone, and does not say whose time follows "
+        f"the core clock; {measure}"
+    )
+
+
+def _undecided_share(breakdown: Breakdown) -> str:
+    return f"{breakdown.undecided_j / breakdown.energy_j:.1%}"
 
 
 def clock_log_table(log: ClockLog) -> Table:

@@ -4,8 +4,9 @@ import re
 from typing import Any
 
 from underclock.records import Plan, Validation
-from underclock.report import answer, figures, ranking, wording
+from underclock.report import answer, expected, figures, ranking, wording
 from underclock.report.axes import MINUS
+from underclock.report.latency_tables import has_latencies
 from underclock.report.templating import rendered
 from underclock.units import format_mhz
 
@@ -26,9 +27,14 @@ def page(plan: Plan, validation: Validation | None) -> str:
         _FILTERS,
         plan=plan,
         validation=validation,
-        arm=plan.arm(plan.chosen),
         auto=plan.arm("auto"),
-        first=answer.headline_arm(plan),
+        first=plan.headline,
+        free=plan.arm(plan.chosen),
+        nothing=expected.gives_nothing(plan),
+        all_zero=all(wording.no_change(arm) for arm in plan.arms),
+        has_latencies=has_latencies(plan),
+        lent=expected.lent(plan),
+        bound=expected.bound_words(plan),
         counts={kernel.name: kernel.count for kernel in plan.runs},
         kernels=kernels,
         saved_unit=saved_unit,
@@ -38,7 +44,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         words=wording,
         most_segments=_MOST_SEGMENTS,
         answer=answer,
-        auto_sentence=wording.auto_plan_sentence(plan),
+        auto_sentence=expected.auto_plan_sentence(plan),
         frontier_figure=figures.frontier(plan),
         frontier_points=[
             (round(cost.time_change, 7), round(cost.energy_change, 7))

@@ -10,15 +10,19 @@ from rich.text import Text
 
 from underclock.records import Arm, Plan, Score, Strategy, Validation
 from underclock.report.answer import (
+    fixed_is_enough,
     fixed_sentence,
+    headline,
     hold_commands,
     switching_sentence,
     undo_command,
 )
+from underclock.report.expected import auto_plan_sentence, bound_words, lent
 from underclock.report.fitting import FittingTable, bare_table
 from underclock.report.latency_tables import latency_tables
 from underclock.report.ranking import joules_column, others_text, top_savings
 from underclock.report.wording import (
+    accounting_text,
     arm_title,
     change_text,
     clocks_text,
@@ -26,6 +30,7 @@ from underclock.report.wording import (
     energy_text,
     interval_text,
     measured_changes,
+    no_change,
     promise_text,
     status_text,
 )
@@ -35,14 +40,14 @@ _MOST_SAVINGS = 8
 
 
 def arms_table(plan: Plan) -> Table:
-    """Return the ways of choosing clocks side by side; the chosen one has a star."""
+    """Return the ways of choosing clocks side by side; the one that counts has a star."""
     table = bare_table(f"{plan.workload} on {plan.gpu.name}: {plan.evidence}")
     table.add_column("clocks chosen", overflow="fold")
     for header in ("time", "energy", "time\nper step", "energy\nper step"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for arm in plan.arms:
-        chosen = arm.name == plan.chosen
+        counts = arm.name is plan.headline.name
         table.add_row(
             _arm_cell(plan, arm),
             Text(change_text(arm.time_change)),
@@ -50,14 +55,19 @@ def arms_table(plan: Plan) -> Table:
             Text(duration_text(arm.time_s)),
             Text(energy_text(arm.energy_j)),
             Text(status_text(arm)),
-            style="bold" if chosen else "",
+            style="bold" if counts else "",
         )
-    lines = ["* the plan holds these clocks; time and energy against auto"]
-    if not plan.sets_nothing:  # what changes nothing promises nothing
-        lines.insert(0, promise_text(plan))
-    if any(arm.name == "achievable" for arm in plan.arms):
-        lines.insert(0, switching_sentence(plan))
-    table.caption = Text("\n".join(lines))
+    table.caption = Text("* what the plan holds; time and energy against auto")
+    return table
+
+
+def budgets_table(plan: Plan) -> Table:
+    """Return what greater time budgets let expect."""
+    table = bare_table(f"expected of greater time budgets, {bound_words(plan)}: {plan.evidence}")
+    for header in ("time budget", "energy"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for slowdown, change in lent(plan):
+        table.add_row(Text(change_text(slowdown)), Text(change_text(change)))
     return table
 
 
@@ -66,7 +76,8 @@ def savings_table(plan: Plan) -> FittingTable:
     ranking = top_savings(plan, _MOST_SAVINGS)
     choices = [choice for _, choice in ranking.rows]
     unit, saved = joules_column([*(c.saved_j for c in choices), ranking.others_j, ranking.total_j])
-    table = bare_table(f"top savings of a step: {plan.evidence}")
+    free = "" if plan.headline.name is plan.chosen else ", with free switching, a bound"
+    table = bare_table(f"top savings of a step{free}: {plan.evidence}")
     table.add_column("kernel", overflow="fold")
     for header in ("core / mem\nMHz", f"saved\n{unit}", "time", "energy"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -87,16 +98,38 @@ def savings_table(plan: Plan) -> FittingTable:
 
 
 def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
-    """Return all that a terminal shows of a plan: arms, savings, what to paste, latencies."""
-    parts: list[RenderableType] = [arms_table(plan)]
+    """Return all that a terminal shows of a plan: the answer first, then what it rests on."""
+    fixed = _fixed_lines(plan)
+    first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)
+    parts = [*_answer(plan), *first]
+    if all(no_change(arm) for arm in plan.arms):
+        parts += [budgets_table(plan)] if lent(plan) else []
+        return (*parts, *latency_tables(plan))
+    parts.append(arms_table(plan))
     if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
         parts.append(savings_table(plan))
+    return (*parts, *last, *latency_tables(plan))
+
+
+def _answer(plan: Plan) -> tuple[RenderableType, ...]:
+    """Return the answer that counts, in a few sentences."""
+    lines = (auto_plan_sentence(plan), promise_text(plan), switching_sentence(plan))
+    return (
+        Text(headline(plan), style="bold"),
+        *(Text(line) for line in lines if line is not None),
+    )
+
+
+def _fixed_lines(plan: Plan) -> tuple[RenderableType, ...]:
+    """Return what the best fixed clock is worth, and what to paste to hold it."""
     sentence = fixed_sentence(plan)
-    if sentence is not None and plan.fixed is not None:
-        parts.append(Text(f"{sentence}; to hold it (undo: {undo_command(plan.fixed)})"))
+    if sentence is None or plan.fixed is None:
+        return ()
+    return (
+        Text(f"{sentence}; to hold it on GPU 0 (undo: {undo_command(plan.fixed)})"),
         # Never wrapped, for these lines are to be pasted.
-        parts += [Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)]
-    return (*parts, *latency_tables(plan))
+        *(Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)),
+    )
 
 
 def validation_table(validation: Validation) -> Table:
@@ -123,6 +156,7 @@ def validation_table(validation: Validation) -> Table:
         else f"{validation.pairs_keeping_time} keep the time budget"
     )
     table.caption = Text(
+        f"{accounting_text(validation)}\n"
         f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; {time}"
     )
     return table
@@ -156,7 +190,10 @@ def score_table(score: Score) -> Table:
 
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
     """Name the arm; under the best fixed clock write which clock that is."""
-    cell = Text(f"{'*' if arm.name == plan.chosen else ' '} {arm_title(arm.name)}")
+    counts = arm.name is plan.headline.name
+    cell = Text(f"{'*' if counts else ' '} {arm_title(arm.name)}")
+    if arm.name is plan.chosen and not counts:
+        cell.append("\n  a bound: free switching", style="dim")
     if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
         cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
     return cell

@@ -4,28 +4,31 @@ Both say the same thing in the same words, so the words live here once.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from underclock.records import (
     MOST_REPEATS,
+    Accounting,
     Aggregate,
     Arm,
     Clocks,
     Evidence,
     Granularity,
+    LatencyPoint,
     Objective,
     Plan,
+    Proposal,
     Spread,
     Status,
     Strategy,
     Validation,
     Verdict,
 )
-from underclock.report.expected import expected_energy_change
 from underclock.units import format_duration, format_mhz, format_percent
 
 DASH = "\N{EN DASH}"
 UNKNOWN = "unknown"
+_ZERO = format_percent(0.0)
 
 ARM_TITLES: dict[str, str] = {
     Strategy.AUTO: "auto",
@@ -58,11 +61,17 @@ EVIDENCE_SENTENCES = {
     Evidence.SIMULATED: "computed by a model of this GPU, not measured on one",
 }
 
+_ACCOUNTING_WORDS = {
+    Accounting.STEP: "the step as it runs under its power cap",
+    Accounting.ISOLATED: "kernels measured alone, as in arXiv 2601.08539",
+}
+
 OBJECTIVE_SENTENCES = {
     Objective.WASTE: "waste: the least energy within the time budget",
     Objective.EDP: "EDP: the least product of energy and time",
     Objective.ED2P: "ED²P: the least product of energy and time squared",
     Objective.ENERGY: "energy: the least energy, whatever the time",
+    Objective.TIME: "time: the fastest step within the power limit",
 }
 
 _GRANULARITY = {
@@ -70,9 +79,6 @@ _GRANULARITY = {
     Granularity.PASS: "each pass has clocks of its own",
     Granularity.STEP: "one pair of clocks for the whole step",
 }
-
-# Slowdowns, as fractions, that a plan without savings is compared with.
-_LENT = (0.005, 0.01, 0.02)
 
 _JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6))
 
@@ -82,11 +88,15 @@ def change_text(fraction: float | None, *, digits: int = 2) -> str:
     return DASH if fraction is None else format_percent(fraction, digits=digits)
 
 
-def promise_text(plan: Plan) -> str:
-    """Say what a plan promises, and how sure it is."""
-    arm = plan.arm(plan.chosen)
+def promise_text(plan: Plan) -> str | None:
+    """Say what the arm that counts promises, and how sure it is; ``None`` where nothing is."""
+    arm = plan.headline
+    if arm.cost is None or no_change(arm):
+        return None
     energy = change_text(arm.energy_change)
     if arm.energy_interval is None or arm.time_interval is None:
+        if plan.arm(plan.chosen).energy_interval is not None:
+            return f"promises {energy}; how sure that is was not worked out"
         return f"promises {energy}, each setting's own samples taken for the truth"
     margin = (arm.energy_interval[1] - arm.energy_interval[0]) / 2
     text = f"promises {energy} ± {format_percent(margin).removeprefix('+')}"
@@ -96,45 +106,15 @@ def promise_text(plan: Plan) -> str:
     return f"{text} at ≤ {slower} slower (95 %)"
 
 
-def auto_plan_sentence(plan: Plan) -> str | None:
-    """Say that a plan sets no clocks, and what some more time would give.
-
-    Returns:
-        ``None`` where the plan sets clocks.
-    """
-    if not plan.sets_nothing:
-        return None
-    if plan.max_slowdown is None:
-        text = f"the plan is auto: no other clocks are better for {plan.objective}"
-    else:
-        text = (
-            "the plan is auto: no other clocks surely save energy at \N{LESS-THAN OR EQUAL TO} "
-            f"{_plain_percent(plan.max_slowdown)} % slower"
-        )
-    lent = [
-        (slowdown, change)
-        for slowdown in _LENT
-        if len(plan.frontier) > 1  # a single point knows of nothing else
-        and slowdown > (plan.max_slowdown or 0.0)
-        and (change := expected_energy_change(plan.frontier, slowdown)) is not None
-    ]
-    if not lent:
-        return text
-    at = f"at {_listed([_plain_percent(slowdown) for slowdown, _ in lent])} % slower"
-    if all(round(change, 3) >= 0.0 for _, change in lent):
-        return f"{text}; {at} none are expected to either"
-    changes = [change_text(change, digits=1).removesuffix(" %") for _, change in lent]
-    return f"{text}; {at} about {_listed(changes)} % energy is expected, not promised"
+def no_change(change: Arm | LatencyPoint | Proposal) -> bool:
+    """Whether two digits show nothing of a change; what is infeasible changes nothing."""
+    changes = (change.energy_change, change.time_change)
+    return all(change_text(fraction) in {DASH, _ZERO} for fraction in changes)
 
 
-def _plain_percent(fraction: float) -> str:
-    """Write a fraction in percent without sign, unit or needless digits."""
-    return f"{round(100.0 * fraction, 4) + 0.0:g}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Join words as a sentence does."""
-    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+def accounting_words(accounting: Accounting) -> str:
+    """Say what the numbers of a step are sums of."""
+    return _ACCOUNTING_WORDS[accounting]
 
 
 def duration_text(seconds: float | None) -> str:
@@ -242,6 +222,15 @@ def verdict_text(validation: Validation) -> str:
     if validation.verdict is Verdict.INCONCLUSIVE:
         head.append(_needed_text(validation))
     return f"{': '.join(head)}: {energy}; {time}; {tolerance}"
+
+
+def accounting_text(validation: Validation) -> str:
+    """Say what was run: whole steps or kernels, and how clocks changed."""
+    if validation.accounting is Accounting.ISOLATED:
+        return f"kernels one by one, {validation.evidence}, summed; switching taken as free"
+    latency = validation.latency
+    switching = "taken as free" if latency is None else f"latency {latency}"
+    return f"whole steps, {validation.evidence}; switching {switching}"
 
 
 def _needed_text(validation: Validation) -> str:

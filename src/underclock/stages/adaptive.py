@@ -260,7 +260,7 @@ class AdaptiveRun:
             counts=fit.counts,
             auto_s=auto_s,
             auto_j=auto_j,
-            measurable=fit.measurable if fit.exact else fit.measurable & locked,
+            measurable=fit.measurable if fit.exact else fit.measurable & locked & fit.holds_alone,
         )
         total = np.zeros_like(posterior.log_s)
         for budget, multiplier, plan in zip(

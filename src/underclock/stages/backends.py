@@ -16,6 +16,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.simulated.conductor import Scheduled, ScheduledLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
@@ -169,6 +170,40 @@ def open_measurer(
         )
         with measurer.leases:
             yield measurer
+
+
+@contextmanager
+def open_scheduled(
+    name: GpuName,
+    schedule: Scheduled,
+    *,
+    measuring: MeasurementSettings,
+    seed: int = 0,
+    switching: SwitchingModel | None = None,
+) -> Iterator[tuple[Measurer, Measurer]]:
+    """Open one GPU to measure on it in two ways: at clocks that are held, and under a schedule.
+
+    Args:
+        name: Which.
+        schedule: Of the one step that the second will run.
+        measuring: How long to wait and measure.
+        seed: Of a simulated GPU's noise.
+        switching: What changes of its clocks take; by default as its model has it.
+
+    Raises:
+        UsageError: A table, or no such model.
+        NotSupportedError: A real GPU, which nothing here can drive.
+    """
+    name.need(Capability.SCHEDULE)
+    with open_rig(name, seed=seed, switching=switching) as rig:
+        held, led = (
+            GpuMeasurer(
+                rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring
+            )
+            for launcher in (rig.launcher, ScheduledLauncher(rig, schedule))
+        )
+        with held.leases:
+            yield held, led
 
 
 def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettings:

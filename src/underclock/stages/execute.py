@@ -20,7 +20,7 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
     clocks: Sequence[Clocks],
     *,
     gpu: str,
-    latency: LatencyTable,
+    latency: LatencyTable | None,
     predicted_s: Sequence[float],
     switching: SwitchingModel | None = None,
     steps: int = 5,
@@ -35,7 +35,7 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
         step: What runs.
         clocks: One setting for each launch of its order.
         gpu: ``sim:NAME`` or ``sim:NAME#UNIT``.
-        latency: How long changes are believed to take.
+        latency: How long changes are believed to take; ``None`` takes them as free and instant.
         predicted_s: How long each launch is believed to take at its clocks, stalls apart.
         switching: How long changes do take; by default as the simulated GPU has it.
         steps: How many are measured, after the GPU is warm.
@@ -54,7 +54,7 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
     name.need(Capability.SCHEDULE)
     with open_rig(name, seed=seed, switching=switching) as rig:
         info = rig.gpu.info()
-        warnings = latency.check_gpu(info)
+        warnings = () if latency is None else latency.check_gpu(info)
         done = conduct(
             rig,
             [step.kernels[index] for index in step.order],

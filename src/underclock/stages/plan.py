@@ -3,27 +3,33 @@
 import dataclasses
 from pathlib import Path
 
+import msgspec
+
 import underclock
 from underclock.arrays import Ints
-from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.estimate import estimate
+from underclock.core.costs.table import CostTable
+from underclock.core.model.estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
-from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
+from underclock.core.planning.power_curve import power_curve
 from underclock.core.planning.strategies import ComparedStrategies, choices, compare_strategies
 from underclock.errors import InfeasibleError, UsageError
-from underclock.records import Clocks, Evidence, Objective, Plan, SampleSet, Strategy
-from underclock.report.wording import auto_plan_sentence
+from underclock.records import (
+    Clocks,
+    Objective,
+    Plan,
+    PowerPoint,
+    SampleSet,
+    Strategy,
+)
+from underclock.report.answer import doubt_sentence
+from underclock.report.expected import ONE_PAIR, auto_plan_sentence
+from underclock.stages.costing import Costs, costs_of, under_goal
 from underclock.stages.sources import as_samples
 from underclock.stages.switching import Achievable, Switching, achievable
 from underclock.units import format_percent
-
-ONE_PAIR = (
-    "every sample is at one pair of clocks, so there is nothing to choose from: "
-    "`underclock predict` says what other clocks would save"
-)
 
 
 def plan(
@@ -33,6 +39,7 @@ def plan(
     baseline: Clocks | None = None,
     switching: Switching | None = None,
     raw: bool | None = None,
+    isolated: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
@@ -47,6 +54,8 @@ def plan(
         raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
             2601.08539. By default a model is fitted to all samples together, and the time budget
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
+        isolated: Whether costs are sums of kernels measured alone, as in arXiv 2601.08539. By
+            default they are those of the step as it runs under its cap, where it was run whole.
         progress: Told of plans at other latencies: how many are done, of how many, and what is done
             next.
 
@@ -57,15 +66,18 @@ def plan(
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
-    table, risk = _costs(sample_set, baseline, raw=raw)
+    costs = under_goal(sample_set, costs_of(sample_set, baseline, raw=raw, isolated=isolated), goal)
+    table, risk = costs.table, costs.risk
     compared = compare_strategies(table, goal, risk)
     _check_feasible(compared, goal)
     gained = Achievable()
     if switching is not None:
         _check_has_budget(goal)
-        surer = _within_confidence(goal, risk, compared)
-        gained = achievable(sample_set, table, surer, switching, compared, progress)
-    return _plan(sample_set, goal, table, compared, gained)
+        if table.power_cap is None:
+            goal = _within_confidence(goal, risk, compared)
+        sure = risk if isinstance(risk, CostEstimate) else None
+        gained = achievable(sample_set, table, goal, switching, compared, progress, sure)
+    return _plan(sample_set, goal, costs, compared, gained)
 
 
 def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
@@ -98,12 +110,13 @@ def _within_confidence(goal: Goal, risk: RiskModel | None, compared: ComparedStr
 def _plan(
     sample_set: SampleSet,
     goal: Goal,
-    table: CostTable,
+    costs: Costs,
     compared: ComparedStrategies,
     gained: Achievable,
 ) -> Plan:
     """Write down what was decided."""
-    return Plan(
+    table = costs.table
+    made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
         workload=sample_set.workload,
@@ -112,6 +125,8 @@ def _plan(
         max_slowdown=goal.max_slowdown if goal.objective is Objective.WASTE else None,
         granularity=goal.granularity,
         aggregate=goal.aggregate,
+        accounting=table.accounting,
+        power_limit_w=goal.power_limit_w,
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
         arms=(*compared.arms, *gained.arms),
@@ -126,51 +141,34 @@ def _plan(
         version=underclock.__version__,
         schedule=gained.schedule,
         latency_curve=gained.curve,
+        power_curve=_power_curve(sample_set, goal, costs.known),
         proposals=gained.proposals,
         warnings=(*table.warnings, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
+    doubt = doubt_sentence(made)
+    if doubt is None:
+        return made
+    return msgspec.structs.replace(made, warnings=(*made.warnings, doubt))
 
 
 def why_auto(plan: Plan) -> str | None:
     """Say why a plan sets nothing; ``None`` where it does, or where its warnings say so."""
-    return None if ONE_PAIR in plan.warnings else auto_plan_sentence(plan)
+    return auto_plan_sentence(plan)
 
 
-def _costs(
-    sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None
-) -> tuple[CostTable, RiskModel | None]:
-    """Return costs, and how sure they are; ``None`` where they are taken as certain."""
-    asked = raw
-    if raw is None:
-        raw = _is_whole_table(sample_set)
-    if raw:
-        return cost_table(sample_set, baseline=baseline), None
-    try:
-        estimated = estimate(sample_set, baseline=baseline)
-    except CannotFitError as exc:
-        if asked is False:
-            raise
-        table = cost_table(sample_set, baseline=baseline)
-        words = f"costs are taken as certain, for no model can be fitted: {exc}"
-        return dataclasses.replace(table, warnings=(*table.warnings, words)), None
-    return estimated.table, estimated
+def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[PowerPoint, ...]:
+    """Return the fastest step at other limits, where time is what is minimised."""
+    gpu = sample_set.gpu
+    if goal.objective is not Objective.TIME or gpu.power_limit_w is None:
+        return ()
+    least_w, _ = gpu.power_range_w or (0.0, gpu.power_limit_w)
+    return power_curve(known, gpu.power_limit_w, least_w, granularity=goal.granularity)
 
 
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
     return (ONE_PAIR,) if len(visited) == 1 else ()
-
-
-def _is_whole_table(sample_set: SampleSet) -> bool:
-    """Whether every row of a replayed table is there: then there is nothing to estimate."""
-    if sample_set.evidence is not Evidence.REPLAYED:
-        return False
-    if sample_set.expected_samples is not None:
-        return len(sample_set.samples) >= sample_set.expected_samples
-    lacking = sum(len(clocks) for clocks in sample_set.lacking.values())
-    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
-    return pairs + lacking >= len(sample_set.settings) * len(sample_set.kernels)
 
 
 def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:

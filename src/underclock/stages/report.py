@@ -89,12 +89,13 @@ def _read(given: Plan | Validation | str | Path) -> Plan | Validation:
 
 def _check_same(plan: Plan, validation: Validation) -> None:
     """Refuse to show a plan beside numbers of another, or of another kind."""
-    promise = plan.promise
+    # Of a plan with a schedule either the schedule was run or, one by one, its kernels.
+    ran = next((arm for arm in plan.arms if arm.name == validation.chosen), None)
+    promise = None if ran is None else ran.cost
     theirs = (
         validation.evidence,
         validation.gpu.name,
         validation.workload,
-        validation.chosen,
         validation.promised_time_change,
         validation.promised_energy_change,
     )
@@ -102,9 +103,8 @@ def _check_same(plan: Plan, validation: Validation) -> None:
         plan.evidence,
         plan.gpu.name,
         plan.workload,
-        plan.chosen,
-        promise.time_change,
-        promise.energy_change,
+        None if promise is None else promise.time_change,
+        None if promise is None else promise.energy_change,
     )
     if ours != theirs:
         raise DataError(

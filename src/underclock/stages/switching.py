@@ -6,6 +6,7 @@ from pathlib import Path
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import (
     Rules,
+    ScheduleRisk,
     achieved,
     as_record,
     fastest_change,
@@ -101,6 +102,7 @@ def achievable(
     switching: Switching,
     compared: ComparedStrategies,
     progress: Progress | None,
+    risk: ScheduleRisk | None = None,
 ) -> Achievable:
     """Plan again under the GPU's own latency.
 
@@ -112,7 +114,7 @@ def achievable(
     rules = switching.rules(goal.max_slowdown)
     starts = list(compared.settings.values())
     problem = sequence_problem(table, sample_set.order, rules)
-    arm, solution = achieved(table, problem, starts)
+    arm, solution = achieved(table, problem, starts, risk)
     schedule = None
     if arm.cost is None:
         least = format_percent(fastest_change(table, problem))
@@ -120,7 +122,9 @@ def achievable(
             f"no schedule under this latency keeps the time budget: the fastest takes {least}",
         )
     else:
-        schedule = as_record(table, solution, switching.wording)
+        schedule = as_record(
+            table, problem, solution, latencies=latencies, wording=switching.wording
+        )
     if not switching.curve:
         return Achievable(arms=(arm,), schedule=schedule, warnings=warnings)
     return Achievable(

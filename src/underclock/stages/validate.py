@@ -1,6 +1,7 @@
-"""validate: measure auto and plan again, compare all pairs of runs, and judge the promise.
+"""validate: run auto and plan again, compare all pairs of runs, and judge the promise.
 
-`turns` runs them; a plan on isolated kernels is judged on those.
+`whole_steps` says how a step runs under its plan, `turns` runs the arms. Where a GPU cannot run the
+plan, its kernels are measured one by one, and the validation says so.
 """
 
 import math
@@ -12,8 +13,10 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
-from underclock.errors import UsageError
+from underclock.errors import DataError, UsageError
 from underclock.records import (
+    Accounting,
+    Cost,
     MeasurementSettings,
     OtherArm,
     Plan,
@@ -23,11 +26,18 @@ from underclock.records import (
     Verdict,
 )
 from underclock.stages.backends import open_measurer
+from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.stages.measure import Tally
 from underclock.stages.plan import why_auto
 from underclock.stages.sources import as_plan, step_of
 from underclock.stages.step_source import StepFile, StepFunction
-from underclock.stages.turns import Turns, run_in_turns
+from underclock.stages.turns import OneByOne, Turns, run_in_turns
+from underclock.stages.whole_steps import (
+    Course,
+    course_of,
+    open_whole_steps,
+    why_one_by_one,
+)
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
@@ -40,12 +50,17 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     repeats: int = 10,
     tolerance: float = TOLERANCE,
     only_plan: bool = False,
+    accounting: Accounting | None = None,
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | StepFile | None = None,
 ) -> Validation:
     """Measure a plan against auto clocks, and say whether it keeps its promise.
+
+    The whole step runs under the plan: under its schedule where it has one, else with every change
+    of clocks taken as free. Where that cannot be run, and with ``Accounting.ISOLATED``, kernels are
+    measured one by one and added up.
 
     A plan that leaves every kernel at auto is not run: it keeps its promise of no change by
     definition, with 0 repeats and a warning that says so.
@@ -56,27 +71,74 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
         repeats: Runs of each arm; all pairs are compared.
         tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
         only_plan: Whether to leave away the best fixed clock, which takes turns otherwise.
+        accounting: Whether to run whole steps or kernels one by one; by default whole steps where
+            the GPU can.
         measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise; never the same noise as in measuring.
         progress: Told of every run.
         run: The step's function, or where it may be found; a real GPU needs it.
 
     Raises:
-        UsageError: Fewer than one repeat, or a tolerance that is negative or not finite.
+        UsageError: Fewer than one repeat, a tolerance that is negative or not finite, or whole
+            steps asked for where they cannot be run.
         DataError: A plan for another GPU, resting on another kind of evidence, or without kernels.
         DeviceError, MeasurementError: From the GPU.
     """
     _check_options(repeats, tolerance)
     plan = as_plan(plan)
-    if plan.kernels and plan.sets_nothing:
-        return _kept_by_definition(plan, tolerance)
+    course = course_of(plan)
+    if _sets_nothing(plan, course, accounting):
+        return _kept_by_definition(plan, course, tolerance)
+    name = parse_gpu(gpu)
+    why_not = why_one_by_one(plan, course, name)
+    if accounting is Accounting.STEP and why_not is not None:
+        raise UsageError(f"whole steps cannot be run: {why_not}", hint="leave --accounting away")
+    told = progress or (lambda _tally: None)
+    if course is not None and accounting is not Accounting.ISOLATED and why_not is None:
+        with open_whole_steps(
+            plan, course, name, measuring=measuring, seed=seed + _SEED_OFFSET, run=run
+        ) as whole:
+            latencies = course.scheduled.table
+            notes = () if latencies is None else latencies.check_gpu(whole.measurer.info())
+            turns = run_in_turns(plan, whole, repeats, only_plan=only_plan, progress=told)
+        return _judged(plan, turns, tolerance, course, (*notes, *_about_the_step(plan)))
     with open_measurer(
         gpu, measuring=measuring, seed=seed + _SEED_OFFSET, step=step_of(plan), run=run
     ) as measurer:
-        turns = run_in_turns(
-            plan, measurer, repeats, only_plan=only_plan, progress=progress or (lambda _tally: None)
-        )
-    return _judged(plan, turns, tolerance)
+        planned = [plan.kernels[kernel.name].clocks for kernel in plan.runs]
+        alone = OneByOne(measurer=measurer, kernels=plan.runs, planned=planned)
+        turns = run_in_turns(plan, alone, repeats, only_plan=only_plan, progress=told)
+    return _judged(plan, turns, tolerance, None, _about_kernels(plan, name, accounting, why_not))
+
+
+def _sets_nothing(plan: Plan, course: Course | None, accounting: Accounting | None) -> bool:
+    """Whether what would run is what everything is compared with."""
+    if course is None or accounting is Accounting.ISOLATED:
+        return bool(plan.kernels) and plan.sets_nothing
+    return all(clocks == plan.baseline for clocks in course.clocks)
+
+
+def _about_the_step(plan: Plan) -> tuple[str, ...]:
+    """Say what whole steps do not compare alike with."""
+    if plan.accounting is Accounting.STEP:
+        return ()
+    words = (
+        "the promise is a sum of kernels measured alone; the verdict is about the whole step, "
+        "whose kernels share one power cap"
+    )
+    return (words,)
+
+
+def _about_kernels(
+    plan: Plan, name: GpuName, accounting: Accounting | None, why_not: str | None
+) -> tuple[str, ...]:
+    """Say what was not run, and why, unless it was asked for so or the GPU is a table."""
+    if accounting is not Accounting.ISOLATED and name.kind is not GpuKind.REPLAYED:
+        words = f"the whole step was not run under the plan, only its kernels one by one: {why_not}"
+        return (words,)
+    if plan.accounting is Accounting.STEP:
+        return ("the promise is about the whole step, and its kernels were measured one by one",)
+    return ()
 
 
 def _check_options(repeats: int, tolerance: float) -> None:
@@ -88,12 +150,37 @@ def _check_options(repeats: int, tolerance: float) -> None:
         )
 
 
-def _judged(plan: Plan, turns: Turns, tolerance: float) -> Validation:
-    """Compare all pairs of runs of auto and plan, and judge the promise."""
+def _promise(plan: Plan, course: Course | None) -> Cost:
+    """Return what the arm that ran promises."""
+    ran = plan.chosen if course is None else course.arm
+    cost = next((arm.cost for arm in plan.arms if arm.name == ran), None)
+    if cost is None:
+        raise DataError(
+            f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"
+        )
+    return cost
+
+
+def _judged(
+    plan: Plan,
+    turns: Turns,
+    tolerance: float,
+    course: Course | None,
+    notes: tuple[str, ...],
+) -> Validation:
+    """Compare all pairs of runs of auto and plan, and judge the promise.
+
+    Args:
+        plan: Whose promise.
+        turns: What was run.
+        tolerance: How far beyond it still counts as kept.
+        course: How whole steps ran; ``None`` of kernels one by one.
+        notes: Sentences about that.
+    """
     auto, planned = turns.totals["auto"], turns.totals["plan"]
     time = pair_changes(auto[:, 0], planned[:, 0])
     energy = pair_changes(auto[:, 1], planned[:, 1])
-    promise = plan.promise
+    promise = _promise(plan, course)
     distinct = turns.distinct("auto", "plan")
     change_s, change_j = _changes(auto[:distinct], planned[:distinct])
     judged = judge(
@@ -107,7 +194,9 @@ def _judged(plan: Plan, turns: Turns, tolerance: float) -> Validation:
         evidence=turns.evidence,
         gpu=turns.gpu,
         workload=plan.workload,
-        chosen=plan.chosen,
+        chosen=plan.chosen if course is None else course.arm,
+        accounting=Accounting.ISOLATED if course is None else Accounting.STEP,
+        latency=None if course is None else course.wording,
         repeats=turns.repeats,
         auto_time_s=tuple(auto[:, 0].tolist()),
         auto_energy_j=tuple(auto[:, 1].tolist()),
@@ -128,19 +217,22 @@ def _judged(plan: Plan, turns: Turns, tolerance: float) -> Validation:
         verdict=judged.verdict,
         further_repeats=judged.further_repeats,
         others=tuple(_other(name, turns) for name in turns.others),
-        warnings=(*turns.warnings, *_warnings(distinct, turns.repeats)),
+        warnings=(*turns.warnings, *notes, *_warnings(distinct, turns.repeats)),
     )
 
 
-def _kept_by_definition(plan: Plan, tolerance: float) -> Validation:
+def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> Validation:
     """Return the validation of a plan that sets nothing."""
     none = Spread(mean=0.0, best=0.0, worst=0.0)
     why = why_auto(plan)
+    promise = _promise(plan, course)
     return Validation(
         evidence=plan.evidence,
         gpu=plan.gpu,
         workload=plan.workload,
-        chosen=plan.chosen,
+        chosen=plan.chosen if course is None else course.arm,
+        accounting=plan.accounting,
+        latency=None if course is None else course.wording,
         repeats=0,
         auto_time_s=(),
         auto_energy_j=(),
@@ -148,8 +240,8 @@ def _kept_by_definition(plan: Plan, tolerance: float) -> Validation:
         plan_energy_j=(),
         time_change=none,
         energy_change=none,
-        promised_time_change=plan.promise.time_change,
-        promised_energy_change=plan.promise.energy_change,
+        promised_time_change=promise.time_change,
+        promised_energy_change=promise.energy_change,
         pairs_keeping_energy=0,
         pairs_keeping_time=None if plan.max_slowdown is None else 0,
         max_slowdown=plan.max_slowdown,

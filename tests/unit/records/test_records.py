@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -38,6 +39,7 @@ from underclock.records import (
     ThrottleReason,
     Utilisation,
 )
+from underclock.records.latencies import LatencyTable
 from underclock.workloads import workload
 
 NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
@@ -309,6 +311,23 @@ def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
         made.arm(Strategy.PASS)
 
 
+def test_what_the_gpu_can_follow_counts_where_its_latency_is_given() -> None:
+    held = Arm.of(Strategy.ACHIEVABLE, COST, Status.BOUNDED, gap=0.01)
+    none_found = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
+
+    assert plan(AUTO_ARM, BEST_ARM).headline == BEST_ARM
+    assert plan(AUTO_ARM, BEST_ARM, held).headline == held
+    assert plan(AUTO_ARM, BEST_ARM, none_found).headline == none_found
+    assert plan(AUTO_ARM, BEST_ARM, held).promise == COST
+    assert "achievable infeasible" in repr(plan(AUTO_ARM, BEST_ARM, none_found))
+
+
+def test_sums_are_of_kernels_alone_unless_a_plan_says_otherwise() -> None:
+    assert plan(AUTO_ARM, BEST_ARM).accounting is Accounting.ISOLATED
+    of_step = plan(AUTO_ARM, BEST_ARM, accounting=Accounting.STEP)
+    assert of_step.accounting is Accounting.STEP
+
+
 @pytest.mark.parametrize(
     "arms",
     [
@@ -364,6 +383,8 @@ _WHOLE: dict[str, object] = {
                     segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
                     switches=0,
                     latency="6ms",
+                    latencies=LatencyTable.constant(0.006),
+                    launch_s=(0.01,) * 2,
                 )
             },
             "the schedule is of 2 launches, the step of 3",

@@ -8,7 +8,17 @@ from rich.console import Console
 from rich.table import Table
 
 from underclock.records import Evidence, GpuInfo, ThrottleReason
-from underclock.records.observed import Breakdown, ClockLog, KernelClock, Share
+from underclock.records.observed import (
+    Bound,
+    Breakdown,
+    ClockLog,
+    Exponent,
+    Follows,
+    KernelClock,
+    KernelPart,
+    Share,
+    StepClock,
+)
 from underclock.report import breakdown_tables, clock_log_table
 
 NAME = "[bold]ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nt[/bold]" * 2
@@ -26,6 +36,26 @@ def share(name: str, energy_share: float = 1.0) -> Share:
     )
 
 
+EXPONENT = Exponent(value=0.857, error=0.012, points=5, least_mhz=1498.0, most_mhz=1980.0)
+
+
+def part(kernel: str, **changes: object) -> KernelPart:
+    usual = KernelPart(
+        kernel=kernel,
+        launches=12,
+        energy_j=200.0,
+        energy_share=0.4321,
+        follows=Follows.CORE,
+        exponent=EXPONENT,
+        bound=Bound.DRAM,
+        in_step_change=0.1412,
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+UNTIMED = {"exponent": None, "in_step_change": None, "follows": Follows.UNMEASURED}
+
+
 FOUND = Breakdown(
     evidence=Evidence.MEASURED,
     gpu=GPU,
@@ -35,10 +65,11 @@ FOUND = Breakdown(
     by_pass=(share("backward", 0.75), share("forward", 0.25)),
     by_operator=(share(NAME),),
     by_bound=(share("tensor"),),
-    by_clock=(share("full clock, tensor"),),
+    kernels=(part(NAME),),
     reachable_j=30.0,
+    undecided_j=0.0,
+    step_clock=StepClock(core_mhz=1749.3, spread_mhz=41.2),
     capped_share=0.25,
-    full_core_mhz=1980,
     closure=None,
 )
 LOG = ClockLog(
@@ -73,7 +104,7 @@ def test_a_breakdown_is_four_tables_under_one_heading() -> None:
     assert len(tables) == 4
     assert text.count("train on NVIDIA H200 at auto clocks: measured") == 1
     assert text.index("by pass") < text.index("by operator") < text.index("by what bounds")
-    assert "by clock" in text
+    assert "how time follows the core clock" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["backward", "4321", "375", "ms", "150", "J", "75.0%", "75.0%"] in rows
 
@@ -97,26 +128,60 @@ def test_only_the_twelve_costliest_operators_are_shown_and_the_rest_counted(
         assert f"and {more} more, with less energy" in text
 
 
-def test_what_waits_for_dram_or_latency_is_a_share_of_the_energy() -> None:
+def test_a_kernel_shows_its_exponent_and_what_the_step_does_to_it() -> None:
     text = with_found()
 
-    assert "use 15.0% of the energy at the full core clock (1980 MHz)" in text
-    assert "25% of the kernels' own time is at the power cap" in text
+    assert "43.2% 0.86 ± 0.01 1498-1980 +14.1 %" in text
+    assert "43.2% 0.86 ± 0.01 1498-1980 \N{EN DASH}" in with_found(
+        kernels=(part("a", in_step_change=None),)
+    )
+    only_timed = with_found(kernels=(part("a", exponent=None, in_step_change=-0.125),))
+    assert "43.2% \N{EN DASH} \N{EN DASH} -12.5 %" in only_timed
+
+
+def test_only_the_twelve_costliest_kernels_are_shown() -> None:
+    text = with_found(kernels=tuple(part(f"kernel{n:02d}") for n in range(20)))
+
+    assert text.count("kernel0") + text.count("kernel1") == 12
+
+
+def test_where_nothing_follows_there_is_no_table_of_it() -> None:
+    assert (
+        len(breakdown_tables(msgspec.structs.replace(FOUND, kernels=(part("a", **UNTIMED),)))) == 3
+    )
+
+
+def test_what_does_not_follow_the_core_clock_is_a_share_of_the_energy() -> None:
+    text = with_found()
+
+    assert "the step runs at 1749 ± 41 MHz" in text
+    assert "15.0% of its energy goes to kernels whose time does not follow the core clock" in text
+    assert "not known" not in text
+    assert "it is not known of kernels with 5.0%" in with_found(undecided_j=10.0)
+    assert "alone, kernels spend 25% of their time at the power cap" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"reachable_j": None}, "no counters were read"),
-        ({"reachable_j": None, "full_core_mhz": None}, "no clocks were read"),
+        (
+            {"reachable_j": None, "kernels": (part("a", **UNTIMED),)},
+            "at the clocks of kernels alone",
+        ),
+        (
+            {"reachable_j": None, "kernels": (part("a", **UNTIMED, bound=Bound.UNKNOWN),)},
+            "no counters were read, nor times at other core clocks",
+        ),
+        ({"step_clock": None}, "at which core clock the step runs is unknown"),
+        ({"step_clock": StepClock(core_mhz=1890.0, spread_mhz=None)}, "as glimpsed at the end"),
     ],
 )
 def test_what_is_unknown_is_not_shown_as_nothing(changes: dict[str, object], sentence: str) -> None:
     text = with_found(**changes)
 
     assert sentence in text
-    assert "of the energy is spent" not in text
-    assert "25% of the kernels' own time is at the power cap" in text
+    assert ("% of its energy" in text) == (changes.get("reachable_j", 30.0) is not None)
+    assert "alone, kernels spend 25% of their time at the power cap" in text
 
 
 def test_a_log_shows_its_extremes_its_rate_and_its_reasons() -> None:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from underclock.records import (
     AUTO,
+    Accounting,
     Aggregate,
     Arm,
     Choice,
+    Clocks,
     Cost,
     Evidence,
     GpuInfo,
@@ -21,8 +23,15 @@ from underclock.records import (
     Status,
     Strategy,
 )
-from underclock.report.expected import expected_energy_change
-from underclock.report.wording import auto_plan_sentence, change_text, energy_text, gap_text
+from underclock.report.answer import doubt_sentence, fixed_is_enough, fixed_sentence
+from underclock.report.expected import ONE_PAIR, auto_plan_sentence, expected_energy_change
+from underclock.report.wording import (
+    accounting_words,
+    change_text,
+    energy_text,
+    gap_text,
+    promise_text,
+)
 
 
 @given(st.floats(-0.9, 9.0))
@@ -47,6 +56,7 @@ def auto_plan(**changes: object) -> Plan:
     """Return a plan that sets nothing, with a frontier that time buys energy on."""
     same = choice(None, 0.0)
     auto = Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE)
+    fixed = Arm.of(Strategy.BEST_FIXED, cost(0.0, 0.0), Status.OPTIMAL)
     plan = Plan(
         evidence=Evidence.SIMULATED,
         gpu=GpuInfo(name="GPU"),
@@ -57,7 +67,7 @@ def auto_plan(**changes: object) -> Plan:
         aggregate=Aggregate.GLOBAL,
         baseline=AUTO,
         chosen=Strategy.AUTO,
-        arms=(auto,),
+        arms=(auto, fixed),
         kernels={"gemm": same, "softmax": same},
         fixed=AUTO,
         frontier=(cost(-0.01, 0.02), cost(0.0, 0.0), cost(0.01, -0.1), cost(0.015, -0.12)),
@@ -88,7 +98,8 @@ def cost(time_change: float, energy_change: float) -> Cost:
 def test_a_plan_that_sets_nothing_says_so_and_what_time_would_give() -> None:
     assert auto_plan_sentence(auto_plan()) == (
         "the plan is auto: no other clocks surely save energy at ≤ 0 % slower; at 0.5, 1 and 2 % "
-        "slower about -5.0, -10.0 and -12.0 % energy is expected, not promised"
+        "slower about -5.0, -10.0 and -12.0 % energy is expected, with free switching: a bound, "
+        "not promised"
     )
 
 
@@ -115,7 +126,14 @@ def test_clocks_called_auto_count_as_auto() -> None:
             {"frontier": (cost(-0.01, 0.02), cost(0.0, 0.0))},
             "at 0.5, 1 and 2 % slower none are expected to either",
         ),
-        ({"max_slowdown": 0.01}, "at 2 % slower about -12.0 % energy is expected, not promised"),
+        (
+            {"max_slowdown": 0.01},
+            "expected, with free switching: a bound, not promised",
+        ),
+        (
+            {"max_slowdown": 0.01, "chosen": Strategy.BEST_FIXED},
+            "at 2 % slower about -12.0 % energy is expected, not promised",
+        ),
         ({"max_slowdown": 0.05}, "surely save energy at ≤ 5 % slower"),
         ({"max_slowdown": None, "objective": Objective.EDP, "frontier": ()}, "better for edp"),
     ],
@@ -127,6 +145,137 @@ def test_an_auto_plan_names_only_slowdowns_that_were_not_asked_for(
 
     assert text is not None
     assert text.endswith(end)
+
+
+def test_a_plan_that_had_no_choice_says_so_in_its_warnings_only() -> None:
+    assert auto_plan_sentence(auto_plan(warnings=(ONE_PAIR,))) is None
+
+
+def test_a_schedule_that_saves_nothing_says_what_free_switching_would_give() -> None:
+    free = auto_plan(
+        kernels={"gemm": choice(1200, -0.1)},
+        arms=(*auto_plan().arms, Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL)),
+    )
+    text = auto_plan_sentence(free)
+
+    assert text is not None
+    assert "no schedule was found that surely saves energy at ≤ 0 % slower; at 0.5" in text
+    assert "with free switching: a bound" in text
+
+
+@pytest.mark.parametrize("accounting", Accounting)
+def test_every_accounting_has_words(accounting: Accounting) -> None:
+    assert accounting_words(accounting)
+
+
+def planned(arm: Arm, **changes: object) -> Plan:
+    return auto_plan(
+        kernels={"gemm": choice(1200, -0.1)},
+        chosen=Strategy.KERNEL_GLOBAL,
+        arms=(
+            *auto_plan().arms,
+            Arm.of(Strategy.KERNEL_GLOBAL, cost(0, -0.2), Status.OPTIMAL),
+            arm,
+        ),
+        **changes,
+    )
+
+
+def achievable(low: float | None, high: float = 0.0, *, energy_change: float = -0.05) -> Arm:
+    arm = Arm.of(Strategy.ACHIEVABLE, cost(0.001, energy_change), Status.OPTIMAL)
+    if low is None:
+        return arm
+    return msgspec.structs.replace(arm, energy_interval=(low, high), time_interval=(-0.01, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("arm", "text"),
+    [
+        (achievable(-0.07, -0.03), "promises -5.00 % ± 2.00 % at ≤ 0.00 % slower (95 %)"),
+        (achievable(None), "promises -5.00 %, each setting's own samples taken for the truth"),
+        (Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE), None),
+        (Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL), None),
+    ],
+)
+def test_the_promise_is_that_of_the_arm_that_counts(arm: Arm, text: str | None) -> None:
+    assert promise_text(planned(arm)) == text
+
+
+def test_a_schedule_without_an_interval_says_so_where_others_have_one() -> None:
+    plan = planned(achievable(None))
+    surer = tuple(
+        msgspec.structs.replace(arm, energy_interval=(-0.3, -0.1), time_interval=(-0.1, 0.1))
+        if arm.name is plan.chosen
+        else arm
+        for arm in plan.arms
+    )
+
+    text = promise_text(msgspec.structs.replace(plan, arms=surer))
+
+    assert text == "promises -5.00 %; how sure that is was not worked out"
+
+
+@pytest.mark.parametrize(
+    ("arm", "doubtful"),
+    [
+        (achievable(-0.12, 0.02), True),
+        (achievable(-0.12, 0.0), True),
+        (achievable(-0.12, -0.001), False),
+        (achievable(0.01, 0.02, energy_change=0.015), False),
+        (achievable(None), False),
+        (Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE), False),
+    ],
+)
+def test_a_plan_that_may_save_nothing_carries_a_doubt(arm: Arm, *, doubtful: bool) -> None:
+    sentence = doubt_sentence(planned(arm))
+
+    assert (sentence is not None) == doubtful
+    if sentence is not None:
+        assert sentence.startswith("the plan may save nothing: with 95 % confidence")
+        assert "-12.00 to" in sentence
+
+
+def test_what_gives_nothing_is_in_no_doubt() -> None:
+    arm = Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL)
+    surely = msgspec.structs.replace(arm, energy_interval=(0.0, 0.0), time_interval=(0.0, 0.0))
+
+    assert doubt_sentence(planned(surely)) is None
+
+
+@pytest.mark.parametrize(
+    ("fixed", "best", "enough"),
+    [
+        (cost(0.0, -0.0495), cost(0.0, -0.05), True),
+        (cost(0.0, -0.0485), cost(0.0, -0.05), False),
+        (cost(0.005, -0.0495), cost(0.0, -0.05), False),  # as much, but at more time
+        (cost(0.005, -0.06), cost(0.0, -0.05), True),  # more, within the budget
+        (cost(0.0, -0.0005), cost(0.0, 0.0), False),  # nothing worth the trouble
+        (cost(0.0, -0.01), cost(0.0, 0.0), True),
+        (cost(0.0, -0.01), None, True),
+        (None, cost(0.0, -0.05), False),
+    ],
+)
+def test_the_best_fixed_clock_is_enough_where_it_saves_as_much_at_no_more_time(
+    fixed: Cost | None, best: Cost | None, *, enough: bool
+) -> None:
+    plan = planned(Arm.of(Strategy.ACHIEVABLE, best, Status.OPTIMAL), max_slowdown=0.01)
+    arms = (
+        plan.arms[0],
+        Arm.of(Strategy.BEST_FIXED, fixed, Status.OPTIMAL),
+        *plan.arms[2:],
+    )
+    plan = msgspec.structs.replace(plan, arms=arms, fixed=Clocks(core_mhz=1680))
+
+    assert fixed_is_enough(plan) == enough
+    assert ("use that" in (fixed_sentence(plan) or "")) == enough
+
+
+def test_a_fixed_clock_that_saves_more_is_called_better() -> None:
+    plan = planned(achievable(None), max_slowdown=0.01, fixed=Clocks(core_mhz=1680))
+    fixed = Arm.of(Strategy.BEST_FIXED, cost(0.005, -0.06), Status.OPTIMAL)
+    plan = msgspec.structs.replace(plan, arms=(plan.arms[0], fixed, *plan.arms[2:]))
+
+    assert (fixed_sentence(plan) or "").endswith("better than -5.00 %: use that")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where a step's energy goes at auto clocks: by pass, operator and bound, and at which clock.
+"""Where a step's energy goes at auto clocks: by pass, by operator, by what bounds the kernels.
 
 Shape letters: K kernels.
 """
@@ -11,14 +11,14 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.costs.cap import driver_says
+from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
 from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
 from underclock.records import AUTO, Kernel, Sample, SampleSet, Utilisation
-from underclock.records.observed import Bound, Breakdown, Share
+from underclock.records.observed import Bound, Breakdown, Follows, KernelPart, Share
 
 _BUSY = 0.5  # our convention: what is busy half of the time bounds a kernel; else latency does
-_CLOCK_STEP_MHZ = 15  # clocks this near to the highest seen count as full
-_FULL = "full clock"
+_UNKNOWN = {Follows.UNDECIDED, Follows.UNMEASURED}
 
 
 def bound_of(utilisation: Utilisation | None) -> Bound:
@@ -37,26 +37,30 @@ def bound_of(utilisation: Utilisation | None) -> Bound:
 def breakdown(sample_set: SampleSet) -> Breakdown:
     """Break a step's cost at auto clocks down.
 
+    Energy is that of the step where it was run whole, settled on its kernels; time is split as the
+    launches inside the step were timed, or else as kernels take it alone.
+
     Raises:
-        DataError: No kernel was measured at auto clocks.
+        DataError: A kernel was not measured at auto clocks, or the step that was timed is another.
     """
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
-    time_s, energy_j = table.time_s[:, table.baseline], table.energy_j[:, table.baseline]
-    kernels = sample_set.kernels
+    kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
     samples = [auto[kernel.name] for kernel in kernels]
-    bounds = [bound_of(sample.utilisation) for sample in samples]
-    full_mhz = max((mhz for sample in samples if (mhz := _core_mhz(sample))), default=None)
-    pace = [_pace(sample, full_mhz) for sample in samples]
-    isolated_s = np.array([s.time_s * k.count for s, k in zip(samples, kernels, strict=True)])
+    alone_s = np.array(_alone_s(sample_set))
+    counts = np.array([kernel.count for kernel in kernels])
+    inside_s = in_step_s(sample_set)
+    time_s = table.time_s[:, table.baseline]
+    if inside_s is not None:
+        time_s = inside_s * counts * (time_s.sum() / (inside_s * counts).sum())
     capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
+    parts = _kernel_parts(sample_set, samples, energy_j, _changes(inside_s, alone_s))
+    unknown = np.array([part.follows in _UNKNOWN for part in parts])
+    free = np.array([part.follows is Follows.NOT_CORE for part in parts])
 
     def shares(name_of: Callable[[int], Hashable]) -> tuple[Share, ...]:
         return _shares(kernels, time_s, energy_j, name_of)
 
-    full = [word == _FULL for word in pace]
-    wasted = [f and b in {Bound.DRAM, Bound.LATENCY} for f, b in zip(full, bounds, strict=True)]
-    seen = full_mhz is not None and set(bounds) != {Bound.UNKNOWN}
     return Breakdown(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -65,11 +69,12 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
         energy_j=float(energy_j.sum()),
         by_pass=shares(lambda k: kernels[k].pass_.value),
         by_operator=shares(lambda k: _operator(kernels[k])),
-        by_bound=shares(lambda k: bounds[k].value),
-        by_clock=shares(lambda k: f"{pace[k]}, {bounds[k]}" if full[k] else pace[k]),
-        reachable_j=math.fsum(energy_j[np.array(wasted, dtype=bool)]) if seen else None,
-        capped_share=float(isolated_s[capped].sum() / isolated_s.sum()),
-        full_core_mhz=full_mhz,
+        by_bound=shares(lambda k: _bound_name(parts[k])),
+        kernels=tuple(sorted(parts, key=lambda part: -part.energy_j)),
+        reachable_j=None if unknown.all() else math.fsum(energy_j[free]),
+        undecided_j=math.fsum(energy_j[unknown]),
+        step_clock=step_clock(sample_set),
+        capped_share=float((alone_s * counts)[capped].sum() / (alone_s * counts).sum()),
         closure=table.closure,
         warnings=table.warnings,
     )
@@ -87,15 +92,55 @@ def _auto_samples(sample_set: SampleSet) -> dict[str, Sample]:
     return auto
 
 
-def _core_mhz(sample: Sample) -> int | None:
-    return sample.observed.core_mhz if sample.observed else None
+def _alone_s(sample_set: SampleSet) -> list[float]:
+    """Return how long a launch of each kernel takes alone at auto. Length K."""
+    taken: dict[str, list[float]] = defaultdict(list)
+    for sample in sample_set.samples:
+        if sample.asked == AUTO:
+            taken[sample.kernel].append(sample.time_s)
+    return [math.fsum(taken[k.name]) / len(taken[k.name]) for k in sample_set.kernels]
 
 
-def _pace(sample: Sample, full_mhz: int | None) -> str:
-    mhz = _core_mhz(sample)
-    if mhz is None or full_mhz is None:
-        return "clock not read"
-    return _FULL if mhz >= full_mhz - _CLOCK_STEP_MHZ else "below full clock"
+def _changes(inside_s: Floats | None, alone_s: Floats) -> list[float | None]:
+    """Return by what launches take longer in the step than alone. Length K."""
+    if inside_s is None:
+        return [None] * len(alone_s)
+    changes: list[float | None] = (inside_s / alone_s - 1.0).tolist()
+    return changes
+
+
+def _kernel_parts(
+    sample_set: SampleSet,
+    samples: list[Sample],
+    energy_j: Floats,
+    changes: list[float | None],
+) -> list[KernelPart]:
+    """Say of every kernel what bounds it, in the order of the step."""
+    fitted = exponents(sample_set)
+    return [
+        KernelPart(
+            kernel=kernel.name,
+            launches=kernel.count,
+            energy_j=joules,
+            energy_share=joules / float(energy_j.sum()),
+            follows=follows(fitted.get(kernel.name)),
+            exponent=fitted.get(kernel.name),
+            bound=bound_of(sample.utilisation),
+            in_step_change=change,
+        )
+        for kernel, sample, joules, change in zip(
+            sample_set.kernels, samples, energy_j.tolist(), changes, strict=True
+        )
+    ]
+
+
+def _bound_name(part: KernelPart) -> str:
+    """Name what bounds a kernel: how it follows the core clock; utilisation is second best."""
+    if part.follows not in _UNKNOWN:
+        return part.follows.value
+    if part.bound is not Bound.UNKNOWN:
+        return f"{part.bound}, by utilisation"
+    return part.follows.value
 
 
 def _operator(kernel: Kernel) -> str:

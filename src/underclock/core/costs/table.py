@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
-from underclock.core.costs.cap import capped_kernels
+from underclock.arrays import Floats
+from underclock.core.costs.heat import Heat
+from underclock.core.costs.power_window import LaunchCosts, PowerCap
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
+    Accounting,
     Clocks,
     Closure,
     Kernel,
-    Sample,
     SampleSet,
 )
 
@@ -33,7 +34,12 @@ class CostTable:
             Shape (K, S).
         energy_j: Energy per step of all invocations, ``inf`` where not measured. Shape (K, S).
         baseline: Index of the setting called auto.
-        closure: Isolated sum against in situ; ``None`` where the step was not run whole.
+        closure: What kernels say of the step, against the step as it ran; ``None`` where it was
+            not run whole.
+        power_cap: What holds the step's power, where costs are those of the step as it runs: then
+            all settings but the baseline are locked clocks, cap apart, and the baseline is the
+            whole step at auto. ``None`` where costs are sums of kernels alone.
+        heat: What another temperature makes of the step's power; ``None`` where nothing is known.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -43,7 +49,22 @@ class CostTable:
     energy_j: Floats
     baseline: int
     closure: Closure | None = None
+    power_cap: PowerCap | None = None
+    heat: Heat | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def accounting(self) -> Accounting:
+        """What a number of the whole step is the sum of."""
+        return Accounting.ISOLATED if self.power_cap is None else Accounting.STEP
+
+    @property
+    def launches(self) -> LaunchCosts:
+        """Costs of one launch."""
+        counts = np.array([kernel.count for kernel in self.kernels], dtype=np.float64)[:, None]
+        return LaunchCosts(
+            settings=self.settings, time_s=self.time_s / counts, energy_j=self.energy_j / counts
+        )
 
     @property
     def auto_time_s(self) -> float:
@@ -98,56 +119,10 @@ def cost_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Cost
     )
     if not sample_set.in_situ or not settings[chosen].is_auto:
         return table
-    return settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
-
-
-def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) -> CostTable:
-    """Make the auto column add up to the step as it really runs; other columns stay as measured.
-
-    Args:
-        table: Costs with an isolated auto column.
-        in_situ: Samples of the whole step at auto.
-        capped: Which kernels were at the power cap when measured alone at auto. Shape (K,).
-
-    Raises:
-        DataError: As `settling_factors`.
-    """
-    real_s = math.fsum(sample.time_s for sample in in_situ) / len(in_situ)
-    real_j = math.fsum(sample.energy_j for sample in in_situ) / len(in_situ)
-    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
-    for costs, real in ((time_s, real_s), (energy_j, real_j)):
-        costs[:, table.baseline] *= settling_factors(costs[:, table.baseline], real, capped)
-    return dataclasses.replace(
-        table,
-        time_s=time_s,
-        energy_j=energy_j,
-        closure=Closure(time=table.auto_time_s / real_s, energy=table.auto_energy_j / real_j),
-    )
-
-
-def settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
-    """Return by how much each kernel's isolated auto cost must change to add up to the step's.
-
-    A power cap averages over many kernels: in the step a kernel at the cap borrows power from its
-    neighbours, alone it cannot, so isolated kernels at auto do not add up to the step. The
-    difference is put on the kernels that were at the cap, in proportion; on all where none was.
-
-    Args:
-        auto: Isolated cost of all invocations of each kernel. Shape (K,).
-        total: Cost of the whole step, in the same unit.
-        capped: Which kernels were at the power cap. Shape (K,).
-
-    Raises:
-        DataError: The step costs less than its kernels away from the cap do by themselves.
-    """
-    movable = capped if capped.any() else np.ones_like(capped)
-    factor = (total - auto[~movable].sum()) / auto[movable].sum()
-    if factor <= 0:
-        raise DataError(
-            f"the whole step cost {total:g} s or J, less than its kernels did one by one",
-            hint="the samples are not of this step: measure again",
-        )
-    return np.where(movable, factor, 1.0)
+    real_s = math.fsum(sample.time_s for sample in sample_set.in_situ) / len(sample_set.in_situ)
+    real_j = math.fsum(sample.energy_j for sample in sample_set.in_situ) / len(sample_set.in_situ)
+    closure = Closure(time=table.auto_time_s / real_s, energy=table.auto_energy_j / real_j)
+    return dataclasses.replace(table, closure=closure)
 
 
 def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:

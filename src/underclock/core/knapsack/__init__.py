@@ -2,10 +2,13 @@
 
 * `problem`: the problem, the answer, the interface
 * `exact`: the proven optimum, on `hull`, `core`, `stages` and `labels`
+* `power`: the best choice below a power limit, on `windows`
 * `frontier`: the time-energy frontier, and the objectives whose optimum lies on it
 """
 
 from underclock.core.knapsack.exact import Exact
+from underclock.core.knapsack.power import within_power
 from underclock.core.knapsack.problem import Problem, Solution, Solver
+from underclock.core.knapsack.windows import PowerWindows
 
-__all__ = ["Exact", "Problem", "Solution", "Solver"]
+__all__ = ["Exact", "PowerWindows", "Problem", "Solution", "Solver", "within_power"]

@@ -1,6 +1,9 @@
 """From a sample_set to a posterior about every kernel at every setting, and the cost table of it.
 
-Shape letters: K kernels, C settings but the baseline.
+Where the step was run whole, costs are those of the step: kernels at locked clocks, the power cap
+apart, under one cap on the mean power of the sequence. Else they are those of kernels alone.
+
+Shape letters: K kernels, C settings but the baseline, n launches.
 """
 
 import dataclasses
@@ -12,6 +15,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.costs.heat import Heat
+from underclock.core.costs.step import known_step, step_cost
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
@@ -21,13 +26,16 @@ from underclock.core.model.predicted_change import (
     Baseline,
     PredictedChange,
     predicted_change,
+    scheduled_change,
 )
-from underclock.core.model.predictive import posterior_of
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
 from underclock.core.steering.taking_off import reach_mhz, told
 from underclock.physics.constants import GpuConstants
+from underclock.physics.power import idle_w
+from underclock.physics.thermal import AMBIENT_C
 from underclock.records import Clocks, Evidence, Sample, SampleSet
 
 STEADY_C = 55.0
@@ -35,6 +43,9 @@ _ONE_SIDE = 0.95
 # What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
 # an H200, differ by 0.027 % (docs/evidence/h200).
 _REPEATABLE = 2.7e-4
+_FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
+_ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
+_OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
 _HALF_BIN_MHZ = 7.5
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
@@ -55,6 +66,8 @@ class CostEstimate:
             samples ran at the power cap, say, only where it was measured; so is every kernel of a
             table, of which another row costs nothing but a look. Shape (K, C).
         exact: Whether a measurement is the truth, as in a table that is replayed.
+        step_error: By how much more than its own errors the model misses the step at auto, as
+            fractions: time, energy.
     """
 
     rows: Rows
@@ -66,6 +79,13 @@ class CostEstimate:
     measurable: Bools
     can: Bools
     exact: bool
+    step_error: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def holds_alone(self) -> Bools:
+        """Where a kernel that runs alone draws less than the cap leaves it. Shape (K, C)."""
+        below: Bools = self.posterior.log_w < math.log(_ALONE * self.rows.limit_w)
+        return below
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
         """Say what a choice is expected to change.
@@ -74,24 +94,71 @@ class CostEstimate:
             setting: Index into the table's settings, of each kernel. Shape (K,).
         """
         columns = np.where(setting == self.table.baseline, -1, setting)
-        return predicted_change(self.posterior, self.counts, self.baseline, columns)
+        change = predicted_change(self.posterior, self.counts, self.baseline, columns)
+        if self.table.power_cap is None or (columns < 0).all():
+            return change
+        return self._under_cap(change, setting[self.table.power_cap.order])
+
+    def predicted_schedule(self, choice: Ints) -> PredictedChange:
+        """Say what a schedule is expected to change, changes of clocks apart.
+
+        Args:
+            choice: Index into the table's settings, of each launch. Shape (n,).
+
+        Raises:
+            ValueError: Costs are not those of the step.
+        """
+        cap = self.table.power_cap
+        if cap is None:
+            raise ValueError("a schedule is of launches, costs are of kernels alone")
+        pairs, launches = np.unique(np.stack([cap.order, choice]), axis=1, return_counts=True)
+        locked = pairs[1] != self.table.baseline
+        change = scheduled_change(
+            self.posterior, self.baseline, pairs[:, locked], launches[locked].astype(np.float64)
+        )
+        return self._under_cap(change, choice)
+
+    def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:
+        """Add what the cap makes of a schedule, and how well the model knows the step."""
+        cost = step_cost(self.table, choice)
+        time, energy = self.step_error
+        if self.table.heat is not None:
+            # What heat adds is as unsure as the ambient temperature is against the step's own.
+            as_cool = dataclasses.replace(self.table, heat=None)
+            added = cost.energy_change - step_cost(as_cool, choice).energy_change
+            energy = math.hypot(energy, _OF_HEAT * added)
+        return PredictedChange(
+            time_change=cost.time_change,
+            energy_change=cost.energy_change,
+            time_spread=math.hypot(change.time_spread, (1.0 + cost.time_change) * time),
+            energy_spread=math.hypot(change.energy_spread, (1.0 + cost.energy_change) * energy),
+        )
 
 
-def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEstimate:
+def estimate(
+    sample_set: SampleSet, *, baseline: Clocks | None = None, isolated: bool = False
+) -> CostEstimate:
     """Fit a sample_set and predict every setting it set out to visit.
 
     Args:
         sample_set: Samples of every kernel at the baseline, and of some at other settings.
         baseline: The setting to call auto; as for `cost_table`.
+        isolated: Whether costs are those of kernels alone even where the step was run whole, as in
+            arXiv 2601.08539.
 
     Raises:
         DataError: The samples cannot be costed or fitted.
     """
     measured = cost_table(sample_set, baseline=baseline)
     auto = measured.settings[measured.baseline]
+    whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     settings = _settings(sample_set, auto)
+    if whole:
+        settings = tuple(clocks for clocks in settings if clocks.core_mhz is not None)
     rows, model = fit_rows(sample_set, settings)
-    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set))
+    posterior = posterior_of(
+        model, settings, temperature_c=temperature_of(sample_set), cap=not whole
+    )
     exact = sample_set.evidence is Evidence.REPLAYED
     log_s, log_w, repeats = _measured(sample_set, settings)
     unknown = np.diff(rows.bounds) == 0
@@ -116,7 +183,14 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
         energy_j=np.column_stack([energy_j, auto_j]),
         baseline=len(settings),
     )
-    return CostEstimate(
+    known = None
+    if whole:
+        known = known_step(table, sample_set, rows.limit_w)
+    if known is not None:
+        table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
+        auto_s, auto_j = table.time_s[:, -1], table.energy_j[:, -1]
+    whole_step = sample_set.in_situ if known is not None else ()
+    estimated = CostEstimate(
         rows=rows,
         model=model,
         posterior=posterior,
@@ -124,7 +198,9 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
         baseline=Baseline(
             time_s=auto_s,
             energy_j=auto_j,
-            spread=(0.0, 0.0) if exact else _auto_spread(sample_set, posterior, (auto_s, auto_j)),
+            spread=(0.0, 0.0)
+            if exact
+            else _auto_spread(sample_set, posterior, (auto_s, auto_j), whole_step),
             of_kernels=np.zeros_like(posterior.noise) if exact else _of_kernels(posterior),
         ),
         table=table,
@@ -132,6 +208,42 @@ def estimate(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostEs
         can=can,
         exact=exact,
     )
+    return estimated if known is None else _with_step_error(estimated, known.at_auto)
+
+
+def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat | None:
+    """Return how the step's heat follows its power; ``None`` where no temperature was read."""
+    read = [s.temperature_c for s in sample_set.in_situ if s.temperature_c is not None]
+    if not read:
+        return None
+    mean_w = sum(s.energy_j for s in sample_set.in_situ) / sum(s.time_s for s in sample_set.in_situ)
+    core_mhz, mem_mhz = clocks_of(model.rows, table.settings)
+    gpu = model.parameters.family.gpu(model.parameters.shared)
+    drawn_w = [idle_w(gpu, core_mhz, mem_mhz, float(c)) for c in (STEADY_C, STEADY_C + 1.0)]
+    return Heat(
+        c_per_w=max(0.0, float(np.mean(read)) - AMBIENT_C) / mean_w, w_per_c=drawn_w[1] - drawn_w[0]
+    )
+
+
+def _with_step_error(estimated: CostEstimate, at_auto: Ints) -> CostEstimate:
+    """Return an estimate that knows by how much more than its errors it misses the step at auto.
+
+    Args:
+        estimated: From which the step at auto is predicted.
+        at_auto: Setting of each launch in it. Shape (n,).
+    """
+    closure = estimated.table.closure
+    if closure is None:
+        raise AssertionError("a step that was run whole has one")
+    change = estimated.predicted_schedule(at_auto)
+    errors = [
+        math.sqrt(max(0.0, math.log(ratio) ** 2 - (_FAR_OFF * spread) ** 2))
+        for ratio, spread in (
+            (closure.time, change.time_spread),
+            (closure.energy, change.energy_spread),
+        )
+    ]
+    return dataclasses.replace(estimated, step_error=(errors[0], errors[1]))
 
 
 def _settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
@@ -243,11 +355,13 @@ def _of_kernels(posterior: Posterior) -> Floats:
 
 
 def _auto_spread(
-    sample_set: SampleSet, posterior: Posterior, auto: tuple[Floats, Floats]
+    sample_set: SampleSet,
+    posterior: Posterior,
+    auto: tuple[Floats, Floats],
+    whole: Sequence[Sample],
 ) -> tuple[float, float]:
     """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
     time2, power2 = posterior.noise**2
-    whole: Sequence[Sample] = sample_set.in_situ
     spreads = []
     for variance, costs, values in (
         (time2, auto[0], [s.time_s for s in whole]),

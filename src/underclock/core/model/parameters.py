@@ -14,11 +14,11 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants, KernelArrays
-from underclock.physics.derivatives import BY_KERNEL, LogCosts, log_costs
+from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs
 
 CORE, DRAM, FIXED, WORK = range(PER_KERNEL)
 # Shared parameters: name, and how far from its start it may be expected, as a logarithm.
-_NAMED = {
+_NAMED = {  # in the order of `BY_GPU`
     "exponent": 0.6,
     "xbar_floor_mhz": 0.3,
     "knee_mhz": 0.25,
@@ -30,7 +30,6 @@ _NAMED = {
 }
 _OF_KERNEL = ("core_mcycles", "dram_mcycles", "fixed_s", "work_j_per_v2")
 _COLUMNS = {name: column for column, name in enumerate(BY_KERNEL)}
-_STEP = 1e-5  # of a logarithm
 _DRAM_J, _XBAR = len(_NAMED), len(_NAMED) + 1
 _DRAM_J_SPREAD, _XBAR_SPREAD, _MEM_W_SPREAD, _EFFICIENCY_SPREAD = 1.5, 1.0, 0.7, 0.15
 _GIVEN_DRAM_J, _GIVEN_XBAR = 0.005, 0.05  # J per Mcycle; crossbar cycles per DRAM cycle
@@ -151,19 +150,12 @@ class PredictedRows:
         return by
 
     def by_shared(self) -> Floats:
-        """Return derivatives by the shared parameters. Shape (2, R, S).
-
-        Differences: the exact ones (`LogCosts.by_gpu`) agree to 1e-5, which is enough for a plan to
-        choose others among settings that cost the same, and so to change published evidence.
-        """
-        here, shared = self.log, self.parameters.shared
-        by = np.empty((*here.shape, len(shared)))
-        for s in range(len(shared)):
-            moved = shared.copy()
-            moved[s] += _STEP
-            parameters = dataclasses.replace(self.parameters, shared=moved)
-            by[:, :, s] = (predict(parameters, self.at).log - here) / _STEP
-        return by
+        """Return derivatives by the shared parameters. Shape (2, R, S)."""
+        by_gpu, by_constant = self.costs.by_gpu(), self.costs.by_kernel()
+        per_dram = by_constant[:, :, [_COLUMNS["dram_j"], _COLUMNS["xbar_mcycles"]]]
+        # The greatest memory clock is what efficiency is relative to.
+        memory = by_gpu[:, :, len(BY_GPU) : -1]
+        return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory], axis=2)
 
 
 def predict(parameters: Parameters, at: Points) -> PredictedRows:

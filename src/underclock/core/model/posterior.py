@@ -80,15 +80,17 @@ class Posterior:
         """Return how a weighed sum of entries moves.
 
         Args:
-            kernels: Which kernel each entry is of, none twice. Shape (N,).
-            columns: Which setting. Shape (N,).
+            kernels: Which kernel each entry is of. Shape (N,).
+            columns: Which setting; no entry is named twice. Shape (N,).
             weights: What each entry's logarithms of time and power are multiplied by.
                 Shape (2, N).
         """
         by_shared = np.einsum("cn,cns->s", weights, self.by_shared[:, kernels, columns])
-        by_kernel = np.einsum("cn,cnp->np", weights, self.by_kernel[:, kernels, columns])
+        by_kernel = np.zeros(self.kernel_cov.shape[:2])
+        moves = np.einsum("cn,cnp->np", weights, self.by_kernel[:, kernels, columns])
+        np.add.at(by_kernel, kernels, moves)
         own = float(
-            np.einsum("np,npq,nq->", by_kernel, self.kernel_cov[kernels], by_kernel)
+            np.einsum("kp,kpq,kq->", by_kernel, self.kernel_cov, by_kernel)
             + (weights**2 * self.discrepancy[:, kernels, columns]).sum()
         )
         return SumVariance(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)

@@ -58,11 +58,27 @@ def predicted_change(
         columns: Setting of each kernel; -1 is auto. Shape (K,).
     """
     locked = np.flatnonzero(columns >= 0)
-    at = columns[locked]
-    log_s, log_w = posterior.log_s[locked, at], posterior.log_w[locked, at]
+    pairs = np.stack([locked, columns[locked]])
+    return scheduled_change(posterior, baseline, pairs, counts[locked])
+
+
+def scheduled_change(
+    posterior: Posterior, baseline: Baseline, pairs: Ints, launches: Floats
+) -> PredictedChange:
+    """Say what locked launches are expected to change; kernels without any are left at auto.
+
+    Args:
+        posterior: Costs of one launch.
+        baseline: What auto costs.
+        pairs: Kernel and setting of launches that are alike. Shape (2, N).
+        launches: How many of each. Shape (N,).
+    """
+    kernels, at = pairs
+    locked = np.unique(kernels)
+    log_s, log_w = posterior.log_s[kernels, at], posterior.log_w[kernels, at]
     parts = (
-        (baseline.time_s, np.exp(log_s) * counts[locked], np.array([1.0, 0.0])),
-        (baseline.energy_j, np.exp(log_s + log_w) * counts[locked], np.array([1.0, 1.0])),
+        (baseline.time_s, np.exp(log_s) * launches, np.array([1.0, 0.0])),
+        (baseline.energy_j, np.exp(log_s + log_w) * launches, np.array([1.0, 1.0])),
     )
     changes, spreads = [], []
     for (auto, costs, powers), auto_spread, own in zip(
@@ -75,7 +91,7 @@ def predicted_change(
         moves = np.full(len(auto), 1.0 - kept)
         moves[locked] = -kept
         parted = float(((moves * own * auto / total) ** 2).sum())
-        moved = posterior.sum_variance(locked, at, powers[:, None] * costs / total)
+        moved = posterior.sum_variance(kernels, at, powers[:, None] * costs / total)
         changes.append(share + kept - 1.0)
         spreads.append(math.sqrt(moved.variance + (share * auto_spread) ** 2 + parted))
     return PredictedChange(

@@ -23,7 +23,7 @@ _BATCH = 64  # kernels; bounds the memory that many settings take
 
 
 def posterior_of(
-    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float
+    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float, cap: bool = True
 ) -> Posterior:
     """Predict every kernel at every setting.
 
@@ -31,9 +31,11 @@ def posterior_of(
         model: The fit.
         settings: Locked clocks; a part left to auto runs at the fastest seen.
         temperature_c: At which to predict.
+        cap: Whether a kernel runs alone, held by the power cap where it draws too much; else at
+            the clocks that are asked for, as it may in a step.
     """
     core_mhz, mem_mhz = clocks_of(model.rows, settings)
-    where = _Where(core_mhz, mem_mhz, temperature_c)
+    where = _Where(core_mhz, mem_mhz, temperature_c, model.rows.limit_w if cap else math.inf)
     bounds = model.rows.bounds
     shape = (2, len(model.rows.names), len(settings))
     log, discrepancy = np.empty(shape), np.empty(shape)
@@ -71,11 +73,12 @@ def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Where to predict: clocks of every setting, (C,), and the temperature."""
+    """Where to predict: clocks of every setting, (C,), the temperature, and what holds power."""
 
     core_mhz: Floats
     mem_mhz: Floats
     temperature_c: float
+    limit_w: float
 
     def points(self, kernels: Ints, core_mhz: Floats, mem_mhz: Floats) -> Points:
         """Return all clocks of each of some kernels, as (N, C) core clocks and (C,) memory's."""
@@ -190,7 +193,7 @@ def _conditioned(
 def _under_cap(model: FittedModel, kernels: Ints, where: _Where) -> Floats:
     """Return the core clocks kernels run at: as asked, or where the cap holds them. (N, C)."""
     asked = np.tile(where.core_mhz, (len(kernels), 1))
-    limit_w = model.rows.limit_w
+    limit_w = where.limit_w
     if not math.isfinite(limit_w):
         return asked
     ladder = np.unique(where.core_mhz)

@@ -8,13 +8,19 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.step import against_auto, step_cost
 from underclock.core.costs.table import CostTable
+from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.planning.chance_constraint import room
+from underclock.core.planning.strategies import with_intervals
+from underclock.core.statistics.verdict import TOLERANCE
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem
+from underclock.core.switching.schedule import infeasible
 from underclock.errors import DataError
 from underclock.records import (
     Arm,
@@ -26,17 +32,27 @@ from underclock.records import (
     Status,
     Strategy,
 )
-from underclock.records.latencies import Domain, LatencyTable, mhz_of
+from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
 
 # A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
 # mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
 _MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
 
+_ROUNDS = 6  # of aims below the time budget
+_SMALL = 1e-6  # of auto's time
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
-SOLVER = CyclicExact(gap=1e-4, effort=3_000_000, max_labels=1_000_000, component_labels=50_000)
-"""Stops at a ten-thousandth of the energy, or after some seconds of looking."""
+SOLVER = CyclicExact(gap=1e-4, effort=600_000, max_labels=1_000_000, component_labels=50_000)
+"""Stops at a ten-thousandth of the energy, or after half a second of looking."""
+
+
+class ScheduleRisk(Protocol):
+    """What tells how sure the cost of a schedule is."""
+
+    def predicted_schedule(self, choice: Ints, /) -> PredictedChange:
+        """Return what a setting for each launch is expected to change, and its deviations."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +107,10 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     time_s, energy_j = table.time_s / counts[:, None], table.energy_j / counts[:, None]
     lost_s, dwell_s = _switching(table.settings, rules)
     power_w = table.auto_energy_j / table.auto_time_s
+    if table.power_cap is not None:
+        # Auto is a cost of the whole step: beside locked launches it would be another.
+        time_s, energy_j = time_s.copy(), energy_j.copy()
+        time_s[:, table.baseline] = energy_j[:, table.baseline] = math.inf
     collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in table.kernels])
     launches = np.array(order, dtype=np.int64)
     during = collective[launches]
@@ -149,14 +169,23 @@ class _Changes:
             domain: Whose clocks.
             mhz: The clock of each setting. Length S.
         """
-        clocks = list(dict.fromkeys(mhz))
+        clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
         taken = np.zeros((4, len(clocks), len(clocks)))
-        for (a, before), (b, after) in itertools.permutations(enumerate(clocks), 2):
-            change = latencies.answer(domain, before, after)
-            taken[:, a, b] = change.call_s, change.delay_s, change.jitter_s, change.stall_s
-        which = [clocks.index(each) for each in mhz]
+        if len(clocks) > 1:
+            for after, column in clocks.items():
+                taken[:, :, column] = _parts(latencies.from_anywhere(domain, after))[:, None]
+        for switch in latencies.switches:
+            if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= clocks.keys():
+                at = clocks[switch.from_mhz], clocks[switch.to_mhz]
+                taken[:, *at] = _parts(switch)
+        taken[:, range(len(clocks)), range(len(clocks))] = 0.0
+        which = [clocks[each] for each in mhz]
         call_s, delay_s, jitter_s, stall_s = taken[:, which][:, :, which]
         return cls(call_s=call_s, delay_s=delay_s, jitter_s=jitter_s, stall_s=stall_s)
+
+
+def _parts(switch: Switch) -> Floats:
+    return np.array([switch.call_s, switch.delay_s, switch.jitter_s, switch.stall_s])
 
 
 def _mismatch(settings: Sequence[Clocks]) -> Floats:
@@ -171,30 +200,80 @@ def _mismatch(settings: Sequence[Clocks]) -> Floats:
 
 
 def achieved(
-    table: CostTable, problem: SequenceProblem, per_kernel: Sequence[Ints]
+    table: CostTable,
+    problem: SequenceProblem,
+    per_kernel: Sequence[Ints],
+    risk: ScheduleRisk | None = None,
 ) -> tuple[Arm, Schedule]:
     """Find the best schedule, no worse than any given choice that keeps the rules.
+
+    Where costs are those of the step, the solver knows nothing of the cap, and expected costs are
+    unsure: it is given an aim below the budget until what it finds keeps the budget.
 
     Args:
         table: What the problem was made of.
         problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
+        risk: How sure the costs of the step are; ``None`` takes them as certain.
     """
-    schedule = SOLVER.solve(problem, [choice[problem.order] for choice in per_kernel])
-    arm = Arm.of(Strategy.ACHIEVABLE, step_cost(table, schedule), schedule.status, schedule.gap)
-    return arm, schedule
+    starts = [choice[problem.order] for choice in per_kernel]
+    if table.power_cap is None:
+        schedule = SOLVER.solve(problem, starts)
+        return _arm(schedule, schedule_cost(table, schedule), None), schedule
+    auto = np.full(len(problem.order), table.baseline)
+    budget = problem.budget_s / table.auto_time_s - 1.0
+    aim = budget + 0.5 * TOLERANCE
+    for _ in range(_ROUNDS):
+        aimed = dataclasses.replace(problem, budget_s=table.auto_time_s * (1.0 + aim))
+        schedule = SOLVER.solve(aimed, starts)
+        cost = schedule_cost(table, schedule)
+        if cost is None:
+            break
+        change = risk.predicted_schedule(schedule.choice) if risk is not None else None
+        margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
+        overrun = cost.time_change + margin - budget
+        if overrun <= _SMALL and cost.energy_change < 0.0:
+            return _arm(schedule, cost, change), schedule
+        if overrun <= _SMALL:
+            break  # nothing is gained that auto does not give
+        aim -= overrun
+    if budget < 0.0:
+        return Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE), infeasible()
+    schedule = Schedule(
+        status=Status.BOUNDED,
+        choice=auto,
+        time_s=table.auto_time_s,
+        energy_j=table.auto_energy_j,
+        bound_j=min(schedule.bound_j, table.auto_energy_j),
+        switches=0,
+    )
+    return _arm(schedule, schedule_cost(table, schedule), None), schedule
 
 
-def step_cost(table: CostTable, schedule: Schedule) -> Cost | None:
+def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) -> Arm:
+    """Return the arm of a schedule, with its intervals where they are known."""
+    arm = Arm.of(Strategy.ACHIEVABLE, cost, schedule.status, schedule.gap)
+    if change is None or cost is None:
+        return arm
+    # Stalls and jitter are in the cost, not in what the fit says of kernels.
+    whole = dataclasses.replace(
+        change, time_change=cost.time_change, energy_change=cost.energy_change
+    )
+    return with_intervals(arm, whole)
+
+
+def schedule_cost(table: CostTable, schedule: Schedule) -> Cost | None:
     """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
     if schedule.status is Status.INFEASIBLE:
         return None
-    return Cost(
-        time_s=float(schedule.time_s),
-        energy_j=float(schedule.energy_j),
-        time_change=float(schedule.time_s) / table.auto_time_s - 1.0,
-        energy_change=float(schedule.energy_j) / table.auto_energy_j - 1.0,
-    )
+    time_s, energy_j = float(schedule.time_s), float(schedule.energy_j)
+    if table.power_cap is not None and not (schedule.choice == table.baseline).all():
+        free = table.launches
+        at = table.power_cap.order, schedule.choice
+        settled = step_cost(table, schedule.choice)
+        time_s += settled.time_s - math.fsum(free.time_s[at])
+        energy_j += settled.energy_j - math.fsum(free.energy_j[at])
+    return against_auto(table, time_s, energy_j)
 
 
 def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
@@ -215,13 +294,22 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
     return SOLVER.solve(timed).time_s / table.auto_time_s - 1.0
 
 
-def as_record(table: CostTable, schedule: Schedule, wording: str) -> ClockSchedule:
-    """Return a feasible schedule as its segments.
+def as_record(
+    table: CostTable,
+    problem: SequenceProblem,
+    schedule: Schedule,
+    *,
+    latencies: LatencyTable,
+    wording: str,
+) -> ClockSchedule:
+    """Return a feasible schedule as its segments, with what it takes to run it.
 
     Args:
         table: Whose settings the schedule names.
+        problem: What it solves.
         schedule: The schedule.
-        wording: Which latency it keeps, in words.
+        latencies: What the problem was stated with.
+        wording: The same in words.
     """
     segments: list[Segment] = []
     for setting, run in itertools.groupby(schedule.choice.tolist()):
@@ -229,4 +317,10 @@ def as_record(table: CostTable, schedule: Schedule, wording: str) -> ClockSchedu
         segments.append(
             Segment(launches=len(list(run)), core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz)
         )
-    return ClockSchedule(segments=tuple(segments), switches=schedule.switches, latency=wording)
+    return ClockSchedule(
+        segments=tuple(segments),
+        switches=schedule.switches,
+        latency=wording,
+        latencies=latencies,
+        launch_s=tuple(problem.time_s[problem.order, schedule.choice].tolist()),
+    )

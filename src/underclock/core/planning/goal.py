@@ -1,5 +1,6 @@
 """What a plan minimises, within which time budget, and at what granularity."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,6 +20,8 @@ class Goal:
     """Of the arm whose clocks the plan holds."""
     aggregate: Aggregate = Aggregate.GLOBAL
     """Of that arm."""
+    power_limit_w: float | None = None
+    """Limit of the GPU's power to plan for; by default the one it was measured at."""
 
     def __post_init__(self) -> None:
         """Read choices given as text; reject unknown ones, and budgets no step can have."""
@@ -28,6 +31,8 @@ class Goal:
             ("aggregate", Aggregate),
         ):
             object.__setattr__(self, name, member(choices, getattr(self, name), name))
+        if self.power_limit_w is not None and not 0.0 < self.power_limit_w < math.inf:
+            raise ValueError(f"a power limit must be positive, got {self.power_limit_w} W")
         if not -1.0 < self.max_slowdown < 1.0:
             raise ValueError(
                 "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "

@@ -10,8 +10,8 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem, step_cost
-from underclock.core.switching import SequenceProblem
+from underclock.core.planning.achievable import SOLVER, Rules, schedule_cost, sequence_problem
+from underclock.core.switching import SequenceProblem, infeasible
 from underclock.records import LatencyPoint
 from underclock.records.latencies import LatencyTable
 from underclock.units import format_duration
@@ -57,15 +57,21 @@ def latency_curve(
     free = dataclasses.replace(rules, latencies=LatencyTable.free())
     problem = sequence_problem(table, order, free)
     points: list[LatencyPoint] = []
-    previous: list[Ints] = []
-    # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
+    starts = [choice[problem.order] for choice in per_kernel]
     latencies_s = sorted({*CURVE_S, *hardware}, reverse=True)
+    # What cannot be done at the shortest latency cannot be at a longer one.
+    shortest = SOLVER.solve(_at(problem, rules, latencies_s[-1]), starts)
+    schedule = infeasible()
+    # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
     for latency_s in latencies_s:
         tell(len(points), len(latencies_s), f"plans at a latency of {format_duration(latency_s)}")
-        starts = [choice[problem.order] for choice in per_kernel]
-        schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
-        cost = step_cost(table, schedule)
-        previous = [] if cost is None else [schedule.choice]
+        if schedule.energy_j * (1.0 - SOLVER.gap) <= shortest.bound_j:
+            least_j = min(shortest.bound_j, schedule.energy_j)
+            schedule = dataclasses.replace(schedule, bound_j=least_j)
+        else:
+            previous = [] if schedule.gap is None else [schedule.choice]
+            schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
+        cost = schedule_cost(table, schedule)
         points.append(
             LatencyPoint(
                 latency_s=latency_s,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem
 from underclock.core.planning.latency_curve import Progress
@@ -39,9 +40,9 @@ def proposals(
     tell = progress or (lambda _done, _total, _doing: None)
     planned = []
     changed_steps = list(_changed_steps(table, sequence_problem(table, order, rules)))
-    for done, (name, needs, problem) in enumerate(changed_steps):
+    for done, (name, needs, problem, times) in enumerate(changed_steps):
         tell(done, len(changed_steps), f"plans {name}")
-        auto_s, auto_j = _auto(problem, table.baseline)
+        auto_s, auto_j = _auto(table, problem, times)
         budget_s = auto_s * (1.0 + rules.max_slowdown)
         schedule = SOLVER.solve(dataclasses.replace(problem, budget_s=budget_s))
         if schedule.status is Status.INFEASIBLE:
@@ -61,20 +62,26 @@ def proposals(
 
 def _changed_steps(
     table: CostTable, problem: SequenceProblem
-) -> Iterator[tuple[str, str, SequenceProblem]]:
-    """Yield the name of each proposal, what it needs, and the problem it leaves."""
+) -> Iterator[tuple[str, str, SequenceProblem, Floats]]:
+    """Yield the name of each proposal, what it needs, the problem it leaves, and what grows.
+
+    What grows is by how much more each kernel takes. Shape (K,).
+    """
+    same = np.ones(len(table.kernels))
     passes = [kernel.pass_ for kernel in table.kernels]
     works = np.array([pass_ in {Pass.FORWARD, Pass.BACKWARD} for pass_ in passes])
     for times in _BATCHES:
         # What a kernel takes is taken to grow with the batch: products and streams of a size that
         # fills the GPU do, to a few per cent.
-        scale = np.where(works, float(times), 1.0)[:, None]
+        grown = np.where(works, float(times), 1.0)
+        scale = grown[:, None]
         yield (
             f"{times} x larger micro-batches",
             f"memory for {times} x the activations, and as many fewer micro-batches",
             dataclasses.replace(
                 problem, time_s=problem.time_s * scale, energy_j=problem.energy_j * scale
             ),
+            grown,
         )
     forward = [k for k in problem.order.tolist() if passes[k] is Pass.FORWARD]
     backward = [k for k in problem.order.tolist() if passes[k] is Pass.BACKWARD]
@@ -86,6 +93,7 @@ def _changed_steps(
             _reordered(
                 problem, passes, [*forward * _MICRO_BATCHES, *backward * _MICRO_BATCHES, *rest]
             ),
+            same,
         )
     bucketed = [*forward, *backward, *rest]
     if bucketed != problem.order.tolist():
@@ -93,6 +101,7 @@ def _changed_steps(
             "the optimizer's kernels in one stretch after the backward pass",
             "gradients of all layers held until then",
             _reordered(problem, passes, bucketed),
+            same,
         )
 
 
@@ -104,9 +113,10 @@ def _reordered(
     return dataclasses.replace(problem, order=launches, blocked=during | np.roll(during, 1))
 
 
-def _auto(problem: SequenceProblem, baseline: int) -> tuple[float, float]:
-    """Return what a step at auto clocks takes, in s and J."""
+def _auto(table: CostTable, problem: SequenceProblem, grown: Floats) -> tuple[float, float]:
+    """Return what a changed step at auto clocks takes, in s and J."""
+    launches, at = table.launches, (problem.order, table.baseline)
     return (
-        float(problem.time_s[problem.order, baseline].sum()),
-        float(problem.energy_j[problem.order, baseline].sum()),
+        float((launches.time_s[at] * grown[problem.order]).sum()),
+        float((launches.energy_j[at] * grown[problem.order]).sum()),
     )

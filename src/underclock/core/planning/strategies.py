@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from underclock.arrays import Ints
+from underclock.arrays import Floats, Ints
 from underclock.core.costs.groups import Grouped, grouped
+from underclock.core.costs.step import against_auto, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem, Solution
 from underclock.core.knapsack.frontier import least_product, subsampled, supported
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import Candidate, RiskModel, within_confidence
+from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
+from underclock.core.statistics.verdict import TOLERANCE
 from underclock.records import (
     Aggregate,
     Arm,
@@ -203,6 +206,8 @@ def _choose(
 
     Only the waste objective has a time budget, so for the others risk plays no part.
     """
+    if task.goal.objective is Objective.TIME:
+        return _fastest(table, task, exact if risk is not None else Exact())
     if risk is None or task.goal.objective is not Objective.WASTE:
         return _candidate(table, task, Exact())
     max_slowdown = task.goal.max_slowdown
@@ -211,9 +216,30 @@ def _choose(
         goal = dataclasses.replace(task.goal, max_slowdown=aim)
         return _candidate(table, dataclasses.replace(task, goal=goal), exact)
 
-    candidate = within_confidence(max_slowdown, within, risk)
+    candidate = within_confidence(max_slowdown, within, risk, tolerance_of(table))
     # Auto is as fast as auto, whatever else is unsure.
-    return _auto(table, task) if candidate is None and max_slowdown >= 0 else candidate
+    if max_slowdown >= 0 and (candidate is None or _costs_more(candidate, risk)):
+        return _auto(table, task)
+    return candidate
+
+
+def tolerance_of(table: CostTable) -> float:
+    """Return to what a time budget is kept: a step's to what it can be told, others exactly."""
+    return 0.0 if table.power_cap is None else TOLERANCE
+
+
+def _costs_more(candidate: Candidate, risk: RiskModel) -> bool:
+    """Whether a choice is expected to take more energy than auto."""
+    return risk.predicted_change(candidate.setting).energy_change > 0.0
+
+
+def _fastest(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
+    """Return the choice of least time under the power cap; auto where it gains nothing."""
+    alone = task.aggregate is Aggregate.LOCAL
+    fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, exact)
+    if fast is None or fast.cost.time_s >= table.auto_time_s:
+        return _auto(table, task)
+    return Candidate(setting=fast.setting, solution=fast.solution)
 
 
 def _candidate(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
@@ -226,29 +252,34 @@ def _candidate(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
 
 def _auto(table: CostTable, task: _Task) -> Candidate:
     choice = np.full(len(task.groups.time_s), table.baseline)
-    return Candidate(
-        setting=task.groups.spread(tuple(choice.tolist())),
-        solution=solution_of(task.problem, choice),
+    energy_j = table.auto_energy_j
+    solution = Solution(
+        status=Status.OPTIMAL,
+        choice=tuple(choice.tolist()),
+        time_s=table.auto_time_s,
+        energy_j=energy_j,
+        bound_j=energy_j,
     )
+    return Candidate(setting=task.groups.spread(solution.choice), solution=solution)
 
 
 def _solve(table: CostTable, task: _Task, exact: Exact) -> Solution:
     goal, problem = task.goal, task.problem
     if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
-        return _solve_alone(problem, table.baseline, goal)
+        return _solve_alone(problem, task.groups.auto_s(table), goal)
     if goal.objective in _TIME_POWER:
         return least_product(problem, power=_TIME_POWER[goal.objective])
-    budget_s = math.fsum(problem.time_s[:, table.baseline]) * (1.0 + goal.max_slowdown)
+    budget_s = table.auto_time_s * (1.0 + goal.max_slowdown)
     return exact.solve(dataclasses.replace(problem, budget_s=budget_s))
 
 
-def _solve_alone(problem: Problem, baseline: int, goal: Goal) -> Solution:
+def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal) -> Solution:
     """Let every group choose for itself; of equals the faster."""
     cost = problem.energy_j.copy()
     if goal.objective in _TIME_POWER:
         cost = cost * problem.time_s ** _TIME_POWER[goal.objective]
     if goal.objective is Objective.WASTE:
-        limit_s = problem.time_s[:, baseline] * (1.0 + goal.max_slowdown) * (1.0 + _ROUNDING)
+        limit_s = auto_s * (1.0 + goal.max_slowdown) * (1.0 + _ROUNDING)
         cost[problem.time_s > limit_s[:, None]] = math.inf
     least = cost.min(axis=1)
     if not np.isfinite(least).all():
@@ -261,23 +292,16 @@ def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> 
     """Return the least time change that any choice can reach; alone, of the slowest group."""
     fastest_s = groups.time_s.min(axis=1)
     if aggregate is Aggregate.LOCAL:
-        return float((fastest_s / groups.time_s[:, table.baseline]).max()) - 1.0
+        return float((fastest_s / groups.auto_s(table)).max()) - 1.0
     return math.fsum(fastest_s) / table.auto_time_s - 1.0
 
 
 def _cost(table: CostTable, setting: Ints) -> Cost:
+    if table.power_cap is not None:
+        return step_cost(table, setting[table.power_cap.order])
     rows = np.arange(len(table.kernels))
-    return _against_auto(
+    return against_auto(
         table, math.fsum(table.time_s[rows, setting]), math.fsum(table.energy_j[rows, setting])
-    )
-
-
-def _against_auto(table: CostTable, time_s: float, energy_j: float) -> Cost:
-    return Cost(
-        time_s=time_s,
-        energy_j=energy_j,
-        time_change=time_s / table.auto_time_s - 1.0,
-        energy_change=energy_j / table.auto_energy_j - 1.0,
     )
 
 
@@ -285,5 +309,5 @@ def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
     points = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
     time_s, energy_j = subsampled(*points, _FRONTIER_POINTS)
     return tuple(
-        _against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
+        against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
     )

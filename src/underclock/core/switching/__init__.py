@@ -1,5 +1,6 @@
 """One setting per invocation of a step that repeats, with what changing clocks costs.
 
+* `power`: the best schedule below a power limit, window by window
 * `problem`, `schedule`: the problem; the answer, the rules, the interface
 * `exact`: the proven optimum, by the steps of
   * `ring`, `lagrangian`, `viterbi`, `dual`, `warm_start`: shortest paths, and the best multipliers
@@ -8,7 +9,24 @@
 """
 
 from underclock.core.switching.exact import CyclicExact
+from underclock.core.switching.power import launch_costs, within_power
 from underclock.core.switching.problem import SequenceProblem
-from underclock.core.switching.schedule import Schedule, Scheduler, cost_of, violations
+from underclock.core.switching.schedule import (
+    Schedule,
+    Scheduler,
+    cost_of,
+    infeasible,
+    violations,
+)
 
-__all__ = ["CyclicExact", "Schedule", "Scheduler", "SequenceProblem", "cost_of", "violations"]
+__all__ = [
+    "CyclicExact",
+    "Schedule",
+    "Scheduler",
+    "SequenceProblem",
+    "cost_of",
+    "infeasible",
+    "launch_costs",
+    "violations",
+    "within_power",
+]

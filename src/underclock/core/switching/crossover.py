@@ -1,11 +1,15 @@
-"""Schedules made of two: one that keeps the limits, and a cheaper one that does not.
+"""Schedules from shortest paths: cycles, and mixtures of one within the limits and one beyond.
+
+A path may end at another setting than it began with, and its segment across the cut may be too
+short: then it is no schedule, and no mixture of it is. So where paths leave a gap, the ring is cut
+in the middle of the longest segment, and paths are sought that begin and end at its setting.
 
 At the best multipliers the shortest paths have about the same Lagrangian cost, some within the
 limits and some beyond. A schedule that follows one of the latter over a window of the ring, and one
 of the former elsewhere, has about that cost too, and a time in between. So there is a window with
 which it meets the budget almost exactly, and then its energy is near the bound.
 
-Shape letters: n invocations, W windows.
+Shape letters: n invocations, m items, W windows.
 """
 
 import itertools
@@ -15,11 +19,71 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.switching.dual import DualSearch
 from underclock.core.switching.incumbent import Incumbent
+from underclock.core.switching.lagrangian import lagrangian_of
 from underclock.core.switching.problem import DWELL_SLACK, SequenceProblem
+from underclock.core.switching.ring import ring_of
+from underclock.core.switching.viterbi import shortest_path
 
 _BEST = 2  # paths of either kind that are mixed
 _MOST_WINDOWS = 250_000  # whose cost is worked out at a time
 _MOST_OFFERS = 24  # cheapest windows that are checked against every rule
+
+
+def offer_cycles(best: Incumbent, search: DualSearch) -> None:
+    """Offer cycles through the longest segment of a shortest path, and their mixtures.
+
+    Args:
+        best: Takes what keeps every rule and is better.
+        search: The best multipliers, and the settings that matter at them.
+    """
+    ring = search.ring
+    lagrangian = lagrangian_of(ring, search.time, search.switch)
+    choice = shortest_path(ring, lagrangian)[1][:-1]
+    item = _middle_of_longest(choice, ring.time[np.arange(len(choice)), choice])
+    there = ring_of(best.problem, int(ring.first[item]), ring.settings)
+    if there is None:  # pragma: no cover - the same settings, whose items all have one
+        return
+    cycles = DualSearch(
+        ring=there,
+        latest=search.latest,
+        most=search.most,
+        tolerance=search.tolerance,
+        max_paths=search.max_paths,
+        through=int(choice[item]),
+    )
+    if cycles.run(search.time):
+        offer_paths(best, cycles)
+
+
+def _middle_of_longest(choice: Ints, time_s: Floats) -> int:
+    """Return the item in the middle of the longest segment, by time.
+
+    Args:
+        choice: Setting of every item. Shape (m,).
+        time_s: Of every item. Shape (m,).
+    """
+    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    if len(starts) == 0:
+        return int(time_s.argmax())
+    # Starting at the first change, no segment wraps.
+    paid_s = np.append(0.0, np.cumsum(np.roll(time_s, -starts[0])))
+    begins_s = paid_s[np.append(starts - starts[0], len(choice))]
+    longest = int(np.diff(begins_s).argmax())
+    middle_s = 0.5 * (begins_s[longest] + begins_s[longest + 1])
+    within = int(np.searchsorted(paid_s, middle_s, side="right")) - 1
+    return (int(starts[0]) + within) % len(choice)
+
+
+def offer_paths(best: Incumbent, search: DualSearch) -> None:
+    """Offer the paths of a search, and mixtures of the best.
+
+    Args:
+        best: Takes what keeps every rule and is better.
+        search: Holds the paths, and the multipliers that say which are best.
+    """
+    for path in search.paths:
+        best.offer(search.ring.expanded(path.choice[:-1]))
+    offer_mixtures(best, search)
 
 
 def offer_mixtures(best: Incumbent, search: DualSearch) -> None:

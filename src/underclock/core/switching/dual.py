@@ -55,6 +55,7 @@ class DualSearch:
         most: Most switches; ``None`` for no limit.
         tolerance: Fraction of the bound by which it may still rise when the search ends.
         max_paths: Most shortest paths that one multiplier, or a pair of them, is sought with.
+        through: Setting that item 0 must have at both ends; ``None`` for any at either.
         paths: The paths met, in order.
         time: Best multiplier of time so far, in joules per second.
         switch: Best multiplier of a switch so far, in joules.
@@ -66,6 +67,7 @@ class DualSearch:
     most: int | None
     tolerance: float = 1e-7
     max_paths: int = 60
+    through: int | None = None
     paths: list[Path] = field(default_factory=list)
     time: float = 0.0
     switch: float = 0.0
@@ -125,7 +127,7 @@ class DualSearch:
     def visit(self, time: float, switch: float = 0.0) -> Path:
         """Find the shortest path at some multipliers; keep these if their bound is the best."""
         lagrangian = lagrangian_of(self.ring, time, switch)
-        least, choice = shortest_path(self.ring, lagrangian)
+        least, choice = shortest_path(self.ring, lagrangian, self.through)
         self.paths.append(self._path(choice))
         limits = time * self.latest + switch * (self.most or 0)
         bound = least - limits - lagrangian.error - 1e-15 * limits
@@ -141,7 +143,7 @@ class DualSearch:
             switch_energy=np.zeros_like(self.ring.switch_energy),
         )
         lagrangian = lagrangian_of(hurry, 1.0)
-        least, choice = shortest_path(hurry, lagrangian)
+        least, choice = shortest_path(hurry, lagrangian, self.through)
         if least > self.latest + lagrangian.error:
             return None
         self.paths.append(self._path(choice))

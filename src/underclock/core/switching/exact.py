@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.switching.crossover import offer_mixtures
+from underclock.core.switching.crossover import offer_cycles, offer_paths
 from underclock.core.switching.decomposition import Decomposer
 from underclock.core.switching.dual import DualSearch
 from underclock.core.switching.incumbent import PROVEN, Incumbent
@@ -31,7 +31,7 @@ from underclock.core.switching.shortest_cycle import ShortestCycle, shortest_cyc
 from underclock.core.switching.viterbi import backward, cheapest, forward
 from underclock.core.switching.warm_start import SearchLimits, search_multipliers, warm_start
 
-_FINEST = 3e-4  # the first margin is so small a part of what an item costs
+_FINEST = 1e-3  # the first margin is so small a part of what an item costs
 _WIDER = 4.0  # from one margin to the next
 _MORE_LABELS = 10  # times as many labels for a component, where the first were too few
 _SETTING = 20  # labels, for each item, that looking at one setting of the cut item counts as
@@ -75,9 +75,9 @@ class CyclicExact:
         search = search_multipliers(problem, ring, begin, limits)
         if search is None:
             return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
-        for path in search.paths:
-            best.offer(search.ring.expanded(path.choice[:-1]))
-        offer_mixtures(best, search)
+        offer_paths(best, search)
+        if best.energy * (1.0 - self.gap) > search.bound:
+            offer_cycles(best, search)
         bound = _GapClosing(solver=self, problem=problem, best=best, search=search).run(ring)
         if ring.rounded:
             bound = min(bound, _rounded_down(problem, search))

@@ -57,10 +57,17 @@ class _Product:
         self.flat = self.column[:, 0]
         self.least = off.reshape(self.change.shape).min(axis=1)
         self.most = self.change.max(axis=1)
+        # One cost for every change: then the cheapest source is so for all targets.
+        self.change_cost = float(self.most[0])
+        costs = np.append(self.least, self.most)
+        self.alike = classes == 1 and bool((costs == self.change_cost).all())
         self.sparse = classes == 1 and settings > _DENSE
 
     def into(self, out: Floats) -> None:
         """Combine ``flat`` with the table. Shape of out (S,)."""
+        if self.alike:
+            np.minimum(self.flat, np.minimum.reduce(self.flat) + self.change_cost, out=out)
+            return
         if not self.sparse:
             np.add(self.column, self.change, out=self.cost)
             np.minimum.reduce(self.cost, axis=0, out=out)
@@ -68,7 +75,7 @@ class _Product:
         least_anywhere = (self.flat + self.most).min()
         on = (self.flat + self.least < least_anywhere).nonzero()[0]
         if len(on) == 0:
-            on = self.flat.argmin().reshape(1)
+            on = (self.flat + self.most).argmin().reshape(1)
         # A source left out may still be best for its own setting, where it stays for nothing.
         np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
 
@@ -96,7 +103,7 @@ def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
         flat, column, change, cost = product.flat, product.column, product.change, product.cost
         for past, here, paid in zip(ahead[:items], ahead[1:-1], lagrangian.sums[1:], strict=True):
             add(past, paid, out=flat)
-            if product.sparse:
+            if product.sparse or product.alike:
                 product.into(fresh)
             else:
                 add(column, change, out=cost)
@@ -148,10 +155,21 @@ def backward(ring: Ring, lagrangian: Lagrangian, end: Floats) -> CostToGo:
     return CostToGo(ripe=ripe.transpose(1, 0, 2), any=ripe[:-1].min(axis=1), fresh=fresh)
 
 
-def shortest_path(ring: Ring, lagrangian: Lagrangian) -> tuple[float, Ints]:
-    """Return the least cost of a path once round the ring, and its settings. Shape (m + 1,)."""
-    ahead = forward(ring, lagrangian, np.zeros(ring.time.shape[1]))
-    return cheapest(ring, lagrangian, ahead, lagrangian.half)
+def shortest_path(
+    ring: Ring, lagrangian: Lagrangian, through: int | None = None
+) -> tuple[float, Ints]:
+    """Return the least cost of a path once round the ring, and its settings. Shape (m + 1,).
+
+    Args:
+        ring: The ring.
+        lagrangian: Its costs.
+        through: Setting that item 0 must have at both ends; ``None`` for any at either.
+    """
+    start = np.zeros(ring.time.shape[1])
+    if through is not None:
+        start[np.arange(len(start)) != through] = np.inf
+    ahead = forward(ring, lagrangian, start)
+    return cheapest(ring, lagrangian, ahead, start + lagrangian.half)
 
 
 def cheapest(ring: Ring, lagrangian: Lagrangian, ahead: Floats, end: Floats) -> tuple[float, Ints]:

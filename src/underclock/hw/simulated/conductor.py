@@ -1,20 +1,25 @@
-"""Runs a step under a schedule of clocks on a virtual GPU, as a runtime would on a real one."""
+"""Runs a step under a schedule of clocks on a virtual GPU, as a runtime would on a real one.
+
+Where switching is taken as free there is no runtime: launches bring their clocks with them.
+"""
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 
 from underclock.errors import DeviceError, UsageError
+from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
-from underclock.hw.simulated.runtime import Line, Runtime, lines_of
+from underclock.hw.simulated.runtime import Runtime, lines_of
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.hw.waiting import WatchedLoop
-from underclock.records import AUTO, Clocks, Kernel
-from underclock.records.latencies import Domain, LatencyTable
+from underclock.records import AUTO, Clocks, Kernel, Mix
+from underclock.records.latencies import LatencyTable, changed
 
 _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
@@ -58,7 +63,7 @@ def execute(
     rig: Rig,
     kernels: Sequence[Kernel],
     clocks: Sequence[Clocks],
-    table: LatencyTable,
+    table: LatencyTable | None,
     *,
     predicted_s: Sequence[float],
     steps: int,
@@ -74,7 +79,7 @@ def execute(
         rig: The GPU; its own switching decides what happens.
         kernels: In launch order.
         clocks: One setting for each launch.
-        table: What the runtime believes of switching.
+        table: What the runtime believes of switching; ``None`` takes it as free.
         predicted_s: What it believes each launch takes, stalls apart.
         steps: How many are reported.
         warm_s: How long the schedule runs before those.
@@ -89,10 +94,83 @@ def execute(
         DeviceError: The GPU fell off the bus, or refused.
     """
     _check(len(kernels), clocks, predicted_s, steps, warm_s)
+    device = rig.device
+    schedule = Scheduled(clocks=tuple(clocks), table=table, predicted_s=tuple(predicted_s))
+    with _following(rig, kernels, schedule) as (loop, runtime):
+        watched = WatchedLoop(loop, rig.clock, "running the schedule")
+        rig.clock.sleep_s(warm_s)
+        first = len(runtime.rounds)
+        # One round more than reported, so that late changes of the last are seen.
+        while len(runtime.rounds) < first + steps + 2:
+            rig.clock.sleep_s(sum(predicted_s))
+            watched.progress()
+            if device.lost:
+                raise DeviceError(
+                    "the step failed: the GPU fell off the bus", hint="reboot the machine"
+                )
+        temperature_c = device.temperature_c
+    return _summary(runtime, schedule, first, steps, temperature_c)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """What a step runs under.
+
+    Attributes:
+        clocks: One setting for each launch.
+        table: What the runtime believes of switching; ``None`` takes it as free.
+        predicted_s: What it believes each launch takes, stalls apart; not asked for where
+            switching is free.
+    """
+
+    clocks: tuple[Clocks, ...]
+    table: LatencyTable | None = None
+    predicted_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledLauncher:
+    """Runs one step under its clocks, and looks like any launcher to what measures it.
+
+    Attributes:
+        rig: The GPU.
+        schedule: Of the step.
+    """
+
+    rig: Rig
+    schedule: Scheduled
+
+    @contextmanager
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
+        """Keep launching the step from entry to exit.
+
+        Raises:
+            ValueError: Kernels or company that the schedule knows nothing of.
+            Otherwise as `execute`.
+        """
+        if mix is not None or len(kernels) != len(self.schedule.clocks):
+            raise ValueError(
+                f"the schedule is of {len(self.schedule.clocks)} launches and nothing beside them"
+            )
+        with _following(self.rig, kernels, self.schedule) as (loop, _):
+            yield loop
+
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: a model's kernels are what they are."""
+        return ()
+
+
+@contextmanager
+def _following(
+    rig: Rig, kernels: Sequence[Kernel], schedule: Scheduled
+) -> Iterator[tuple[Loop, Runtime]]:
+    """Launch a step over and over, each launch at its clocks, as well as the GPU can."""
+    clocks, device = schedule.clocks, rig.device
     settings = tuple(dict.fromkeys(clocks))
     _check_listed(rig, settings)
-    lines = lines_of(clocks, table)
-    device = rig.device
+    free = schedule.table is None
+    lines = {} if schedule.table is None else lines_of(clocks, schedule.table)
+    launcher = replace(rig.launcher, clocks=clocks) if free else rig.launcher
     held = [setting for setting in settings if not setting.is_auto]
     with ClockLeases(rig.gpu) as leases, leases.hold(held[0] if held else AUTO):
         for setting in held[1:]:
@@ -100,37 +178,27 @@ def execute(
         if len(settings) > 1:  # keep nothing of the trials
             rig.gpu.unlock()
             rig.gpu.lock(clocks[0])
-        with rig.launcher.loop(kernels) as loop:
-            watched = WatchedLoop(loop, rig.clock, "running the schedule")
+        with launcher.loop(kernels) as loop:
+            # Where nothing is asked for ahead, nobody needs to know when launches begin.
+            predicted_s = schedule.predicted_s or (0.0,) * len(clocks)
             runtime = Runtime(device, lines, predicted_s)
             _tell(device, runtime)
             device.on_follow = runtime.follows
             try:
-                rig.clock.sleep_s(warm_s)
-                first = len(runtime.rounds)
-                # One round more than reported, so that late changes of the last are seen.
-                while len(runtime.rounds) < first + steps + 2:
-                    rig.clock.sleep_s(sum(predicted_s))
-                    watched.progress()
-                    if device.lost:
-                        raise DeviceError(
-                            "the step failed: the GPU fell off the bus", hint="reboot the machine"
-                        )
+                yield loop, runtime
             finally:
                 runtime.stop()
                 device.on_follow = None
-            temperature_c = device.temperature_c
-    return _summary(runtime, lines, first, steps, temperature_c)
 
 
 def _summary(
-    runtime: Runtime, lines: Mapping[Domain, Line], first: int, steps: int, temperature_c: float
+    runtime: Runtime, schedule: Scheduled, first: int, steps: int, temperature_c: float
 ) -> Executed:
     """Count what happened in some rounds.
 
     Args:
         runtime: It noted when they began.
-        lines: What was to change, and did.
+        schedule: What it ran under.
         first: The entry of ``runtime.rounds`` to begin with; entry 0 is round 1.
         steps: How many.
         temperature_c: At the end.
@@ -139,19 +207,26 @@ def _summary(
     took = [(b_s - a_s, b_j - a_j) for (a_s, a_j), (b_s, b_j) in edges]
     misses = [
         (launch // line.launches - first - 1, ran_s - runtime.began_s[launch])
-        for line in lines.values()
+        for line in runtime.lines.values()
         for launch, ran_s in line.happened
         if first < launch // line.launches <= first + steps
     ]
     counts = Counter(step for step, _ in misses)
+    planned = _changes(schedule.clocks)
+    free = schedule.table is None  # then every change happens with its launch
     return Executed(
         time_s=tuple(time_s for time_s, _ in took),
         energy_j=tuple(energy_j for _, energy_j in took),
-        planned=sum(len(line.changes) for line in lines.values()),
-        switches=tuple(counts[step] for step in range(steps)),
+        planned=planned,
+        switches=tuple(planned if free else counts[step] for step in range(steps)),
         misses_s=tuple(miss_s for _, miss_s in misses),
         temperature_c=temperature_c,
     )
+
+
+def _changes(clocks: Sequence[Clocks]) -> int:
+    """Count what changes in a round."""
+    return sum(len(changed(*pair)) for pair in itertools.pairwise((clocks[-1], *clocks)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,12 +247,8 @@ def _tell(device: VirtualGpu, runtime: Runtime) -> None:
     begun = device.running
     if begun is None:
         raise AssertionError("the loop was entered")
-    device.running = _Told(
-        kernels=begun.kernels,
-        time_noise=begun.time_noise,
-        power_noise=begun.power_noise,
-        runtime=runtime,
-    )
+    same = {each.name: getattr(begun, each.name) for each in fields(begun) if each.init}
+    device.running = _Told(**same, runtime=runtime)
 
 
 def _check(

@@ -24,7 +24,7 @@ from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
-from underclock.records import ThrottleReason
+from underclock.records import Clocks, ThrottleReason
 from underclock.records.latencies import Domain
 
 _ROUNDING_S = 1e-12
@@ -89,6 +89,7 @@ class VirtualGpu:
         self._stale = True
         self._decided_c = self._steady_c = math.inf
         self._wanted_mhz = self._steady_mhz = 0.0
+        self._decisions: dict[Clocks | None, tuple[float, int]] = {}
         self._settle()
 
     @property
@@ -150,6 +151,7 @@ class VirtualGpu:
         turns: Sequence[Turn] = (),
         tensor: Sequence[KernelConstants] = (),
         hunts: bool = False,
+        clocks: Sequence[Clocks] = (),
     ) -> None:
         """Start launching rounds of kernels.
 
@@ -159,6 +161,7 @@ class VirtualGpu:
             tensor: Those of them that keep tensor pipes busy rather than FP32 pipes.
             hunts: Whether the power loop steps between clocks, as it does with several kernels,
                 even where a single one lets it settle.
+            clocks: Of each turn, as if every change were free; by default locks decide.
         """
         if self.counters is not None:
             self.counters.begin(tensor)
@@ -168,6 +171,7 @@ class VirtualGpu:
             power_noise=1.0 + 3e-3 * float(self._noise.standard_normal()),
             turns=tuple(turns),
             hunts=hunts,
+            clocks=tuple(clocks),
         )
         self._look_again()
 
@@ -257,29 +261,49 @@ class VirtualGpu:
 
     def _decide(self) -> None:
         """Decide both clocks before any power limit."""
+        if self._stale or abs(self.temperature_c - self._decided_c) > _DECIDE_C:
+            self._decisions.clear()
+            self._decided_c = self.temperature_c
+            if self._stale:
+                self._steady_c = math.inf
+            self._stale = False
+        own = None if self.running is None else self.running.own_clocks
+        decision = self._decisions.get(own)
+        if decision is None:
+            decision = self._decisions[own] = self._decision(own)
+        if decision != (self._wanted_mhz, self.mem_mhz):
+            self._steady_c = math.inf
+        self._wanted_mhz, self.mem_mhz = decision
+
+    def _decision(self, own: Clocks | None) -> tuple[float, int]:
+        """Return both clocks before any power limit.
+
+        Args:
+            own: Those of the launch that runs; ``None`` where locks decide.
+        """
         model = self.model
         _, left = slowdown(self.faults)
         ceiling = min(boost_mhz(self.constants, self.temperature_c), left * model.core_mhz[-1])
         core = ceiling if self.busy else model.core_mhz[0]
-        core = min(self._locks.allowed(Domain.CORE, core), ceiling)
-        wanted = float(snap(core, model.core_mhz))
         mem = model.mem_mhz[0]
         if self.busy or not self._rests:
             mem = model.mem_mhz[-1] if model.p2_mem_mhz is None else model.p2_mem_mhz
-        mem = snap(self._locks.allowed(Domain.MEMORY, mem), model.mem_mhz)
+        if own is None:
+            core = self._locks.allowed(Domain.CORE, core)
+            mem = self._locks.allowed(Domain.MEMORY, mem)
+        else:
+            core = own.core_mhz or core
+            mem = own.mem_mhz or mem
+        wanted = float(snap(min(core, ceiling), model.core_mhz))
+        mem = snap(mem, model.mem_mhz)
         low_core = model.low_mem_core_mhz
         if low_core is not None and mem == model.mem_mhz[0] and wanted > low_core:
             mem = model.mem_mhz[1]
-        if self._stale or (wanted, mem) != (self._wanted_mhz, self.mem_mhz):
-            self._steady_c = math.inf
-        self._wanted_mhz, self.mem_mhz = wanted, mem
-        self._decided_c = self.temperature_c
-        self._stale = False
+        return wanted, mem
 
     def _settle(self) -> None:
         """Settle clocks and power for the moment."""
-        if self._stale or abs(self.temperature_c - self._decided_c) > _DECIDE_C:
-            self._decide()
+        self._decide()
         running = self.running
         kernel, self._runs, noise, alone = None, None, 1.0, False
         neighbour = None

@@ -11,7 +11,7 @@ from underclock.hw.rounds import Round
 from underclock.hw.simulated.company import companion, idling
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.waiting import WatchedLoop
-from underclock.records import Kernel, Kind, Mix
+from underclock.records import Clocks, Kernel, Kind, Mix
 
 _LOOK_S = 0.02
 _ROUNDING = 1e-6  # of a launch
@@ -98,10 +98,13 @@ class VirtualLauncher:
     Attributes:
         gpu: The GPU.
         clock: Its time; by default its own, which no other GPU keeps.
+        clocks: Of each launch of the one sequence that it will run, as if changes were free; by
+            default locks decide.
     """
 
     gpu: VirtualGpu
     clock: Clock | None = None
+    clocks: tuple[Clocks, ...] = ()
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
@@ -129,6 +132,7 @@ class VirtualLauncher:
             turns=turns,
             tensor=tensor,
             hunts=mix is not None,  # a settled clock would always be read as the bin below it
+            clocks=self.clocks,
         )
         try:
             yield _VirtualLoop(self.gpu, self.clock or VirtualClock((self.gpu,)), round_)

@@ -127,7 +127,7 @@ class Runtime:
         self.ran_s = 0.0  # time in which launches executed: a stall puts nothing off its launch
         self.began_s: dict[int, float] = {}  # `ran_s` at the launches at which clocks change
         self._gpu = gpu
-        self._lines = lines
+        self.lines = lines
         changes = [change for line in lines.values() for change in line.changes]
         self._watched = {change.at for change in changes}
         durations_s = list(predicted_s)
@@ -164,7 +164,7 @@ class Runtime:
 
     def follows(self, domain: Domain) -> None:
         """Note for scoring that a clock changed; the runtime itself does not get to know."""
-        line = self._lines.get(domain)
+        line = self.lines.get(domain)
         if line is not None and line.flying is not None:
             line.happened.append((line.launch(line.flying), self.ran_s))
             line.flying = None
@@ -190,7 +190,7 @@ class Runtime:
 
     def _look_ahead(self) -> None:
         """Set the alarm to when there is something to ask for, unless it is set earlier."""
-        at_s = min((self._asks_s(line) for line in self._lines.values()), default=math.inf)
+        at_s = min((self._asks_s(line) for line in self.lines.values()), default=math.inf)
         if at_s < self._wakes_s:
             self._wakes_s = at_s
             self._alarm += 1
@@ -202,15 +202,15 @@ class Runtime:
             return
         self._wakes_s = math.inf
         now_s = self._gpu.now_s + _ROUNDING_S
-        due = [domain for domain, line in self._lines.items() if self._asks_s(line) <= now_s]
+        due = [domain for domain, line in self.lines.items() if self._asks_s(line) <= now_s]
         if due:
-            lines = self._lines
+            lines = self.lines
             self._ask(min(due, key=lambda d: self._due_s(lines[d], lines[d].following)), now_s)
         self._look_ahead()
 
     def _ask(self, domain: Domain, now_s: float) -> None:
         """Ask for the newest change that is due, unless the clock was asked to be there."""
-        line = self._lines[domain]
+        line = self.lines[domain]
         number = line.following
         while self._due_s(line, number + 1) <= now_s:
             number += 1
@@ -227,7 +227,7 @@ class Runtime:
         """End a call: the driver holds the lock, and the clock follows when it does."""
         if self._stopped:
             return
-        line = self._lines[domain]
+        line = self.lines[domain]
         line.flying = number
         mhz = line.change(number).to_mhz
         bounds = None if mhz is None else (mhz, mhz)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from underclock.hw.rounds import Turn
 from underclock.physics.constants import KernelConstants
+from underclock.records import Clocks
 
 _ROUND_S = 0.004  # every process has had its turn; time slices are about 2 ms
 _ROUNDING_S = 1e-9
@@ -22,6 +23,7 @@ class LaunchLoop:
         turns: How often each of them is launched in a row, and whose launches these are; by
             default once, and a place each.
         hunts: Whether the power loop never settles over it; several kernels do not let it.
+        clocks: Of each launch, changed for nothing as it begins; none where locks decide.
         position: Whose turn it is.
         share: How many launches of the turn are done; the last of them in part.
         launches: Whole rounds completed.
@@ -38,6 +40,7 @@ class LaunchLoop:
     power_noise: float
     turns: tuple[Turn, ...] = ()
     hunts: bool = False
+    clocks: tuple[Clocks, ...] = ()
     position: int = 0
     share: float = 0.0
     launches: int = 0
@@ -56,6 +59,11 @@ class LaunchLoop:
         self.hunts = self.hunts or not self.single
         places = 1 + max(turn.place for turn in self.turns)
         self.took_s, self.done = [0.0] * places, [0.0] * places
+
+    @property
+    def own_clocks(self) -> Clocks | None:
+        """Those of the launch that runs; ``None`` where locks decide."""
+        return self.clocks[self.position] if self.clocks else None
 
     def progress(self, stride_s: float, kernel_s: float) -> None:
         """Count what a stride completed.

@@ -1,4 +1,4 @@
-"""Where a step's energy goes: parts that add up to the whole, and what is called waste."""
+"""Where a step's energy goes: parts that add up to the whole, and what is within reach."""
 
 import random
 
@@ -16,13 +16,15 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Launch,
+    Mix,
+    MixSample,
     Pass,
     Sample,
     SampleSet,
     ThrottleReason,
     Utilisation,
 )
-from underclock.records.observed import Bound, Breakdown, Share
+from underclock.records.observed import Bound, Breakdown, Follows, Share, StepClock
 
 IDLE = Utilisation(sm=1.0, tensor=0.1, fp32=0.1, dram=0.1)
 DRAM = Utilisation(sm=1.0, tensor=0.2, fp32=0.1, dram=0.9)
@@ -94,7 +96,7 @@ def sample(
 
 
 def views(broken_down: Breakdown) -> tuple[tuple[Share, ...], ...]:
-    return broken_down.by_pass, broken_down.by_operator, broken_down.by_bound, broken_down.by_clock
+    return broken_down.by_pass, broken_down.by_operator, broken_down.by_bound
 
 
 def names(parts: tuple[Share, ...]) -> list[str]:
@@ -142,7 +144,6 @@ def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: ran
 
     assert other.energy_j == pytest.approx(one.energy_j)
     assert other.capped_share == pytest.approx(one.capped_share)
-    assert other.reachable_j == pytest.approx(one.reachable_j)
     for ours, theirs in zip(views(one), views(other), strict=True):
         assert {part.name: part.launches for part in ours} == {
             part.name: part.launches for part in theirs
@@ -151,17 +152,17 @@ def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: ran
 
 @settings(max_examples=40)
 @given(sample_sets())
-def test_what_is_reachable_is_a_part_of_the_energy_at_full_clock(sample_set: SampleSet) -> None:
+def test_what_is_known_and_what_is_undecided_add_up_to_the_step(sample_set: SampleSet) -> None:
     broken_down = breakdown(sample_set)
-    full = {
-        part.name: part.energy_j for part in broken_down.by_clock if part.name.startswith("full")
-    }
 
-    if broken_down.reachable_j is None:
-        assert broken_down.full_core_mhz is None or names(broken_down.by_bound) == [Bound.UNKNOWN]
-    else:
-        wasted = (full.get("full clock, dram", 0.0), full.get("full clock, latency", 0.0))
-        assert broken_down.reachable_j == pytest.approx(sum(wasted))
+    known = [
+        part for part in broken_down.kernels if part.follows not in {"undecided", "not measured"}
+    ]
+    assert (broken_down.reachable_j is None) == (not known)
+    assert broken_down.undecided_j + sum(part.energy_j for part in known) == pytest.approx(
+        broken_down.energy_j
+    )
+    assert sum(part.energy_j for part in broken_down.kernels) == pytest.approx(broken_down.energy_j)
     assert 0.0 <= broken_down.capped_share <= 1.0 + 1e-9
 
 
@@ -180,44 +181,81 @@ def test_without_counters_nothing_is_said_of_what_bounds_a_kernel() -> None:
     assert bound_of(None) is Bound.UNKNOWN
 
 
-def test_a_clock_within_one_step_of_the_highest_is_full() -> None:
-    kernels = [Kernel(name=name) for name in ("a", "b", "c", "d")]
-    samples = [sample("a", 1980, DRAM), sample("b", 1965, IDLE, energy_j=2.0)]
-    samples += [sample("c", 1964, DRAM, energy_j=4.0), sample("d", None, DRAM, energy_j=8.0)]
+def swept(kernel: str, slower: float, energy_j: float, busy: Utilisation) -> list[Sample]:
+    """Return a kernel at 1500 and 1800 MHz, and by how much it is slower at the former."""
+    not_capped = ThrottleReason.NONE
+    fast = sample(kernel, 1800, busy, energy_j=energy_j, throttle_reasons=not_capped)
+    asked = Clocks(core_mhz=1500)
+    return [fast, msgspec.structs.replace(fast, asked=asked, observed=asked, time_s=slower)]
+
+
+def test_energy_of_kernels_that_do_not_follow_the_core_clock_is_within_reach() -> None:
+    kernels = [Kernel(name=name) for name in ("norm", "copy", "mixed", "gather", "lone")]
+    samples = [
+        *swept("norm", 1.17, 1.0, DRAM),
+        *swept("copy", 1.02, 2.0, DRAM),
+        *swept("mixed", 1.08, 4.0, TENSOR),
+        sample("gather", 1800, IDLE, energy_j=8.0),
+        sample("lone", energy_j=16.0),
+    ]
 
     broken_down = breakdown(profile_of(kernels, samples))
 
-    assert broken_down.full_core_mhz == 1980
-    assert names(broken_down.by_clock) == [
-        "clock not read",
-        "below full clock",
-        "full clock, latency",
-        "full clock, dram",
+    assert broken_down.reachable_j == 2.0
+    assert broken_down.undecided_j == 24.0
+    assert names(broken_down.by_bound) == [
+        "not measured",
+        "latency, by utilisation",
+        "shared",
+        "not core",
+        "core",
     ]
-    assert broken_down.reachable_j == 3.0
+    found = {part.kernel: part for part in broken_down.kernels}
+    assert [part.kernel for part in broken_down.kernels] == [
+        *("lone", "gather", "mixed", "copy", "norm"),
+    ]
+    assert found["norm"].bound is Bound.DRAM
+    assert found["norm"].follows is Follows.CORE
+    assert found["norm"].exponent is not None
+    assert found["lone"].exponent is None
+    assert found["copy"].in_step_change is None
 
 
-def test_a_kernel_that_the_core_bounds_is_out_of_reach() -> None:
-    kernels = [Kernel(name="gemm"), Kernel(name="copy")]
+def test_clocks_too_near_each_other_leave_utilisation_to_tell() -> None:
+    fast = sample("a", 1800, DRAM, throttle_reasons=ThrottleReason.NONE)
+    near = Clocks(core_mhz=1785)
+    slow = msgspec.structs.replace(fast, asked=near, observed=near)
 
-    broken_down = breakdown(
-        profile_of(
-            kernels, [sample("gemm", 1980, TENSOR, energy_j=9.0), sample("copy", 1980, DRAM)]
-        )
+    broken_down = breakdown(profile_of([Kernel(name="a")], [fast, slow]))
+
+    assert names(broken_down.by_bound) == ["dram, by utilisation"]
+    assert broken_down.kernels[0].follows is Follows.UNDECIDED
+    assert broken_down.reachable_j is None
+
+
+def test_launches_timed_inside_the_step_split_its_time() -> None:
+    kernels = [Kernel(name="product", count=3), Kernel(name="softmax")]
+    samples = [sample("product", energy_j=9.0), sample("softmax", energy_j=2.0)]
+    whole = MixSample(
+        kernel="",
+        mix=Mix(),
+        core_mhz=1749.0,
+        core_spread_mhz=40.0,
+        round_s=3.9,
+        round_j=11.0,
+        kernel_s=(0.85, 1.14),
+        window_s=5.0,
     )
 
-    assert broken_down.reachable_j == 1.0
-    assert names(broken_down.by_bound) == ["tensor", "dram"]
+    broken_down = breakdown(profile_of(kernels, samples, mixed=(whole,)))
 
-
-@pytest.mark.parametrize(("core_mhz", "utilisation"), [(None, DRAM), (1980, None), (None, None)])
-def test_what_cannot_be_known_is_not_called_nothing(
-    core_mhz: int | None, utilisation: Utilisation | None
-) -> None:
-    broken_down = breakdown(profile_of([Kernel(name="a")], [sample("a", core_mhz, utilisation)]))
-
-    assert broken_down.reachable_j is None
-    assert broken_down.full_core_mhz == core_mhz
+    found = {part.kernel: part.in_step_change for part in broken_down.kernels}
+    assert found["product"] == pytest.approx(-0.15)
+    assert found["softmax"] == pytest.approx(0.14)
+    shares = {part.name: part.time_share for part in broken_down.by_operator}
+    assert shares["product"] == pytest.approx(3 * 0.85 / (3 * 0.85 + 1.14))
+    assert broken_down.time_s == pytest.approx(cost_table(profile_of(kernels, samples)).auto_time_s)
+    assert broken_down.step_clock == StepClock(core_mhz=1749.0, spread_mhz=40.0)
 
 
 def test_the_capped_share_is_one_of_isolated_time_with_every_launch_counted() -> None:

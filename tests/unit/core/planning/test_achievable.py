@@ -110,6 +110,15 @@ def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
     assert point.gap <= 1e-4
 
 
+def test_a_gap_left_at_the_shortest_latency_leaves_no_point_worse_than_a_longer_one() -> None:
+    for seed in range(6):
+        costs = table(seed=seed)
+        curve = latency_curve(costs, order_of(costs), rules(max_slowdown=0.02, max_switches=3), [])
+        energies = [point.energy_change or 0.0 for point in curve]
+        assert energies[0] <= energies[1]
+        assert all(point.gap is not None and point.gap >= 0.0 for point in curve)
+
+
 def test_progress_is_told_from_nothing_done_to_all() -> None:
     costs = table(passes=(Pass.FORWARD,))
     told: list[tuple[int, int, str]] = []
@@ -187,24 +196,59 @@ def test_calls_follow_each_other_and_delays_run_side_by_side() -> None:
     assert not problem.dwell_s.diagonal().any()
 
 
-def test_latencies_are_asked_once_for_every_two_clocks() -> None:
-    asked: list[tuple[Domain, int | None, int | None]] = []
+def test_latencies_are_asked_once_for_every_target() -> None:
+    asked: list[tuple[Domain, int | None]] = []
 
     class Asked(LatencyTable, frozen=True, kw_only=True):
-        def answer(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> Switch:
-            asked.append((domain, from_mhz, to_mhz))
-            return super().answer(domain, from_mhz, to_mhz)
+        def from_anywhere(self, domain: Domain, to_mhz: int | None) -> Switch:
+            asked.append((domain, to_mhz))
+            return super().from_anywhere(domain, to_mhz)
 
-    pairs = [(core, mem) for core in (600, 900, 1200, None) for mem in (800, 5001, None)]
-    costs = CostTable(
+    costs = all_pairs((600, 900, 1200, None), (800, 5001, None))
+    sequence_problem(costs, (0,), Rules(latencies=Asked.constant(1e-3)))
+    assert len(asked) == len(set(asked)) == 4 + 3
+
+
+def test_every_change_takes_what_the_latencies_answer() -> None:
+    clocks = (600, 900, 1200, None)
+    costs = all_pairs(clocks, (None,))
+    # Two sampled switches to one target, one of them from an origin that no setting has.
+    sampled = ((600, 900), (300, 900), (900, 1200), (1200, 600), (600, None))
+    latencies = LatencyTable(
+        evidence=None,
+        gpu=None,
+        switches=tuple(
+            Switch(
+                domain=Domain.CORE,
+                from_mhz=before,
+                to_mhz=after,
+                call_s=0.0,
+                delay_s=1e-3 * (row + 1),
+                delay_p05_s=0.0,
+                delay_p95_s=1.0,
+                jitter_s=0.0,
+                stall_s=0.0,
+                repeats=3,
+            )
+            for row, (before, after) in enumerate(sampled)
+        ),
+    )
+    problem = sequence_problem(costs, (0,), Rules(latencies=latencies))
+    for (a, before), (b, after) in itertools.permutations(enumerate(clocks), 2):
+        delay_s = latencies.answer(Domain.CORE, before, after).delay_s
+        assert problem.dwell_s[a, b] == pytest.approx(delay_s)
+
+
+def all_pairs(cores: tuple[int | None, ...], memories: tuple[int | None, ...]) -> CostTable:
+    """One kernel at every pair of clocks."""
+    pairs = list(itertools.product(cores, memories))
+    return CostTable(
         kernels=(Kernel(name="a"),),
         settings=tuple(Clocks(core_mhz=core, mem_mhz=mem) for core, mem in pairs),
         time_s=np.ones((1, len(pairs))),
         energy_j=np.ones((1, len(pairs))),
         baseline=len(pairs) - 1,
     )
-    sequence_problem(costs, (0,), Rules(latencies=Asked.constant(1e-3)))
-    assert len(asked) == len(set(asked)) == 4 * 3 + 3 * 2
 
 
 def test_a_change_of_memory_alone_is_not_at_the_wrong_core_clock() -> None:
@@ -267,7 +311,9 @@ def test_a_schedule_is_told_as_its_segments() -> None:
     order = order_of(costs)
     problem = sequence_problem(costs, order, rules(max_slowdown=0.02))
     _, schedule = achieved(costs, problem, [])
-    told = as_record(costs, schedule, "1ms, assumed")
+    told = as_record(
+        costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
+    )
     assert sum(segment.launches for segment in told.segments) == len(order)
     clocks = [s.clocks for s in told.segments for _ in range(s.launches)]
     assert clocks == [costs.settings[s] for s in schedule.choice.tolist()]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.switching import CyclicExact, SequenceProblem, cost_of, violations
-from underclock.core.switching.crossover import offer_mixtures
+from underclock.core.switching.crossover import offer_cycles, offer_mixtures
 from underclock.core.switching.dual import DualSearch
 from underclock.core.switching.incumbent import Incumbent
 from underclock.core.switching.ring import ring_of
@@ -124,3 +124,54 @@ def test_two_choices_that_may_not_be_joined_anywhere_are_left_alone(
     offer_mixtures(best, search)
 
     assert best.choice is None or violations(problem, best.choice) == []
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 2**32 - 1))
+def test_cycles_keep_the_rules_also_across_the_cut(seed: int) -> None:
+    problem = layers(seed, dwell_s=30e-3)
+    search = searched(problem)
+    best = Incumbent(problem)
+    offer_cycles(best, search)
+
+    assert best.choice is None or violations(problem, best.choice) == []
+    assert best.energy >= search.bound
+
+
+def test_cycles_are_found_where_no_path_closes() -> None:
+    """With long dwell the segment across the cut is too short in most paths."""
+    found = np.zeros(2)
+    for seed in range(8):
+        problem = layers(seed, dwell_s=30e-3)
+        search = searched(problem)
+        cycles = Incumbent(problem)
+        offer_cycles(cycles, search)
+        energies = np.array([mixed(problem, search).energy, cycles.energy])
+        found += energies <= search.bound * 1.003
+
+    assert found[1] > found[0]
+
+
+def test_a_path_that_never_switches_is_cut_in_its_longest_item() -> None:
+    problem = SequenceProblem(
+        time_s=np.array([[1.0], [3.0]]),
+        energy_j=np.array([[1.0], [3.0]]),
+        order=np.array([0, 1, 0]),
+        switch_time_s=np.zeros((1, 1)),
+        switch_energy_j=np.zeros((1, 1)),
+        budget_s=6.0,
+    )
+    best = Incumbent(problem)
+    offer_cycles(best, searched(problem))
+
+    assert best.energy == 5.0
+
+
+def test_where_no_cycle_through_the_longest_segment_is_fast_enough_none_is_offered() -> None:
+    problem = layers(0)
+    search = searched(problem)
+    search.latest = 0.5 * problem.budget_s
+    best = Incumbent(problem)
+    offer_cycles(best, search)
+
+    assert best.choice is None

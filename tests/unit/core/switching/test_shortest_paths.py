@@ -1,5 +1,7 @@
 """Shortest paths: forward and backward agree, with each other and with what a path costs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,6 +77,17 @@ def many_settings(switch_s: float) -> Ring:
     )
     assert ring is not None
     return ring
+
+
+def test_changes_that_cost_the_same_to_any_target_leave_the_cheapest_source() -> None:
+    ring = many_settings(0.1)
+    off = 1.0 - np.eye(140)
+    ring = replace(ring, switch_time=np.linspace(0.0, 1.0, 140)[:, None] * off)
+    lagrangian = lagrangian_of(ring, 1.3)
+
+    assert shortest_path(ring, lagrangian)[0] == pytest.approx(
+        least_by_enumeration(ring, lagrangian)
+    )
 
 
 def least_by_enumeration(ring: Ring, lagrangian: Lagrangian) -> float:

@@ -1,0 +1,168 @@
+"""The step under its power cap: one constraint on the mean power of what runs.
+
+The driver averages the board's power over about 100 ms and lowers one ceiling for the core clock
+of everything, whatever runs. So kernels share a clock at the cap, and one that draws little lends
+power to its neighbours. A schedule whose mean power stays below the limit is never touched; where
+it would not, the loop settles at the ceiling at which it does. Auto is the case where all ask for
+boost.
+
+The ceiling is taken to follow the mean at once. A real loop moves in steps of a bin at each tick of
+some 20 ms, which evens out over a step.
+
+Shape letters: K kernels, S settings, n launches, C ceilings.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.physics.cap import WINDOW_S
+from underclock.records import Clocks
+
+_ROUNDS = 2  # round the ring until its beginning is what its end makes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerCap:
+    """What a step's power is held below, and the order in which it is averaged.
+
+    Attributes:
+        limit_w: Mean power at which the loop settles.
+        order: Kernel of each launch. Shape (n,).
+        boost: The setting that stands for auto before the cap: the highest core clock, and the
+            memory clock that the driver chooses.
+        window_s: Time constant of the mean.
+    """
+
+    limit_w: float
+    order: Ints
+    boost: int
+    window_s: float = WINDOW_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCosts:
+    """What one launch of every kernel costs at every locked setting, cap apart.
+
+    Attributes:
+        settings: Locked core clocks; memory may be auto. Length S.
+        time_s: ``inf`` where unknown. Shape (K, S).
+        energy_j: ``inf`` in the same places. Shape (K, S).
+    """
+
+    settings: tuple[Clocks, ...]
+    time_s: Floats
+    energy_j: Floats
+
+    def under_ceilings(self) -> tuple[Floats, Ints]:
+        """Return core clocks that may be ceilings, and what they make of each setting.
+
+        Returns:
+            Clocks in MHz, ascending, and the setting that each setting becomes. Shapes (C,),
+            (S, C).
+        """
+        core = np.array([clocks.core_mhz or math.inf for clocks in self.settings])
+        memory = [clocks.mem_mhz for clocks in self.settings]
+        ceilings = np.unique(core[np.isfinite(core)])
+        becomes = np.tile(np.arange(len(core))[:, None], len(ceilings))
+        for mem in dict.fromkeys(memory):
+            same = np.array([s for s, each in enumerate(memory) if each == mem])
+            same = same[np.argsort(core[same], kind="stable")]
+            # The fastest of the same memory clock that is below both; the slowest where none is.
+            place = np.searchsorted(core[same], ceilings, side="right") - 1
+            lowered = same[np.maximum(place, 0)]
+            slower = core[lowered][None, :] < core[same][:, None]
+            becomes[same] = np.where(slower, lowered, same[:, None])
+        return ceilings, becomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledStep:
+    """A step as it runs under its cap.
+
+    Attributes:
+        time_s: Of each launch. Shape (n,).
+        energy_j: Of each launch. Shape (n,).
+        core_mhz: Of each launch. Shape (n,).
+        held: Part of the time in which the cap lowers a clock.
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    core_mhz: Floats
+    held: float
+
+    @property
+    def mean_mhz(self) -> float:
+        """Core clock, averaged over time."""
+        return float(np.average(self.core_mhz, weights=self.time_s))
+
+
+def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
+    """Return the greatest mean power in W that the loop sees in a step.
+
+    Args:
+        cap: How it averages.
+        time_s: Of each launch. Shape (n,).
+        energy_j: Of each launch. Shape (n,).
+    """
+    return float(_means_w(cap, time_s[:, None], energy_j[:, None]).max())
+
+
+def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
+    """Say how a schedule runs under the cap.
+
+    Args:
+        cap: What holds it.
+        costs: Of one launch.
+        choice: Setting of each launch. Shape (n,).
+    """
+    time_s, energy_j = costs.time_s[cap.order, choice], costs.energy_j[cap.order, choice]
+    core = np.array([clocks.core_mhz or math.nan for clocks in costs.settings])
+    if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:
+        return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice], held=0.0)
+    ceilings, becomes = costs.under_ceilings()
+    # A ceiling below what is known of some launch is one of which nothing can be said.
+    known = np.isfinite(costs.time_s[cap.order[:, None], becomes[choice]]).all(axis=0)
+    ceilings, lowered = ceilings[known], becomes[choice][:, known]
+    each_s = costs.time_s[cap.order[:, None], lowered]
+    each_j = costs.energy_j[cap.order[:, None], lowered]
+    means_w = _means_w(cap, each_s, each_j)
+    # The highest ceiling that keeps the limit, and how far on to the next.
+    highest = np.maximum((means_w <= cap.limit_w).cumprod(axis=1).sum(axis=1) - 1, 0)
+    following = np.minimum(highest + 1, len(ceilings) - 1)
+    rows = np.arange(len(choice))
+    below_w, above_w = means_w[rows, highest], means_w[rows, following]
+    rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
+    share = np.clip((cap.limit_w - below_w) / rise_w, 0.0, 1.0)
+
+    def between(values: Floats) -> Floats:
+        low, high = values[rows, highest], values[rows, following]
+        mixed: Floats = low + share * (high - low)
+        return mixed
+
+    settled_s, settled_mhz = between(each_s), between(core[lowered])
+    return SettledStep(
+        time_s=settled_s,
+        energy_j=between(each_j),
+        core_mhz=settled_mhz,
+        held=float(settled_s[settled_mhz < core[choice]].sum() / settled_s.sum()),
+    )
+
+
+def _means_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> Floats:
+    """Return the mean power that the loop sees at the end of each launch. Shapes (n, C).
+
+    Older power counts e times less for each ``window_s`` that has passed; the step goes round.
+    """
+    fade = np.exp(-time_s / cap.window_s)
+    fresh_w = energy_j / time_s * (1.0 - fade)
+    mean_w = energy_j.sum(axis=0) / time_s.sum(axis=0)
+    means_w = np.empty_like(time_s)
+    for _ in range(_ROUNDS):
+        for i in range(len(time_s)):
+            mean_w = mean_w * fade[i] + fresh_w[i]
+            means_w[i] = mean_w
+    return means_w

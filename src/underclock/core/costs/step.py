@@ -1,0 +1,195 @@
+"""What a step costs as it runs: locked clocks under one power cap, against auto as measured.
+
+Shape letters: K kernels, S settings, n launches.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.costs.cap import driver_says
+from underclock.core.costs.power_window import (
+    PowerCap,
+    SettledStep,
+    settle,
+)
+from underclock.core.costs.table import CostTable
+from underclock.records import Closure, Cost, SampleSet
+
+_ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownStep:
+    """A step whose kernels are known at the clocks that auto gives them.
+
+    Attributes:
+        table: Costs of the step.
+        at_auto: Setting of each launch that comes nearest to auto. Shape (n,).
+    """
+
+    table: CostTable
+    at_auto: Ints
+
+
+def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> KnownStep | None:
+    """Put a step under its cap: its baseline is the step as measured, shared among its kernels.
+
+    Args:
+        table: Costs at locked clocks, cap apart; the baseline is its last setting.
+        sample_set: With measurements of the whole step at auto.
+        limit_w: Power at which kernels alone are held; ``inf`` where none was.
+
+    Returns:
+        ``None`` where a kernel's cost at boost is unknown, so that nothing can be said of auto.
+    """
+    boost = _boost(table, sample_set)
+    if boost is None:
+        return None
+    order = np.array(sample_set.order, dtype=np.int64)
+    asked = np.full(len(order), boost)
+    real_s = math.fsum(sample.time_s for sample in sample_set.in_situ) / len(sample_set.in_situ)
+    real_j = math.fsum(sample.energy_j for sample in sample_set.in_situ) / len(sample_set.in_situ)
+    if not math.isfinite(limit_w):
+        limit_w = sample_set.gpu.power_limit_w or math.inf
+    cap = PowerCap(limit_w=limit_w, order=order, boost=boost)
+    settled = settle(cap, table.launches, asked)
+    if any(driver_says(sample.throttle_reasons) for sample in sample_set.in_situ):
+        # The step is held, so its own mean power tells best where the loop settles.
+        for _ in range(_ROUNDS):
+            predicted_w = float(settled.energy_j.sum() / settled.time_s.sum())
+            cap = dataclasses.replace(cap, limit_w=cap.limit_w * real_j / real_s / predicted_w)
+            settled = settle(cap, table.launches, asked)
+    closure = Closure(
+        time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
+    )
+    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    for costs, each, ratio in (
+        (time_s, settled.time_s, closure.time),
+        (energy_j, settled.energy_j, closure.energy),
+    ):
+        costs[:, -1] = np.bincount(order, weights=each, minlength=len(costs)) / ratio
+    return KnownStep(
+        table=dataclasses.replace(
+            table, time_s=time_s, energy_j=energy_j, closure=closure, power_cap=cap
+        ),
+        at_auto=nearest_settings(table, settled, boost),
+    )
+
+
+def settled_step(table: CostTable, choice: Ints) -> SettledStep:
+    """Say how a schedule runs.
+
+    Args:
+        table: Costs of the step.
+        choice: Setting of each launch; the baseline among others asks for boost. Shape (n,).
+
+    Raises:
+        ValueError: Costs are not those of a step.
+    """
+    cap = _cap_of(table)
+    return settle(cap, table.launches, np.where(choice == table.baseline, cap.boost, choice))
+
+
+def step_cost(table: CostTable, choice: Ints) -> Cost:
+    """Return what a schedule costs, against auto.
+
+    Args:
+        table: Costs of the step.
+        choice: Setting of each launch. Shape (n,).
+    """
+    if (choice == table.baseline).all():
+        return against_auto(table, table.auto_time_s, table.auto_energy_j)
+    settled = settled_step(table, choice)
+    time_s, energy_j = math.fsum(settled.time_s), math.fsum(settled.energy_j)
+    if table.heat is not None:
+        w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
+        energy_j += table.heat.extra_w(energy_j / time_s, _auto_w(table), w_per_c) * time_s
+    return against_auto(table, time_s, energy_j)
+
+
+def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
+    """Return what the step takes with one setting for all launches; ``inf`` where unknown.
+
+    Args:
+        table: Costs of the step.
+
+    Returns:
+        Time in s and energy in J. Shapes (S,).
+    """
+    cap, launches = _cap_of(table), table.launches
+    known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
+    known[table.baseline] = False
+    core = np.array([clocks.core_mhz or 0 for clocks in table.settings], dtype=np.float64)
+    time_s, energy_j = np.full((2, len(core)), np.inf)
+    for memory in dict.fromkeys(clocks.mem_mhz for clocks in table.settings):
+        same = [s for s, c in enumerate(table.settings) if c.mem_mhz == memory and known[s]]
+        if not same:
+            continue
+        # What the cap makes of the fastest clock is a ceiling for all others.
+        fastest = max(same, key=lambda s: core[s])
+        held = settle(cap, launches, np.full(len(cap.order), fastest))
+        for s in same:
+            free = core[s] <= held.core_mhz
+            time_s[s] = np.where(free, launches.time_s[cap.order, s], held.time_s).sum()
+            energy_j[s] = np.where(free, launches.energy_j[cap.order, s], held.energy_j).sum()
+    if table.heat is not None:
+        with np.errstate(invalid="ignore"):
+            mean_w = energy_j / time_s
+        energy_j += table.heat.extra_w(mean_w, _auto_w(table), table.heat.w_per_c) * time_s
+        energy_j[np.logical_not(known)] = np.inf
+    time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
+    return time_s, energy_j
+
+
+def against_auto(table: CostTable, time_s: float, energy_j: float) -> Cost:
+    """Return a step's cost, against auto."""
+    return Cost(
+        time_s=time_s,
+        energy_j=energy_j,
+        time_change=time_s / table.auto_time_s - 1.0,
+        energy_change=energy_j / table.auto_energy_j - 1.0,
+    )
+
+
+def _auto_w(table: CostTable) -> float:
+    """Return the mean power of the step at auto."""
+    return table.auto_energy_j / table.auto_time_s
+
+
+def _cap_of(table: CostTable) -> PowerCap:
+    if table.power_cap is None:
+        raise ValueError("costs are of kernels alone, and a step is asked for")
+    return table.power_cap
+
+
+def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
+    """Return the setting that stands for auto before the cap; ``None`` where it is not known.
+
+    It must be known of every kernel, and so must slower core clocks, for the cap may hold any.
+    """
+    read = [sample.observed.mem_mhz for sample in sample_set.in_situ if sample.observed]
+    known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
+    locked = table.settings[:-1]
+    memories = [None, *read, *sorted({c.mem_mhz for c in locked if c.mem_mhz}, reverse=True)]
+    for memory in memories:
+        same = [s for s, clocks in enumerate(locked) if clocks.mem_mhz == memory]
+        same.sort(key=lambda s: locked[s].core_mhz or 0)
+        while same and not known[same[-1]]:
+            same.pop()
+        if same:
+            return same[-1]
+    return None
+
+
+def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints:
+    """Return the locked setting nearest to where each launch settled. Shape (n,)."""
+    memory = table.settings[boost].mem_mhz
+    same = [s for s, clocks in enumerate(table.settings[:-1]) if clocks.mem_mhz == memory]
+    core = np.array([table.settings[s].core_mhz or 0 for s in same], dtype=np.float64)
+    away = np.abs(core[None, :] - settled.core_mhz[:, None])
+    nearest: Ints = np.array(same, dtype=np.int64)[away.argmin(axis=1)]
+    return nearest

@@ -1,0 +1,93 @@
+"""What everything costs, for a plan: from samples, with how sure that is, under a power limit."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.limited import LimitedEstimate
+from underclock.core.model.rows import CannotFitError
+from underclock.core.planning.goal import Goal
+from underclock.errors import UsageError
+from underclock.records import Clocks, Evidence, Objective, SampleSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What everything costs.
+
+    Attributes:
+        table: Expected.
+        risk: How sure that is; ``None`` where it is taken as certain.
+        known: Costs under the limit that was measured at, where the table is under another.
+    """
+
+    table: CostTable
+    risk: CostEstimate | LimitedEstimate | None
+    known: CostTable
+
+
+def under_goal(sample_set: SampleSet, costs: Costs, goal: Goal) -> Costs:
+    """Put costs under the power limit to plan for.
+
+    Raises:
+        UsageError: Costs are of kernels alone, the GPU's own limit is not known, or it takes no
+            such limit.
+    """
+    if goal.power_limit_w is None and goal.objective is not Objective.TIME:
+        return costs
+    risk, gpu = costs.risk, sample_set.gpu
+    if not isinstance(risk, CostEstimate) or risk.table.power_cap is None:
+        raise UsageError(
+            "a power limit holds the step as it runs, and these costs are of kernels alone",
+            hint="plan samples of a step that was run whole, without --raw and --accounting "
+            "isolated",
+        )
+    if gpu.power_limit_w is None:
+        raise UsageError(
+            "the samples do not say at which power limit they were taken", hint="measure again"
+        )
+    limit_w = goal.power_limit_w or gpu.power_limit_w
+    least_w, most_w = gpu.power_range_w or (0.0, gpu.power_limit_w)
+    if not least_w <= limit_w <= most_w:
+        raise UsageError(
+            f"{gpu.name} takes no power limit of {limit_w:g} W",
+            hint=f"it takes {least_w:g} to {most_w:g} W",
+        )
+    if limit_w == gpu.power_limit_w:
+        return costs
+    limited = LimitedEstimate.of(risk, limit_w, gpu.power_limit_w)
+    return Costs(table=limited.table, risk=limited, known=costs.table)
+
+
+def costs_of(
+    sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
+) -> Costs:
+    """Return what everything costs."""
+    asked = raw
+    if raw is None:
+        raw = _is_whole_table(sample_set)
+    if raw:
+        table = cost_table(sample_set, baseline=baseline)
+        return Costs(table=table, risk=None, known=table)
+    try:
+        estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
+    except CannotFitError as exc:
+        if asked is False:
+            raise
+        table = cost_table(sample_set, baseline=baseline)
+        words = f"costs are taken as certain, for no model can be fitted: {exc}"
+        table = dataclasses.replace(table, warnings=(*table.warnings, words))
+        return Costs(table=table, risk=None, known=table)
+    return Costs(table=estimated.table, risk=estimated, known=estimated.table)
+
+
+def _is_whole_table(sample_set: SampleSet) -> bool:
+    """Whether every row of a replayed table is there: then there is nothing to estimate."""
+    if sample_set.evidence is not Evidence.REPLAYED:
+        return False
+    if sample_set.expected_samples is not None:
+        return len(sample_set.samples) >= sample_set.expected_samples
+    lacking = sum(len(clocks) for clocks in sample_set.lacking.values())
+    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
+    return pairs + lacking >= len(sample_set.settings) * len(sample_set.kernels)

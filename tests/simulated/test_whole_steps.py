@@ -1,0 +1,521 @@
+"""Whole steps under a plan: what runs, what it takes, and how a validation judges it."""
+
+import io
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from underclock.errors import DataError, DeviceError, UsageError
+from underclock.gpus.switching import SwitchingModel
+from underclock.hw.lease import ClockLeases
+from underclock.hw.measurer import GpuMeasurer
+from underclock.hw.simulated.conductor import Executed, Scheduled, ScheduledLauncher
+from underclock.hw.simulated.conductor import execute as conduct
+from underclock.hw.simulated.costs import Costs, LaunchCost
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.records import (
+    AUTO,
+    Accounting,
+    Aggregate,
+    Arm,
+    Choice,
+    Clocks,
+    ClockSchedule,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    MeasurementSettings,
+    Mix,
+    Objective,
+    Plan,
+    Segment,
+    Status,
+    Step,
+    Strategy,
+    Validation,
+    Verdict,
+)
+from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.report import validation_table
+from underclock.stages.execute import execute
+from underclock.stages.gpu_names import parse_gpu
+from underclock.stages.report import write_report
+from underclock.stages.validate import validate
+from underclock.stages.whole_steps import WholeSteps, course_of, switching_of, why_one_by_one
+from underclock.store import read_document, write_document
+from underclock.testing import Fault, FaultKind, FaultScript
+from underclock.workloads import workload
+
+_BRIEF = MeasurementSettings(
+    warm_s=1.0,
+    steady_s=0.5,
+    steady_c=50.0,
+    longest_warm_s=1.0,
+    settle_s=0.2,
+    kernel_warm_s=0.5,
+    window_s=0.5,
+    launches=1,
+)
+# Neither reaches the power cap.
+_SLOW, _FAST = Clocks(core_mhz=900, mem_mhz=9501), Clocks(core_mhz=1200, mem_mhz=9501)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Step:
+    return workload("gpt3-125m", {"layers": 1})
+
+
+@pytest.fixture(scope="module")
+def info() -> GpuInfo:
+    with simulated_rig("rtx3080ti") as rig:
+        return rig.gpu.info()
+
+
+def _arm(name: Strategy, time_change: float = 0.0, energy_change: float = 0.0) -> Arm:
+    cost = Cost(
+        time_s=1.0 + time_change,
+        energy_j=100.0 * (1.0 + energy_change),
+        time_change=time_change,
+        energy_change=energy_change,
+    )
+    return Arm.of(name, cost, Status.OPTIMAL, 0.0)
+
+
+def _plan(step: Step, info: GpuInfo, clocks: Sequence[Clocks], **fields: object) -> Plan:
+    """Return a plan that gives its kernels these clocks in turn."""
+    turn = itertools.cycle(clocks)
+    kernels = {
+        kernel.name: Choice(
+            core_mhz=(pair := next(turn)).core_mhz,
+            mem_mhz=pair.mem_mhz,
+            time_change=0.0,
+            energy_change=0.0,
+            auto_time_s=1.0,
+            auto_energy_j=1.0,
+        )
+        for kernel in step.kernels
+    }
+    body: dict[str, object] = {
+        "evidence": Evidence.SIMULATED,
+        "gpu": info,
+        "workload": step.name,
+        "objective": Objective.WASTE,
+        "max_slowdown": 0.5,
+        "granularity": Granularity.KERNEL,
+        "aggregate": Aggregate.GLOBAL,
+        "accounting": Accounting.STEP,
+        "baseline": AUTO,
+        "chosen": Strategy.KERNEL_GLOBAL,
+        "arms": (_arm(Strategy.AUTO), _arm(Strategy.KERNEL_GLOBAL, 0.4, -0.1)),
+        "kernels": kernels,
+        "fixed": None,
+        "runs": step.kernels,
+        "order": step.order,
+    }
+    return Plan(**body | fields)  # type: ignore[arg-type]
+
+
+def _validated(plan: Plan, **options: object) -> Validation:
+    options = {"gpu": "sim:rtx3080ti", "repeats": 2, "measuring": _BRIEF} | options
+    return validate(plan, **options)  # type: ignore[arg-type]
+
+
+def _scheduled(
+    step: Step, info: GpuInfo, segments: Sequence[Segment], latencies: LatencyTable
+) -> Plan:
+    clocks = [each.clocks for each in segments for _ in range(each.launches)]
+    locked = [_FAST if pair.is_auto else pair for pair in clocks]
+    launch_s = [cost.duration_s for cost in _costs("rtx3080ti", _kernels(step), locked)]
+    schedule = ClockSchedule(
+        segments=tuple(segments),
+        switches=2,
+        latency="1ms, assumed",
+        latencies=latencies,
+        launch_s=tuple(launch_s),
+    )
+    arms = (
+        _arm(Strategy.AUTO),
+        _arm(Strategy.KERNEL_GLOBAL, 0.4, -0.1),
+        _arm(Strategy.ACHIEVABLE, 0.3, -0.05),
+    )
+    return _plan(step, info, [_SLOW, _FAST], schedule=schedule, arms=arms)
+
+
+def _segments(step: Step, *clocks: Clocks) -> list[Segment]:
+    """Cut a step into as many stretches; the last takes what is left."""
+    length = len(step.order) // len(clocks)
+    counts = [length] * (len(clocks) - 1)
+    counts.append(len(step.order) - sum(counts))
+    return [
+        Segment(launches=count, core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
+        for count, pair in zip(counts, clocks, strict=True)
+    ]
+
+
+def _shown(validation: Validation) -> str:
+    console = Console(file=(out := io.StringIO()), width=100)
+    console.print(validation_table(validation))
+    return out.getvalue()
+
+
+def _kernels(step: Step) -> list[Kernel]:
+    return [step.kernels[index] for index in step.order]
+
+
+def _run(model: str, step: Step, clocks: Sequence[Clocks]) -> Executed:
+    launches = _kernels(step)
+    with simulated_rig(model) as rig:
+        return conduct(
+            rig, launches, clocks, None, predicted_s=[1e-3] * len(launches), steps=2, warm_s=5.0
+        )
+
+
+def _costs(model: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]) -> list[LaunchCost]:
+    """Return what physics says of launches at locks that no cap lowers."""
+    with simulated_rig(model) as rig:
+        gpu = rig.device.model
+        costs = Costs(rig.device.constants, gpu.core_mhz)
+        return [
+            costs.at(gpu.kernel(kernel), float(at.core_mhz or 0), at.mem_mhz or gpu.mem_mhz[-1])
+            for kernel, at in zip(launches, clocks, strict=True)
+        ]
+
+
+def _first_noise(model: str, kernel: Kernel) -> tuple[float, float]:
+    """Return the noise of the first loop on such a GPU, in time and power."""
+    with simulated_rig(model) as rig, rig.launcher.loop([kernel]):
+        running = rig.device.running
+        assert running is not None
+        return running.time_noise, running.power_noise
+
+
+@pytest.mark.parametrize(
+    ("model", "pair"),
+    [
+        ("rtx3080ti", (_SLOW, _FAST)),
+        ("a100", (Clocks(core_mhz=900), Clocks(core_mhz=1200))),
+        ("h200", (Clocks(core_mhz=1005), Clocks(core_mhz=1305))),
+    ],
+)
+def test_where_nothing_is_capped_free_switching_is_the_sum_of_what_launches_cost(
+    model: str, pair: tuple[Clocks, Clocks], tiny: Step
+) -> None:
+    launches = _kernels(tiny)
+    clocks = [pair[i % 2] for i in range(len(launches))]
+    executed = _run(model, tiny, clocks)
+    time_noise, power_noise = _first_noise(model, launches[0])
+    taken = _costs(model, launches, clocks)
+    time_s = sum(cost.duration_s for cost in taken) * time_noise
+    energy_j = sum(c.duration_s * c.power_w(executed.temperature_c) for c in taken)
+
+    assert executed.time_s == pytest.approx([time_s] * 2, rel=1e-6)
+    assert executed.energy_j == pytest.approx([energy_j * time_noise * power_noise] * 2, rel=5e-4)
+    assert executed.switches == (executed.planned,) * 2 == (len(launches),) * 2
+
+
+def test_auto_in_every_launch_is_the_step_at_auto_under_its_cap(step: Step) -> None:
+    launches = _kernels(step)
+    executed = _run("rtx3080ti", step, [AUTO] * len(launches))
+    with simulated_rig("rtx3080ti") as rig:
+        freed = conduct(
+            rig,
+            launches,
+            [AUTO] * len(launches),
+            LatencyTable.free(),
+            predicted_s=[1e-3] * len(launches),
+            steps=2,
+            warm_s=5.0,
+        )
+
+    assert executed == freed
+    assert executed.planned == 0
+
+
+def test_the_stage_executes_a_plan_with_free_switching(tiny: Step) -> None:
+    clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(tiny.order))]
+    done = execute(
+        tiny,
+        clocks,
+        gpu="sim:rtx3080ti",
+        latency=None,
+        predicted_s=[1e-3] * len(clocks),
+        steps=2,
+    )
+
+    assert done.switches == done.planned == len(clocks)
+    assert (done.early, done.late, done.warnings) == (0.0, 0.0, ())
+    assert done.time_s == pytest.approx(_run("rtx3080ti", tiny, clocks).time_s[0], rel=1e-6)
+
+
+def test_the_cap_holds_launches_that_bring_their_clocks(step: Step) -> None:
+    launches = _kernels(step)
+    high = [Clocks(core_mhz=1920)] * (len(launches) - 1) + [Clocks(core_mhz=1905)]
+    executed = _run("rtx3080ti", step, high)
+
+    assert sum(executed.energy_j) / sum(executed.time_s) < 350.0
+
+
+def test_a_launcher_of_a_schedule_runs_that_step_and_nothing_beside_it(
+    rig: Rig, tiny: Step
+) -> None:
+    launches = _kernels(tiny)
+    launcher = ScheduledLauncher(rig, Scheduled(clocks=(_SLOW,) * len(launches)))
+    with pytest.raises(ValueError, match="nothing beside"), launcher.loop(launches[1:]):
+        pass
+    with pytest.raises(ValueError, match="nothing beside"), launcher.loop(launches, Mix(hot=1)):
+        pass
+    assert launcher.notes() == ()
+    with launcher.loop(launches) as loop:
+        rig.clock.sleep_s(1.0)
+        assert loop.progress().launches > 1
+    assert rig.device.core_lock is None
+
+
+def test_windows_hold_whole_rounds(step: Step) -> None:
+    launches = _kernels(step)
+    with (
+        simulated_rig("rtx3080ti") as rig,
+        ClockLeases(rig.gpu).hold(_FAST),
+        rig.launcher.loop(launches) as loop,
+    ):
+        rig.clock.sleep_s(20.0)
+        before, begun_j, begun_s = loop.progress(), rig.device.energy_j, rig.clock.now_s()
+        rig.clock.sleep_s(100.0)
+        after = loop.progress()
+        power_w = (rig.device.energy_j - begun_j) / (rig.clock.now_s() - begun_s)
+    round_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
+    for warm_s in (0.5, 0.7, 0.9):  # windows that begin in three places of the step
+        settings = msgspec.structs.replace(_BRIEF, kernel_warm_s=warm_s, window_s=2.0)
+        with simulated_rig("rtx3080ti") as rig:
+            rig.device.temperature_c = 55.0
+            measurer = GpuMeasurer(
+                rig.gpu,
+                rig.launcher,
+                rig.clock,
+                evidence=Evidence.SIMULATED,
+                measuring=settings,
+            )
+            with measurer.hold(_FAST):
+                reading = measurer.measure(launches)
+        assert reading.time_s == pytest.approx(round_s, rel=1e-3)
+        assert reading.energy_j == pytest.approx(power_w * round_s, rel=5e-3)
+        assert reading.window_s is not None
+        assert abs(reading.window_s / round_s - round(reading.window_s / round_s)) < 1e-6
+
+
+def test_a_plan_is_validated_on_whole_steps_with_switching_taken_as_free(
+    tiny: Step, info: GpuInfo
+) -> None:
+    plan = _plan(tiny, info, [_SLOW, _FAST], fixed=_FAST)
+    validation = _validated(plan)
+    clocks = [plan.kernels[kernel.name].clocks for kernel in _kernels(tiny)]
+    executed, auto = _run("rtx3080ti", tiny, clocks), _run("rtx3080ti", tiny, [AUTO] * len(clocks))
+
+    assert (validation.accounting, validation.latency) == (Accounting.STEP, None)
+    assert (validation.chosen, validation.promised_energy_change) == (plan.chosen, -0.1)
+    truth = executed.time_s[0] / auto.time_s[0] - 1.0
+    assert validation.time_change.mean == pytest.approx(truth, abs=1e-2)  # at the cap noise counts
+    (fixed,) = validation.others
+    assert (fixed.name, fixed.clocks) == (Strategy.BEST_FIXED, _FAST)
+    assert 0 < fixed.time_change.mean < validation.time_change.mean
+    assert validation.warnings == ()
+    said = _shown(validation)
+    assert "whole steps, simulated; switching taken as free" in said
+    assert validation == _validated(plan)
+
+
+def test_a_schedule_runs_as_it_is_and_its_own_promise_is_judged(
+    tiny: Step, info: GpuInfo, tmp_path: Path
+) -> None:
+    # Round the end of the step nothing changes: two changes, three stretches.
+    segments = _segments(tiny, _SLOW, _FAST, _SLOW)
+    plan = _scheduled(tiny, info, segments, LatencyTable.constant(1e-5))
+    validation = _validated(plan, only_plan=True)
+
+    assert (validation.chosen, validation.latency) == (Strategy.ACHIEVABLE, "1ms, assumed")
+    assert (validation.promised_time_change, validation.promised_energy_change) == (0.3, -0.05)
+    assert plan.schedule is not None
+    executed = _run("rtx3080ti", tiny, plan.schedule.clocks)
+    assert validation.plan_time_s == pytest.approx(executed.time_s, rel=2e-3)
+    write_document(tmp_path / "plan.json", plan)
+    assert read_document(tmp_path / "plan.json", Plan) == plan
+    page = write_report(plan, to=tmp_path / "p.html", validation=validation)
+    assert "whole steps, simulated; switching latency 1ms, assumed" in page.read_text()
+
+    measured = _scheduled(
+        tiny,
+        info,
+        segments,
+        msgspec.structs.replace(LatencyTable.constant(1e-5), evidence=Evidence.SIMULATED, gpu=info),
+    )
+    slower = _validated(measured, only_plan=True)
+    assert slower.plan_time_s != validation.plan_time_s  # the GPU's own switching is far slower
+
+
+def test_a_schedule_that_holds_one_pair_and_a_plan_that_does_need_no_runtime(
+    tiny: Step, info: GpuInfo
+) -> None:
+    held = _plan(tiny, info, [_SLOW])
+    scheduled = _scheduled(tiny, info, _segments(tiny, _SLOW), LatencyTable.constant(0.1))
+    one, other = _validated(held), _validated(scheduled)
+
+    assert one.plan_time_s == other.plan_time_s
+    assert (one.accounting, other.accounting) == (Accounting.STEP,) * 2
+    for plan in (held, scheduled):
+        course = course_of(plan)
+        assert why_one_by_one(plan, course, parse_gpu("nvml:0")) is None
+
+
+def test_what_cannot_run_a_schedule_says_so(tiny: Step, info: GpuInfo) -> None:
+    plan = _plan(tiny, info, [_SLOW, _FAST])
+    course = course_of(plan)
+    reason = why_one_by_one(plan, course, parse_gpu("nvml:0"))
+
+    assert reason is not None
+    assert "nvml:0 cannot run a schedule of clocks" in reason
+    assert why_one_by_one(plan, course, parse_gpu("sim:rtx3080ti")) is None
+    assert "table" in (why_one_by_one(plan, course, parse_gpu("replay:t.csv")) or "")
+
+
+def test_a_step_of_unknown_order_is_validated_kernel_by_kernel(tiny: Step, info: GpuInfo) -> None:
+    plan = _plan(tiny, info, [_SLOW, _FAST], order=())
+    validation = _validated(plan)
+
+    assert (validation.accounting, validation.chosen) == (Accounting.ISOLATED, plan.chosen)
+    (told,) = validation.warnings
+    assert "the whole step was not run under the plan" in told
+    assert "nobody knows in which order" in told
+    assert "kernels one by one, simulated" in _shown(validation)
+    with pytest.raises(UsageError, match="whole steps cannot be run: nobody knows"):
+        _validated(plan, accounting=Accounting.STEP)
+
+
+def test_isolated_accounting_can_be_asked_for_and_mixtures_are_told(
+    tiny: Step, info: GpuInfo
+) -> None:
+    plan = _plan(tiny, info, [_SLOW, _FAST])
+    alone = _validated(plan, accounting=Accounting.ISOLATED)
+    assert (alone.accounting, alone.latency) == (Accounting.ISOLATED, None)
+    assert alone.warnings == (
+        "the promise is about the whole step, and its kernels were measured one by one",
+    )
+
+    isolated = msgspec.structs.replace(plan, accounting=Accounting.ISOLATED)
+    (told,) = _validated(isolated).warnings
+    assert "the verdict is about the whole step" in told
+    assert _validated(isolated, accounting=Accounting.ISOLATED).warnings == ()
+
+
+def test_what_sets_nothing_is_not_run(tiny: Step, info: GpuInfo) -> None:
+    still = _scheduled(tiny, info, _segments(tiny, AUTO), LatencyTable.constant(0.1))
+    for plan in (_plan(tiny, info, [AUTO]), still):
+        validation = validate(plan, gpu="nvml:0")
+        assert (validation.repeats, validation.verdict) == (0, Verdict.KEPT)
+    # Kernels that stay at auto may still be part of a schedule that does not.
+    moving = _plan(tiny, info, [AUTO], schedule=still.schedule, arms=still.arms)
+    moving = msgspec.structs.replace(
+        moving,
+        schedule=_scheduled(
+            tiny, info, _segments(tiny, _SLOW), LatencyTable.constant(0.1)
+        ).schedule,
+    )
+    assert _validated(moving).repeats == 2
+
+
+def test_a_plan_of_another_gpu_or_without_its_achievable_arm_is_refused(
+    tiny: Step, info: GpuInfo
+) -> None:
+    with pytest.raises(DataError, match="the plan is for RTX 3080 Ti"):
+        _validated(_plan(tiny, info, [_SLOW, _FAST]), gpu="sim:a100")
+    plan = _scheduled(tiny, info, _segments(tiny, _SLOW, _FAST), LatencyTable.constant(1e-5))
+    lost = msgspec.structs.replace(plan, arms=plan.arms[:2])
+    with pytest.raises(DataError, match="arm 'achievable' has no costs"):
+        _validated(lost)
+    others = msgspec.structs.replace(LatencyTable.constant(0.1), gpu=GpuInfo(name="another"))
+    foreign = _scheduled(tiny, info, _segments(tiny, _SLOW, _FAST), others)
+    with pytest.raises(DataError, match="those of another"):
+        _validated(foreign)
+
+
+def test_without_a_feasible_fixed_clock_two_arms_take_turns(tiny: Step, info: GpuInfo) -> None:
+    assert _validated(_plan(tiny, info, [_SLOW, _FAST], fixed=None)).others == ()
+
+
+def test_a_gpu_lost_in_its_turn_is_an_error(tiny: Step) -> None:
+    launches = _kernels(tiny)
+    clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(launches))]
+    faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=3.0),))
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        held, led = (
+            GpuMeasurer(rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF)
+            for launcher in (
+                rig.launcher,
+                ScheduledLauncher(rig, Scheduled(clocks=tuple(clocks))),
+            )
+        )
+        whole = WholeSteps(measurer=held, led=led, kernels=launches, planned=clocks)
+        with pytest.raises(DeviceError, match="lost"):
+            whole.run(clocks, 0)
+
+
+def test_assumed_latencies_are_the_simulated_gpus_and_measured_ones_are_not() -> None:
+    assumed = switching_of(LatencyTable.constant(0.006, call_s=0.002))
+
+    assert assumed is not None
+    assert (assumed.core_s, assumed.mem_s, assumed.jitter, assumed.mem_stall_s) == (
+        0.006,
+        0.006,
+        0.0,
+        0.0,
+    )
+    assert assumed.setter.points_s == (0.002, 0.002)
+    assert switching_of(None) is None
+    assert switching_of(_measured()) is None
+    stalls = switching_of(msgspec.structs.replace(_measured(), evidence=None, gpu=None))
+    assert stalls == SwitchingModel(
+        setter=assumed.setter,
+        core_s=0.0,
+        mem_s=0.02,
+        target_spread=0.0,
+        jitter=0.1,
+        mem_stall_s=0.01,
+    )
+
+
+def _measured() -> LatencyTable:
+    switch = Switch(
+        domain=Domain.MEMORY,
+        from_mhz=None,
+        to_mhz=None,
+        call_s=0.002,
+        delay_s=0.02,
+        delay_p05_s=0.01,
+        delay_p95_s=0.03,
+        jitter_s=0.002,
+        stall_s=0.01,
+        repeats=9,
+    )
+    return LatencyTable(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="G"), switches=(switch,))
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "words"),
+    [((1.0,), "2 launches and has 1 durations"), ((1.0, 0.0), "positive and finite")],
+)
+def test_a_schedule_whose_durations_make_no_sense_is_refused(
+    launch_s: tuple[float, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        ClockSchedule(
+            segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
+            switches=0,
+            latency="1ms",
+            latencies=LatencyTable.constant(1e-3),
+            launch_s=launch_s,
+        )
