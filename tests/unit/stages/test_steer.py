@@ -36,7 +36,9 @@ def _step() -> Step:
     )
 
 
-def _steer(path: Path, campaign: Campaign = _STEER, *, gpu: str = "sim:h200", **more: object):  # noqa: ANN202
+def _steer(
+    path: Path, campaign: Campaign = _STEER, *, gpu: str = "sim:h200", **more: object
+) -> SampleSet:
     return measure(_step(), gpu=gpu, to=path, campaign=campaign, seed=3, **more)  # type: ignore[arg-type]
 
 
@@ -59,7 +61,8 @@ def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSe
     ]
     assert len(steered.in_situ) == 4
     assert [s.kernel for s in steered.samples] == ["gemm", "softmax", "copy"]
-    assert all(s.asked == AUTO for s in (*steered.samples, *steered.mixed))
+    assert all(s.asked == AUTO for s in steered.samples)
+    assert all(s.asked == AUTO for s in steered.mixed)
     assert all(len(s.kernel_s) == 3 for s in steered.mixed if not s.kernel and s.mix.launches)
     reach = reach_mhz(steered)
     assert reach is not None

@@ -103,5 +103,5 @@ def check_repeats(samples: Sequence[Sample]) -> None:
 
 def clocks_asked(sample_set: SampleSet) -> list[Clocks]:
     """Return all clocks that were to be visited, and those that were."""
-    samples = (*sample_set.samples, *sample_set.mixed)
-    return [*sample_set.settings, *[sample.asked for sample in samples]]
+    asked = [sample.asked for sample in sample_set.samples]
+    return [*sample_set.settings, *asked, *[sample.asked for sample in sample_set.mixed]]

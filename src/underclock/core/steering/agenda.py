@@ -104,10 +104,10 @@ class Agenda:
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
         offers = (self._alone(), self._ladder(self.bench), self._steps(self.bench))
-        wanted = next(itertools.chain(*offers), None)
-        if wanted is None and self.error > goal:
-            wanted = next(self._best(self.bench, takes_s), None)
-        return wanted
+        offered = next(itertools.chain(*offers), None)
+        if offered is None and self.error > goal:
+            offered = next(self._best(self.bench, takes_s), None)
+        return offered
 
     def step_mhz(self) -> float:
         """Return the mean core clock of the step at auto, or of its kernels where it never ran."""
@@ -138,7 +138,7 @@ class Agenda:
         most_launches: int,
     ) -> Iterator[Wanted]:
         """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
-        lowest = min(one.core_mhz for one in (*bench.hot, *taken))
+        lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
         if len(taken) >= _TRIES + len(rungs):

@@ -76,7 +76,7 @@ class _Curve:
         middle = log_mhz.mean()
         columns = np.vander(log_mhz - middle, degree + 1)
         normal = columns.T @ (columns / spread[:, None] ** 2)
-        covariance = np.linalg.inv(normal)
+        covariance: Floats = np.asarray(np.linalg.inv(normal), dtype=np.float64)
         coefficients = covariance @ (columns.T @ (log_w / spread**2))
         left = (log_w - columns @ coefficients) / spread
         # More scatter than the spreads explain is the curve's: one more for its own shape.

@@ -100,7 +100,8 @@ def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
     Returns:
         The clocks; ``None`` where clocks were held, or nothing ran in company.
     """
-    held = any(not s.asked.is_auto for s in (*sample_set.samples, *sample_set.mixed))
+    asked = [s.asked for s in sample_set.samples] + [s.asked for s in sample_set.mixed]
+    held = not all(clocks.is_auto for clocks in asked)
     seen = [sample.core_mhz for sample in sample_set.mixed if sample.kernel_s]
     return (min(seen), max(seen)) if seen and not held else None
 
@@ -112,19 +113,21 @@ def told(sample_set: SampleSet) -> tuple[str, ...]:
     if reach is None:
         return ()
     lowest, highest = (f"{mhz:.0f}" for mhz in reach)
-    sentences = [
-        f"clocks were steered by company, not set: only core clocks from {lowest} to {highest} MHz "
-        f"are known; what lower ones and other memory clocks would save cannot be seen"
-    ]
+    sentence = (
+        f"clocks were steered by company, not set: only core clocks from {lowest} to {highest} "
+        "MHz are known; what lower ones and other memory clocks would save cannot be seen"
+    )
+    sentences = [sentence]
     limit_w = sample_set.gpu.power_limit_w
     if not any(at_cap(sample, limit_w) for sample in mixed):
         most_w = max(sample.round_j / sample.round_s for sample in mixed)
         limit = "unknown" if limit_w is None else f"{limit_w:g} W"
-        sentences = [
+        sentence = (
             f"nothing steers this GPU: it drew {most_w:.0f} W at most, below its power limit "
             f"({limit}), and ran at {highest} MHz whatever the company; with root it can be "
             "measured at clocks that are held"
-        ]
+        )
+        sentences = [sentence]
     wild = [sample for sample in mixed if sample.core_spread_mhz > HUNTS_MHZ]
     if wild:
         worst = max(wild, key=lambda sample: sample.core_spread_mhz)

@@ -1,5 +1,6 @@
 """Steering on a GPU made of physics alone: mixes settle where their mean power is the limit."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -239,7 +240,7 @@ def test_the_step_runs_over_the_whole_reach(steered: SampleSet) -> None:
 
     assert steps[0] < 1620.0
     assert steps[-1] == _BOOST_MHZ
-    assert max(b - a for a, b in zip(steps, steps[1:], strict=False)) < 150.0
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 150.0
 
 
 def test_a_step_that_never_runs_whole_is_steered_kernel_by_kernel() -> None:
@@ -498,9 +499,9 @@ def test_too_few_measurements_in_company_are_refused(steered: SampleSet) -> None
 
     with pytest.raises(CannotFitError):
         rows_of(only)
+    alone = tuple(s for s in steered.mixed if s.kernel == "copy")[:2]
     with pytest.raises(CannotFitError, match="fewer than the model's constants"):
-        alone = [s for s in steered.mixed if s.kernel == "copy"][:2]
-        rows_of(msgspec.structs.replace(only, mixed=tuple(alone)))
+        rows_of(msgspec.structs.replace(only, mixed=alone))
 
 
 @pytest.mark.parametrize(
