@@ -117,7 +117,7 @@ def run(kernels: int, settings: int, seed: int) -> Run:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     model = fitted(rows, _FAMILY)
     fitted_s = time.perf_counter()
-    posterior = posterior_of(model, clocks, temperature_c=_WARM_C)
+    posterior = posterior_of(model, clocks, temperature_c=_WARM_C, limit_w=model.rows.limit_w)
     ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEBIBYTES
     off = np.abs(posterior.log_s + posterior.log_w - truth.sum(axis=0).reshape(kernels, -1))

@@ -5,7 +5,7 @@ import statistics
 
 from underclock.hw.base import Clock, Gpu
 
-_EVERY_S = 0.037  # no multiple of the power loop's tick (20 ms) or of the counter's (100 ms)
+_EVERY_S = 0.0093  # no divisor of the power loop's tick (20 ms) or of the counter's (100 ms)
 _ROUNDING_S = 1e-6
 
 

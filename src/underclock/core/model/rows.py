@@ -16,7 +16,7 @@ from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_repeats, check_values, clocks_asked
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
-from underclock.core.steering.taking_off import taken_off
+from underclock.core.steering.taking_off import OFF_PEAK, below_peak, peak_w, taken_off
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, Sample, SampleSet
@@ -123,7 +123,7 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
         (free if sample.asked.core_mhz is None else locked).append(row)
-    mixed = _in_company(sample_set, index, memory, shape)
+    mixed, peak = _in_company(sample_set, index, memory, shape)
     _check_enough(sample_set, locked + mixed, len(memory))
     each = Counter(row.kernel for row in locked + mixed)
     steered = {row.kernel for row in mixed}
@@ -142,6 +142,7 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling,
+        peak_w=peak,
         idle=_idle(sample_set, memory[-1]),
     )
 
@@ -189,22 +190,31 @@ def _in_company(
     index: dict[str, int],
     memory: list[float],
     shape: GpuConstants | None,
-) -> list[_Row]:
-    """Return what measurements in company tell of their kernels."""
+) -> tuple[list[_Row], float]:
+    """Return what measurements in company tell of their kernels, and the peak of power they show.
+
+    Returns:
+        Rows, and power in W; ``inf`` where no peak was seen.
+    """
     mixed = sample_set.mixed
     if not mixed:
-        return []
+        return [], math.inf
     shape = shape or unknown_gpu(
         memory,
         fastest_mhz=max(sample.core_mhz for sample in mixed),
         most_w=max(sample.round_j / sample.round_s for sample in mixed),
     )
-    left = taken_off(mixed, sample_set.kernels, Company.of(mixed, shape, memory[-1]))
+    company = Company.of(mixed, shape, memory[-1])
+    left = taken_off(mixed, sample_set.kernels, company)
+    peak = peak_w(left, sample_set.gpu.power_limit_w or math.inf)
+    if math.isfinite(peak):
+        company = Company.of(mixed, shape, memory[-1], below_w=OFF_PEAK * peak)
+        left = below_peak(taken_off(mixed, sample_set.kernels, company), peak)
     drawn: dict[str, list[tuple[float, float]]] = {}
     for one in left:
         if one.power_w is not None:
             drawn.setdefault(one.kernel, []).append((one.core_mhz, one.power_w))
-    return [
+    rows = [
         _Row(
             kernel=index[one.kernel],
             core_mhz=one.core_mhz,
@@ -218,6 +228,7 @@ def _in_company(
         for one in left
         if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
     ]
+    return rows, peak
 
 
 def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:

@@ -121,7 +121,11 @@ class Company:
 
     @classmethod
     def of(
-        cls, mixed: Sequence[MixSample], shape: GpuConstants, fastest_mem_mhz: float
+        cls,
+        mixed: Sequence[MixSample],
+        shape: GpuConstants,
+        fastest_mem_mhz: float,
+        below_w: float = math.inf,
     ) -> "Company":
         """Learn from the measurements in which nothing ran but company.
 
@@ -129,6 +133,7 @@ class Company:
             mixed: All measurements in company; others are passed over.
             shape: How idle power is assumed to follow clock and temperature.
             fastest_mem_mhz: Memory clock of a GPU left to itself.
+            below_w: What the companion draws where it runs at the clock that is read.
         """
         alone = [sample for sample in mixed if not sample.mix.launches]
         idle = tuple(
@@ -148,7 +153,7 @@ class Company:
                 continue
             mem_mhz = float(sample.asked.mem_mhz or fastest_mem_mhz)
             left = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
-            if left is not None and left.spread_w < left.mean_w:
+            if left is not None and left.spread_w < left.mean_w < below_w:
                 noise_w = WINDOW_NOISE * sample.round_j / (sample.mix.hot * sample.hot_s)
                 of_idle = math.sqrt(max(left.spread_w**2 - noise_w**2, 0.0))
                 row = (

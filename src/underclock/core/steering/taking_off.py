@@ -1,5 +1,7 @@
 """What is left of mixes for their kernels: times and powers at the clocks read."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +11,11 @@ from underclock.records import Kernel, MixSample, SampleSet
 
 HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
+_SURE = 0.2  # windows' worth of power from which it may tell of a peak
+_PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
+OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
+_ABOVE = 1.15  # of the limit: a peak below that is the cap's own
+_GAPS = 0.03  # of a round: more than clocks differ by is time between launches
 _MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
 
 
@@ -55,13 +62,14 @@ def taken_off(
             continue
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
+        scale = _as_in_window(sample, kernels)
         power_w, windows = _power(sample, company) if sample.kernel else (None, 0.0)
         left += [
             Left(
                 kernel=name,
                 core_mhz=sample.core_mhz,
                 mem_mhz=sample.asked.mem_mhz,
-                time_s=time_s,
+                time_s=scale * time_s,
                 power_w=power_w,
                 time_windows=steady,
                 power_windows=steady * windows,
@@ -72,6 +80,20 @@ def taken_off(
     return tuple(left)
 
 
+def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
+    """Return by how much launches took longer in the window of the clock than where they were timed.
+
+    They are timed a second later, and a clock that hunts is another then: a round tells both.
+    """
+    counts = [sample.mix.launches]
+    if not sample.kernel:
+        counts = [sample.mix.launches * kernel.count for kernel in kernels]
+    parts_s = [n * each for n, each in zip(counts, sample.kernel_s, strict=True)]
+    parts_s += [sample.mix.hot * (sample.hot_s or 0.0), sample.idle_s or 0.0]
+    scale = sample.round_s / sum(parts_s)
+    return scale if abs(scale - 1.0) < _GAPS else 1.0
+
+
 def _power(sample: MixSample, company: Company) -> tuple[float | None, float]:
     """Return the power of the kernel of a mix in W, and how many windows it is worth."""
     hot_s = sample.mix.hot * (sample.hot_s or 0.0)
@@ -79,6 +101,54 @@ def _power(sample: MixSample, company: Company) -> tuple[float | None, float]:
     if draw is None or draw.spread_w >= _MOST_SPREAD * draw.mean_w:
         return None, 0.0
     return draw.mean_w, min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
+
+
+def peak_w(left: Sequence[Left], limit_w: float) -> float:
+    """Return the power that the GPU lets no kernel exceed, however low the mean; ``inf`` if unseen.
+
+    On an H200 with a limit of 700 W eleven products thinned out by idling all drew 963 to 986 W,
+    reading 1980 MHz, and took as long as at about 1800: something faster than the cap held them,
+    and no clock that is read shows it.
+
+    Args:
+        left: What is left of mixes for their kernels.
+        limit_w: Power limit of the GPU.
+    """
+    most: dict[str, float] = {}
+    for one in left:
+        if one.power_w is not None and one.power_windows >= _SURE:
+            most[one.kernel] = max(one.power_w, most.get(one.kernel, 0.0))
+    greatest_w = max(most.values(), default=0.0)
+    pile = [power_w for power_w in most.values() if power_w >= OFF_PEAK * greatest_w]
+    if len(pile) < _PILE or statistics.median(pile) < _ABOVE * limit_w:
+        return math.inf
+    return statistics.median(pile)
+
+
+def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
+    """Return what ran at the clock that was read: not what a peak of power held.
+
+    Args:
+        left: What is left of mixes for their kernels.
+        peak: The greatest power there is, in W.
+    """
+    held_w = OFF_PEAK * peak
+    held = {one.kernel for one in left if one.power_w is not None and one.power_w >= held_w}
+    highest: dict[str, float] = {}
+    for one in left:
+        if one.kernel in held and one.power_w is not None and one.power_w < held_w:
+            # Power goes with the square of the clock there, or a little less.
+            reach = one.core_mhz * math.sqrt(peak / one.power_w)
+            highest[one.kernel] = min(reach, highest.get(one.kernel, math.inf))
+    return tuple(
+        one
+        for one in left
+        if one.kernel not in held
+        or (
+            one.core_mhz <= highest.get(one.kernel, 0.0)
+            and (one.power_w is None or one.power_w < held_w)
+        )
+    )
 
 
 def at_cap(sample: MixSample, limit_w: float | None) -> bool:

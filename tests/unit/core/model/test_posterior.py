@@ -78,7 +78,7 @@ def model() -> FittedModel:
 
 @pytest.fixture(scope="module")
 def posterior(model: FittedModel) -> Posterior:
-    return posterior_of(model, _ALL, temperature_c=_WARM)
+    return posterior_of(model, _ALL, temperature_c=_WARM, limit_w=model.rows.limit_w)
 
 
 @pytest.mark.parametrize("each", [5, 12])
@@ -86,7 +86,7 @@ def test_intervals_at_settings_nobody_measured_hold_the_truth(each: int) -> None
     inside: list[Floats] = []
     for seed in range(3):
         rows, truth = _drawn(seed, each)
-        predicted = posterior_of(fit_all(rows, _FAMILY), _ALL, temperature_c=_WARM)
+        predicted = posterior_of(fit_all(rows, _FAMILY), _ALL, temperature_c=_WARM, limit_w=rows.limit_w)
         for log, true, powers in (
             (predicted.log_s, truth[0], (1.0, 0.0)),
             (predicted.log_w, truth[1], (0.0, 1.0)),
@@ -188,7 +188,7 @@ def test_no_kernel_is_expected_to_draw_more_than_the_cap(
 ) -> None:
     limit_w = float(np.exp(np.median(posterior.log_w[:, -1])))
     capped = dataclasses.replace(model, rows=dataclasses.replace(model.rows, limit_w=limit_w))
-    held = posterior_of(capped, _ALL, temperature_c=_WARM)
+    held = posterior_of(capped, _ALL, temperature_c=_WARM, limit_w=capped.rows.limit_w)
 
     assert np.exp(posterior.log_w).max() > 1.02 * limit_w
     # The residual of a row that lay above the cap is still added.
