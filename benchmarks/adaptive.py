@@ -72,7 +72,9 @@ def informed(problem: Problem, samples: int, budget: float) -> float:
     settings = [clocks for clocks in costs.settings if clocks != problem.baseline]
     rows = rows_of(sample_set)
     model = fitted(rows, Shared(start_of(rows, settings)))
-    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set), limit_w=model.rows.limit_w)
+    posterior = posterior_of(
+        model, settings, temperature_c=temperature_of(sample_set), limit_w=model.rows.limit_w
+    )
     counts = np.array([[float(kernel.count)] for kernel in sample_set.kernels])
     time_s = np.exp(posterior.log_s) * counts
     energy_j = np.exp(posterior.log_s + posterior.log_w) * counts

@@ -51,7 +51,9 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
     residuals = _residuals(rows, model)
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
-    posterior = posterior_of(model, settings, temperature_c=temperature_of(sample_set), limit_w=rows.limit_w)
+    posterior = posterior_of(
+        model, settings, temperature_c=temperature_of(sample_set), limit_w=rows.limit_w
+    )
     noise, discrepancy = model.errors.noise, model.errors.discrepancy
     pooled = np.sqrt(np.average(residuals**2, weights=rows.windows, axis=1))
     return GpuFit(

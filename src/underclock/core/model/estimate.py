@@ -169,8 +169,6 @@ def estimate(
         posterior = with_means(posterior, unknown, log_s, log_w, repeats)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
     measurable = _measurable(sample_set, settings, rows.ceiling_mhz)
-    if reach_mhz(sample_set) is not None:
-        measurable &= _reached(rows, settings)
     predicted = np.zeros_like(unknown) if exact else ~unknown
     can = measurable & (np.isfinite(log_s) | predicted[:, None])
     at = measured.baseline
@@ -338,14 +336,6 @@ def _measurable(sample_set: SampleSet, settings: Sequence[Clocks], ceiling_mhz: 
         lacking = [place[c] for c in sample_set.lacking.get(kernel.name, ()) if c in place]
         can[k, lacking] = False
     return can
-
-
-def _reached(rows: Rows, settings: Sequence[Clocks]) -> Bools:
-    """Return which settings each kernel ran at, or above, in steered company. Shape (K, C)."""
-    lowest = np.full(len(rows.names), math.inf)
-    np.minimum.at(lowest, rows.kernel, rows.core_mhz - _HALF_BIN_MHZ)
-    core_mhz = np.array([clocks.core_mhz or math.inf for clocks in settings])
-    return core_mhz >= lowest[:, None]
 
 
 def _of_kernels(posterior: Posterior) -> Floats:
