@@ -178,13 +178,12 @@ def page(outcomes: Sequence[Outcome], kernels: int) -> str:
     seeds = ", ".join(str(outcome.seed) for outcome in outcomes)
     lines = [
         _HEAD.format(gpu=GPU, workload=WORKLOAD, of=of, seeds=seeds),
-        "| seed | mixes | GPU time | reach | against | compared | time: rms, largest | "
-        "energy: rms, mean, largest |",
+        "| seed | mixes | GPU s | reach | against | N | time: rms, max | energy: rms, mean, max |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:
         begin = (
-            f"| {one.seed} | {one.measurements} | {one.gpu_s:.0f} s | "
+            f"| {one.seed} | {one.measurements} | {one.gpu_s:.0f} | "
             f"{one.reach[0]:.0f} to {one.reach[1]:.0f} MHz |"
         )
         for what, errors in (("held clocks", one.locked), ("constants", one.truth)):

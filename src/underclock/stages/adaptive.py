@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.cap import driver_says
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.model.rows import CannotFitError, ceiling_mhz
@@ -29,8 +30,11 @@ from underclock.core.sampling.acquisition import (
     value_of_information,
 )
 from underclock.core.sampling.initial_design import initial_design
+from underclock.core.steering.agenda import IDLING
+from underclock.core.steering.mixing import Seen, thinned
 from underclock.hw.base import Capability, Measurer, Reading
-from underclock.records import AUTO, Clocks, Kernel
+from underclock.records import AUTO, Clocks, Kernel, Mix, MixSample
+from underclock.stages.recording import as_mix_sample
 from underclock.store import SampleFile
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
@@ -39,6 +43,9 @@ _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
 _DEAR = 5.0  # of auto's mean power: at this multiplier of a second nobody has any to lend
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
+
+_USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
+_MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
 
 Append = Callable[[str, Clocks, int, Reading, bool], None]
 
@@ -104,12 +111,14 @@ class AdaptiveRun:
         *,
         seed: int,
         in_situ: bool,
+        append_mixed: Callable[[MixSample], None] | None = None,
     ) -> None:
         self._bench = measurer
         self._file = file
         self._limits = limits
         self._baseline = baseline
         self._append = append
+        self._append_mixed = append_mixed
         self._tell = tell
         self._random = np.random.default_rng([seed, zlib.crc32(b"campaign")])
         header = file.header
@@ -194,8 +203,42 @@ class AdaptiveRun:
                     reading = self._bench.measure([kernel], repeat)
                     self._append(kernel.name, clocks, repeat, reading, False)
                     self._taken[kernel.name, clocks] += 1
+                    if clocks.core_mhz is not None and driver_says(reading.throttle_reasons):
+                        self._thin_out(kernel, clocks, reading)
                     taken += 1
         return taken
+
+    def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> None:
+        """Measure a kernel with idling, at clocks that it cannot hold alone under the cap.
+
+        Args:
+            kernel: The kernel.
+            clocks: As held.
+            capped: What it did by itself.
+        """
+        if self._append_mixed is None or Capability.MIX not in self._bench.capabilities:
+            return
+        mixed = [s for s in self._file.sample_set().mixed if s.asked == clocks]
+        idle = next((s for s in mixed if not s.mix.launches), None)
+        if idle is None:
+            self._tell(f"idling at {clocks}")
+            reading = self._bench.measure([], mix=IDLING, timed=True)
+            idle = as_mix_sample("", IDLING, clocks, 0, reading)
+            self._append_mixed(idle)
+        core_mhz = float(clocks.core_mhz or 0)
+        limit_w = capped.energy_j / capped.time_s
+        seen = capped.observed.core_mhz if capped.observed else None
+        own = Seen(float(seen or _USUALLY_HELD * core_mhz), limit_w, capped.time_s)
+        mix = thinned(core_mhz, own, idle.round_j / idle.round_s, limit_w)
+        while mix is not None:
+            self._tell(f"{kernel.name} at {clocks} with {mix.idle_s * 1e3:.3g} ms of idling")
+            repeat = sum((s.kernel, s.mix) == (kernel.name, mix) for s in mixed)
+            reading = self._bench.measure([kernel], repeat, mix=mix, timed=True)
+            self._append_mixed(as_mix_sample(kernel.name, mix, clocks, repeat, reading))
+            round_s = mix.launches * capped.time_s
+            if not driver_says(reading.throttle_reasons) or mix.idle_s > _MOST_IDLE * round_s:
+                return
+            mix = Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
 
     def _shared(self) -> list[_Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""

@@ -177,6 +177,7 @@ def _adapt(
             tell,
             seed=seed,
             in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
+            append_mixed=recorder.append_mixed,
         ).run()
     if not done:
         raise MeasurementError(

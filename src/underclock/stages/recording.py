@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
-from underclock.records import Clocks, MixSample, Sample, SampleSet
+from underclock.records import Clocks, Mix, MixSample, Sample, SampleSet
 from underclock.stages.provenance import check_same
 from underclock.store import SampleFile
 
@@ -75,6 +76,51 @@ def record(
         finally:
             recorder.finish()
         return file.sample_set()
+
+
+def as_mix_sample(
+    kernel: str,
+    mix: Mix,
+    asked: Clocks,
+    repeat: int,
+    reading: Reading,
+    kernel_s: tuple[float, ...] | None = None,
+) -> MixSample:
+    """Say of a reading in company what it is of.
+
+    Args:
+        kernel: Name; empty for the whole step, and for company by itself.
+        mix: What ran.
+        asked: Clocks.
+        repeat: 0, 1, 2, … of this mix.
+        reading: With the launches inside timed.
+        kernel_s: Mean duration of each kernel, where it is not that of each place of the sequence.
+
+    Raises:
+        MeasurementError: Clock or durations are missing.
+    """
+    if reading.core_mhz is None or reading.durations is None:
+        raise MeasurementError(
+            f"{kernel or 'the step or its company'} in company: its core clock or its durations "
+            "could not be read",
+            hint="measuring in company rests on both: `underclock doctor` says what can be read",
+        )
+    return MixSample(
+        kernel=kernel,
+        mix=mix,
+        asked=asked,
+        repeat=repeat,
+        core_mhz=reading.core_mhz,
+        core_spread_mhz=reading.core_spread_mhz or 0.0,
+        round_s=reading.time_s,
+        round_j=reading.energy_j,
+        kernel_s=reading.durations.kernel_s if kernel_s is None else kernel_s,
+        hot_s=reading.durations.hot_s,
+        idle_s=reading.durations.idle_s,
+        window_s=reading.window_s or reading.time_s,
+        temperature_c=reading.temperature_c,
+        throttle_reasons=reading.throttle_reasons,
+    )
 
 
 _INSIDE = {"core_mhz", "core_spread_mhz", "durations"}  # what only a `MixSample` keeps

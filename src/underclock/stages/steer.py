@@ -12,11 +12,10 @@ import msgspec
 from underclock.core.model.rows import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, Agenda, Wanted
-from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
-from underclock.records import AUTO, Kernel, MixSample, SampleSet
+from underclock.records import AUTO, Kernel, SampleSet
 from underclock.stages.adaptive import Limits
-from underclock.stages.recording import Recorder
+from underclock.stages.recording import Recorder, as_mix_sample
 
 BUDGET_S = 600.0
 """Of the GPU's time, where nobody says."""
@@ -83,42 +82,19 @@ class SteeringRun:
             alike = samples.samples if wanted.kernel else samples.in_situ
             plain = sum(sample.kernel == name for sample in alike)
             self._recorder.append(name, AUTO, plain, reading, in_situ=not wanted.kernel)
-        self._recorder.append_mixed(self._as_mix_sample(wanted, repeat, reading))
-
-    def _as_mix_sample(self, wanted: Wanted, repeat: int, reading: Reading) -> MixSample:
-        """Say of a reading what it is of.
-
-        Raises:
-            MeasurementError: Clock or durations are missing.
-        """
-        if reading.core_mhz is None or reading.durations is None:
-            raise MeasurementError(
-                f"{_words(wanted)}: its core clock or its durations could not be read",
-                hint="steering rests on both: `underclock doctor` says what can be read here",
-            )
-        seen = reading.durations
-        kernel_s = seen.kernel_s
-        if not wanted.kernel and kernel_s:
-            of_kernel: dict[str, list[float]] = defaultdict(list)
-            for kernel, each_s in zip(self._launches, kernel_s, strict=True):
-                of_kernel[kernel.name].append(each_s)
-            means = {name: sum(each) / len(each) for name, each in of_kernel.items()}
-            kernel_s = tuple(means[name] for name in self._kernels)
-        return MixSample(
-            kernel=wanted.kernel,
-            mix=wanted.mix,
-            repeat=repeat,
-            core_mhz=reading.core_mhz,
-            core_spread_mhz=reading.core_spread_mhz or 0.0,
-            round_s=reading.time_s,
-            round_j=reading.energy_j,
-            kernel_s=kernel_s,
-            hot_s=seen.hot_s,
-            idle_s=seen.idle_s,
-            window_s=reading.window_s or reading.time_s,
-            temperature_c=reading.temperature_c,
-            throttle_reasons=reading.throttle_reasons,
+        kernel_s = None if wanted.kernel else self._of_kernels(reading)
+        self._recorder.append_mixed(
+            as_mix_sample(wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s)
         )
+
+    def _of_kernels(self, reading: Reading) -> tuple[float, ...] | None:
+        """Return the mean duration of each kernel of the step, of all its launches."""
+        if reading.durations is None or not reading.durations.kernel_s:
+            return None
+        of_kernel: dict[str, list[float]] = defaultdict(list)
+        for kernel, each_s in zip(self._launches, reading.durations.kernel_s, strict=True):
+            of_kernel[kernel.name].append(each_s)
+        return tuple(sum(of_kernel[name]) / len(of_kernel[name]) for name in self._kernels)
 
 
 def _words(wanted: Wanted) -> str:

@@ -1,18 +1,23 @@
 """Steering campaigns on simulated GPUs: complete, resumable, and honest about what they reach."""
 
+import math
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from underclock.core.costs.cap import driver_says
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.agenda import ALONE, Wanted
 from underclock.core.steering.taking_off import reach_mhz, told
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.gpus.catalogue import gpu_model
 from underclock.hw.base import Durations, Reading
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.simulated.rig import simulated_rig
+from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, SampleSet, Step
 from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.stages.measure import Tally, measure
@@ -248,6 +253,32 @@ def test_kernels_may_be_steered_without_the_whole_step(tmp_path: Path) -> None:
 
     assert not samples.in_situ
     assert all(s.kernel or not s.kernel_s for s in samples.mixed)
+
+
+def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) -> None:
+    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=18)
+    samples = _steer(tmp_path / "s.db", campaign)
+    capped = {
+        (s.kernel, s.asked)
+        for s in samples.samples
+        if not s.asked.is_auto and driver_says(s.throttle_reasons)
+    }
+    thinned_out = [s for s in samples.mixed if s.kernel]
+
+    assert capped
+    assert {(s.kernel, s.asked) for s in thinned_out} == capped
+    assert all(s.mix.idle_s for s in thinned_out)
+    assert {s.core_mhz for s in thinned_out} == {s.asked.core_mhz for s in thinned_out}
+    idle = Counter(s.asked for s in samples.mixed if not s.kernel)
+    assert idle == dict.fromkeys({clocks for _, clocks in capped}, 1)
+    truth = gpu_model("h200")
+    fit = estimate(samples)
+    kernel = samples.kernels[0]
+    for clocks in {asked for name, asked in capped if name == kernel.name}:
+        c = fit.posterior.settings.index(clocks)
+        at = float(clocks.core_mhz or 0), float(truth.mem_mhz[-1])
+        time_s = duration_s(truth.constants, truth.kernel(kernel), *at)
+        assert fit.posterior.log_s[0, c] == pytest.approx(math.log(time_s), abs=0.005)
 
 
 def test_what_is_wanted_can_be_told_apart() -> None:

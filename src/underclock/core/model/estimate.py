@@ -272,7 +272,8 @@ def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
 def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, FittedModel]:
     """Fit samples.
 
-    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
+    Steered company is taken off twice: how idle power follows the clock is first assumed, then
+    fitted. At held clocks it was measured.
 
     Args:
         sample_set: The samples.
@@ -286,7 +287,7 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     """
     rows = rows_of(sample_set)
     model = fitted(rows, Shared(start_of(rows, settings)))
-    if sample_set.mixed:
+    if any(sample.asked.is_auto for sample in sample_set.mixed):
         parameters = model.parameters
         rows = rows_of(sample_set, parameters.family.gpu(parameters.shared))
         model = fitted(rows, Shared(start_of(rows, settings)))

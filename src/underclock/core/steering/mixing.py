@@ -111,6 +111,27 @@ def mix_at(
     return _heated(ratio, own.time_s, hot.time_s, most_launches)
 
 
+def thinned(core_mhz: float, seen: Seen, idle_w: float, limit_w: float) -> Mix | None:
+    """Return the round in which a kernel stays below the cap at a clock it cannot hold alone.
+
+    Args:
+        core_mhz: The clock.
+        seen: What it drew and took at the cap.
+        idle_w: What idling draws at the clock.
+        limit_w: Mean power at which the cap holds a round.
+
+    Returns:
+        The mix; ``None`` where idling itself draws about as much as the limit.
+    """
+    faster = core_mhz / seen.core_mhz
+    # No more than the cube of the clock: voltage does not rise faster than the clock does.
+    power_w = idle_w + (seen.power_w - idle_w) * faster**3
+    own = Seen(core_mhz, power_w, seen.time_s / faster)
+    launches = math.ceil(_LEAST_ROUND_S / own.time_s)
+    idle_s = _idling(own, _FREE * limit_w, idle_w, launches)
+    return None if idle_s is None else Mix(launches=launches, idle_s=max(idle_s, 0.0))
+
+
 def _idling(own: Seen, limit_w: float, idle_w: float | None, launches: int) -> float | None:
     """Return how long to idle in a round that is too hot, in s."""
     if idle_w is None or idle_w >= limit_w:

@@ -16,7 +16,7 @@ from underclock.core.model.rows import CannotFitError, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, Agenda, Wanted
 from underclock.core.steering.company import Company
-from underclock.core.steering.mixing import Bench, Seen, mix_at
+from underclock.core.steering.mixing import Bench, Seen, mix_at, thinned
 from underclock.core.steering.taking_off import at_cap, reach_mhz, taken_off, told
 from underclock.core.steering.worth import Known, variance_in
 from underclock.errors import DataError
@@ -452,6 +452,19 @@ def test_no_mix_is_named_where_none_would_do() -> None:
     assert mix_at(1980.0, hot, replace(bench, limit_w=140.0)) is None
     long = [Seen(1980.0, 500.0, 2.0)]
     assert mix_at(1600.0, long, bench) is None
+
+
+def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
+    gpu = _Synthetic(noise=0.0)
+    capped = _seen("product", 1580.0)[0]
+    idle = gpu.run(Wanted("", IDLING), asked=Clocks(core_mhz=1900))
+    idle_w_ = idle.round_j / idle.round_s
+    mix = thinned(1900.0, capped, idle_w_, 698.0)
+
+    assert mix is not None
+    sample = gpu.run(Wanted("product", mix), asked=Clocks(core_mhz=1900))
+    assert sample.core_mhz == 1900.0
+    assert thinned(1900.0, capped, 690.0, 698.0) is None
 
 
 def test_a_long_step_has_many_companions() -> None:
