@@ -233,6 +233,8 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
             kernel of the step in the order of the sample set. Empty where nothing ran but company.
         hot_s: Mean duration of a launch of the companion; ``None`` without one.
         idle_s: Idling in a round as it was; ``None`` without any.
+        spin_mhz: Core clock while launches were timed, by how long a count of cycles took; ``None``
+            where there was no idling to tell it.
         window_s: Length of the measuring window.
         temperature_c: GPU temperature at its end.
         throttle_reasons: At its end.
@@ -249,13 +251,15 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
     kernel_s: tuple[float, ...] = ()
     hot_s: float | None = None
     idle_s: float | None = None
+    spin_mhz: float | None = None
     window_s: float
     temperature_c: float | None = None
     throttle_reasons: ThrottleReason | None = None
 
     def __post_init__(self) -> None:
         """Reject impossible quantities."""
-        check_positive(self, "core_mhz", "round_s", "round_j", "hot_s", "idle_s", "window_s")
+        check_positive(self, "core_mhz", "round_s", "round_j", "window_s")
+        check_positive(self, "hot_s", "idle_s", "spin_mhz")
         if not all(0 < each_s < math.inf for each_s in self.kernel_s):
             raise ValueError("every kernel_s must be positive and finite")
         if not 0 <= self.core_spread_mhz < math.inf or self.repeat < 0:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from underclock.core.steering.mixing import spin_mhz
 from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
 from underclock.records import Clocks, Mix, MixSample, Sample, SampleSet
@@ -85,6 +86,7 @@ def as_mix_sample(
     repeat: int,
     reading: Reading,
     kernel_s: tuple[float, ...] | None = None,
+    highest_mhz: float | None = None,
 ) -> MixSample:
     """Say of a reading in company what it is of.
 
@@ -95,6 +97,8 @@ def as_mix_sample(
         repeat: 0, 1, 2, … of this mix.
         reading: With the launches inside timed.
         kernel_s: Mean duration of each kernel, where it is not that of each place of the sequence.
+        highest_mhz: Core clock at which idling lasts as asked, where its length is to tell the
+            clock; ``None`` where a lock does.
 
     Raises:
         MeasurementError: Clock or durations are missing.
@@ -117,6 +121,7 @@ def as_mix_sample(
         kernel_s=reading.durations.kernel_s if kernel_s is None else kernel_s,
         hot_s=reading.durations.hot_s,
         idle_s=reading.durations.idle_s,
+        spin_mhz=spin_mhz(mix, reading.durations.idle_s, highest_mhz),
         window_s=reading.window_s or reading.time_s,
         temperature_c=reading.temperature_c,
         throttle_reasons=reading.throttle_reasons,

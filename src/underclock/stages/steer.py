@@ -36,9 +36,10 @@ class SteeringRun:
         self._launches = [header.kernels[i] for i in header.order] if in_situ else []
         self._started_s = self._bench.now_s() - recorder.file.gpu_s  # earlier runs count too
         clocks = [c.core_mhz for c in header.settings if c.core_mhz is not None]
+        self._highest_mhz = float(max(clocks))
         self._shape = unknown_gpu(
             [UNKNOWN_MHZ],
-            fastest_mhz=float(max(clocks)),
+            fastest_mhz=self._highest_mhz,
             most_w=header.gpu.power_limit_w or 1.0,
         )
 
@@ -84,7 +85,9 @@ class SteeringRun:
             self._recorder.append(name, AUTO, plain, reading, in_situ=not wanted.kernel)
         kernel_s = None if wanted.kernel else self._of_kernels(reading)
         self._recorder.append_mixed(
-            as_mix_sample(wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s)
+            as_mix_sample(
+                wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s, self._highest_mhz
+            )
         )
 
     def _of_kernels(self, reading: Reading) -> tuple[float, ...] | None:

@@ -16,7 +16,13 @@ from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_repeats, check_values, clocks_asked
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
-from underclock.core.steering.taking_off import OFF_PEAK, below_peak, peak_w, taken_off
+from underclock.core.steering.taking_off import (
+    OFF_PEAK,
+    below_peak,
+    companion_peak_w,
+    peak_w,
+    taken_off,
+)
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, Sample, SampleSet
@@ -206,7 +212,8 @@ def _in_company(
     )
     company = Company.of(mixed, shape, memory[-1])
     left = taken_off(mixed, sample_set.kernels, company)
-    peak = peak_w(left, sample_set.gpu.power_limit_w or math.inf)
+    limit_w = sample_set.gpu.power_limit_w or math.inf
+    peak = min(peak_w(left, limit_w), companion_peak_w(mixed, company, limit_w))
     if math.isfinite(peak):
         company = Company.of(mixed, shape, memory[-1], below_w=OFF_PEAK * peak)
         left = below_peak(taken_off(mixed, sample_set.kernels, company), peak)

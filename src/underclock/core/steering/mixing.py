@@ -14,9 +14,28 @@ _SAME_MHZ = 15.0  # closer clocks tell no exponent
 _FREE = 0.93  # of the limit, at which a mix surely boosts
 _LEAST_ROUND_S = 0.005  # so that what is between rounds hardly counts
 _LONGEST_ROUND_S = 0.08  # power caps average over about 100 ms
+_LEAST = 0.5  # of what was asked: no clock is twice the highest
 _EXACT = 0.03  # of the share that was wanted
 _LONGEST_S = 2.5  # of a round, however long the step
 _MOST_SHARE = 0.9  # of a round that company may take: of less, nothing can be told
+
+
+METER_S = 2e-4
+"""Idling in every mix that is timed, at least: how long it takes tells the clock."""
+_SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
+
+
+def spin_mhz(mix: Mix, idle_s: float | None, highest_mhz: float | None) -> float | None:
+    """Return the core clock by how long idling took; ``None`` where there was too little of it.
+
+    Args:
+        mix: What was asked for.
+        idle_s: Idling as it was.
+        highest_mhz: Core clock at which it lasts as asked; ``None`` where it does not tell.
+    """
+    if idle_s is None or highest_mhz is None or mix.idle_s < METER_S / 2:
+        return None
+    return highest_mhz * mix.idle_s / max(idle_s - _SPIN_LATE_S, mix.idle_s * _LEAST)
 
 
 class Seen(NamedTuple):
@@ -99,9 +118,10 @@ def mix_at(
         idle_s = _idling(own, limit_w, bench.idle_w(core_mhz), launches)
         if idle_s is None:
             return None
+        idle_s = max(idle_s, METER_S)
         return Mix(launches=launches if seen else 0, hot=0 if seen else launches, idle_s=idle_s)
     if boosts:
-        return Mix(launches=launches) if seen else None
+        return Mix(launches=launches, idle_s=METER_S) if seen else None
     if not seen or not bench.hot:
         return None
     hot = bench.expected(bench.hot, core_mhz)
@@ -157,5 +177,5 @@ def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix
             hot = max(hot, round(ratio))
             miss = abs(math.log(hot / ratio))
         if miss < off:
-            best, off = Mix(launches=launches, hot=hot), miss
+            best, off = Mix(launches=launches, hot=hot, idle_s=METER_S), miss
     return best

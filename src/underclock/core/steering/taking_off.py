@@ -12,6 +12,8 @@ from underclock.records import Kernel, MixSample, SampleSet
 HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
 _SURE = 0.2  # windows' worth of power from which it may tell of a peak
+_RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of time between them
+_BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
@@ -61,6 +63,8 @@ def taken_off(
         if not sample.kernel_s:
             continue
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
+        if sample.spin_mhz is not None:
+            left += _by_spin(sample, names)
         steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
         scale = _as_in_window(sample, kernels)
         power_w, windows = _power(sample, company) if sample.kernel else (None, 0.0)
@@ -71,7 +75,7 @@ def taken_off(
                 mem_mhz=sample.asked.mem_mhz,
                 time_s=scale * time_s,
                 power_w=power_w,
-                time_windows=steady,
+                time_windows=steady if sample.spin_mhz is None else 0.0,
                 power_windows=steady * windows,
                 temperature_c=sample.temperature_c,
             )
@@ -80,8 +84,25 @@ def taken_off(
     return tuple(left)
 
 
+def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
+    """Return what launches took at the clock at which they were timed."""
+    return [
+        Left(
+            kernel=name,
+            core_mhz=sample.spin_mhz or sample.core_mhz,
+            mem_mhz=sample.asked.mem_mhz,
+            time_s=time_s,
+            power_w=None,
+            time_windows=1.0,
+            power_windows=0.0,
+            temperature_c=sample.temperature_c,
+        )
+        for name, time_s in zip(names, sample.kernel_s, strict=True)
+    ]
+
+
 def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
-    """Return by how much launches took longer in the window of the clock than where they were timed.
+    """Return by how much launches took longer in the window of the clock than when timed.
 
     They are timed a second later, and a clock that hunts is another then: a round tells both.
     """
@@ -115,14 +136,42 @@ def peak_w(left: Sequence[Left], limit_w: float) -> float:
         limit_w: Power limit of the GPU.
     """
     most: dict[str, float] = {}
+    boost_mhz = max((one.core_mhz for one in left), default=0.0)
     for one in left:
-        if one.power_w is not None and one.power_windows >= _SURE:
+        boosts = one.core_mhz >= _BOOSTS * boost_mhz
+        if boosts and one.power_w is not None and one.power_windows >= _SURE:
             most[one.kernel] = max(one.power_w, most.get(one.kernel, 0.0))
     greatest_w = max(most.values(), default=0.0)
     pile = [power_w for power_w in most.values() if power_w >= OFF_PEAK * greatest_w]
     if len(pile) < _PILE or statistics.median(pile) < _ABOVE * limit_w:
         return math.inf
     return statistics.median(pile)
+
+
+def companion_peak_w(mixed: Sequence[MixSample], company: Company, limit_w: float) -> float:
+    """Return the power at which the hot companion gains no speed any more; ``inf`` if it does.
+
+    Args:
+        mixed: As measured.
+        company: What idling draws.
+        limit_w: Power limit of the GPU.
+    """
+    rungs = []
+    for sample in mixed:
+        if sample.mix.launches or sample.hot_s is None:
+            continue
+        draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
+        if draw is not None:
+            core_mhz = sample.spin_mhz or sample.core_mhz
+            rungs.append((core_mhz, sample.hot_s, draw.mean_w))
+    rungs.sort()
+    boost_mhz, boost_s, boost_w = rungs[-1] if rungs else (0.0, 0.0, 0.0)
+    slower = [rung for rung in rungs if rung[0] < (1.0 - _RUNG) * boost_mhz]
+    if not slower or boost_w < _ABOVE * limit_w:
+        return math.inf
+    below_mhz, below_s, _ = slower[-1]
+    exponent = math.log(below_s / boost_s) / math.log(boost_mhz / below_mhz)
+    return boost_w if exponent < _NO_FASTER else math.inf
 
 
 def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:

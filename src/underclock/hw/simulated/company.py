@@ -34,6 +34,11 @@ def companion(model: GpuModel) -> KernelConstants:
     return max(own, key=lambda one: float(busy_w(model.constants, one, core_mhz, mem_mhz, _WARM_C)))
 
 
-def idling(idle_s: float) -> KernelConstants:
-    """Return what draws nothing but what a busy GPU's clocks draw, for a while."""
-    return KernelConstants(fixed_s=idle_s)
+def idling(model: GpuModel, idle_s: float) -> KernelConstants:
+    """Return what counts core cycles and draws nothing but what a busy GPU's clocks draw.
+
+    Args:
+        model: The GPU.
+        idle_s: How long it takes at its highest clock.
+    """
+    return KernelConstants(core_mcycles=idle_s * model.core_mhz[-1])

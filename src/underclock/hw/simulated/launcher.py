@@ -125,7 +125,7 @@ class VirtualLauncher:
             at[round_.hot] = companion(model)
             tensor.append(at[round_.hot])
         if round_.mix.idle_s:
-            at[round_.idle] = idling(round_.mix.idle_s)
+            at[round_.idle] = idling(model, round_.mix.idle_s)
         turns = round_.turns()
         self.gpu.begin(
             [at[turn.place] for turn in turns],
