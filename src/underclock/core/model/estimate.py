@@ -18,6 +18,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import known_step, step_cost
 from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.model.in_step import StepRatio, in_step, step_ratio
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
 from underclock.core.model.posterior import Posterior, with_means, with_measured
@@ -168,6 +169,8 @@ def estimate(
     else:
         posterior = with_means(posterior, unknown, log_s, log_w, repeats)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    ratio = step_ratio(rows, posterior, counts) if whole else StepRatio()
+    posterior = in_step(posterior, ratio)
     measurable = _measurable(sample_set, settings, rows.ceiling_mhz)
     predicted = np.zeros_like(unknown) if exact else ~unknown
     can = measurable & (np.isfinite(log_s) | predicted[:, None])

@@ -18,9 +18,11 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import (
     OFF_PEAK,
+    StepDraw,
     below_peak,
     companion_peak_w,
     peak_w,
+    step_draws,
     taken_off,
 )
 from underclock.errors import DataError
@@ -72,6 +74,7 @@ class Rows:
             it was not seen. Locks above it do not hold.
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
+        step: What the whole step drew, where it ran in company.
     """
 
     names: tuple[str, ...]
@@ -88,6 +91,7 @@ class Rows:
     ceiling_mhz: float
     peak_w: float = math.inf
     idle: tuple[Idling, ...] = ()
+    step: tuple[StepDraw, ...] = ()
 
     @property
     def bounds(self) -> Ints:
@@ -129,7 +133,8 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
         (free if sample.asked.core_mhz is None else locked).append(row)
-    mixed, peak = _in_company(sample_set, index, memory, shape)
+    told = _in_company(sample_set, index, memory, shape)
+    mixed = list(told.rows)
     _check_enough(sample_set, locked + mixed, len(memory))
     each = Counter(row.kernel for row in locked + mixed)
     steered = {row.kernel for row in mixed}
@@ -148,7 +153,8 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling,
-        peak_w=peak,
+        peak_w=told.peak_w,
+        step=told.step,
         idle=_idle(sample_set, memory[-1]),
     )
 
@@ -191,20 +197,25 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InCompany:
+    """What measurements in company tell: of kernels, of the GPU's peak of power, of the step."""
+
+    rows: tuple[_Row, ...] = ()
+    peak_w: float = math.inf
+    step: tuple[StepDraw, ...] = ()
+
+
 def _in_company(
     sample_set: SampleSet,
     index: dict[str, int],
     memory: list[float],
     shape: GpuConstants | None,
-) -> tuple[list[_Row], float]:
-    """Return what measurements in company tell of their kernels, and the peak of power they show.
-
-    Returns:
-        Rows, and power in W; ``inf`` where no peak was seen.
-    """
+) -> _InCompany:
+    """Return what measurements in company tell."""
     mixed = sample_set.mixed
     if not mixed:
-        return [], math.inf
+        return _InCompany()
     shape = shape or unknown_gpu(
         memory,
         fastest_mhz=max(sample.core_mhz for sample in mixed),
@@ -235,7 +246,8 @@ def _in_company(
         for one in left
         if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
     ]
-    return rows, peak
+    draws = step_draws(mixed, sample_set.kernels, company)
+    return _InCompany(rows=tuple(rows), peak_w=peak, step=draws)
 
 
 def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from underclock.core.steering.company import USUAL_C, Company
-from underclock.core.steering.mixing import Bench, Seen, mix_at
+from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.taking_off import Left, at_cap, taken_off
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 
 ALONE = Mix()
-_WHOLE_STEPS = 4
+_WHOLE_STEPS, _METERED_STEPS = 4, 2
+METERED = Mix(idle_s=METER_S)
 COMPANIONS = Mix(launches=0, hot=8)
 IDLING = Mix(launches=0, idle_s=0.02)
 _LADDER = (
@@ -99,6 +100,7 @@ class Agenda:
         mixed = self.samples.mixed
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
         first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
+        first += [Wanted("", METERED)] * (_METERED_STEPS if self.samples.order else 0)
         first += [Wanted("", IDLING), Wanted("", COMPANIONS)]
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):

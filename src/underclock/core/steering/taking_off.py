@@ -200,6 +200,45 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDraw:
+    """What the whole step drew at one clock, its company taken off.
+
+    Attributes:
+        core_mhz: Mean core clock.
+        power_w: Mean power.
+        spread_w: Standard deviation of that.
+    """
+
+    core_mhz: float
+    power_w: float
+    spread_w: float
+
+
+def step_draws(
+    mixed: Sequence[MixSample], kernels: Sequence[Kernel], company: Company
+) -> tuple[StepDraw, ...]:
+    """Return what the whole step drew, at every clock at which it ran.
+
+    Args:
+        mixed: As measured.
+        kernels: Of the step, in its order.
+        company: What idling and the companion draw.
+    """
+    draws = []
+    for sample in mixed:
+        if sample.kernel or not sample.kernel_s:
+            continue
+        counted = zip(kernels, sample.kernel_s, strict=True)
+        step_s = sample.mix.launches * sum(kernel.count * each for kernel, each in counted)
+        draw = company.left(sample, sample.mix.hot * (sample.hot_s or 0.0), step_s)
+        if draw is not None and draw.spread_w < _MOST_SPREAD * draw.mean_w:
+            draws.append(
+                StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.spread_w)
+            )
+    return tuple(draws)
+
+
 def at_cap(sample: MixSample, limit_w: float | None) -> bool:
     """Whether the power cap held a measurement's clock.
 
