@@ -8,7 +8,7 @@ QUICK = $(addprefix tests/unit/,core physics records report store workloads) \
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check types suite quick fix gpu bench evidence calibrate paper switching search refine fit clean
+.PHONY: demo test check types suite quick fix gpu bench evidence calibrate paper switching search refine steer fit clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo --force -o underclock-demo
@@ -63,6 +63,9 @@ search: $(VENV)/.bench  ## rewrite docs/evidence/searching.md: searches for samp
 
 refine: $(VENV)/.dev  ## rewrite docs/evidence/refining.md: a plan from another GPU, measured again
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/refining.py
+
+steer: $(VENV)/.dev  ## rewrite docs/evidence/steering.md: steered against held clocks
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/steering.py
 
 fit: $(VENV)/.dev  ## rewrite docs/evidence/fitting.md: how long the fit takes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fitting.py

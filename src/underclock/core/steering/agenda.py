@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.taking_off import Left, at_cap, taken_off
@@ -78,7 +80,9 @@ class Agenda:
             samples: Everything measured.
             shape: How idle power is assumed to follow clock and temperature.
         """
-        mixed = samples.mixed
+        # What was measured at held clocks, in the same file, steers nothing.
+        mixed = tuple(sample for sample in samples.mixed if sample.asked.is_auto)
+        samples = msgspec.structs.replace(samples, mixed=mixed)
         company = Company.of(mixed, shape, shape.mem_points_mhz[-1])
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
         for one in taken_off(mixed, samples.kernels, company):
@@ -250,9 +254,7 @@ def _bench(samples: SampleSet, company: Company) -> Bench:
 
 
 def _alike(mix: Mix, other: Mix) -> bool:
-    """Whether two mixes run at the same clock."""
-    if bool(mix.launches) != bool(other.launches):
-        return False
+    """Whether two mixes, of the same kernel or both of none, run at the same clock."""
     here, there = (
         [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
     )

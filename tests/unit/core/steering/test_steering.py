@@ -449,7 +449,7 @@ def test_no_mix_is_named_where_none_would_do() -> None:
     nobody = Company.of([], _SHAPE, 1.0)
     assert mix_at(1980.0, hot, replace(bench, company=nobody)) is None
     # Almost nothing but idling; and a step of seconds, with as long a companion.
-    assert mix_at(1980.0, hot, replace(bench, limit_w=140.0)) is None
+    assert mix_at(1980.0, hot, replace(bench, limit_w=165.0)) is None
     long = [Seen(1980.0, 500.0, 2.0)]
     assert mix_at(1600.0, long, bench) is None
 
@@ -495,6 +495,64 @@ def test_company_that_was_never_measured_tells_nothing() -> None:
     assert variance_in(mix, own, bench) < 0.1
     nobody = Company.of([], _SHAPE, 1.0)
     assert math.isinf(variance_in(mix, own, replace(bench, company=nobody)))
+
+
+def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
+    # A round that drew less than its company does by itself.
+    damaged = tuple(
+        msgspec.structs.replace(s, round_j=s.round_j / 10) if s.mix.idle_s and not s.kernel else s
+        for s in steered.mixed
+        if s.mix != IDLING
+    )
+    idle = next(s for s in steered.mixed if s.mix == IDLING)
+    agenda = Agenda.of(msgspec.structs.replace(steered, mixed=(idle, *damaged)), _SHAPE)
+
+    assert agenda.bench is not None
+    assert len(agenda.bench.hot) < len(_hot(steered))
+    agenda.next(_takes_s, 0.003)
+
+
+def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSet) -> None:
+    steps = [s for s in steered.mixed if not s.kernel and s.kernel_s]
+    bad = next(s for s in steps if s.mix.idle_s)
+    rest = [s for s in steered.mixed if s.kernel or not s.kernel_s or s.mix == ALONE]
+    mixed = (*rest, msgspec.structs.replace(bad, round_j=bad.round_j / 50))
+    wanted = Agenda.of(msgspec.structs.replace(steered, mixed=mixed), _SHAPE).next(_takes_s, 0.003)
+
+    assert wanted is not None
+    assert not wanted.kernel
+    assert wanted.mix.launches
+
+
+def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
+    slow = tuple(
+        msgspec.structs.replace(
+            s,
+            round_s=s.round_s * 1e3,
+            round_j=s.round_j * 1e3,
+            kernel_s=tuple(each_s * 1e3 for each_s in s.kernel_s),
+        )
+        for s in steered.mixed
+        if not s.kernel and s.mix == ALONE
+    )
+    rest = tuple(s for s in steered.mixed if s.kernel or not s.mix.launches)
+    agenda = Agenda.of(msgspec.structs.replace(steered, mixed=(*slow, *rest)), _SHAPE)
+    wanted = agenda.next(_takes_s, 0.003)
+
+    assert wanted is not None
+    assert not wanted.kernel
+    assert (wanted.mix.hot, wanted.mix.idle_s > 0) == (0, True)
+
+
+def test_what_was_measured_at_held_clocks_steers_nothing(steered: SampleSet) -> None:
+    held = _Synthetic().run(Wanted("copy", Mix(idle_s=0.001)), asked=Clocks(core_mhz=2100))
+    both = msgspec.structs.replace(steered, mixed=(*steered.mixed, held))
+
+    assert Agenda.of(both, _SHAPE).error == Agenda.of(steered, _SHAPE).error
+
+
+def _hot(samples: SampleSet) -> list[MixSample]:
+    return [s for s in samples.mixed if s.mix.hot and not s.mix.launches]
 
 
 def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
