@@ -8,9 +8,9 @@ The stages are functions here; what they take and return are the records::
     validation = underclock.validate(plan, gpu="sim:rtx3080ti")
     underclock.write_report(plan, to="report.html", validation=validation)
 
-* what stages are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`, `Granularity`
-  and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`, `Switching`,
-  `LatencyTable`
+* what stages are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
+  `Granularity` and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`,
+  `Switching`, `LatencyTable`
 * what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Prediction`, `Score`, `GpuFit`; and
   the records that these are made of
 * what they tell meanwhile: `Tally`

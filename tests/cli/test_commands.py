@@ -453,7 +453,7 @@ def test_options_stay_few() -> None:
         if (command := cli.get_command(click.Context(cli), name)) is not None
     }
 
-    assert max(counts.values()) <= 15
+    assert max(counts.values()) <= 16
     assert sum(counts.values()) <= 7 * len(counts)
 
 

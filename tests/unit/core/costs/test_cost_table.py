@@ -221,7 +221,9 @@ class TestInSitu:
     def test_nor_has_a_baseline_that_is_not_auto(self) -> None:
         rows = [sample(k, s) for k in "ab" for s in (LOW, AUTO)]
 
-        assert cost_table(sample_set(*rows, in_situ=(step(3.0, 3.0),)), baseline=LOW).closure is None
+        assert (
+            cost_table(sample_set(*rows, in_situ=(step(3.0, 3.0),)), baseline=LOW).closure is None
+        )
 
 
 def test_auto_costs_are_sums_over_the_kernels() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from underclock.core.costs.table import cost_table
 from underclock.core.model.diagnostics import fit_of
-from underclock.core.model.estimate import CostEstimate, estimate, temperature_of
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.fitting import temperature_of
 from underclock.core.model.pooling import joined
 from underclock.core.model.rows import CannotFitError
 from underclock.errors import DataError
