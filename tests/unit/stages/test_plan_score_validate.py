@@ -215,9 +215,9 @@ def test_auto_of_a_simulated_step_is_the_step_as_it_ran(
     assert made.promise.energy_change < -0.08
 
 
-@pytest.mark.parametrize("how", [{"raw": True}, {"isolated": True}])
-def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, how: dict[str, bool]) -> None:
-    made = plan(simulated, underclock.Goal(max_slowdown=0.01), **how)
+@pytest.mark.parametrize("raw", [True, False])
+def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, *, raw: bool) -> None:
+    made = plan(simulated, underclock.Goal(max_slowdown=0.01), raw=raw, isolated=not raw)
     alone = cost_table(simulated)
 
     assert made.accounting is Accounting.ISOLATED

@@ -87,7 +87,7 @@ def settled_step(table: CostTable, choice: Ints) -> SettledStep:
     Raises:
         ValueError: Costs are not those of a step.
     """
-    cap = _cap_of(table)
+    cap = cap_of(table)
     return settle(cap, table.launches, np.where(choice == table.baseline, cap.boost, choice))
 
 
@@ -117,7 +117,7 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
     Returns:
         Time in s and energy in J. Shapes (S,).
     """
-    cap, launches = _cap_of(table), table.launches
+    cap, launches = cap_of(table), table.launches
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     known[table.baseline] = False
     core = np.array([clocks.core_mhz or 0 for clocks in table.settings], dtype=np.float64)
@@ -157,7 +157,12 @@ def _auto_w(table: CostTable) -> float:
     return table.auto_energy_j / table.auto_time_s
 
 
-def _cap_of(table: CostTable) -> PowerCap:
+def cap_of(table: CostTable) -> PowerCap:
+    """Return what holds a step's power.
+
+    Raises:
+        ValueError: Costs are not those of a step.
+    """
     if table.power_cap is None:
         raise ValueError("costs are of kernels alone, and a step is asked for")
     return table.power_cap

@@ -14,7 +14,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
-from underclock.core.costs.step import known_step, step_cost
+from underclock.core.costs.step import cap_of, known_step, step_cost
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
@@ -32,7 +32,7 @@ from underclock.core.model.rows import Rows
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
-from underclock.records import Clocks, Evidence, SampleSet
+from underclock.records import Clocks, Closure, Evidence, SampleSet
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -50,7 +50,7 @@ class CostEstimate:
         counts: Launches of each kernel. Shape (K,).
         baseline: What auto costs.
         table: Expected costs; the baseline is its last setting.
-        measurable: Which settings a kernel has an answer at, of those set out to visit. Shape (K, C).
+        measurable: Which settings a kernel has an answer at, of those to be visited. Shape (K, C).
         can: Which can be planned. A kernel without rows, because all of its
             samples ran at the power cap, say, only where it was measured; so is every kernel of a
             table, of which another row costs nothing but a look. Shape (K, C).
@@ -97,10 +97,8 @@ class CostEstimate:
         Raises:
             ValueError: Costs are not those of the step.
         """
-        cap = self.table.power_cap
-        if cap is None:
-            raise ValueError("a schedule is of launches, costs are of kernels alone")
-        pairs, launches = np.unique(np.stack([cap.order, choice]), axis=1, return_counts=True)
+        order = cap_of(self.table).order
+        pairs, launches = np.unique(np.stack([order, choice]), axis=1, return_counts=True)
         locked = pairs[1] != self.table.baseline
         change = scheduled_change(
             self.posterior, self.baseline, pairs[:, locked], launches[locked].astype(np.float64)
@@ -196,7 +194,9 @@ def estimate(
         can=can,
         exact=exact,
     )
-    return estimated if known is None else _with_step_error(estimated, known.at_auto)
+    if known is None or table.closure is None:
+        return estimated
+    return _with_step_error(estimated, table.closure, known.at_auto)
 
 
 def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat | None:
@@ -213,16 +213,14 @@ def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat |
     )
 
 
-def _with_step_error(estimated: CostEstimate, at_auto: Ints) -> CostEstimate:
+def _with_step_error(estimated: CostEstimate, closure: Closure, at_auto: Ints) -> CostEstimate:
     """Return an estimate that knows by how much more than its errors it misses the step at auto.
 
     Args:
         estimated: From which the step at auto is predicted.
+        closure: How far that is from the step as it ran.
         at_auto: Setting of each launch in it. Shape (n,).
     """
-    closure = estimated.table.closure
-    if closure is None:
-        raise AssertionError("a step that was run whole has one")
     change = estimated.predicted_schedule(at_auto)
     errors = [
         math.sqrt(max(0.0, math.log(ratio) ** 2 - (_FAR_OFF * spread) ** 2))
