@@ -9,6 +9,7 @@ import pytest
 
 from underclock.core.costs.step import cap_of, settled_step, step_cost
 from underclock.core.costs.table import cost_table
+from underclock.core.model.entries import settings_of
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.gpus.catalogue import gpu_model
@@ -22,6 +23,8 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
+    Mix,
+    MixSample,
     Sample,
     SampleSet,
     ThrottleReason,
@@ -290,3 +293,45 @@ def test_a_limit_is_put_on_no_kernels_alone(campaign: SampleSet) -> None:
 
     with pytest.raises(ValueError, match="kernels alone have no step"):
         LimitedEstimate.of(alone, 200.0, _LIMIT_W)
+
+
+def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
+    campaign: SampleSet, limited: LimitedEstimate
+) -> None:
+    unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
+    warm = LimitedEstimate.of(
+        estimate(msgspec.structs.replace(campaign, in_situ=unread)), 0.7 * _LIMIT_W, _LIMIT_W
+    )
+
+    slow = warm.table.settings.index(Clocks(core_mhz=900))
+    assert (warm.table.energy_j[:, slow] > limited.table.energy_j[:, slow]).all()
+
+
+def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) -> None:
+    mixed = tuple(
+        MixSample(
+            mix=Mix(launches=1),
+            window_s=1.0,
+            kernel="k0",
+            asked=AUTO,
+            round_s=1e-3,
+            round_j=0.2,
+            kernel_s=(1e-3,),
+            core_mhz=core_mhz,
+            core_spread_mhz=0.0,
+        )
+        for core_mhz in (1500.0, 1800.0)
+    )
+    steered = msgspec.structs.replace(
+        campaign,
+        samples=tuple(s for s in campaign.samples if s.asked.is_auto),
+        mixed=mixed,
+        settings=(
+            *campaign.settings,
+            Clocks(core_mhz=1680, mem_mhz=5001),
+            Clocks(mem_mhz=5001),
+            Clocks(core_mhz=1493),
+        ),
+    )
+
+    assert [c.core_mhz for c in settings_of(steered, AUTO)] == [1493, 1500, 1680, 1785]
