@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from searching_problem import Problem, table_problem
-from underclock.core.model.estimate import start_of, temperature_of
+from underclock.core.model.fitting import start_of, temperature_of
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import rows_of

@@ -8,9 +8,9 @@ The stages are functions here; what they take and return are the records::
     validation = underclock.validate(plan, gpu="sim:rtx3080ti")
     underclock.write_report(plan, to="report.html", validation=validation)
 
-* what stages are asked: `Campaign` and `Grid`, `Protocol`, `Goal` with `Objective`, `Granularity`
-  and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`, `Switching`,
-  `LatencyTable`
+* what stages are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
+  `Granularity` and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`,
+  `Switching`, `LatencyTable`
 * what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Prediction`, `Score`, `GpuFit`; and
   the records that these are made of
 * what they tell meanwhile: `Tally`
@@ -54,10 +54,13 @@ if TYPE_CHECKING:
         Kind,
         LatencyPoint,
         Launch,
+        Mix,
+        MixSample,
         Objective,
         OtherArm,
         Pass,
         Plan,
+        PowerPoint,
         Proposal,
         Sample,
         SampleSet,
@@ -74,7 +77,7 @@ if TYPE_CHECKING:
     from underclock.records.fitted import Constant, GpuFit, KernelFit
     from underclock.records.latencies import Domain, LatencyTable, Switch
     from underclock.records.observed import Interval, PredictedArm, Prediction
-    from underclock.stages.campaign import Campaign, Grid
+    from underclock.stages.campaign import Campaign, ClockControl, Grid
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Tally, measure
@@ -95,6 +98,7 @@ _HOMES = {
     "Arm": "records",
     "Campaign": "stages.campaign",
     "Choice": "records",
+    "ClockControl": "stages.campaign",
     "ClockSchedule": "records",
     "Clocks": "records",
     "Closure": "records",
@@ -119,6 +123,8 @@ _HOMES = {
     "Launch": "records",
     "MeasurementError": "errors",
     "MeasurementSettings": "records",
+    "Mix": "records",
+    "MixSample": "records",
     "NotAppliedError": "errors",
     "NotPermittedError": "errors",
     "NotSupportedError": "errors",
@@ -126,6 +132,7 @@ _HOMES = {
     "OtherArm": "records",
     "Pass": "records",
     "Plan": "records",
+    "PowerPoint": "records",
     "PredictedArm": "records.observed",
     "Prediction": "records.observed",
     "Proposal": "records",
@@ -167,6 +174,7 @@ __all__ = [
     "Arm",
     "Campaign",
     "Choice",
+    "ClockControl",
     "ClockSchedule",
     "Clocks",
     "Closure",
@@ -191,6 +199,8 @@ __all__ = [
     "Launch",
     "MeasurementError",
     "MeasurementSettings",
+    "Mix",
+    "MixSample",
     "NotAppliedError",
     "NotPermittedError",
     "NotSupportedError",
@@ -198,6 +208,7 @@ __all__ = [
     "OtherArm",
     "Pass",
     "Plan",
+    "PowerPoint",
     "PredictedArm",
     "Prediction",
     "Proposal",

@@ -99,7 +99,7 @@ def test_unknown_choices_are_refused_and_the_known_ones_named() -> None:
     unknown: Any = "foo"
     with pytest.raises(ValueError, match="unknown grid 'foo'; known: adaptive, coarse, full"):
         Campaign(grid=unknown)
-    with pytest.raises(ValueError, match="unknown objective 'foo'; known: ed2p, edp, energy, wast"):
+    with pytest.raises(ValueError, match="unknown objective 'foo'; known: ed2p, edp, energy, time"):
         Goal(objective=unknown)
     with pytest.raises(ValueError, match="unknown kind 'foo'; known: gemm, mem"):
         Kernel(name="k", kind=unknown)

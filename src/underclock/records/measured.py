@@ -32,11 +32,12 @@ class GpuInfo(Record, frozen=True, kw_only=True):
         if not self.name:
             raise ValueError("a GPU needs a name")
         check_positive(self, "power_limit_w")
-        if (
-            self.power_range_w is not None
-            and not 0 < self.power_range_w[0] <= self.power_range_w[1]
-        ):
-            raise ValueError(f"a range of power limits ascends, got {self.power_range_w}")
+        if self.power_range_w is not None:
+            least_w, most_w = self.power_range_w
+            if not 0 < least_w <= most_w < math.inf:
+                raise ValueError(
+                    f"a range of power limits is positive and ascends, got {self.power_range_w}"
+                )
 
     def is_another_board(self, other: "GpuInfo") -> bool:
         """Whether both boards are known and differ; their model may be the same."""

@@ -29,6 +29,7 @@ from underclock.records import (
     Objective,
     Pass,
     Plan,
+    PowerPoint,
     Record,
     Sample,
     Segment,
@@ -46,6 +47,7 @@ NO_QUANTITY = [0, -1, -0.5, math.nan, math.inf, -math.inf]
 mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 CHANGES = {"core_mhz": None, "mem_mhz": None, "time_change": 0.0, "energy_change": 0.0}
+_POINT = {"time_change": 0.0, "energy_change": 0.0}
 COST = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=-0.1)
 
 _SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
@@ -62,6 +64,9 @@ _SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
         (GpuInfo, "power_limit_w", {"name": "g"}),
         (Choice, "auto_time_s", CHANGES | {"auto_energy_j": 1.0}),
         (Choice, "auto_energy_j", CHANGES | {"auto_time_s": 1.0}),
+        (PowerPoint, "limit_w", _POINT | {"auto_time_s": 1.0, "time_s": 1.0}),
+        (PowerPoint, "auto_time_s", _POINT | {"limit_w": 1.0, "time_s": 1.0}),
+        (PowerPoint, "time_s", _POINT | {"limit_w": 1.0, "auto_time_s": 1.0}),
         (Sample, "time_s", {"kernel": "k", "energy_j": 1.0}),
         (Sample, "energy_j", {"kernel": "k", "time_s": 1.0}),
         (Sample, "window_s", {"kernel": "k", "time_s": 1.0, "energy_j": 1.0}),
@@ -72,6 +77,15 @@ def test_a_quantity_that_is_not_positive_and_finite_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=f"{field} must be positive and finite"):
         kind(**given, **{field: bad})
+
+
+@pytest.mark.parametrize(
+    "bad", [(0.0, 300.0), (-1.0, 300.0), (300.0, 100.0), (100.0, math.inf), (math.nan, 300.0)]
+)
+def test_a_range_of_power_limits_ascends(bad: tuple[float, float]) -> None:
+    assert GpuInfo(name="g", power_range_w=(300.0, 300.0)).power_range_w == (300.0, 300.0)
+    with pytest.raises(ValueError, match="a range of power limits is positive and ascends"):
+        GpuInfo(name="g", power_range_w=bad)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])

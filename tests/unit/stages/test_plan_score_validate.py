@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 import underclock
+from underclock.core.costs.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
+    Accounting,
     Clocks,
     Evidence,
     Granularity,
@@ -51,14 +53,16 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
         workload("gpt3-xl", {"layers": 2}),
         gpu="sim:rtx3080ti",
         to=tmp_path_factory.mktemp("sim") / "samples.db",
-        campaign=Campaign(core_mhz=(1260, 1470, None), mem_mhz=(5001, 9501, None)),
+        campaign=Campaign(
+            core_mhz=(1050, 1260, 1470, 1680, 1890, None), mem_mhz=(5001, 9501, None)
+        ),
         measuring=_QUICK,
     )
 
 
 @pytest.fixture(scope="module")
 def simulated_plan(simulated: SampleSet) -> Plan:
-    return plan(simulated, underclock.Goal(max_slowdown=0.01), raw=True)
+    return plan(simulated, underclock.Goal(max_slowdown=0.01))
 
 
 def test_kernels_lend_each_other_time_only_globally(table: Path) -> None:
@@ -197,15 +201,29 @@ def test_a_plan_for_another_power_limit_is_refused(
         score(simulated_plan, other)
 
 
-def test_planning_a_simulated_step_settles_auto_on_the_whole_step(simulated: SampleSet) -> None:
-    made = plan(simulated, raw=True)
-    auto = made.arm(Strategy.AUTO)
+def test_auto_of_a_simulated_step_is_the_step_as_it_ran(
+    simulated: SampleSet, simulated_plan: Plan
+) -> None:
+    made, auto = simulated_plan, simulated_plan.arm(Strategy.AUTO)
 
+    assert made.accounting is Accounting.STEP
     assert made.closure is not None
-    assert made.closure.time == pytest.approx(1.0, abs=0.05)
+    assert made.closure.time == pytest.approx(1.0, abs=0.005)
+    assert made.closure.energy == pytest.approx(1.0, abs=0.01)
     assert auto.time_s == pytest.approx(simulated.in_situ[0].time_s)
     assert auto.energy_j == pytest.approx(simulated.in_situ[0].energy_j)
-    assert made.promise.energy_change < -0.02
+    assert made.promise.energy_change < -0.08
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, *, raw: bool) -> None:
+    made = plan(simulated, underclock.Goal(max_slowdown=0.01), raw=raw, isolated=not raw)
+    alone = cost_table(simulated)
+
+    assert made.accounting is Accounting.ISOLATED
+    assert made.arm(Strategy.AUTO).time_s == pytest.approx(alone.auto_time_s)
+    assert made.arm(Strategy.AUTO).energy_j == pytest.approx(alone.auto_energy_j)
+    assert made.closure == alone.closure
 
 
 def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) -> None:
@@ -220,7 +238,9 @@ def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) ->
         <= validation.energy_change.mean
         <= validation.energy_change.worst
     )
-    assert validation.energy_change.mean == pytest.approx(promise.energy_change, abs=0.01)
+    assert validation.accounting is Accounting.STEP
+    assert validation.energy_change.mean == pytest.approx(promise.energy_change, abs=0.003)
+    assert validation.time_change.mean == pytest.approx(promise.time_change, abs=0.001)
     assert 0 <= validation.pairs_keeping_energy <= 9
     assert len(set(validation.plan_energy_j)) == 3
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.cap import driver_says
+from underclock.core.costs.cap import capped_kernels, driver_says
 from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
+from underclock.core.costs.settled_auto import settle_auto
 from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
 from underclock.records import AUTO, Kernel, Sample, SampleSet, Utilisation
@@ -45,6 +46,8 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     """
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
+    if sample_set.in_situ:
+        table = settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
     samples = [auto[kernel.name] for kernel in kernels]
     alone_s = np.array(_alone_s(sample_set))

@@ -5,19 +5,16 @@ Shape letters: K kernels, S settings, n launches.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import driver_says
-from underclock.core.costs.power_window import (
-    PowerCap,
-    SettledStep,
-    settle,
-)
+from underclock.core.costs.power_window import PowerCap, SettledStep, settle
 from underclock.core.costs.table import CostTable
-from underclock.records import Closure, Cost, SampleSet
+from underclock.records import Clocks, Closure, Cost, SampleSet
 
 _ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
@@ -90,7 +87,7 @@ def settled_step(table: CostTable, choice: Ints) -> SettledStep:
     Raises:
         ValueError: Costs are not those of a step.
     """
-    cap = _cap_of(table)
+    cap = cap_of(table)
     return settle(cap, table.launches, np.where(choice == table.baseline, cap.boost, choice))
 
 
@@ -120,7 +117,7 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
     Returns:
         Time in s and energy in J. Shapes (S,).
     """
-    cap, launches = _cap_of(table), table.launches
+    cap, launches = cap_of(table), table.launches
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     known[table.baseline] = False
     core = np.array([clocks.core_mhz or 0 for clocks in table.settings], dtype=np.float64)
@@ -160,7 +157,12 @@ def _auto_w(table: CostTable) -> float:
     return table.auto_energy_j / table.auto_time_s
 
 
-def _cap_of(table: CostTable) -> PowerCap:
+def cap_of(table: CostTable) -> PowerCap:
+    """Return what holds a step's power.
+
+    Raises:
+        ValueError: Costs are not those of a step.
+    """
     if table.power_cap is None:
         raise ValueError("costs are of kernels alone, and a step is asked for")
     return table.power_cap
@@ -171,11 +173,9 @@ def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
 
     It must be known of every kernel, and so must slower core clocks, for the cap may hold any.
     """
-    read = [sample.observed.mem_mhz for sample in sample_set.in_situ if sample.observed]
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     locked = table.settings[:-1]
-    memories = [None, *read, *sorted({c.mem_mhz for c in locked if c.mem_mhz}, reverse=True)]
-    for memory in memories:
+    for memory in memories_like_auto(locked, sample_set):
         same = [s for s, clocks in enumerate(locked) if clocks.mem_mhz == memory]
         same.sort(key=lambda s: locked[s].core_mhz or 0)
         while same and not known[same[-1]]:
@@ -183,6 +183,14 @@ def _boost(table: CostTable, sample_set: SampleSet) -> int | None:
         if same:
             return same[-1]
     return None
+
+
+def memories_like_auto(locked: Sequence[Clocks], sample_set: SampleSet) -> list[int | None]:
+    """Return the memory clocks of some settings, those that are most like auto first."""
+    read = [sample.observed.mem_mhz for sample in sample_set.in_situ if sample.observed]
+    there = {clocks.mem_mhz for clocks in locked}
+    fastest = sorted((mhz for mhz in there if mhz is not None), reverse=True)
+    return [mhz for mhz in dict.fromkeys((None, *read, *fastest)) if mhz in there]
 
 
 def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.estimate import STEADY_C, fit_rows, temperature_of
+from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior

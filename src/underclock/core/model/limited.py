@@ -14,7 +14,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.power_limit import under_limit
 from underclock.core.costs.power_window import settle
-from underclock.core.costs.step import step_cost
+from underclock.core.costs.step import cap_of, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.model.estimate import CostEstimate
 from underclock.core.model.predicted_change import PredictedChange
@@ -51,9 +51,7 @@ class LimitedEstimate:
             ValueError: Costs are of kernels alone.
         """
         known = under_limit(estimated.table, limit_w, known_limit_w)
-        cap = known.table.power_cap
-        if cap is None:
-            raise AssertionError("it was put there")
+        cap = cap_of(known.table)
         asked = np.full(len(cap.order), cap.boost)
         times = [
             settle(each, known.table.launches, asked).time_s.sum()
@@ -72,13 +70,13 @@ class LimitedEstimate:
         Args:
             setting: Index into the table's settings, of each kernel. Shape (K,).
         """
-        cap = self.table.power_cap
-        if cap is None or (setting == self.table.baseline).all():
+        if (setting == self.table.baseline).all():
             return PredictedChange(
                 time_change=0.0, energy_change=0.0, time_spread=0.0, energy_spread=0.0
             )
-        cost = step_cost(self.table, setting[cap.order])
-        time, energy = (self._spread(setting[cap.order], power) for power in (0.0, 1.0))
+        choice = setting[cap_of(self.table).order]
+        cost = step_cost(self.table, choice)
+        time, energy = (self._spread(choice, power) for power in (0.0, 1.0))
         # What is missed of power, the cap makes good by time.
         return PredictedChange(
             time_change=cost.time_change,
@@ -89,11 +87,9 @@ class LimitedEstimate:
 
     def _spread(self, choice: Ints, power: float) -> float:
         """Return the deviation of time, or of energy, against auto, as a fraction of auto."""
-        posterior, order = self.estimated.posterior, self.estimated.table.power_cap
-        if order is None:
-            raise AssertionError("it is of a step")
-        weights = self._shares(order.order, choice, power)
-        weights -= self._shares(order.order, self.at_auto, power)
+        posterior, order = self.estimated.posterior, cap_of(self.table).order
+        weights = self._shares(order, choice, power)
+        weights -= self._shares(order, self.at_auto, power)
         kernels, columns = np.nonzero(weights)
         moved = weights[kernels, columns]
         spread = posterior.sum_variance(kernels, columns, np.stack([moved, power * moved]))

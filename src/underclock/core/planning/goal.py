@@ -47,6 +47,7 @@ class Goal:
             max_slowdown=plan.max_slowdown or 0.0,
             granularity=plan.granularity,
             aggregate=plan.aggregate,
+            power_limit_w=plan.power_limit_w,
         )
 
     @property

@@ -19,12 +19,12 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, capped_kernels, driver_says
+from underclock.core.costs.settled_auto import settle_auto
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import solve_strategies
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import BaselineRun, Prior
-from underclock.core.prediction.whole_step import settle_auto
 from underclock.errors import DataError
 from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy
 from underclock.records.observed import Interval, PredictedArm

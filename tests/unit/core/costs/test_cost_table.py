@@ -1,25 +1,26 @@
-"""From samples to costs: means, counts, what auto is, and what the step really took."""
+"""From samples to costs: means, counts, what auto is, and how far the step is from its kernels."""
 
 import math
 import statistics
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.cap import capped_kernels
-from underclock.core.costs.table import cost_table, settle_auto
+from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
+    Accounting,
     Clocks,
+    Closure,
     Evidence,
     GpuInfo,
     Kernel,
     Sample,
     SampleSet,
-    ThrottleReason,
 )
 
 LOW, MIDDLE, HIGH = (Clocks(core_mhz=mhz, mem_mhz=5001) for mhz in (600, 1200, 1800))
@@ -31,15 +32,8 @@ def sample(
     asked: Clocks = AUTO,
     time_s: float = 1.0,
     energy_j: float = 100.0,
-    throttle_reasons: ThrottleReason | None = None,
 ) -> Sample:
-    return Sample(
-        kernel=kernel,
-        asked=asked,
-        time_s=time_s,
-        energy_j=energy_j,
-        throttle_reasons=throttle_reasons,
-    )
+    return Sample(kernel=kernel, asked=asked, time_s=time_s, energy_j=energy_j)
 
 
 def sample_set(
@@ -206,123 +200,30 @@ class TestWarnings:
         assert len(warnings) == 2
 
 
-@st.composite
-def measured_steps(draw: st.DrawFn) -> SampleSet:
-    """Draw isolated samples at auto and one other setting, some at the cap, and the step."""
-    counts = draw(st.lists(st.integers(1, 24), min_size=1, max_size=6))
-    reasons = st.sampled_from([None, *(ThrottleReason(bits) for bits in (0, 4, 0x84))])
-    rows = []
-    for k in range(len(counts)):
-        rows.append(sample(chr(97 + k), AUTO, draw(quantities), draw(quantities), draw(reasons)))
-        rows.append(
-            sample(
-                chr(97 + k), LOW, draw(quantities), draw(quantities), ThrottleReason.SW_POWER_CAP
-            )
-        )
-    # A step that took longer than all its kernels is always possible, whichever were at the cap.
-    total_s = sum(c * row.time_s for c, row in zip(counts, rows[::2], strict=True))
-    total_j = sum(c * row.energy_j for c, row in zip(counts, rows[::2], strict=True))
-    factor = draw(st.floats(1.0, 1.5))
-    return sample_set(
-        *rows,
-        counts=tuple(counts),
-        in_situ=(
-            step(total_s * factor * 0.99, total_j * factor * 0.98),
-            step(total_s * factor * 1.03, total_j * factor * 1.04),
-        ),
-    )
-
-
 class TestInSitu:
-    @given(measured_steps())
-    def test_auto_adds_up_to_the_step_as_it_ran(self, measured: SampleSet) -> None:
+    @pytest.fixture
+    def measured(self) -> SampleSet:
+        rows = [sample("a", AUTO, 4.0, 400.0), sample("b", AUTO, 4.0, 440.0), sample("a", LOW)]
+        return sample_set(*rows, counts=(1, 2), in_situ=(step(14.0, 1400.0), step(16.0, 1600.0)))
+
+    def test_closure_is_what_the_kernels_come_to_alone(self, measured: SampleSet) -> None:
         table = cost_table(measured)
 
-        mean_s = statistics.mean(s.time_s for s in measured.in_situ)
-        mean_j = statistics.mean(s.energy_j for s in measured.in_situ)
-        assert table.auto_time_s == pytest.approx(mean_s)
-        assert table.auto_energy_j == pytest.approx(mean_j)
+        assert table.closure == Closure(time=12.0 / 15.0, energy=1280.0 / 1500.0)
+        assert (table.auto_time_s, table.auto_energy_j) == (12.0, 1280.0)
+        assert table.accounting is Accounting.ISOLATED
 
-    @given(measured_steps())
-    def test_closure_is_what_the_kernels_came_to_alone(self, measured: SampleSet) -> None:
-        table, alone = cost_table(measured), cost_table(without_step(measured))
+    def test_a_step_that_was_not_run_whole_has_none(self, measured: SampleSet) -> None:
+        alone = msgspec.structs.replace(measured, in_situ=())
 
-        assert table.closure is not None
-        assert alone.closure is None
-        assert table.closure.time * table.auto_time_s == pytest.approx(alone.auto_time_s)
-        assert table.closure.energy * table.auto_energy_j == pytest.approx(alone.auto_energy_j)
+        assert cost_table(alone).closure is None
 
-    @given(measured_steps())
-    def test_only_kernels_at_the_cap_move_and_all_by_one_factor(self, measured: SampleSet) -> None:
-        table, alone = cost_table(measured), cost_table(without_step(measured))
-        capped = capped_kernels(measured)
-        movable = capped if capped.any() else ~capped
+    def test_nor_has_a_baseline_that_is_not_auto(self) -> None:
+        rows = [sample(k, s) for k in "ab" for s in (LOW, AUTO)]
 
-        for settled, isolated in (
-            (table.time_s, alone.time_s),
-            (table.energy_j, alone.energy_j),
-        ):
-            factor = settled[:, table.baseline] / isolated[:, alone.baseline]
-            assert factor[movable] == pytest.approx(factor[movable][0])
-            assert (factor[~movable] == 1.0).all()
-
-    @given(measured_steps())
-    def test_other_settings_stay_as_measured(self, measured: SampleSet) -> None:
-        table, alone = cost_table(measured), cost_table(without_step(measured))
-        low = table.settings.index(LOW)
-
-        assert (table.time_s[:, low] == alone.time_s[:, low]).all()
-        assert (table.energy_j[:, low] == alone.energy_j[:, low]).all()
-
-    @given(measured_steps())
-    def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was_or_draws_as_much(
-        self, measured: SampleSet
-    ) -> None:
-        at_auto = [s for s in measured.samples if s.asked == AUTO]
-        told = {
-            s.kernel for s in at_auto if (s.throttle_reasons or 0) & ThrottleReason.SW_POWER_CAP
-        }
-        most_w = {k.name: 0.0 for k in measured.kernels}
-        for s in at_auto:
-            most_w[s.kernel] = max(most_w[s.kernel], s.energy_j / s.time_s)
-        held_w = [most_w[name] for name in told]
-
-        for kernel, capped in zip(measured.kernels, capped_kernels(measured), strict=True):
-            close = told and most_w[kernel.name] >= 0.95 * statistics.median(held_w)
-            assert capped == (kernel.name in told or bool(close))
-
-    @given(measured_steps())
-    def test_a_baseline_that_is_not_auto_stays_as_measured(self, measured: SampleSet) -> None:
-        table = cost_table(measured, baseline=LOW)
-        alone = cost_table(without_step(measured), baseline=LOW)
-
-        assert table.closure is None
-        assert (table.time_s == alone.time_s).all()
-
-    @pytest.mark.parametrize(("time_s", "energy_j"), [(3.0, 900.0), (9.0, 300.0)])
-    def test_a_step_cheaper_than_its_kernels_away_from_the_cap_is_an_error(
-        self, time_s: float, energy_j: float
-    ) -> None:
-        rows = [
-            sample("a", AUTO, 4.0, 400.0),
-            sample("b", AUTO, 4.0, 440.0, throttle_reasons=ThrottleReason.SW_POWER_CAP),
-        ]
-
-        with pytest.raises(DataError, match="less than its kernels did one by one") as caught:
-            cost_table(sample_set(*rows, in_situ=(step(time_s, energy_j),)))
-
-        assert "measure again" in caught.value.hint
-
-    def test_where_none_was_at_the_cap_all_move(self) -> None:
-        alone = cost_table(sample_set(sample("a", AUTO, 1.0), sample("b", AUTO, 3.0)))
-
-        table = settle_auto(alone, (step(8.0, 100.0),), np.array([False, False]))
-
-        assert table.time_s[:, table.baseline].tolist() == [2.0, 6.0]
-
-
-def without_step(measured: SampleSet) -> SampleSet:
-    return sample_set(*measured.samples, counts=tuple(k.count for k in measured.kernels))
+        assert (
+            cost_table(sample_set(*rows, in_situ=(step(3.0, 3.0),)), baseline=LOW).closure is None
+        )
 
 
 def test_auto_costs_are_sums_over_the_kernels() -> None:

@@ -86,7 +86,9 @@ def test_intervals_at_settings_nobody_measured_hold_the_truth(each: int) -> None
     inside: list[Floats] = []
     for seed in range(3):
         rows, truth = _drawn(seed, each)
-        predicted = posterior_of(fit_all(rows, _FAMILY), _ALL, temperature_c=_WARM, limit_w=rows.limit_w)
+        predicted = posterior_of(
+            fit_all(rows, _FAMILY), _ALL, temperature_c=_WARM, limit_w=rows.limit_w
+        )
         for log, true, powers in (
             (predicted.log_s, truth[0], (1.0, 0.0)),
             (predicted.log_w, truth[1], (0.0, 1.0)),

@@ -12,7 +12,7 @@ from underclock.arrays import Ints
 from underclock.core.knapsack import Problem
 from underclock.core.knapsack.problem import solution_of
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
-from underclock.core.planning.chance_constraint import Candidate, within_confidence
+from underclock.core.planning.chance_constraint import Candidate, room, within_confidence
 
 _ANY = solution_of(Problem(time_s=np.ones((1, 1)), energy_j=np.ones((1, 1))), np.array([0]))
 
@@ -57,6 +57,41 @@ def test_no_choice_overruns_the_budget(
     elif menu:
         time, _, spread = min(menu, key=lambda each: each[1])
         assert time + ONE_SIDED * spread > budget - 1e-6 or time > budget
+
+
+@given(st.floats(0.0, 0.05), st.floats(0.0, 0.01))
+def test_room_is_kept_for_half_of_the_tolerance_as_expected_and_all_with_confidence(
+    spread: float, tolerance: float
+) -> None:
+    least = room(spread, tolerance)
+
+    assert -least <= 0.5 * tolerance
+    assert ONE_SIDED * spread - least <= tolerance + 1e-12
+    assert room(spread, 0.0) == ONE_SIDED * spread
+    assert least in {ONE_SIDED * spread - tolerance, -0.5 * tolerance}
+
+
+@given(st.floats(0.0, 0.2), st.floats(0.0, 0.002), st.just(0.001))
+def test_a_tolerance_is_used_where_every_time_can_be_had(
+    budget: float, spread: float, tolerance: float
+) -> None:
+    def change(setting: int) -> PredictedChange:
+        return PredictedChange(
+            time_change=setting / 1e9,
+            energy_change=-float(setting),
+            time_spread=spread,
+            energy_spread=0.0,
+        )
+
+    def choose(aim: float) -> Candidate:
+        return candidate(int(1e9 * aim))
+
+    kept = within_confidence(budget, choose, Risk(change), tolerance)
+
+    assert kept is not None
+    expected = budget - room(spread, tolerance)
+    assert kept.setting[0] / 1e9 <= expected + 1e-6
+    assert kept.setting[0] / 1e9 == pytest.approx(expected, abs=0.2 * spread + 1e-4)
 
 
 @given(st.floats(0.0, 0.2), st.floats(0.0, 0.05))

@@ -1,7 +1,8 @@
 """What a step at auto costs, shared among kernels that were measured alone.
 
-A prediction knows its kernels at one pair of clocks only, so it cannot say at which clock the cap
-lets each of them run in the step. It leaves the difference on the kernels that were at the cap.
+Who knows kernels at one pair of clocks only, as a breakdown and a prediction do, cannot say at
+which clock the cap lets each of them run in the step. The difference is left on the kernels that
+were at the cap.
 
 Shape letters: K kernels.
 """

@@ -1,0 +1,58 @@
+"""From a sample_set to rows and the fit of them: the one way in for whoever asks of a model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.parameters import Shared
+from underclock.core.model.rows import Rows, rows_of
+from underclock.core.model.start import unknown_gpu
+from underclock.core.model.subsample import fitted
+from underclock.physics.constants import GpuConstants
+from underclock.records import Clocks, SampleSet
+
+STEADY_C = 55.0
+
+
+def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, FittedModel]:
+    """Fit samples.
+
+    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
+
+    Args:
+        sample_set: The samples.
+        settings: Clocks of the GPU, to begin with.
+
+    Returns:
+        The rows, all of them, and the fit.
+
+    Raises:
+        DataError: The samples cannot be fitted.
+    """
+    rows = rows_of(sample_set)
+    model = fitted(rows, Shared(start_of(rows, settings)))
+    if sample_set.mixed:
+        parameters = model.parameters
+        rows = rows_of(sample_set, parameters.family.gpu(parameters.shared))
+        model = fitted(rows, Shared(start_of(rows, settings)))
+    return rows, model
+
+
+def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
+    """Return constants to begin the fit of some rows with."""
+    asked = [float(s.core_mhz) for s in settings if s.core_mhz is not None]
+    return unknown_gpu(
+        rows.mem_points_mhz.tolist(),
+        fastest_mhz=max([float(rows.core_mhz.max()), *asked]),
+        most_w=float(np.exp(rows.log_w.max())),
+    )
+
+
+def temperature_of(sample_set: SampleSet) -> float:
+    """Return the temperature the step runs at: in situ, else that of the samples."""
+    for samples in (sample_set.in_situ, sample_set.samples):
+        seen = [s.temperature_c for s in samples if s.temperature_c is not None]
+        if seen:
+            return float(np.median(seen))
+    return STEADY_C

@@ -1,0 +1,424 @@
+"""What a step costs as it runs: on a GPU made of physics the accounting is exact."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.costs.groups import grouped
+from underclock.core.costs.heat import Heat
+from underclock.core.costs.power_window import PowerCap
+from underclock.core.costs.step import (
+    KnownStep,
+    cap_of,
+    fixed_costs,
+    known_step,
+    memories_like_auto,
+    settled_step,
+    step_cost,
+)
+from underclock.core.costs.table import CostTable
+from underclock.gpus.catalogue import gpu_model
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import (
+    AUTO,
+    Accounting,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    Sample,
+    SampleSet,
+    ThrottleReason,
+)
+
+_GPU = gpu_model("rtx3080ti").constants
+_BOOST_MHZ, _FASTEST_MEM_MHZ, _STEADY_C = 1890, 9251, 60.0
+_CORES = tuple(range(840, _BOOST_MHZ + 1, 30))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhysicalStep:
+    """A GPU and kernels of which everything is known; launches are short against the window."""
+
+    kernels: tuple[KernelConstants, ...]
+    counts: tuple[int, ...]
+
+    def cost(self, core_mhz: float) -> tuple[float, float]:
+        """Return time in s and energy in J of the step with all launches at one clock."""
+        each_s = [duration_s(_GPU, k, core_mhz, _FASTEST_MEM_MHZ) for k in self.kernels]
+        each_w = [busy_w(_GPU, k, core_mhz, _FASTEST_MEM_MHZ, _STEADY_C) for k in self.kernels]
+        costs = list(zip(self.counts, each_s, each_w, strict=True))
+        return math.fsum(n * s for n, s, _ in costs), math.fsum(n * s * w for n, s, w in costs)
+
+    def power_w(self, core_mhz: float) -> float:
+        """Return the mean power of the step with all launches at one clock."""
+        time_s, energy_j = self.cost(core_mhz)
+        return energy_j / time_s
+
+    def clock_at(self, limit_w: float) -> float:
+        """Return the one clock at which the step draws a limit; boost where that draws less."""
+        low, high = float(_CORES[0]), float(_BOOST_MHZ)
+        if self.power_w(high) <= limit_w:
+            return high
+        for _ in range(50):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.power_w(middle) <= limit_w else (low, middle)
+        return low
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Launches of all kernels in turns."""
+        most = max(self.counts)
+        return tuple(k for turn in range(most) for k, n in enumerate(self.counts) if turn < n)
+
+    def table(self) -> CostTable:
+        """Return what kernels cost at locked clocks, cap apart, and alone at boost."""
+        settings = tuple(Clocks(core_mhz=core) for core in _CORES)
+        core = np.array(_CORES, dtype=np.float64)
+        mem = np.full_like(core, _FASTEST_MEM_MHZ)
+        counts = np.array(self.counts, dtype=np.float64)[:, None]
+        time_s = np.stack([duration_s(_GPU, k, core, mem) for k in self.kernels])
+        power_w = np.stack([busy_w(_GPU, k, core, mem, _STEADY_C) for k in self.kernels])
+        columns = [*range(len(core)), len(core) - 1]
+        return CostTable(
+            kernels=tuple(Kernel(name=f"k{k}", count=n) for k, n in enumerate(self.counts)),
+            settings=(*settings, AUTO),
+            time_s=(time_s * counts)[:, columns],
+            energy_j=(time_s * power_w * counts)[:, columns],
+            baseline=len(core),
+        )
+
+    def sample_set(
+        self, limit_w: float, *, core_mhz: float | None = None, says: bool = True
+    ) -> SampleSet:
+        """Return the step as it runs whole at auto under a limit.
+
+        Args:
+            limit_w: Of the GPU.
+            core_mhz: The clock that it settles at; by default where it draws the limit.
+            says: Whether the driver says why clocks are what they are.
+        """
+        ran_mhz = self.clock_at(limit_w) if core_mhz is None else core_mhz
+        time_s, energy_j = self.cost(ran_mhz)
+        held = ThrottleReason.SW_POWER_CAP if ran_mhz < _BOOST_MHZ else ThrottleReason.NONE
+        whole = Sample(
+            kernel="w",
+            time_s=time_s,
+            energy_j=energy_j,
+            throttle_reasons=held if says else None,
+            observed=Clocks(core_mhz=round(ran_mhz), mem_mhz=_FASTEST_MEM_MHZ),
+        )
+        alone = [Sample(kernel=f"k{k}", time_s=1.0, energy_j=1.0) for k in range(len(self.counts))]
+        return SampleSet(
+            evidence=Evidence.SIMULATED,
+            gpu=GpuInfo(name="G", power_limit_w=limit_w),
+            workload="w",
+            kernels=tuple(Kernel(name=f"k{k}", count=n) for k, n in enumerate(self.counts)),
+            order=self.order,
+            samples=tuple(alone),
+            in_situ=(whole,),
+        )
+
+
+def drawn(seed: int) -> PhysicalStep:
+    """Draw up to six kernels of about a millisecond, hot products among them."""
+    random = np.random.default_rng(seed)
+    kernels = [
+        KernelConstants(
+            core_mcycles=float(random.uniform(0.3, 2.0)),
+            dram_mcycles=float(random.uniform(0.5, 9.0)),
+            fixed_s=float(random.uniform(0.0, 2e-5)),
+            work_j_per_v2=float(random.uniform(0.05, 0.45)),
+            dram_j=0.05,
+        )
+        for _ in range(random.integers(2, 7))
+    ]
+    counts = random.integers(1, 5, len(kernels)).tolist()
+    return PhysicalStep(kernels=tuple(kernels), counts=tuple(counts))
+
+
+seeds = st.integers(0, 2**32 - 1)
+shares = st.floats(0.05, 0.95)
+"""Of the range from what the slowest clock draws to what boost does."""
+
+
+def limited(seed: int, share: float) -> tuple[PhysicalStep, float]:
+    """Return a step and a limit between what it draws at the slowest and the fastest clock."""
+    step = drawn(seed)
+    slow_w, fast_w = step.power_w(_CORES[0]), step.power_w(_BOOST_MHZ)
+    return step, slow_w + share * (fast_w - slow_w)
+
+
+def known(step: PhysicalStep, limit_w: float) -> KnownStep:
+    at_auto = known_step(step.table(), step.sample_set(limit_w), limit_w)
+    assert at_auto is not None
+    return at_auto
+
+
+def everywhere(table: CostTable, core_mhz: float) -> int:
+    """Return the setting of a core clock."""
+    return table.settings.index(Clocks(core_mhz=round(core_mhz)))
+
+
+@given(seeds, shares)
+def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float) -> None:
+    step, limit_w = limited(seed, share)
+    found = known(step, limit_w)
+    settled = settled_step(found.table, np.full(len(step.order), found.table.baseline))
+
+    assert found.table.closure is not None
+    assert found.table.closure.time == pytest.approx(1.0, abs=2e-3)
+    assert found.table.closure.energy == pytest.approx(1.0, abs=2e-3)
+    assert settled.energy_j.sum() / settled.time_s.sum() == pytest.approx(limit_w, rel=1e-4)
+    # Launch by launch the clock moves round that, the more the less power follows it.
+    assert settled.mean_mhz == pytest.approx(step.clock_at(limit_w), abs=15.0)
+    clocks = [found.table.settings[s].core_mhz or 0 for s in found.at_auto]
+    assert clocks == pytest.approx(settled.core_mhz, abs=15.0)
+
+
+@given(seeds, st.floats(1.001, 3.0))
+def test_a_step_that_nothing_holds_is_its_kernels_at_boost(seed: int, above: float) -> None:
+    step = drawn(seed)
+    found = known(step, above * 1.3 * step.power_w(_BOOST_MHZ))
+    settled = settled_step(found.table, np.full(len(step.order), found.table.baseline))
+
+    assert found.table.closure is not None
+    assert found.table.closure.time == pytest.approx(1.0)
+    assert found.table.closure.energy == pytest.approx(1.0)
+    assert settled.held == 0.0
+    assert settled.mean_mhz == pytest.approx(_BOOST_MHZ)
+
+
+@given(seeds, shares, st.floats(0.9, 1.1))
+def test_auto_is_the_step_as_measured_whatever_kernels_say(
+    seed: int, share: float, off: float
+) -> None:
+    step, limit_w = limited(seed, share)
+    samples = step.sample_set(limit_w)
+    whole = samples.in_situ[0]
+    slower = msgspec.structs.replace(whole, time_s=off * whole.time_s, repeat=1)
+    samples = msgspec.structs.replace(samples, in_situ=(whole, slower))
+    found = known_step(step.table(), samples, limit_w)
+
+    assert found is not None
+    table = found.table
+    assert table.accounting is Accounting.STEP
+    assert table.auto_time_s == pytest.approx(0.5 * (1.0 + off) * whole.time_s)
+    assert table.auto_energy_j == pytest.approx(whole.energy_j)
+    assert (table.time_s[:, :-1] == step.table().time_s[:, :-1]).all()
+
+
+@given(seeds, st.floats(0.2, 0.95))
+def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: float) -> None:
+    step, limit_w = limited(seed, share)
+    table = known(step, limit_w).table
+    # Each window of it stays below the limit, not its mean only.
+    below_mhz = max(core for core in _CORES if step.power_w(core) < 0.97 * limit_w)
+    cost = step_cost(table, np.full(len(step.order), everywhere(table, below_mhz)))
+    time_s, energy_j = step.cost(below_mhz)
+
+    assert cost.time_s == pytest.approx(time_s)
+    assert cost.energy_j == pytest.approx(energy_j)
+
+
+@given(seeds, shares)
+def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
+    step, limit_w = limited(seed, share)
+    table = known(step, limit_w).table
+    held_mhz = step.clock_at(limit_w)
+    above = everywhere(table, min(core for core in _CORES if core >= held_mhz + 15.0))
+    cost = step_cost(table, np.full(len(step.order), above))
+
+    assert cost.time_change == pytest.approx(0.0, abs=3e-3)
+    assert cost.energy_change == pytest.approx(0.0, abs=3e-3)
+
+
+@given(seeds, shares)
+def test_one_clock_for_all_costs_what_its_schedule_does(seed: int, share: float) -> None:
+    step, limit_w = limited(seed, share)
+    heat = Heat(c_per_w=0.1, w_per_c=np.linspace(0.2, 0.5, len(_CORES) + 1))
+    table = dataclasses.replace(known(step, limit_w).table, heat=heat)
+    time_s, energy_j = fixed_costs(table)
+
+    for s in (0, len(_CORES) // 2, table.baseline):
+        cost = step_cost(table, np.full(len(step.order), s))
+        # At the edge of the limit one launch's window may be held a little by itself.
+        assert time_s[s] == pytest.approx(cost.time_s, rel=3e-3)
+        assert energy_j[s] == pytest.approx(cost.energy_j, rel=3e-3)
+    assert (np.diff(time_s[: len(_CORES)]) <= 1e-12).all()
+
+
+def test_where_the_driver_named_no_cap_the_limit_is_that_of_the_gpu() -> None:
+    step, limit_w = limited(3, 0.6)
+    table = step.table()
+    silent = step.sample_set(limit_w, says=False)
+    unread = msgspec.structs.replace(silent, gpu=GpuInfo(name="G"))
+
+    for samples, given_w, expected_w in (
+        (silent, 300.0, 300.0),
+        (silent, math.inf, limit_w),
+        (unread, math.inf, math.inf),
+    ):
+        found = known_step(table, samples, given_w)
+        assert found is not None
+        assert cap_of(found.table).limit_w == pytest.approx(expected_w)
+
+
+def with_memories(step: PhysicalStep, *memories: int | None) -> CostTable:
+    """Return a step's costs with the settings at several memory clocks, all costing the same."""
+    table = step.table()
+    locked = [Clocks(core_mhz=c, mem_mhz=mem) for mem in memories for c in _CORES]
+    columns = [*(list(range(len(_CORES))) * len(memories)), table.baseline]
+    return dataclasses.replace(
+        table,
+        settings=(*locked, AUTO),
+        time_s=table.time_s[:, columns],
+        energy_j=table.energy_j[:, columns],
+        baseline=len(locked),
+    )
+
+
+@pytest.mark.parametrize(
+    ("memories", "expected"),
+    [
+        ((5001, None), None),  # memory left to the driver is what auto does
+        ((5001, 9251, 9501), 9251),  # then what was read at auto
+        ((405, 5001), 5001),  # then the fastest
+    ],
+)
+def test_the_memory_clock_of_boost_is_the_one_most_like_auto(
+    memories: tuple[int | None, ...], expected: int | None
+) -> None:
+    step, limit_w = limited(1, 0.5)
+    table, samples = with_memories(step, *memories), step.sample_set(limit_w)
+    found = known_step(table, samples, limit_w)
+
+    assert memories_like_auto(table.settings[:-1], samples)[0] == expected
+    assert found is not None
+    assert table.settings[cap_of(found.table).boost] == Clocks(
+        core_mhz=_BOOST_MHZ, mem_mhz=expected
+    )
+    # Where auto settled is said in clocks of the same memory.
+    assert {table.settings[s].mem_mhz for s in found.at_auto} == {expected}
+
+
+def test_boost_is_the_fastest_clock_known_of_every_kernel() -> None:
+    step, limit_w = limited(1, 0.3)
+    table = with_memories(step, 5001, None)
+    auto_memory = [s for s, c in enumerate(table.settings[:-1]) if c.mem_mhz is None]
+    table.time_s[0, auto_memory[-1]] = table.energy_j[0, auto_memory[-1]] = math.inf
+    some = known_step(table, step.sample_set(limit_w), limit_w)
+    table.time_s[0, auto_memory] = table.energy_j[0, auto_memory] = math.inf
+    other = known_step(table, step.sample_set(limit_w), limit_w)
+    table.time_s[1, :-1] = table.energy_j[1, :-1] = math.inf
+
+    assert some is not None
+    assert table.settings[cap_of(some.table).boost] == Clocks(core_mhz=_BOOST_MHZ - 30)
+    assert other is not None
+    assert table.settings[cap_of(other.table).boost] == Clocks(core_mhz=_BOOST_MHZ, mem_mhz=5001)
+    # Of a kernel that is known at no clock nothing can be said at auto.
+    assert known_step(table, step.sample_set(limit_w), limit_w) is None
+
+
+def test_a_setting_that_some_kernel_lacks_is_none_for_the_whole_step() -> None:
+    step, limit_w = limited(1, 0.5)
+    table = with_memories(step, 5001, None)
+    table.time_s[0, 0] = table.energy_j[0, 0] = math.inf
+    slow = table.settings.index(Clocks(core_mhz=_CORES[0], mem_mhz=5001))
+    found = known_step(table, step.sample_set(limit_w), limit_w)
+    assert found is not None
+    warm = dataclasses.replace(
+        found.table, heat=Heat(c_per_w=0.1, w_per_c=np.full(len(table.settings), 0.3))
+    )
+
+    for each in (found.table, warm):
+        time_s, energy_j = fixed_costs(each)
+        assert (time_s[slow], energy_j[slow]) == (math.inf, math.inf)
+        assert np.isfinite(np.delete(time_s, slow)).all()
+        assert np.isfinite(np.delete(energy_j, slow)).all()
+    found.table.time_s[0, : len(_CORES)] = found.table.energy_j[0, : len(_CORES)] = math.inf
+    assert np.isinf(fixed_costs(found.table)[0][: len(_CORES)]).all()
+
+
+def test_kernels_alone_are_no_step() -> None:
+    table = drawn(0).table()
+
+    assert table.accounting is Accounting.ISOLATED
+    for ask in (lambda: cap_of(table), lambda: settled_step(table, np.zeros(19, dtype=np.int64))):
+        with pytest.raises(ValueError, match="costs are of kernels alone, and a step is asked for"):
+            ask()
+
+
+@given(seeds, shares, st.floats(0.0, 0.2), st.floats(0.0, 0.8))
+def test_what_draws_less_is_cooler_and_draws_less_again(
+    seed: int, share: float, c_per_w: float, w_per_c: float
+) -> None:
+    step, limit_w = limited(seed, share)
+    table = known(step, limit_w).table
+    heat = Heat(c_per_w=c_per_w, w_per_c=np.full(len(table.settings), w_per_c))
+    warm = dataclasses.replace(table, heat=heat)
+    order = len(step.order)
+    for s in range(0, everywhere(table, step.clock_at(limit_w) // 30 * 30), 7):
+        plain, with_heat = (step_cost(each, np.full(order, s)) for each in (table, warm))
+        assert with_heat.time_s == plain.time_s
+        assert with_heat.energy_j <= plain.energy_j * (1.0 + 1e-4)
+    assert step_cost(warm, np.full(order, table.baseline)).energy_change == 0.0
+
+
+@given(st.floats(0.0, 0.2), st.floats(0.0, 2.0), st.floats(50.0, 500.0), st.floats(50.0, 500.0))
+def test_heat_settles_where_temperature_and_power_agree(
+    c_per_w: float, w_per_c: float, mean_w: float, auto_w: float
+) -> None:
+    heat = Heat(c_per_w=c_per_w, w_per_c=np.array([w_per_c]))
+    extra_w = heat.extra_w(mean_w, auto_w, w_per_c)
+    warmer_c = c_per_w * (mean_w + extra_w - auto_w)
+
+    assert extra_w == pytest.approx(w_per_c * warmer_c)
+    assert extra_w * (mean_w - auto_w) >= 0.0
+    assert heat.extra_w(auto_w, auto_w, w_per_c) == 0.0
+
+
+@given(seeds, shares, st.sampled_from([Granularity.KERNEL, Granularity.PASS]))
+def test_auto_is_no_choice_beside_locked_kernels(
+    seed: int, share: float, granularity: Granularity
+) -> None:
+    step, limit_w = limited(seed, share)
+    table = known(step, limit_w).table
+    groups = grouped(table, granularity)
+
+    assert np.isinf(groups.time_s[:, table.baseline]).all()
+    assert np.isinf(groups.energy_j[:, table.baseline]).all()
+    assert groups.time_s[:, :-1].sum(axis=0) == pytest.approx(table.time_s[:, :-1].sum(axis=0))
+    # What each takes at auto is its share of the step as measured.
+    assert groups.auto_s(table).sum() == pytest.approx(table.auto_time_s)
+
+
+@given(seeds, shares)
+def test_one_clock_for_the_step_is_one_group_of_settled_costs(seed: int, share: float) -> None:
+    step, limit_w = limited(seed, share)
+    table = known(step, limit_w).table
+    groups = grouped(table, Granularity.STEP)
+
+    assert groups.member.tolist() == [0] * len(table.kernels)
+    assert groups.time_s.shape == (1, len(table.settings))
+    assert groups.time_s[0, table.baseline] == table.auto_time_s
+    assert groups.energy_j[0].tolist() == fixed_costs(table)[1].tolist()
+
+
+def test_costs_of_one_launch_are_those_of_all_by_their_count() -> None:
+    step = drawn(5)
+    table = step.table()
+    cap = PowerCap(limit_w=1e9, order=np.array(step.order), boost=0)
+    launches = dataclasses.replace(table, power_cap=cap).launches
+
+    assert launches.time_s[cap.order, 3].sum() == pytest.approx(table.time_s[:, 3].sum())
+    assert launches.energy_j[cap.order, 3].sum() == pytest.approx(table.energy_j[:, 3].sum())

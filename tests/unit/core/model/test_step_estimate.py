@@ -1,0 +1,337 @@
+"""Costs of a step as it runs, from noisy samples of kernels and the step at auto."""
+
+import dataclasses
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.core.costs.step import cap_of, settled_step, step_cost
+from underclock.core.costs.table import cost_table
+from underclock.core.model.entries import settings_of
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.limited import LimitedEstimate
+from underclock.gpus.catalogue import gpu_model
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import (
+    AUTO,
+    Accounting,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Mix,
+    MixSample,
+    Sample,
+    SampleSet,
+    ThrottleReason,
+)
+
+_GPU = gpu_model("rtx3080ti").constants
+_MEM_MHZ, _BOOST_MHZ, _STEADY_C = 9251, 1890, 62.0
+_CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
+_KERNELS = {
+    f"k{i}": KernelConstants(
+        core_mcycles=0.4 + 0.3 * i,
+        dram_mcycles=(1.8 - 0.25 * i) * 4.0,
+        fixed_s=1e-5,
+        work_j_per_v2=0.04 + 0.06 * i,
+        dram_j=0.05,
+    )
+    for i in range(6)
+}
+_ORDER = (0, 1, 2, 3, 4, 5) * 2
+
+
+def _true(name: str, core_mhz: float) -> tuple[float, float]:
+    """Return time in s and power in W of a launch."""
+    kernel = _KERNELS[name]
+    return (
+        duration_s(_GPU, kernel, core_mhz, _MEM_MHZ),
+        busy_w(_GPU, kernel, core_mhz, _MEM_MHZ, _STEADY_C),
+    )
+
+
+def _step(core_mhz: float) -> tuple[float, float]:
+    """Return time in s and energy in J of the step at one clock."""
+    each = [_true(f"k{k}", core_mhz) for k in _ORDER]
+    return math.fsum(s for s, _ in each), math.fsum(s * w for s, w in each)
+
+
+_LIMIT_W = _step(1740)[1] / _step(1740)[0]
+"""Power at which the cap holds the step at 1740 MHz."""
+
+
+def _sample(name: str, asked: Clocks, seed: int) -> Sample:
+    random = np.random.default_rng([seed, int(name[1:])])
+    wanted = asked.core_mhz or _BOOST_MHZ
+    # Alone, the hottest kernels cannot hold boost.
+    core = next(mhz for mhz in range(wanted, 0, -1) if _true(name, mhz)[1] <= _LIMIT_W)
+    time_s, power_w = _true(name, core)
+    time_s *= random.normal(1.0, 0.001)
+    return Sample(
+        kernel=name,
+        asked=asked,
+        time_s=time_s,
+        energy_j=time_s * power_w * random.normal(1.0, 0.004),
+        observed=Clocks(core_mhz=core, mem_mhz=_MEM_MHZ),
+        throttle_reasons=ThrottleReason.SW_POWER_CAP if core < wanted else ThrottleReason.NONE,
+        temperature_c=_STEADY_C,
+    )
+
+
+def _campaign(cores: tuple[int, ...] = _CORES, mem_mhz: int | None = None) -> SampleSet:
+    settings = [Clocks(core_mhz=core, mem_mhz=mem_mhz) for core in cores]
+    samples = [
+        _sample(name, asked, i) for i, asked in enumerate([*settings, AUTO]) for name in _KERNELS
+    ]
+    time_s, energy_j = _step(1740)
+    whole = [
+        Sample(
+            kernel="w",
+            time_s=time_s,
+            energy_j=energy_j,
+            repeat=i,
+            observed=Clocks(core_mhz=1740, mem_mhz=_MEM_MHZ),
+            throttle_reasons=ThrottleReason.SW_POWER_CAP,
+            temperature_c=_STEADY_C,
+        )
+        for i in range(5)
+    ]
+    return SampleSet(
+        evidence=Evidence.SIMULATED,
+        gpu=GpuInfo(name="G", power_limit_w=_LIMIT_W),
+        workload="w",
+        kernels=tuple(Kernel(name=name, count=2) for name in _KERNELS),
+        order=_ORDER,
+        settings=tuple(settings),
+        samples=tuple(samples),
+        in_situ=tuple(whole),
+    )
+
+
+@pytest.fixture(scope="module")
+def campaign() -> SampleSet:
+    return _campaign()
+
+
+@pytest.fixture(scope="module")
+def found(campaign: SampleSet) -> CostEstimate:
+    return estimate(campaign)
+
+
+def test_auto_is_told_from_kernels_within_what_is_known_of_them(found: CostEstimate) -> None:
+    table = found.table
+    settled = settled_step(table, np.full(len(_ORDER), table.baseline))
+
+    assert table.accounting is Accounting.STEP
+    assert table.closure is not None
+    assert table.closure.time == pytest.approx(1.0, abs=3e-3)
+    assert table.closure.energy == pytest.approx(1.0, abs=6e-3)
+    assert settled.mean_mhz == pytest.approx(1740, abs=15)
+    assert (table.auto_time_s, table.auto_energy_j) == pytest.approx(_step(1740))
+
+
+@pytest.mark.parametrize("core_mhz", [900, 1200, 1500, 1680])
+def test_a_clock_below_the_cap_changes_the_step_as_physics_says(
+    found: CostEstimate, core_mhz: int
+) -> None:
+    setting = found.table.settings.index(Clocks(core_mhz=core_mhz))
+    change = found.predicted_change(np.full(len(_KERNELS), setting))
+    auto_s, auto_j = _step(1740)
+    time_s, energy_j = _step(core_mhz)
+
+    assert abs(change.time_change - (time_s / auto_s - 1.0)) < 3 * change.time_spread
+    heat = dataclasses.replace(found.table, heat=None)
+    cool = step_cost(heat, np.full(len(_ORDER), setting))
+    assert abs(cool.energy_change - (energy_j / auto_j - 1.0)) < 3 * change.energy_spread
+    assert change.time_spread < 0.006
+    # The step draws less than at auto, so it runs cooler than the samples were taken at.
+    assert change.energy_change < cool.energy_change
+
+
+def test_a_schedule_is_judged_as_the_same_choice_per_kernel_is(found: CostEstimate) -> None:
+    setting = np.array([0, 1, 2, 3, 2, 1])
+    per_kernel = found.predicted_change(setting)
+    schedule = found.predicted_schedule(setting[list(_ORDER)])
+
+    assert dataclasses.astuple(schedule) == pytest.approx(dataclasses.astuple(per_kernel))
+    mixed = found.predicted_schedule(np.array([*setting, *[found.table.baseline] * 6]))
+    assert 0.0 < mixed.time_spread < 0.01
+
+
+def test_all_at_auto_changes_nothing_surely(found: CostEstimate) -> None:
+    change = found.predicted_change(np.full(len(_KERNELS), found.table.baseline))
+
+    assert change.time_change == pytest.approx(0.0)
+    assert (change.time_spread, change.energy_spread) == (0.0, 0.0)
+
+
+def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: SampleSet) -> None:
+    plain = estimate(campaign)
+    off = tuple(
+        msgspec.structs.replace(s, time_s=1.05 * s.time_s, energy_j=1.05 * s.energy_j)
+        for s in campaign.in_situ
+    )
+    missed = estimate(msgspec.structs.replace(campaign, in_situ=off))
+    slow = np.zeros(len(_KERNELS), dtype=np.int64)
+
+    assert max(plain.step_error) < 0.005
+    assert missed.step_error[0] == pytest.approx(math.log(1.05), abs=0.02)
+    assert missed.predicted_change(slow).time_spread > 0.03
+
+
+def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
+    alone = estimate(campaign, isolated=True)
+
+    assert alone.table.accounting is Accounting.ISOLATED
+    assert alone.table.auto_time_s == pytest.approx(cost_table(campaign).auto_time_s)
+    # The closure is told all the same.
+    assert alone.table.closure == cost_table(campaign).closure
+    with pytest.raises(ValueError, match="costs are of kernels alone"):
+        alone.predicted_schedule(np.zeros(len(_ORDER), dtype=np.int64))
+
+
+@pytest.mark.parametrize("lacking", ["in_situ", "order"])
+def test_kernels_alone_where_the_step_was_not_run_whole(campaign: SampleSet, lacking: str) -> None:
+    without = msgspec.structs.replace(campaign, **{lacking: ()})
+
+    assert estimate(without).table.accounting is Accounting.ISOLATED
+
+
+def test_kernels_alone_where_the_baseline_is_not_auto(campaign: SampleSet) -> None:
+    named = estimate(campaign, baseline=Clocks(core_mhz=1200))
+
+    assert named.table.accounting is Accounting.ISOLATED
+
+
+def test_without_a_temperature_nothing_is_said_of_heat(campaign: SampleSet) -> None:
+    unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
+    cold = estimate(msgspec.structs.replace(campaign, in_situ=unread))
+
+    assert cold.table.heat is None
+    assert cold.predicted_change(np.zeros(len(_KERNELS), dtype=np.int64)).energy_change < 0.0
+
+
+def test_a_kernel_that_alone_draws_the_limit_is_not_measured_there(found: CostEstimate) -> None:
+    alone_w = np.array([[_true(name, core)[1] for core in _CORES] for name in _KERNELS])
+    far = np.abs(np.log(alone_w / _LIMIT_W)) > 0.05
+
+    assert (found.holds_alone == (alone_w < _LIMIT_W))[far].all()
+    assert not found.holds_alone.all()
+
+
+@pytest.mark.parametrize("mem_mhz", [None, _MEM_MHZ])
+def test_a_campaign_of_slow_clocks_knows_auto_from_the_clock_it_boosts_to(
+    mem_mhz: int | None,
+) -> None:
+    slow = _campaign((900, 1200, 1500), mem_mhz)
+    estimated = estimate(slow)
+    table, boost = estimated.table, Clocks(core_mhz=_BOOST_MHZ, mem_mhz=mem_mhz)
+
+    assert table.settings[cap_of(table).boost] == boost
+    assert table.closure is not None
+    assert table.closure.time == pytest.approx(1.0, abs=0.04)
+    # It can be planned, but no campaign goes there that did not set out to.
+    column = table.settings.index(boost)
+    assert estimated.can[:, column].any()
+    assert not estimated.measurable[:, column].any()
+
+
+def test_where_boost_was_never_seen_the_fastest_clock_stands_for_it() -> None:
+    unread = [
+        msgspec.structs.replace(s, observed=None) if s.asked.is_auto else s
+        for s in _campaign((900, 1200, 1500)).samples
+    ]
+    slow = msgspec.structs.replace(_campaign((900, 1200, 1500)), samples=tuple(unread))
+    table = estimate(slow).table
+
+    assert table.settings[cap_of(table).boost] == Clocks(core_mhz=1500)
+
+
+@pytest.fixture(scope="module")
+def limited(found: CostEstimate) -> LimitedEstimate:
+    return LimitedEstimate.of(found, 0.7 * _LIMIT_W, _LIMIT_W)
+
+
+def test_under_a_lower_limit_auto_is_what_the_cap_leaves(limited: LimitedEstimate) -> None:
+    table = limited.table
+    settled = settled_step(table, np.full(len(_ORDER), table.baseline))
+
+    assert cap_of(table).limit_w == pytest.approx(0.7 * _LIMIT_W, rel=0.01)
+    assert settled.held == pytest.approx(1.0)
+    assert settled.mean_mhz < 1700
+    # Less power takes more time.
+    assert -1.0 < limited.s_per_w < 0.0
+    assert table.auto_time_s > limited.estimated.table.auto_time_s
+
+
+def test_staying_below_the_cap_alone_changes_nothing(limited: LimitedEstimate) -> None:
+    change = limited.predicted_change(np.full(len(_KERNELS), limited.table.baseline))
+
+    assert dataclasses.astuple(change) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_errors_that_plan_and_cap_share_cancel(limited: LimitedEstimate) -> None:
+    near = np.array([limited.at_auto[list(_ORDER).index(k)] for k in range(len(_KERNELS))])
+    change = limited.predicted_change(near)
+    slow = limited.predicted_change(np.zeros(len(_KERNELS), dtype=np.int64))
+
+    # The clocks nearest to where the cap holds all launches are auto but for half a step of them.
+    assert abs(change.time_change) < 0.08
+    assert change.time_spread < 1e-9
+    assert slow.time_spread > 1e-5
+    assert slow.energy_spread > 1e-5
+    assert slow.time_change > 0.0
+
+
+def test_a_limit_is_put_on_no_kernels_alone(campaign: SampleSet) -> None:
+    alone = estimate(campaign, isolated=True)
+
+    with pytest.raises(ValueError, match="kernels alone have no step"):
+        LimitedEstimate.of(alone, 200.0, _LIMIT_W)
+
+
+def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
+    campaign: SampleSet, limited: LimitedEstimate
+) -> None:
+    unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
+    warm = LimitedEstimate.of(
+        estimate(msgspec.structs.replace(campaign, in_situ=unread)), 0.7 * _LIMIT_W, _LIMIT_W
+    )
+
+    slow = warm.table.settings.index(Clocks(core_mhz=900))
+    assert (warm.table.energy_j[:, slow] > limited.table.energy_j[:, slow]).all()
+
+
+def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) -> None:
+    mixed = tuple(
+        MixSample(
+            mix=Mix(launches=1),
+            window_s=1.0,
+            kernel="k0",
+            asked=AUTO,
+            round_s=1e-3,
+            round_j=0.2,
+            kernel_s=(1e-3,),
+            core_mhz=core_mhz,
+            core_spread_mhz=0.0,
+        )
+        for core_mhz in (1500.0, 1800.0)
+    )
+    steered = msgspec.structs.replace(
+        campaign,
+        samples=tuple(s for s in campaign.samples if s.asked.is_auto),
+        mixed=mixed,
+        settings=(
+            *campaign.settings,
+            Clocks(core_mhz=1680, mem_mhz=5001),
+            Clocks(mem_mhz=5001),
+            Clocks(core_mhz=1493),
+        ),
+    )
+
+    assert [c.core_mhz for c in settings_of(steered, AUTO)] == [1493, 1500, 1680, 1785]
