@@ -20,6 +20,7 @@ from typing import Any
 
 from promises_truth import Truth, truth_of
 from underclock.core.planning.goal import Goal
+from underclock.core.statistics.verdict import TOLERANCE
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid
@@ -31,7 +32,7 @@ GPU, WORKLOAD = "rtx3080ti", "gpt3-xl"
 BUDGETS = (0.0, 0.01)
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "promises.md"
 WAYS = ("adaptive", "raw minimum")
-COMPARED = 10  # campaigns that are also run the second way: its grid has eight times the samples
+COMPARED = 4  # campaigns that are also run the second way: its grid has eight times the samples
 
 
 @cache
@@ -116,7 +117,7 @@ def summary(campaigns: list[Mapping[str, Any]], best: Mapping[float, float]) -> 
                 "best there is",
                 "promise less true",
             ),
-            *("spread", "interval holds", "budget broken", "by at most"),
+            *("spread", "interval holds", "over budget", "by more than a tenth", "by at most"),
         )
     ]
     for way in WAYS:
@@ -141,6 +142,7 @@ def summary(campaigns: list[Mapping[str, Any]], best: Mapping[float, float]) -> 
                     f"{100 * statistics.stdev(off):.3f}",
                     f"{sum(inside) / len(inside):.1%}" if inside else "none stated",
                     f"{sum(o > TOLD for o in over) / len(over):.1%}",
+                    f"{sum(o > TOLERANCE for o in over) / len(over):.1%}",
                     points(max(over), 3),
                 )
             )
@@ -156,26 +158,30 @@ def page(campaigns: list[Mapping[str, Any]], best: Mapping[float, float], comman
     return f"""# Promises against the truth
 
 Every number on this page is **simulated**: GPT-3 XL on `sim:{GPU}`, {count} campaigns, each
-with noise of its own. The truth is the simulated GPU's hidden physics at the temperature the step
-runs at, and the mean of 400 runs of the whole step at auto clocks.
+with noise of its own. The truth is of **executed steps**: the whole step run under the plan at its
+own heat, switching free, by the simulated GPU's hidden energy and without the noise of a run,
+against the mean of 400 runs of the whole step at auto clocks.
 
 {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()},
 {time.strftime("%Y-%m-%d")}: `{command}`
 
 *Adaptive* measures until its promise is sure to ±0.3 points, all kernels at a few clock pairs, then
-what the plan hangs on, and plans with the fit. *Raw minimum* measures the paper's grid once and
-takes each sample for the truth. *Best there is* is the exact plan on the truth, over all 762 clock
-pairs: no measuring could do better. Energy and time are changes against auto, in per cent;
+what the plan hangs on, and plans the step as it runs, with the fit. *Raw minimum* measures the
+paper's grid once, takes each sample for the truth and adds up kernels alone. *Best there is* is the
+exact plan on the truth within the budget as it is written, over all clock pairs up to boost,
+executed. A plan keeps its budget to a tenth of a point, and is expected half of that over it: at
+0 % a hundredth of a point of time is worth a tenth of a point of energy on this GPU, so it may save
+more than the *best there is* within 0.00 %. Energy and time are changes against auto, in per cent;
 differences in points.
 
 {summary(campaigns, best)}
 Wanted of adaptive: the mean promise within 0.1 points of the truth, intervals that hold in at least
-93 %, the budget broken in at most 5 %.
+93 %, the budget broken (by more than the tenth of a point to which it is kept) in at most 5 %, and
+at 0 % at least 8 % saved.
 
 The step at auto is known from few runs (4 at first, some 9 at the end). Its time counts as no surer
 than 0.027 %, what windows of one kernel differ by on an H200, and its scatter is trusted as little
 as so few runs allow; both widen the margin that a plan keeps of its budget.
-At 0 % nothing can be promised on this GPU, nor does the truth allow anything: plans stay at auto.
 """
 
 

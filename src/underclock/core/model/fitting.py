@@ -32,7 +32,7 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     """
     rows = rows_of(sample_set)
     model = fitted(rows, Shared(start_of(rows, settings)))
-    if sample_set.mixed:
+    if any(sample.asked.is_auto for sample in sample_set.mixed):
         parameters = model.parameters
         rows = rows_of(sample_set, parameters.family.gpu(parameters.shared))
         model = fitted(rows, Shared(start_of(rows, settings)))
