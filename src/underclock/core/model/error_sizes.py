@@ -15,6 +15,9 @@ from underclock.core.model.state import FitProblem, State, predicted
 from underclock.core.model.whitening import ErrorModel
 
 _LEAST_LOG, _GREATEST_LOG = -9.5, 0.0  # of a standard deviation
+# Physics leaves some per cent over. A discrepancy that may excuse more excuses parameters that have
+# not converged yet, and keeps them where they are.
+_GREATEST_DISCREPANCY = 0.06
 _PRIOR_LOG = -5.0  # errors of half a per cent
 _PRIOR_PRECISION = 0.3  # keeps few rows from claiming less than they have
 _FREEDOM = 4.0  # a kernel's own scale leans on the others' as on this many of its rows
@@ -56,7 +59,7 @@ def estimate_scale(problem: FitProblem, state: State) -> State:
 
 def _errors(logs: Floats) -> ErrorModel:
     sizes = np.exp(np.clip(logs, _LEAST_LOG, _GREATEST_LOG))
-    return ErrorModel(noise=sizes[:2], discrepancy=sizes[2:])
+    return ErrorModel(noise=sizes[:2], discrepancy=np.minimum(sizes[2:], _GREATEST_DISCREPANCY))
 
 
 def _scale(problem: FitProblem, state: State, residuals: Floats) -> Floats:

@@ -17,6 +17,7 @@ from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.taking_off import Left, at_cap, taken_off
 from underclock.core.steering.worth import Known, variance_in
+from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 
@@ -44,6 +45,7 @@ _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
 _BURST = 1.3  # of the limit, that a kernel may draw beside idling; an H200 lets none draw 1.39
+_LONGEST_STEP_S = 0.5 * WINDOW_S  # of which company still sets the clock
 _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
@@ -133,6 +135,8 @@ class Agenda:
         if not order:
             return
         steps = [s for s in self.samples.mixed if not s.kernel and s.mix.launches]
+        if any(s.round_s > _LONGEST_STEP_S for s in steps if s.mix == ALONE):
+            return  # company after it would change its clock only then
         most = max(1, _LONGEST_GRAPH // len(order))
         yield from self._climb(bench, _STEPS, steps, lambda: self._seen_step(bench, steps), most)
 

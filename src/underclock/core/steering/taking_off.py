@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.steering.company import WINDOW_NOISE, Company
+from underclock.core.steering.mixing import METER_S
+from underclock.physics.cap import WINDOW_S
 from underclock.records import Kernel, MixSample, SampleSet
 
 HUNTS_MHZ = 40.0
@@ -60,7 +62,7 @@ def taken_off(
     """
     left: list[Left] = []
     for sample in mixed:
-        if not sample.kernel_s:
+        if not sample.kernel_s or is_uneven(sample):
             continue
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
@@ -227,7 +229,7 @@ def step_draws(
     """
     draws = []
     for sample in mixed:
-        if sample.kernel or not sample.kernel_s:
+        if sample.kernel or not sample.kernel_s or is_uneven(sample):
             continue
         counted = zip(kernels, sample.kernel_s, strict=True)
         step_s = sample.mix.launches * sum(kernel.count * each for kernel, each in counted)
@@ -237,6 +239,17 @@ def step_draws(
                 StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.spread_w)
             )
     return tuple(draws)
+
+
+def is_uneven(sample: MixSample) -> bool:
+    """Whether the step and its company ran at clocks of their own.
+
+    A cap averages over a window; company that follows a longer step changes the clock only after
+    it.
+    """
+    mix = sample.mix
+    company = mix.hot > 0 or mix.idle_s > METER_S
+    return bool(not sample.kernel and mix.launches and company and sample.round_s > WINDOW_S)
 
 
 def at_cap(sample: MixSample, limit_w: float | None) -> bool:
