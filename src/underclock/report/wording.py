@@ -245,7 +245,9 @@ def _needed_text(validation: Validation) -> str:
 
 def certificate_text(arm: Arm) -> str:
     """Say in a sentence what is proven about the arm's choice."""
-    if arm.status is Status.BOUNDED and arm.gap is not None:
+    if arm.status is Status.BOUNDED:
+        if arm.gap is None:
+            return "feasible; how far it is from the optimum is not known"
         return f"feasible, and proven to be within {gap_text(arm.gap)} of the optimum"
     if arm.status is Status.OPTIMAL:
         return "optimal: proven that no allowed choice does better on the same costs"

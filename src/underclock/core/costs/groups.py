@@ -30,7 +30,7 @@ class Grouped:
     time_s: Floats
     energy_j: Floats
 
-    def spread(self, choice: tuple[int, ...]) -> Ints:
+    def spread(self, choice: tuple[int, ...] | Ints) -> Ints:
         """Turn a setting per group into a setting per kernel. Shape (K,)."""
         return np.asarray(choice, dtype=np.int64)[self.member]
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.physics.cap import WINDOW_S
+from underclock.physics.mean_power import window_means_w
 from underclock.records import Clocks
-
-_ROUNDS = 2  # round the ring until its beginning is what its end makes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
         time_s: Of each launch. Shape (n,).
         energy_j: Of each launch. Shape (n,).
     """
-    return float(_means_w(cap, time_s[:, None], energy_j[:, None]).max())
+    return float(window_means_w(time_s, energy_j, cap.window_s).max())
 
 
 def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
@@ -129,7 +128,7 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     ceilings, lowered = ceilings[known], becomes[choice][:, known]
     each_s = costs.time_s[cap.order[:, None], lowered]
     each_j = costs.energy_j[cap.order[:, None], lowered]
-    means_w = _means_w(cap, each_s, each_j)
+    means_w = window_means_w(each_s, each_j, cap.window_s)
     # The highest ceiling that keeps the limit, and how far on to the next.
     highest = np.maximum((means_w <= cap.limit_w).cumprod(axis=1).sum(axis=1) - 1, 0)
     following = np.minimum(highest + 1, len(ceilings) - 1)
@@ -150,19 +149,3 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
         core_mhz=settled_mhz,
         held=float(settled_s[settled_mhz < core[choice]].sum() / settled_s.sum()),
     )
-
-
-def _means_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> Floats:
-    """Return the mean power that the loop sees at the end of each launch. Shapes (n, C).
-
-    Older power counts e times less for each ``window_s`` that has passed; the step goes round.
-    """
-    fade = np.exp(-time_s / cap.window_s)
-    fresh_w = energy_j / time_s * (1.0 - fade)
-    mean_w = energy_j.sum(axis=0) / time_s.sum(axis=0)
-    means_w = np.empty_like(time_s)
-    for _ in range(_ROUNDS):
-        for i in range(len(time_s)):
-            mean_w = mean_w * fade[i] + fresh_w[i]
-            means_w[i] = mean_w
-    return means_w

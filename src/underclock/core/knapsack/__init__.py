@@ -7,8 +7,16 @@
 """
 
 from underclock.core.knapsack.exact import Exact
-from underclock.core.knapsack.power import within_power
+from underclock.core.knapsack.power import BelowLimit, WindowedGroups
 from underclock.core.knapsack.problem import Problem, Solution, Solver
 from underclock.core.knapsack.windows import PowerWindows
 
-__all__ = ["Exact", "PowerWindows", "Problem", "Solution", "Solver", "within_power"]
+__all__ = [
+    "BelowLimit",
+    "Exact",
+    "PowerWindows",
+    "Problem",
+    "Solution",
+    "Solver",
+    "WindowedGroups",
+]

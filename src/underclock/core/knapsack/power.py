@@ -1,81 +1,125 @@
-"""The cheapest choice within a time budget whose mean power stays below a limit.
+"""The best choice whose mean power stays below a limit: cheapest within a time, or fastest.
 
 Shape letters: G groups, S settings, n launches.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.knapsack.problem import INFEASIBLE, Problem, Solution, Solver, solution_of
-from underclock.core.knapsack.windows import Met, PowerWindows, WindowSearch, multiplied
+from underclock.core.knapsack.problem import Problem, Solver
+from underclock.core.knapsack.windows import (
+    Judge,
+    Met,
+    PowerWindows,
+    WindowSearch,
+    beyond_limit,
+    multiplied,
+)
 from underclock.records import Status
 
-_PROVEN = 1e-9  # gap, as a fraction, at which a choice counts as optimal
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BelowLimit:
+    """The best choice that was met.
+
+    Attributes:
+        choice: Setting of each group; ``None`` where none was allowed. Shape (G,).
+        bound_j: No choice that keeps every window costs less; ``inf`` where there is none.
+        multipliers: Of what each launch draws beyond the limit, that led to it. Shape (n,).
+    """
+
+    choice: Ints | None
+    bound_j: float
+    multipliers: Floats
 
 
-def within_power(
-    problem: Problem,
-    solver: Solver,
-    windows: PowerWindows,
-    order: Ints,
-    *,
-    start: tuple[Ints, ...] = (),
-    rounds: int = 30,
-) -> Solution:
-    """Find the cheapest choice within the budget that no window exceeds the limit with.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedGroups:
+    """Groups of launches under a power limit.
 
-    Args:
-        problem: The problem; times and energies are those of all launches of a group together.
-        solver: Finds the best choice at given multipliers.
+    Attributes:
+        problem: Costs of all launches of a group together, and the time budget.
         windows: What to keep.
         order: Which group each launch is of; every group is launched. Shape (n,).
-        start: Choices to do no worse than, where they keep all. Shapes (G,).
-        rounds: Most choices to look for, before some that only seek to keep the limit.
-
-    Returns:
-        The best choice met, with a bound; or the status ``INFEASIBLE``, with a finite bound where
-        none was found and there may be one.
-
-    Raises:
-        ValueError: A group is never launched.
+        judge: Says which choice is the best.
     """
-    count = np.bincount(order, minlength=len(problem.time_s))
-    if len(count) != len(problem.time_s) or not count.all():
-        raise ValueError(f"order must launch each of {len(problem.time_s)} groups, and no other")
 
-    def met(choice: Ints, bound_j: float) -> Met:
-        rows = np.arange(len(choice))
-        time_s, energy_j = (
-            (table[rows, choice] / count)[order] for table in (problem.time_s, problem.energy_j)
+    problem: Problem
+    windows: PowerWindows
+    order: Ints
+    judge: Judge
+
+    def __post_init__(self) -> None:
+        """Reject an order of other groups."""
+        count, groups = np.bincount(self.order), len(self.problem.time_s)
+        if len(count) != groups or not count.all():
+            raise ValueError(f"order must launch each of {groups} groups, and no other")
+
+    def cheapest(self, solver: Solver, *, rounds: int) -> BelowLimit:
+        """Find the choice of least energy within the time budget.
+
+        Args:
+            solver: Finds the best choice at given multipliers.
+            rounds: Most choices to look for, before some that only seek to keep the limit.
+        """
+        return self._search(self.problem, solver, rounds)
+
+    def fastest(self, solver: Solver, *, rounds: int) -> BelowLimit:
+        """Find the choice of least time, whatever the time budget; costs are time at the limit.
+
+        The knapsack has its parts changed over: least time, while what is drawn beyond the limit
+        comes to no more than nothing.
+
+        Args:
+            solver: As of `cheapest`.
+            rounds: Likewise.
+        """
+        # The solver takes no negative numbers: each group's least is taken off, and off the budget.
+        least_j = self._beyond_j.min(axis=1)
+        changed_over = Problem(
+            time_s=self._beyond_j - least_j[:, None],
+            energy_j=self.problem.time_s * self.windows.limit_w,
+            budget_s=-math.fsum(least_j),
         )
-        return Met(choice=choice, time_s=time_s, energy_j=energy_j, bound_j=bound_j)
+        return self._search(changed_over, solver, rounds)
 
-    def solve(each: Floats) -> Met | float:
-        shared = np.bincount(order, weights=each) / count
-        energy_j, added_j = multiplied(problem.time_s, problem.energy_j, shared, windows.limit_w)
-        solution = solver.solve(replace(problem, energy_j=energy_j))
-        if solution.status is Status.INFEASIBLE:
-            return math.inf
-        return met(np.array(solution.choice, dtype=np.int64), solution.bound_j - added_j)
+    @property
+    def _beyond_j(self) -> Floats:
+        return beyond_limit(self.problem.time_s, self.problem.energy_j, self.windows.limit_w)
 
-    search = WindowSearch(
-        windows=windows,
-        solve=solve,
-        launches=len(order),
-        rounds=rounds,
-        latest_s=problem.budget_s,
-    )
-    for choice in start:
-        time_s = math.fsum(problem.time_s[np.arange(len(choice)), choice])
-        if time_s <= problem.budget_s and time_s < math.inf:
-            search.offer(met(choice, -math.inf))
-    search.run()
-    if search.best is None:
-        return replace(INFEASIBLE, bound_j=max(0.0, search.bound_j))
-    bound_j = max(0.0, search.bound_j)
-    found = solution_of(problem, search.best.choice, status=Status.BOUNDED, bound_j=bound_j)
-    proven = found.bound_j >= found.energy_j * (1.0 - _PROVEN)
-    return replace(found, status=Status.OPTIMAL) if proven else found
+    def _search(self, knapsack: Problem, solver: Solver, rounds: int) -> BelowLimit:
+        """Search for the best choice of a knapsack of the same groups and settings."""
+        count, beyond_j = np.bincount(self.order), self._beyond_j
+
+        def solve(each: Floats) -> Met | float:
+            shared = np.bincount(self.order, weights=each) / count
+            costs_j, added_j = multiplied(knapsack.energy_j, beyond_j, shared)
+            solution = solver.solve(replace(knapsack, energy_j=costs_j))
+            if solution.status is Status.INFEASIBLE:
+                return math.inf
+            choice = np.array(solution.choice, dtype=np.int64)
+            at = np.arange(len(choice)), choice
+            return Met(
+                choice=choice,
+                time_s=(self.problem.time_s[at] / count)[self.order],
+                energy_j=(self.problem.energy_j[at] / count)[self.order],
+                cost_j=math.fsum(knapsack.energy_j[at]),
+                bound_j=solution.bound_j - added_j,
+            )
+
+        search = WindowSearch(
+            windows=self.windows,
+            solve=solve,
+            judge=self.judge,
+            launches=len(self.order),
+            rounds=rounds,
+        )
+        search.run()
+        return BelowLimit(
+            choice=None if search.best is None else search.best.choice,
+            bound_j=search.bound_j,
+            multipliers=search.multipliers,
+        )

@@ -2,14 +2,14 @@
 
 A power loop holds the mean of the last moments below its limit: an exponential window, the past
 counting the less the older it is. Where the windows of a choice exceed the limit, what its launches
-draw beyond it is multiplied and added to their energy, launch by launch. The multipliers are those
-at which the least of all choices met so far is greatest (Kelley's cutting planes); the first
-constraint is the mean over the whole round, the others are windows that a choice exceeded.
+draw beyond it is multiplied and added to their cost, launch by launch. Each choice that exceeds
+gives a constraint, its windows weighed by how much they do; the multipliers sought are those at
+which the least of all choices met so far is greatest (Kelley's cutting planes). They swing far
+while few choices are met, so only part of the way is gone from the best ones so far (in-out
+separation: Ben-Ameur and Neto 2007).
 
 How much a launch counts in a window depends on how long the launches after it take, so on the
-choice. Only the round counts all of them alike: what bounds it bounds every choice within the
-limit, for where no window exceeds it, their mean over the round does not. So bounds come from
-multipliers of the round, and those of windows only make better choices.
+choice. A bound therefore comes from no multipliers at all: windows only make better choices.
 
 Shape letters: n launches, C constraints, P choices met.
 """
@@ -22,11 +22,18 @@ import numpy as np
 from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
+from underclock.physics.cap import WINDOW_S
+from underclock.physics.mean_power import early_part, window_means_w
 
 _SLACK = 1e-9  # a sum of floats that meets the limit exactly must not exceed it
 _HIGHEST = 100.0  # multiplier of a constraint, in joules per joule drawn beyond the limit
-_ENOUGH = 1e-5  # of the energy, by which better multipliers may still raise the promise
-_HARDER = (1.02, 1.1, 1.3, 2.0, 5.0, 25.0)  # times the multipliers, where no choice is within
+_PART = 0.2  # of the way to the multipliers that promise most
+_ENOUGH = 1e-5  # of the cost: what nothing better than is sought
+_HARDER = (1.02, 1.1, 1.3, 2.0, 5.0, 25.0)  # times the multipliers, where no choice is allowed
+
+
+def _no_floats() -> Floats:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +46,7 @@ class PowerWindows:
     """
 
     limit_w: float
-    window_s: float = 0.1
+    window_s: float = WINDOW_S
 
     def __post_init__(self) -> None:
         """Reject windows that mean nothing."""
@@ -48,53 +55,41 @@ class PowerWindows:
                 f"limit_w and window_s must be positive, got {self.limit_w} and {self.window_s}"
             )
 
-    def mean_w(self, time_s: Floats, energy_j: Floats) -> Floats:
-        """Return the mean power at every launch's end, the step repeating for ever. Shape (n,).
-
-        It rises or falls steadily during a launch, so no moment exceeds what two ends do.
+    def excess_w(self, time_s: Floats, energy_j: Floats) -> Floats:
+        """Return by how much the window that ends with each launch exceeds the limit. Shape (n,).
 
         Args:
             time_s: Of every launch, what comes before it included. Shape (n,).
             energy_j: Likewise. Shape (n,).
-
-        Raises:
-            ValueError: A round takes no time.
         """
-        if not time_s.sum() > 0.0:
-            raise ValueError("a round that takes no time has no mean power")
-        left = np.exp(-time_s / self.window_s)
-        gained = energy_j / self.window_s * _early(time_s / self.window_s)
-        means_w, mean_w = np.empty(len(time_s)), 0.0
-        for launch, (share, gain) in enumerate(zip(left.tolist(), gained.tolist(), strict=True)):
-            mean_w = mean_w * share + gain
-            means_w[launch] = mean_w
-        # The rounds before: what was left at the end of the last is there at the start of this.
-        before_w = mean_w / -math.expm1(-float(time_s.sum()) / self.window_s)
-        return means_w + before_w * np.cumprod(left)
-
-    def worst(self, time_s: Floats, energy_j: Floats) -> tuple[float, int]:
-        """Return the highest mean power in W, and after which launch it is reached."""
-        means_w = self.mean_w(time_s, energy_j)
-        return float(means_w.max()), int(means_w.argmax())
+        over_w = window_means_w(time_s, energy_j, self.window_s) - self.limit_w
+        return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
 
     def keeps(self, time_s: Floats, energy_j: Floats) -> bool:
         """Whether no window exceeds the limit."""
-        return self.worst(time_s, energy_j)[0] <= self.limit_w * (1.0 + _SLACK)
+        return not self.excess_w(time_s, energy_j).any()
 
-    def weights(self, time_s: Floats, last: int) -> Floats:
-        """Return how much each launch's energy counts in the window that ends with one. Shape (n,).
+    def weights(self, time_s: Floats, windows: Floats) -> Floats:
+        """Return how much each launch's energy counts in some windows together. Shape (n,).
 
-        Relative to the most that any could. The window is within the limit where these, times what
-        each launch draws beyond the limit, come to no more than zero.
+        Relative to the most that any does. Of a choice that keeps these windows, these times what
+        each launch draws beyond the limit come to no more than zero.
+
+        Args:
+            time_s: Of every launch. Shape (n,).
+            windows: How much the window that ends with each launch counts. Shape (n,).
         """
-        ago_s = np.roll(time_s, -last - 1)
-        ago_s = np.roll(np.cumsum(ago_s[::-1])[::-1] - ago_s, last + 1)
-        return np.exp(-ago_s / self.window_s) * _early(time_s / self.window_s)
-
-
-def _early(x: Floats) -> Floats:
-    """Return what is left, on average over x, of what decays by the end of it. Shape of x."""
-    return np.where(x > 0.0, -np.expm1(-x) / np.where(x > 0.0, x, 1.0), 1.0)
+        left = np.exp(-time_s / self.window_s)
+        counts, count = np.empty(len(time_s)), 0.0
+        for _ in range(2):
+            for launch in range(len(time_s) - 1, -1, -1):
+                count = windows[launch] + count * left[(launch + 1) % len(left)]
+                counts[launch] = count
+            # The rounds after: what the windows of one leave for its beginning, they all do.
+            count /= -math.expm1(-float(time_s.sum()) / self.window_s)
+        counts *= early_part(time_s / self.window_s)
+        weights: Floats = counts / counts.max()
+        return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,134 +100,146 @@ class Met:
         choice: Setting of each part. Any shape.
         time_s: Of every launch. Shape (n,).
         energy_j: Of every launch. Shape (n,).
-        bound_j: Least of any choice's energy and what it draws beyond the limit, multiplied.
+        cost_j: What is minimised: the energy, or time at the power of the limit.
+        bound_j: Least of any choice's cost and what it draws beyond the limit, multiplied.
     """
 
     choice: Ints
     time_s: Floats
     energy_j: Floats
+    cost_j: float
     bound_j: float
 
 
 Solve = Callable[[Floats], Met | float]
 """Find the best choice at a multiplier for every launch; where none is found, return the bound."""
 
+Judge = Callable[[Ints], float]
+"""Return what a choice comes to, in J, whatever its windows; ``inf`` where it is not allowed."""
+
 
 @dataclass(slots=True, kw_only=True)
 class WindowSearch:
-    """A search for the cheapest choice within the limit.
+    """A search for the best choice under the limit.
 
     Attributes:
         windows: What to keep.
         solve: Finds the best choice at given multipliers.
+        judge: Says which choice is the best.
         launches: How many there are.
         rounds: Most choices to look for.
-        latest_s: Most time; below the limit it takes no more energy than the limit times this.
-        met: All that were met.
-        best: The cheapest within the limit; ``None`` if none was met.
+        first: Multiplier of every launch to begin with; none unless given. Shape (n,).
+        best: The best of all that were met; ``None`` if none was allowed.
+        least_j: What it comes to.
+        multipliers: Those that led to it. Shape (n,).
         bound_j: No choice within the limit costs less.
     """
 
     windows: PowerWindows
     solve: Solve
+    judge: Judge
     launches: int
     rounds: int
-    latest_s: float
-    met: list[Met] = field(default_factory=list)
+    first: Floats = field(default_factory=_no_floats)
     best: Met | None = None
+    least_j: float = math.inf
+    multipliers: Floats = field(default_factory=_no_floats)
     bound_j: float = -math.inf
-    _counts: list[Floats] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._counts = [np.ones(self.launches)]
+    _met: list[Met] = field(init=False, default_factory=list)
+    _counts: list[Floats] = field(init=False, default_factory=list)
 
     def run(self) -> None:
         """Look until nothing better is promised, or the rounds are over."""
-        multipliers, reached_j = np.zeros(1), -math.inf
+        here, reached_j = np.zeros(0), -math.inf
+        if self.first.any():
+            self._counts.append(self.first / self.first.max())
+            here = np.array([self.first.max()])
+        best = here
         for _ in range(self.rounds):
-            here_j = self._visit(multipliers)
-            if here_j is None:
+            met = self._visit(here)
+            if met is None:
                 return
-            reached_j = max(reached_j, here_j)
-            promise_j, multipliers = self._promised()
-            if promise_j - reached_j > _ENOUGH * abs(promise_j):
-                continue
-            if self.best is not None and self._energy(self.best) <= promise_j * (1.0 + _ENOUGH):
+            value_j = met.cost_j + math.fsum(here * self._drawn(met)[: len(here)])
+            if value_j > reached_j:
+                reached_j, best = value_j, here
+            excess_w = self.windows.excess_w(met.time_s, met.energy_j)
+            if excess_w.any():
+                self._counts.append(self.windows.weights(met.time_s, excess_w * met.time_s))
+            elif not self._counts:
+                return  # what is best without a limit is within it
+            if self.least_j <= self.bound_j * (1.0 + _ENOUGH):
                 return
-            exceeding = [met for met in self.met if not self._keeps(met)]
-            if self._keeps(self.met[-1]) or not exceeding:
-                break
-            met = self.met[-1]
-            last = self.windows.worst(met.time_s, met.energy_j)[1]
-            self._counts.append(self.windows.weights(met.time_s, last))
-            promise_j, multipliers = self._promised()
+            farthest = self._promising()
+            best = np.append(best, np.zeros(len(farthest) - len(best)))
+            here = best + _PART * (farthest - best)
         for harder in _HARDER:
             if self.best is not None:
                 return
-            self._visit(multipliers * harder)
+            self._visit(here * harder)
 
-    def offer(self, met: Met) -> None:
-        """Take a choice if it is within the limit and cheaper than the best."""
-        better = self.best is None or self._energy(met) < self._energy(self.best)
-        if better and self._keeps(met):
-            self.best = met
+    def offer(self, met: Met, multipliers: Floats) -> None:
+        """Take a choice if it is better than the best."""
+        judged_j = self.judge(met.choice)
+        if judged_j < self.least_j:
+            self.best, self.least_j, self.multipliers = met, judged_j, multipliers
 
-    def _visit(self, multipliers: Floats) -> float | None:
-        """Look for the best choice at some multipliers; return its multiplied energy."""
-        each = multipliers @ np.array(self._counts)
+    def _visit(self, multipliers: Floats) -> Met | None:
+        """Look for the best choice at some multipliers, one of each constraint."""
+        each = np.zeros(self.launches)
+        for multiplier, counts in zip(multipliers, self._counts, strict=True):
+            each += multiplier * counts
         met = self.solve(each)
+        if not each.any():
+            self.bound_j = max(self.bound_j, met if isinstance(met, float) else met.bound_j)
         if isinstance(met, float):
-            self.bound_j = max(self.bound_j, met)
             return None
-        self.met.append(met)
-        self.offer(met)
-        if len(self._counts) == 1:
-            self.bound_j = max(self.bound_j, met.bound_j)
-            if self.bound_j > self.windows.limit_w * self.latest_s * (1.0 + 2.0 * _SLACK):
-                self.bound_j = math.inf
-                return None
-        return self._energy(met) + float(each @ self._beyond(met))
+        if all((met.choice != other.choice).any() for other in self._met):
+            self.offer(met, each)
+        self._met.append(met)
+        return met
 
-    def _promised(self) -> tuple[float, Floats]:
-        """Return the greatest height below every choice met, and the multipliers there."""
-        beyond = np.array([self._beyond(met) for met in self.met]) @ np.array(self._counts).T
-        energy = np.array([self._energy(met) for met in self.met])
-        unit = float(energy.max()) or 1.0
+    def _promising(self) -> Floats:
+        """Return the multipliers at which the least of all choices met is greatest. Shape (C,)."""
+        drawn_j = np.array([self._drawn(met) for met in self._met])
+        cost_j = np.array([met.cost_j for met in self._met])
+        unit_j = float(cost_j.max()) or 1.0
         answer = linprog(
             [-1.0, *np.zeros(len(self._counts))],
-            A_ub=np.column_stack([np.ones(len(energy)), -beyond / unit]),
-            b_ub=energy / unit,
+            A_ub=np.column_stack([np.ones(len(cost_j)), -drawn_j / unit_j]),
+            b_ub=cost_j / unit_j,
             bounds=[(None, None), *[(0.0, _HIGHEST)] * len(self._counts)],
         )
-        return float(answer.x[0]) * unit, answer.x[1:]
+        multipliers: Floats = answer.x[1:]
+        return multipliers
 
-    def _beyond(self, met: Met) -> Floats:
-        """Return what each launch draws beyond the limit, in J. Shape (n,)."""
-        return met.energy_j - self.windows.limit_w * met.time_s
-
-    def _energy(self, met: Met) -> float:
-        return math.fsum(met.energy_j)
-
-    def _keeps(self, met: Met) -> bool:
-        return self.windows.keeps(met.time_s, met.energy_j)
+    def _drawn(self, met: Met) -> Floats:
+        """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""
+        beyond_j = met.energy_j - self.windows.limit_w * met.time_s
+        return np.array([counts @ beyond_j for counts in self._counts])
 
 
-def multiplied(
-    time: Floats, energy: Floats, multipliers: Floats, limit_w: float
-) -> tuple[Floats, float]:
-    """Add to energies what is drawn beyond a limit, multiplied, and what makes none negative.
+def multiplied(cost_j: Floats, beyond_j: Floats, multipliers: Floats) -> tuple[Floats, float]:
+    """Add to costs what is drawn beyond a limit, multiplied, and what makes none negative.
 
     Args:
-        time: ``inf`` where a setting is not available. One row for each multiplier.
-        energy: ``inf`` in the same places.
+        cost_j: ``inf`` where a setting is not available. One row for each multiplier.
+        beyond_j: What each draws beyond the limit. Likewise.
         multipliers: One for each row.
-        limit_w: The limit.
 
     Returns:
-        The energies, and what was added to those of any choice so that none is negative.
+        The costs, and what was added to those of any choice so that none is negative.
     """
-    known = np.isfinite(time)
-    beyond = np.where(known, energy, 0.0) - limit_w * np.where(known, time, 0.0)
-    more = np.where(known, energy + multipliers[:, None] * beyond, np.inf)
+    known = np.isfinite(cost_j)
+    more = np.full(cost_j.shape, np.inf)
+    rows = np.nonzero(known)[0]
+    more[known] = cost_j[known] + multipliers[rows] * beyond_j[known]
     added = np.maximum(0.0, -more.min(axis=1))
-    return np.where(known, np.maximum(more + added[:, None], 0.0), np.inf), math.fsum(added)
+    return np.maximum(more + added[:, None], 0.0), math.fsum(added)
+
+
+def beyond_limit(time_s: Floats, energy_j: Floats, limit_w: float) -> Floats:
+    """Return what is drawn beyond a limit, in J; ``inf`` where a setting is not available."""
+    known = np.isfinite(time_s)
+    beyond_j = np.full(time_s.shape, np.inf)
+    beyond_j[known] = energy_j[known] - limit_w * time_s[known]
+    return beyond_j

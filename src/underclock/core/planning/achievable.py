@@ -10,23 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.groups import grouped
 from underclock.core.costs.step import against_auto, step_cost
 from underclock.core.costs.table import CostTable
+from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.strategies import with_intervals
+from underclock.core.planning.under_cap import cap_of, cheapest_within, is_held, windows_of
 from underclock.core.statistics.verdict import TOLERANCE
-from underclock.core.switching import CyclicExact, Schedule, SequenceProblem
-from underclock.core.switching.schedule import infeasible
+from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
+from underclock.core.switching.schedule import infeasible, schedule_of
 from underclock.errors import DataError
 from underclock.records import (
     Arm,
     Clocks,
     ClockSchedule,
     Cost,
+    Granularity,
     Pass,
     Segment,
     Status,
@@ -45,6 +50,9 @@ _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
 SOLVER = CyclicExact(gap=1e-4, effort=600_000, max_labels=1_000_000, component_labels=50_000)
 """Stops at a ten-thousandth of the energy, or after half a second of looking."""
+_QUICK = CyclicExact(gap=1e-3, effort=60_000, max_labels=100_000, component_labels=5_000)
+_WINDOW_ROUNDS = 3  # schedules looked for at multipliers of windows
+_FEW_LABELS = 20_000
 
 
 class ScheduleRisk(Protocol):
@@ -208,7 +216,8 @@ def achieved(
     """Find the best schedule, no worse than any given choice that keeps the rules.
 
     Where costs are those of the step, the solver knows nothing of the cap, and expected costs are
-    unsure: it is given an aim below the budget until what it finds keeps the budget.
+    unsure: it is given an aim below the budget until what it finds keeps the budget. Where the cap
+    holds what it finds, schedules are looked for too whose windows it need not hold.
 
     Args:
         table: What the problem was made of.
@@ -220,34 +229,117 @@ def achieved(
     if table.power_cap is None:
         schedule = SOLVER.solve(problem, starts)
         return _arm(schedule, schedule_cost(table, schedule), None), schedule
-    auto = np.full(len(problem.order), table.baseline)
-    budget = problem.budget_s / table.auto_time_s - 1.0
-    aim = budget + 0.5 * TOLERANCE
-    for _ in range(_ROUNDS):
-        aimed = dataclasses.replace(problem, budget_s=table.auto_time_s * (1.0 + aim))
-        schedule = SOLVER.solve(aimed, starts)
-        cost = schedule_cost(table, schedule)
-        if cost is None:
-            break
-        change = risk.predicted_schedule(schedule.choice) if risk is not None else None
-        margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
-        overrun = cost.time_change + margin - budget
-        if overrun <= _SMALL and cost.energy_change < 0.0:
-            return _arm(schedule, cost, change), schedule
-        if overrun <= _SMALL:
-            break  # nothing is gained that auto does not give
-        aim -= overrun
-    if budget < 0.0:
+    step = _Step(table=table, problem=problem, starts=starts, risk=risk)
+    found = step.aimed()
+    if step.is_held:
+        found = step.better(found, step.below())
+    if found is not None:
+        return found.arm, found.schedule
+    if step.budget < 0.0:
         return Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE), infeasible()
     schedule = Schedule(
         status=Status.BOUNDED,
-        choice=auto,
+        choice=np.full(len(problem.order), table.baseline),
         time_s=table.auto_time_s,
         energy_j=table.auto_energy_j,
-        bound_j=min(schedule.bound_j, table.auto_energy_j),
+        bound_j=min(step.bound_j, table.auto_energy_j),
         switches=0,
     )
     return _arm(schedule, schedule_cost(table, schedule), None), schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A schedule that keeps the budget as it settles."""
+
+    arm: Arm
+    schedule: Schedule
+    energy_change: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """A step under its cap, for which a schedule is sought.
+
+    Attributes:
+        table: What the problem was made of.
+        problem: What to keep.
+        starts: Schedules to start from. Shapes (n,).
+        risk: How sure the costs of the step are.
+        bound_j: No schedule that keeps the budget and the limit takes less.
+        is_held: Whether the cap holds a schedule that was looked at.
+    """
+
+    table: CostTable
+    problem: SequenceProblem
+    starts: list[Ints]
+    risk: ScheduleRisk | None
+    bound_j: float = math.inf
+    is_held: bool = False
+
+    @property
+    def budget(self) -> float:
+        """The time budget, as a fraction above auto."""
+        return self.problem.budget_s / self.table.auto_time_s - 1.0
+
+    def aimed(self) -> _Kept | None:
+        """Aim below the budget until a schedule keeps it; ``None`` where none that saves does."""
+        aim = self.budget + 0.5 * TOLERANCE
+        for _ in range(_ROUNDS):
+            schedule = SOLVER.solve(self._at(aim), self.starts)
+            self.bound_j = min(self.bound_j, schedule.bound_j)
+            if schedule.status is Status.INFEASIBLE:
+                return None
+            self.is_held = self.is_held or is_held(self.table, schedule.choice)
+            overrun, kept = self._kept(schedule)
+            if overrun <= _SMALL:
+                return kept
+            aim -= overrun
+        return None
+
+    def below(self) -> _Kept | None:
+        """Look for schedules whose windows the cap need not hold."""
+        cap, groups = cap_of(self.table), grouped(self.table, Granularity.KERNEL)
+        aim = self.budget + 0.5 * TOLERANCE
+        # With free switching multipliers are found in no time, and they are nearly the same.
+        free = cheapest_within(self.table, groups, Exact(max_labels=_FEW_LABELS), aim)
+        problem = self._at(aim)
+
+        def settled_j(choice: Ints) -> float:
+            _, kept = self._kept(self._of(choice))
+            return math.inf if kept is None else self.table.auto_energy_j * (1 + kept.energy_change)
+
+        choice = WindowedSequence(
+            problem=problem, windows=windows_of(cap), judge=settled_j
+        ).cheapest(_QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
+        return None if choice is None else self._kept(self._of(choice))[1]
+
+    @staticmethod
+    def better(one: _Kept | None, other: _Kept | None) -> _Kept | None:
+        """Return the one that saves more."""
+        kept = [each for each in (one, other) if each is not None]
+        return min(kept, key=lambda each: each.energy_change, default=None)
+
+    def _at(self, aim: float) -> SequenceProblem:
+        return dataclasses.replace(self.problem, budget_s=self.table.auto_time_s * (1.0 + aim))
+
+    def _of(self, choice: Ints) -> Schedule:
+        return schedule_of(self.problem, choice, status=Status.BOUNDED, bound_j=self.bound_j)
+
+    def _kept(self, schedule: Schedule) -> tuple[float, _Kept | None]:
+        """Say by how much a schedule overruns the budget as it settles, and keep it if it saves."""
+        cost = _settled_cost(self.table, schedule)
+        change = None if self.risk is None else self.risk.predicted_schedule(schedule.choice)
+        margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
+        overrun = cost.time_change + margin - self.budget
+        # Nothing is gained that auto does not give, where it may be left at auto.
+        if overrun > _SMALL or (cost.energy_change >= 0.0 and self.budget >= 0.0):
+            return overrun, None
+        arm = _arm(schedule, cost, change)
+        if is_held(self.table, schedule.choice):
+            gap = max(0.0, 1.0 - self.bound_j / cost.energy_j)
+            arm = msgspec.structs.replace(arm, status=Status.BOUNDED, gap=gap)
+        return overrun, _Kept(arm=arm, schedule=schedule, energy_change=cost.energy_change)
 
 
 def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) -> Arm:
@@ -264,8 +356,10 @@ def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) 
 
 def schedule_cost(table: CostTable, schedule: Schedule) -> Cost | None:
     """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
-    if schedule.status is Status.INFEASIBLE:
-        return None
+    return None if schedule.status is Status.INFEASIBLE else _settled_cost(table, schedule)
+
+
+def _settled_cost(table: CostTable, schedule: Schedule) -> Cost:
     time_s, energy_j = float(schedule.time_s), float(schedule.energy_j)
     if table.power_cap is not None and not (schedule.choice == table.baseline).all():
         free = table.launches

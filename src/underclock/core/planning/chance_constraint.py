@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from underclock.arrays import Ints
-from underclock.core.knapsack import Solution
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.planning.under_cap import Proof
 
 _ROUNDS = 8
 _SMALL = 1e-6  # of auto's time
@@ -43,11 +43,11 @@ class Candidate:
 
     Attributes:
         setting: Index into the cost table's settings, of each kernel. Shape (K,).
-        solution: The solver's answer.
+        proof: How good it is.
     """
 
     setting: Ints
-    solution: Solution
+    proof: Proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from underclock.records import Granularity, PowerPoint
 
 _PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _LABELS = 20_000
+_ROUNDS = 12  # choices looked at for a point; a plan looks at more
 
 
 def power_curve(
@@ -28,7 +29,8 @@ def power_curve(
         if limit_w < least_w:
             continue
         limited = under_limit(table, limit_w, known_limit_w).table
-        fast = fastest(limited, grouped(limited, granularity), Exact(max_labels=_LABELS))
+        groups = grouped(limited, granularity)
+        fast = fastest(limited, groups, Exact(max_labels=_LABELS), rounds=_ROUNDS)
         cost = None if fast is None else fast.cost
         if cost is None or cost.time_s > limited.auto_time_s:
             cost = None

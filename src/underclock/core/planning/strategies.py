@@ -8,6 +8,7 @@ Shape letters: K kernels, G groups, S settings.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +25,7 @@ from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import Candidate, RiskModel, within_confidence
 from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.under_cap import Proof, cheapest_within, is_held, proof_of_held
 from underclock.core.statistics.verdict import TOLERANCE
 from underclock.records import (
     Aggregate,
@@ -79,6 +81,11 @@ class _Task:
     goal: Goal
 
     @property
+    def is_settled(self) -> bool:
+        """Whether costs are already what the cap makes of them: those of one clock for all."""
+        return self.goal.granularity is Granularity.STEP
+
+    @property
     def problem(self) -> Problem:
         """The groups' costs, without a time budget."""
         return Problem(time_s=self.groups.time_s, energy_j=self.groups.energy_j)
@@ -125,14 +132,18 @@ def solve_strategies(
     arms = [Arm.of(Strategy.AUTO, _cost(table, auto), Status.BASELINE)]
     settings = {Strategy.AUTO: auto}
     for strategy, (granularity, aggregate) in freedom.items():
-        task = _Task(groups=grouped(table, granularity), aggregate=aggregate, goal=goal)
+        task = _Task(
+            groups=grouped(table, granularity),
+            aggregate=aggregate,
+            goal=dataclasses.replace(goal, granularity=granularity),
+        )
         candidate = _choose(table, task, risk)
         if candidate is None:
             arms.append(Arm.of(strategy, None, Status.INFEASIBLE))
             continue
-        setting, solution = candidate.setting, candidate.solution
+        setting, proof = candidate.setting, candidate.proof
         settings[strategy] = setting
-        arm = Arm.of(strategy, _cost(table, setting), solution.status, solution.gap)
+        arm = Arm.of(strategy, _cost(table, setting), proof.status, proof.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
     return SolvedStrategies(arms=tuple(arms), settings=settings)
 
@@ -206,19 +217,33 @@ def _choose(
 
     Only the waste objective has a time budget, so for the others risk plays no part.
     """
-    if task.goal.objective is Objective.TIME:
+    goal = task.goal
+    if goal.objective is Objective.TIME:
         return _fastest(table, task, exact if risk is not None else Exact())
-    if risk is None or task.goal.objective is not Objective.WASTE:
-        return _candidate(table, task, Exact())
-    max_slowdown = task.goal.max_slowdown
+    if goal.objective is not Objective.WASTE:
+        return _free(table, task, Exact())
+    solver = Exact() if risk is None else exact
+    seen: list[Candidate] = []
 
     def within(aim: float) -> Candidate | None:
-        goal = dataclasses.replace(task.goal, max_slowdown=aim)
-        return _candidate(table, dataclasses.replace(task, goal=goal), exact)
+        aimed = dataclasses.replace(task, goal=dataclasses.replace(goal, max_slowdown=aim))
+        candidate = _free(table, aimed, solver)
+        seen.extend([] if candidate is None else [candidate])
+        return candidate
 
-    candidate = within_confidence(max_slowdown, within, risk, tolerance_of(table))
+    def below(aim: float) -> Candidate | None:
+        return _below(table, task, solver, aim)
+
+    def best(choose: Callable[[float], Candidate | None]) -> Candidate | None:
+        if risk is not None:
+            return within_confidence(goal.max_slowdown, choose, risk, tolerance_of(table))
+        return choose(goal.max_slowdown)
+
+    candidate = best(within)
+    if task.aggregate is Aggregate.GLOBAL and any(_is_held(table, task, each) for each in seen):
+        candidate = _better(table, candidate, best(below), goal.max_slowdown, risk)
     # Auto is as fast as auto, whatever else is unsure.
-    if max_slowdown >= 0 and (candidate is None or _costs_more(candidate, risk)):
+    if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
         return _auto(table, task)
     return candidate
 
@@ -228,39 +253,87 @@ def tolerance_of(table: CostTable) -> float:
     return 0.0 if table.power_cap is None else TOLERANCE
 
 
-def _costs_more(candidate: Candidate, risk: RiskModel) -> bool:
+def _costs_more(table: CostTable, candidate: Candidate, risk: RiskModel | None) -> bool:
     """Whether a choice is expected to take more energy than auto."""
+    if risk is None:
+        return _cost(table, candidate.setting).energy_change > _ROUNDING
     return risk.predicted_change(candidate.setting).energy_change > 0.0
+
+
+def _is_held(table: CostTable, task: _Task, candidate: Candidate) -> bool:
+    cap = table.power_cap
+    if cap is None or task.is_settled:
+        return False
+    return is_held(table, candidate.setting[cap.order])
+
+
+def _better(
+    table: CostTable,
+    free: Candidate | None,
+    below: Candidate | None,
+    max_slowdown: float,
+    risk: RiskModel | None,
+) -> Candidate | None:
+    """Return the better of a choice made without a cap and one made below it, as they settle."""
+    if risk is None and free is not None:
+        # Nobody looked at how it settles.
+        late = _cost(table, free.setting).time_change > max_slowdown + _ROUNDING
+        free = None if late else free
+    kept = [each for each in (free, below) if each is not None]
+    return min(kept, key=lambda each: _cost(table, each.setting).energy_j, default=None)
 
 
 def _fastest(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
     """Return the choice of least time under the power cap; auto where it gains nothing."""
+    if task.is_settled:
+        choice = solution_of(task.problem, task.groups.time_s.argmin(axis=1))
+        return Candidate(setting=task.groups.spread(choice.choice), proof=_proof(choice))
     alone = task.aggregate is Aggregate.LOCAL
     fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, exact)
-    if fast is None or fast.cost.time_s >= table.auto_time_s:
+    if fast is None:
         return _auto(table, task)
-    return Candidate(setting=fast.setting, solution=fast.solution)
+    if fast.cost.time_s >= table.auto_time_s:
+        return dataclasses.replace(_auto(table, task), proof=fast.proof)
+    return Candidate(setting=fast.setting, proof=fast.proof)
 
 
-def _candidate(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
-    """Return the best choice of expected costs."""
+def _free(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
+    """Return the best choice of expected costs, whatever its windows."""
     solution = _solve(table, task, exact)
     if solution.status is Status.INFEASIBLE:
         return None
-    return Candidate(setting=task.groups.spread(solution.choice), solution=solution)
+    free = Candidate(setting=task.groups.spread(solution.choice), proof=_proof(solution))
+    if not _is_held(table, task, free):
+        return free
+    if task.aggregate is Aggregate.GLOBAL and task.goal.objective is Objective.WASTE:
+        proof = proof_of_held(table, task.groups, exact, free.setting)
+    else:
+        proof = Proof(status=Status.BOUNDED, gap=None)
+    return dataclasses.replace(free, proof=proof)
+
+
+def _below(table: CostTable, task: _Task, exact: Exact, aim: float) -> Candidate | None:
+    """Return the choice whose step settles best within an aim."""
+    below = cheapest_within(table, task.groups, exact, aim)
+    if below.choice is not None:
+        setting = task.groups.spread(below.choice)
+    else:
+        fast = fastest(table, task.groups, exact)
+        if fast is None or fast.cost.time_change > aim:
+            return None
+        setting = fast.setting
+    return Candidate(setting=setting, proof=proof_of_held(table, task.groups, exact, setting))
+
+
+def _proof(solution: Solution) -> Proof:
+    return Proof(status=solution.status, gap=solution.gap)
 
 
 def _auto(table: CostTable, task: _Task) -> Candidate:
     choice = np.full(len(task.groups.time_s), table.baseline)
-    energy_j = table.auto_energy_j
-    solution = Solution(
-        status=Status.OPTIMAL,
-        choice=tuple(choice.tolist()),
-        time_s=table.auto_time_s,
-        energy_j=energy_j,
-        bound_j=energy_j,
+    return Candidate(
+        setting=task.groups.spread(choice), proof=Proof(status=Status.OPTIMAL, gap=0.0)
     )
-    return Candidate(setting=task.groups.spread(solution.choice), solution=solution)
 
 
 def _solve(table: CostTable, task: _Task, exact: Exact) -> Solution:

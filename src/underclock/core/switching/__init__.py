@@ -9,7 +9,7 @@
 """
 
 from underclock.core.switching.exact import CyclicExact
-from underclock.core.switching.power import launch_costs, within_power
+from underclock.core.switching.power import WindowedSequence
 from underclock.core.switching.problem import SequenceProblem
 from underclock.core.switching.schedule import (
     Schedule,
@@ -24,9 +24,8 @@ __all__ = [
     "Schedule",
     "Scheduler",
     "SequenceProblem",
+    "WindowedSequence",
     "cost_of",
     "infeasible",
-    "launch_costs",
     "violations",
-    "within_power",
 ]

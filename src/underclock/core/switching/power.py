@@ -3,24 +3,75 @@
 Shape letters: n invocations, S settings.
 """
 
-import math
 from collections.abc import Sequence as Items
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.knapsack.windows import Met, PowerWindows, WindowSearch, multiplied
-from underclock.core.switching.incumbent import PROVEN
-from underclock.core.switching.problem import SequenceProblem
-from underclock.core.switching.schedule import (
-    Schedule,
-    Scheduler,
-    infeasible,
-    schedule_of,
-    violations,
+from underclock.core.knapsack.windows import (
+    Judge,
+    Met,
+    PowerWindows,
+    WindowSearch,
+    beyond_limit,
+    multiplied,
 )
+from underclock.core.switching.problem import SequenceProblem
+from underclock.core.switching.schedule import Scheduler, cost_of
 from underclock.records import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedSequence:
+    """A step under a power limit.
+
+    Attributes:
+        problem: Costs, rules and the time budget.
+        windows: What to keep.
+        judge: Says which schedule is the best.
+    """
+
+    problem: SequenceProblem
+    windows: PowerWindows
+    judge: Judge
+
+    def cheapest(
+        self, solver: Scheduler, start: Items[Ints] = (), *, first: Floats, rounds: int
+    ) -> Ints | None:
+        """Find the best schedule that keeps the rules; ``None`` where none met was allowed.
+
+        Args:
+            solver: Finds the best schedule at given multipliers.
+            start: Schedules for it to begin with. Shapes (n,).
+            first: Multiplier of every invocation to begin with. Shape (n,).
+            rounds: Most schedules to look for, before some that only seek to keep the limit.
+        """
+
+        def solve(each: Floats) -> Met | float:
+            changed, added_j = _multiplied(self.problem, each, self.windows.limit_w)
+            schedule = solver.solve(changed, start)
+            if schedule.status is Status.INFEASIBLE:
+                return schedule.bound_j
+            time_s, energy_j = launch_costs(self.problem, schedule.choice)
+            return Met(
+                choice=schedule.choice,
+                time_s=time_s,
+                energy_j=energy_j,
+                cost_j=cost_of(self.problem, schedule.choice).energy_j,
+                bound_j=schedule.bound_j - added_j,
+            )
+
+        search = WindowSearch(
+            windows=self.windows,
+            solve=solve,
+            judge=self.judge,
+            launches=len(self.problem.order),
+            rounds=rounds,
+            first=first,
+        )
+        search.run()
+        return None if search.best is None else search.best.choice
 
 
 def launch_costs(problem: SequenceProblem, choice: Ints) -> tuple[Floats, Floats]:
@@ -35,59 +86,6 @@ def launch_costs(problem: SequenceProblem, choice: Ints) -> tuple[Floats, Floats
         problem.time_s[problem.order, choice] + problem.switch_time_s[change],
         problem.energy_j[problem.order, choice] + problem.switch_energy_j[change],
     )
-
-
-def within_power(
-    problem: SequenceProblem,
-    solver: Scheduler,
-    windows: PowerWindows,
-    start: Items[Ints] = (),
-    *,
-    rounds: int = 12,
-) -> Schedule:
-    """Find the cheapest schedule that keeps the rules and that no window exceeds the limit with.
-
-    Args:
-        problem: The problem.
-        solver: Finds the best schedule at given multipliers.
-        windows: What to keep.
-        start: Schedules to do no worse than, where they keep all. Shapes (n,).
-        rounds: Most schedules to look for, before some that only seek to keep the limit.
-
-    Returns:
-        The best schedule met, with a bound; or the status ``INFEASIBLE``, with a finite bound where
-        none was found and there may be one.
-    """
-
-    def met(choice: Ints, bound_j: float) -> Met:
-        time_s, energy_j = launch_costs(problem, choice)
-        return Met(choice=choice, time_s=time_s, energy_j=energy_j, bound_j=bound_j)
-
-    def solve(each: Floats) -> Met | float:
-        changed, added_j = _multiplied(problem, each, windows.limit_w)
-        schedule = solver.solve(changed, start)
-        if schedule.status is Status.INFEASIBLE:
-            # Only what it says of every schedule holds for those within the limit too.
-            return schedule.bound_j if not each.any() else -math.inf
-        return met(schedule.choice, schedule.bound_j - added_j)
-
-    search = WindowSearch(
-        windows=windows,
-        solve=solve,
-        launches=len(problem.order),
-        rounds=rounds,
-        latest_s=problem.latest_s,
-    )
-    for choice in start:
-        if not violations(problem, choice):
-            search.offer(met(choice, -math.inf))
-    search.run()
-    bound_j = max(0.0, search.bound_j)
-    if search.best is None:
-        return infeasible(bound_j)
-    found = schedule_of(problem, search.best.choice, status=Status.BOUNDED, bound_j=bound_j)
-    proven = found.bound_j >= found.energy_j * (1.0 - PROVEN)
-    return replace(found, status=Status.OPTIMAL) if proven else found
 
 
 def _multiplied(
@@ -105,8 +103,8 @@ def _multiplied(
     """
     if not each.any():
         return problem, 0.0
-    time_s = problem.time_s[problem.order]
-    energy_j, added_j = multiplied(time_s, problem.energy_j[problem.order], each, limit_w)
+    time_s, own_j = problem.time_s[problem.order], problem.energy_j[problem.order]
+    energy_j, added_j = multiplied(own_j, beyond_limit(time_s, own_j, limit_w), each)
     # A change belongs to no invocation: it counts with the mean of their multipliers.
     beyond_j = problem.switch_energy_j - limit_w * problem.switch_time_s
     change_j = problem.switch_energy_j + float(each.mean()) * beyond_j

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Ints
-from underclock.core.knapsack import Problem
-from underclock.core.knapsack.problem import solution_of
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import Candidate, room, within_confidence
+from underclock.core.planning.under_cap import Proof
+from underclock.records import Status
 
-_ANY = solution_of(Problem(time_s=np.ones((1, 1)), energy_j=np.ones((1, 1))), np.array([0]))
+_ANY = Proof(status=Status.OPTIMAL, gap=0.0)
 
 
 def candidate(setting: int) -> Candidate:
-    return Candidate(setting=np.array([setting]), solution=_ANY)
+    return Candidate(setting=np.array([setting]), proof=_ANY)
 
 
 @dataclass(frozen=True)

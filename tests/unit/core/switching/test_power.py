@@ -2,22 +2,25 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from underclock.arrays import Floats, Ints
 from underclock.core.knapsack import PowerWindows
 from underclock.core.switching import (
     CyclicExact,
+    Schedule,
     SequenceProblem,
+    WindowedSequence,
     cost_of,
-    launch_costs,
     violations,
-    within_power,
 )
-from underclock.records import Status
+from underclock.core.switching.power import launch_costs
+from underclock.physics.mean_power import window_means_w
 
 
 def drawn(seed: int) -> tuple[SequenceProblem, PowerWindows]:
@@ -59,23 +62,44 @@ def tried_all(problem: SequenceProblem, windows: PowerWindows) -> float:
     return least_j
 
 
+def judged(problem: SequenceProblem, windows: PowerWindows) -> Callable[[Ints], float]:
+    def judge(choice: Ints) -> float:
+        keeps = windows.keeps(*launch_costs(problem, choice))
+        return cost_of(problem, choice).energy_j if keeps else math.inf
+
+    return judge
+
+
+def cheapest(
+    problem: SequenceProblem,
+    windows: PowerWindows,
+    *,
+    rounds: int = 12,
+    first: Floats | None = None,
+    gap: float = 1e-9,
+) -> Ints | None:
+    sequence = WindowedSequence(problem=problem, windows=windows, judge=judged(problem, windows))
+    begin = np.zeros(len(problem.order)) if first is None else first
+    return sequence.cheapest(CyclicExact(gap=gap), first=begin, rounds=rounds)
+
+
 @pytest.mark.parametrize("part", range(3))
-def test_what_is_found_keeps_the_limit_and_its_bound_holds(part: int) -> None:
-    missed = 0
-    for seed in range(part, 24, 3):
+def test_what_is_found_keeps_the_rules_and_the_limit(part: int) -> None:
+    missed = worse = 0
+    for seed in range(part, 18, 3):
         problem, windows = drawn(seed)
-        schedule = within_power(problem, CyclicExact(), windows)
-        least_j = tried_all(problem, windows)
-        assert schedule.bound_j <= least_j * (1.0 + 1e-9), seed
-        if schedule.status is Status.INFEASIBLE:
+        choice, least_j = cheapest(problem, windows), tried_all(problem, windows)
+        if choice is None:
             missed += least_j < math.inf
             continue
-        assert violations(problem, schedule.choice) == []
-        assert windows.keeps(*launch_costs(problem, schedule.choice))
-        assert schedule.energy_j >= least_j * (1.0 - 1e-9)
-        assert schedule.gap is not None
-        assert (schedule.status is Status.OPTIMAL) == (schedule.gap <= 1e-9)
-    assert missed <= 2  # so few launches leave multipliers little to find
+        assert violations(problem, choice) == []
+        assert windows.keeps(*launch_costs(problem, choice))
+        energy_j = cost_of(problem, choice).energy_j
+        assert energy_j >= least_j * (1.0 - 1e-9)
+        worse += energy_j > least_j * 1.05
+    # So few launches leave multipliers little to find.
+    assert missed <= 2
+    assert worse <= 2
 
 
 def layers(order: Items[int] = (0, 1) * 24) -> SequenceProblem:
@@ -93,55 +117,46 @@ def layers(order: Items[int] = (0, 1) * 24) -> SequenceProblem:
     )
 
 
-def test_power_is_lent_like_time_within_the_window() -> None:
-    """Below a limit the product runs above the clock that it could hold alone."""
-    problem = layers()
-    windows = PowerWindows(limit_w=400.0)
-    # The fastest step: its energy is its time, times a power that counts for nothing else.
-    fastest = replace(problem, budget_s=10.2e-3 * 24 / 0.9)
-    schedule = within_power(fastest, CyclicExact(gap=1e-4), windows)
-
-    assert schedule.status is not Status.INFEASIBLE
-    assert schedule.gap is not None
-    assert windows.keeps(*launch_costs(fastest, schedule.choice))
-    alone_w = fastest.energy_j[0] / fastest.time_s[0]
-    assert alone_w[schedule.choice[0]] > 400.0
-    assert alone_w[schedule.choice[0]] <= 700.0
-
-
 def test_windows_bind_where_the_mean_of_the_round_does_not() -> None:
     """Hot and cool halves, each much longer than the window: the mean says nothing of either."""
     problem = layers([0] * 60 + [1] * 140)
-    free = CyclicExact().solve(replace(problem, budget_s=1.02 * 60 * 7e-3 + 140 * 3.1e-3))
+    problem = replace(problem, budget_s=1.02 * 60 * 7e-3 + 140 * 3.1e-3)
+    free = CyclicExact(gap=1e-4).solve(problem)
     times = launch_costs(problem, free.choice)
-    mean_w = times[1].sum() / times[0].sum()
-    windows = PowerWindows(limit_w=float(1.15 * mean_w))
-    assert not windows.keeps(*times)
+    windows = PowerWindows(limit_w=float(0.96 * window_means_w(*times).max()))
+    assert times[1].sum() / times[0].sum() < 0.8 * windows.limit_w
 
-    schedule = within_power(problem, CyclicExact(gap=1e-4), windows)
-    assert schedule.status is not Status.INFEASIBLE
-    assert windows.keeps(*launch_costs(problem, schedule.choice))
-
-
-def test_a_start_within_the_limit_is_not_made_worse() -> None:
-    problem, windows = next(
-        (problem, windows)
-        for problem, windows in map(drawn, range(100))
-        if tried_all(problem, windows) < math.inf
-    )
-    settings = [np.flatnonzero(np.isfinite(row)) for row in problem.time_s[problem.order]]
-    start = [np.array(each) for each in itertools.product(*settings)]
-    schedule = within_power(problem, CyclicExact(), windows, start, rounds=1)
-
-    assert schedule.energy_j == pytest.approx(tried_all(problem, windows))
+    choice = cheapest(problem, windows, gap=1e-4, rounds=12)
+    assert choice is not None
+    assert violations(problem, choice) == []
+    assert windows.keeps(*launch_costs(problem, choice))
 
 
-def test_no_schedule_within_the_budget_is_proven_and_none_below_the_limit_is_not() -> None:
+class Remembers:
+    """Solves, and remembers what."""
+
+    def __init__(self) -> None:
+        self.problems: list[SequenceProblem] = []
+
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+        self.problems.append(problem)
+        return CyclicExact().solve(problem, start)
+
+
+def test_multipliers_to_begin_with_are_those_of_the_first_schedule() -> None:
+    problem, windows = layers((0, 1) * 3), PowerWindows(limit_w=1e4)
+    sequence = WindowedSequence(problem=problem, windows=windows, judge=judged(problem, windows))
+    solver, first = Remembers(), np.array([0.0, 0.0, 0.1, 0.0, 0.0, 0.0])
+    assert sequence.cheapest(solver, first=first, rounds=1) is not None
+    (asked,) = solver.problems
+    beyond_j = problem.energy_j - 1e4 * problem.time_s
+    off_j = asked.energy_j - problem.energy_j[problem.order]
+    assert np.ptp(off_j[2] - 0.1 * beyond_j[0]) == pytest.approx(0.0, abs=1e-9)
+    assert not off_j[[0, 1, 3, 4, 5]].any()
+
+
+def test_no_schedule_within_the_budget_is_none() -> None:
     problem = layers((0, 1) * 3)
     late = replace(problem, budget_s=1e-3)
-
-    none = within_power(late, CyclicExact(), PowerWindows(limit_w=1e5))
-    assert none.bound_j == math.inf
-    hot = within_power(problem, CyclicExact(), PowerWindows(limit_w=1.0))
-    assert hot.status is none.status is Status.INFEASIBLE
-    assert hot.bound_j < math.inf
+    assert cheapest(late, PowerWindows(limit_w=1e5)) is None
+    assert cheapest(problem, PowerWindows(limit_w=1.0), rounds=2) is None

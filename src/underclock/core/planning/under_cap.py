@@ -1,0 +1,131 @@
+"""Choices that the cap holds: what is proven of them, and those that it need not hold.
+
+The solver knows nothing of the cap. Where windows of what it chooses draw more than the limit, the
+loop lowers clocks, and the step takes longer than was reckoned. Multipliers of these windows lead
+to choices that the loop leaves alone, or nearly so; which is the best is told by how each settles.
+
+Shape letters: G groups, S settings, K kernels, n launches.
+"""
+
+import dataclasses
+import math
+
+from underclock.arrays import Ints
+from underclock.core.costs.groups import Grouped
+from underclock.core.costs.power_window import PowerCap, greatest_mean_w
+from underclock.core.costs.step import settled_step, step_cost
+from underclock.core.costs.table import CostTable
+from underclock.core.knapsack import BelowLimit, PowerWindows, Problem, Solver, WindowedGroups
+from underclock.records import Status
+
+_ROUNDS = 12  # choices looked at within a time budget
+_SMALL = 1e-9  # of a time or an energy: what rounding leaves
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is known of how good a choice is.
+
+    Attributes:
+        status: How it came about.
+        gap: How far what is minimised may be from the least that any choice within the limit
+            gives, as a fraction; ``None`` where nothing is known.
+    """
+
+    status: Status
+    gap: float | None
+
+    @classmethod
+    def within(cls, bound: float, reached: float) -> "Proof":
+        """State the gap between a bound and what was reached."""
+        gap = max(0.0, 1.0 - bound / reached)
+        return cls(status=Status.OPTIMAL if gap <= _SMALL else Status.BOUNDED, gap=gap)
+
+
+def cap_of(table: CostTable) -> PowerCap:
+    """Return what holds a step.
+
+    Raises:
+        ValueError: Costs are of kernels alone.
+    """
+    if table.power_cap is None:
+        raise ValueError("kernels alone have no step that a limit could hold")
+    return table.power_cap
+
+
+def windows_of(cap: PowerCap) -> PowerWindows:
+    """Return what a cap keeps."""
+    return PowerWindows(limit_w=cap.limit_w, window_s=cap.window_s)
+
+
+def is_held(table: CostTable, choice: Ints) -> bool:
+    """Whether the cap lowers clocks of a schedule; never where there is none, or auto is measured.
+
+    Args:
+        table: What every kernel costs.
+        choice: Setting of each launch. Shape (n,).
+    """
+    cap = table.power_cap
+    if cap is None or (choice == table.baseline).all():
+        return False
+    launches = table.launches
+    time_s, energy_j = launches.time_s[cap.order, choice], launches.energy_j[cap.order, choice]
+    return greatest_mean_w(cap, time_s, energy_j) > cap.limit_w
+
+
+def cheapest_within(
+    table: CostTable, groups: Grouped, solver: Solver, max_slowdown: float
+) -> BelowLimit:
+    """Find the choice whose step settles at least energy within a time budget.
+
+    Args:
+        table: Costs of the step.
+        groups: Who shares a setting.
+        solver: Solves without a cap.
+        max_slowdown: Time budget as a fraction above auto.
+
+    Raises:
+        ValueError: Costs are of kernels alone.
+    """
+    cap = cap_of(table)
+
+    def settled_j(choice: Ints) -> float:
+        cost = step_cost(table, groups.spread(choice)[cap.order])
+        return cost.energy_j if cost.time_change <= max_slowdown + _SMALL else math.inf
+
+    budget_s = table.auto_time_s * (1.0 + max_slowdown)
+    return WindowedGroups(
+        problem=Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s),
+        windows=windows_of(cap),
+        order=groups.member[cap.order],
+        judge=settled_j,
+    ).cheapest(solver, rounds=_ROUNDS)
+
+
+def proof_of_held(table: CostTable, groups: Grouped, solver: Solver, setting: Ints) -> Proof:
+    """Say how good a choice is that the cap holds, as it settles, heat apart.
+
+    No choice within the limit takes less energy in as much time than the solver finds without a
+    cap.
+
+    Args:
+        table: Costs of the step.
+        groups: Who shares a setting.
+        solver: Solves without a cap.
+        setting: Of each kernel. Shape (K,).
+
+    Raises:
+        ValueError: Costs are of kernels alone.
+    """
+    cap = cap_of(table)
+    settled = settled_step(table, setting[cap.order])
+    # The cap makes no launch faster than its fastest setting, so there is such a choice.
+    free = solver.solve(
+        Problem(
+            time_s=groups.time_s,
+            energy_j=groups.energy_j,
+            budget_s=math.fsum(settled.time_s) * (1.0 + _SMALL),
+        )
+    )
+    proof = Proof.within(free.bound_j, math.fsum(settled.energy_j))
+    return dataclasses.replace(proof, status=Status.BOUNDED)

@@ -1,0 +1,189 @@
+"""A step under its cap: left alone below the limit, held at one common clock where it is not."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.core.costs.heat import Heat
+from underclock.core.costs.power_limit import under_limit
+from underclock.core.costs.power_window import (
+    LaunchCosts,
+    PowerCap,
+    SettledStep,
+    greatest_mean_w,
+    settle,
+)
+from underclock.core.costs.table import CostTable
+from underclock.records import AUTO, Clocks, Closure, Kernel
+
+seeds = st.integers(0, 2**32 - 1)
+CORES = np.array([900, 1200, 1500, 1800])
+
+
+def costs(seed: int = 0, kernels: int = 2) -> LaunchCosts:
+    """Kernels of a millisecond or some, one hotter than the other, at core clocks."""
+    random = np.random.default_rng(seed)
+    part = CORES / CORES[-1]
+    bound = random.uniform(0.2, 1.0, (kernels, 1))
+    time_s = random.uniform(1e-3, 30e-3, (kernels, 1)) * (bound / part + 1.0 - bound)
+    power_w = 60.0 + random.uniform(50.0, 400.0, (kernels, 1)) * part**3
+    return LaunchCosts(
+        settings=tuple(Clocks(core_mhz=int(core)) for core in CORES),
+        time_s=time_s,
+        energy_j=time_s * power_w,
+    )
+
+
+def mean_w(settled: SettledStep) -> float:
+    return float(settled.energy_j.sum() / settled.time_s.sum())
+
+
+@settings(max_examples=20)
+@given(seeds)
+def test_a_schedule_below_the_limit_is_left_alone(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    of, order = costs(seed), random.integers(0, 2, 30)
+    choice = random.integers(0, 4, 30)
+    at = order, choice
+    cap = PowerCap(limit_w=1e3, order=order, boost=3)
+    settled = settle(cap, of, choice)
+    assert settled.time_s == pytest.approx(of.time_s[at])
+    assert settled.energy_j == pytest.approx(of.energy_j[at])
+    assert settled.core_mhz == pytest.approx(CORES[choice])
+    assert settled.held == 0.0
+    greatest_w = greatest_mean_w(cap, settled.time_s, settled.energy_j)
+    powers_w = of.energy_j[at] / of.time_s[at]
+    assert powers_w.min() - 1e-9 <= greatest_w <= powers_w.max() + 1e-9
+    assert settle(dataclasses.replace(cap, limit_w=greatest_w), of, choice).held == 0.0
+
+
+@settings(max_examples=20)
+@given(seeds)
+def test_a_schedule_beyond_it_is_slowed_and_cooled_and_never_raised(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    of, order = costs(seed), random.integers(0, 2, 30)
+    choice = random.integers(0, 4, 30)
+    at = order, choice
+    free = settle(PowerCap(limit_w=math.inf, order=order, boost=3), of, choice)
+    limit_w = 0.9 * greatest_mean_w(PowerCap(limit_w=1.0, order=order, boost=3), *free_of(free))
+    settled = settle(PowerCap(limit_w=limit_w, order=order, boost=3), of, choice)
+    assert (settled.time_s >= of.time_s[at] * (1.0 - 1e-9)).all()
+    assert (settled.core_mhz <= CORES[choice] + 1e-9).all()
+    assert 0.0 <= settled.held <= 1.0
+    # A lower limit makes it slower yet.
+    lower = settle(PowerCap(limit_w=0.9 * limit_w, order=order, boost=3), of, choice)
+    assert lower.time_s.sum() >= settled.time_s.sum() * (1.0 - 1e-9)
+    assert lower.mean_mhz <= settled.mean_mhz + 1e-6
+
+
+def free_of(settled: SettledStep) -> tuple[np.ndarray, np.ndarray]:
+    return settled.time_s, settled.energy_j
+
+
+def test_one_kernel_settles_where_it_draws_the_limit() -> None:
+    of = costs(1, kernels=1)
+    powers_w = (of.energy_j / of.time_s)[0]
+    limit_w = 0.5 * (powers_w[1] + powers_w[2])
+    cap = PowerCap(limit_w=float(limit_w), order=np.zeros(40, dtype=np.int64), boost=3)
+    settled = settle(cap, of, np.full(40, 3))
+    assert ((settled.core_mhz > 1200) & (settled.core_mhz < 1500)).all()
+    assert mean_w(settled) == pytest.approx(limit_w, rel=0.02)
+    assert settled.held == pytest.approx(1.0)
+    assert settled.mean_mhz == pytest.approx(settled.core_mhz[0])
+    # Less than any clock draws: it stays at the least.
+    cold = settle(dataclasses.replace(cap, limit_w=1.0), of, np.full(40, 3))
+    assert (cold.core_mhz == 900).all()
+
+
+def test_a_hot_half_is_held_and_a_cool_one_is_not() -> None:
+    """Both halves are longer than the window, so neither lends the other power."""
+    of = costs(2)
+    hot = int((of.energy_j / of.time_s)[:, -1].argmax())
+    order = np.array([hot] * 200 + [1 - hot] * 200)
+    powers_w = (of.energy_j / of.time_s)[:, -1]
+    cap = PowerCap(limit_w=float(powers_w.mean()), order=order, boost=3)
+    settled = settle(cap, of, np.full(400, 3))
+    assert settled.core_mhz[150] < 1800
+    assert settled.core_mhz[350] == 1800
+    assert 0.0 < settled.held < 1.0
+
+
+def test_ceilings_lower_the_core_clock_of_the_same_memory() -> None:
+    clocks = ((900, None), (1500, None), (900, 5001), (1200, 5001))
+    of = LaunchCosts(
+        settings=tuple(Clocks(core_mhz=core, mem_mhz=mem) for core, mem in clocks),
+        time_s=np.ones((1, 4)),
+        energy_j=np.ones((1, 4)),
+    )
+    ceilings, becomes = of.under_ceilings()
+    assert ceilings.tolist() == [900, 1200, 1500]
+    assert becomes.tolist() == [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 3, 3]]
+
+
+def test_a_ceiling_at_which_a_launch_is_not_known_is_not_used() -> None:
+    of = costs(1, kernels=1)
+    time_s, energy_j = of.time_s.copy(), of.energy_j.copy()
+    time_s[0, 0] = energy_j[0, 0] = np.inf
+    of = dataclasses.replace(of, time_s=time_s, energy_j=energy_j)
+    cap = PowerCap(limit_w=1.0, order=np.zeros(5, dtype=np.int64), boost=3)
+    assert (settle(cap, of, np.full(5, 3)).core_mhz == 1200).all()
+
+
+def step(*, closure: Closure | None = None) -> CostTable:
+    """A step whose auto is what a cap of 300 W leaves of boost."""
+    of, order = costs(2), np.array([0, 1] * 20)
+    cap = PowerCap(limit_w=300.0, order=order, boost=3)
+    settled = settle(cap, of, np.full(40, 3))
+    sums = [np.bincount(order, each) for each in (settled.time_s, settled.energy_j)]
+    return CostTable(
+        kernels=tuple(Kernel(name=f"k{k}", count=20) for k in range(2)),
+        settings=(*of.settings, AUTO),
+        time_s=np.column_stack([20 * of.time_s, sums[0]]),
+        energy_j=np.column_stack([20 * of.energy_j, sums[1]]),
+        baseline=4,
+        closure=closure,
+        power_cap=cap,
+    )
+
+
+def test_auto_under_a_lower_limit_is_what_the_cap_leaves_of_boost() -> None:
+    table = step()
+    same = under_limit(table, 320.0, 320.0)
+    assert same.table.auto_time_s == pytest.approx(table.auto_time_s)
+    assert same.table.auto_energy_j == pytest.approx(table.auto_energy_j)
+    # The loop settles as far below one limit as below another.
+    lower = under_limit(table, 220.0, 320.0)
+    assert lower.table.power_cap is not None
+    assert lower.table.power_cap.limit_w == pytest.approx(200.0)
+    assert lower.table.auto_time_s > table.auto_time_s
+    assert lower.table.auto_energy_j / lower.table.auto_time_s == pytest.approx(200.0, rel=0.03)
+    assert lower.at_auto.shape == (40,)
+    assert set(lower.at_auto.tolist()) <= {0, 1, 2, 3}
+
+
+def test_what_the_model_misses_of_the_step_it_misses_at_another_limit_too() -> None:
+    plain = under_limit(step(), 250.0, 300.0).table
+    missed = under_limit(step(closure=Closure(time=1.1, energy=0.9)), 250.0, 300.0).table
+    assert missed.auto_time_s == pytest.approx(plain.auto_time_s / 1.1)
+    assert missed.auto_energy_j == pytest.approx(plain.auto_energy_j / 0.9)
+
+
+def test_at_a_lower_limit_everything_runs_cooler() -> None:
+    heat = Heat(c_per_w=0.1, w_per_c=np.full(5, 0.5))
+    table = dataclasses.replace(step(), heat=heat)
+    cooled = under_limit(table, 200.0, 300.0).table
+    auto_w = table.auto_energy_j / table.auto_time_s
+    less_w = 0.5 * 0.1 * (auto_w - 200.0)
+    assert cooled.energy_j[:, :4] == pytest.approx(
+        table.energy_j[:, :4] - less_w * table.time_s[:, :4]
+    )
+    assert cooled.heat is None
+
+
+def test_kernels_alone_have_no_limit() -> None:
+    with pytest.raises(ValueError, match="no step"):
+        under_limit(dataclasses.replace(step(), power_cap=None), 200.0, 300.0)

@@ -1,0 +1,369 @@
+"""Plans of a step under its cap, against brute force over what each choice settles at."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underclock.arrays import Ints
+from underclock.core.costs.groups import grouped
+from underclock.core.costs.power_window import PowerCap, settle
+from underclock.core.costs.step import settled_step, step_cost
+from underclock.core.costs.table import CostTable
+from underclock.core.knapsack import Exact, Problem
+from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.planning.achievable import Rules, achieved, schedule_cost, sequence_problem
+from underclock.core.planning.fastest import fastest, fastest_alone
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.power_curve import power_curve
+from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
+from underclock.core.planning.under_cap import (
+    cheapest_within,
+    is_held,
+    proof_of_held,
+)
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Arm,
+    Clocks,
+    Cost,
+    Granularity,
+    Kernel,
+    Objective,
+    Pass,
+    Status,
+    Strategy,
+)
+from underclock.records.latencies import LatencyTable
+
+seeds = st.integers(0, 2**32 - 1)
+CORES = np.array([1000, 1200, 1400, 1600, 1800])
+WINDOW_S = 0.02
+
+
+def step(seed: int = 0, *, limit: float = 0.85, each: int = 10) -> CostTable:
+    """Two hot kernels, then a cool one for as long, many times longer than the window.
+
+    Args:
+        seed: Of their costs.
+        limit: Of the cap, as a part of the power of the hot half at boost.
+        each: Launches of each kernel.
+    """
+    random = np.random.default_rng(seed)
+    part = CORES / CORES[-1]
+    size_s = np.array([[2e-3], [3e-3], [6e-3]]) * random.uniform(0.8, 1.2, (3, 1))
+    bound = np.array([[0.95], [0.1], [0.6]]) * random.uniform(0.7, 1.05, (3, 1))
+    time_s = size_s * (bound / part + 1.0 - bound)
+    busy_w = np.array([[350.0], [300.0], [80.0]]) * random.uniform(0.8, 1.2, (3, 1))
+    energy_j = time_s * (60.0 + busy_w * part**3)
+    order = np.array([0, 1] * each + [2] * each)
+    hot_w = energy_j[:2, -1].sum() / time_s[:2, -1].sum()
+    cap = PowerCap(limit_w=float(limit * hot_w), order=order, boost=4, window_s=WINDOW_S)
+    passes = (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)
+    table = CostTable(
+        kernels=tuple(Kernel(name=f"k{k}", count=each, pass_=passes[k]) for k in range(3)),
+        settings=(*(Clocks(core_mhz=int(core)) for core in CORES), AUTO),
+        time_s=np.column_stack([each * time_s, np.ones(3)]),
+        energy_j=np.column_stack([each * energy_j, np.ones(3)]),
+        baseline=5,
+        power_cap=cap,
+    )
+    auto = settle(cap, table.launches, np.full(len(order), 4))
+    for costs, launches in ((table.time_s, auto.time_s), (table.energy_j, auto.energy_j)):
+        costs[:, 5] = np.bincount(order, launches)
+    return table
+
+
+def order_of(table: CostTable) -> Ints:
+    assert table.power_cap is not None
+    return table.power_cap.order
+
+
+def settled_all(table: CostTable) -> list[tuple[Ints, Cost, bool]]:
+    """Return every choice, what its step settles at, and whether the cap holds it."""
+    choices = (np.array(each) for each in itertools.product(range(5), repeat=3))
+    return [
+        (each, step_cost(table, each[order_of(table)]), is_held(table, each[order_of(table)]))
+        for each in choices
+    ]
+
+
+@settings(max_examples=10)
+@given(seeds, st.floats(0.7, 1.1))
+def test_the_fastest_step_is_what_it_settles_at_and_its_gap_holds(seed: int, limit: float) -> None:
+    table = step(seed, limit=limit)
+    found = fastest(table, grouped(table, Granularity.KERNEL), Exact())
+    tried = settled_all(table)
+    free = [cost.time_s for _, cost, held in tried if not held]
+    if found is None:
+        assert not free
+        return
+    assert found.cost == step_cost(table, found.setting[order_of(table)])
+    assert found.proof.gap is not None
+    assert (found.proof.status is Status.OPTIMAL) == (found.proof.gap <= 1e-9)
+    reached_s = min(found.cost.time_s, table.auto_time_s)
+    assert min(free, default=math.inf) >= reached_s * (1.0 - found.proof.gap) * (1.0 - 1e-9)
+    assert found.cost.time_s <= 1.02 * min(cost.time_s for _, cost, _ in tried)
+
+
+def test_windows_make_the_step_faster_than_its_mean_alone_does() -> None:
+    """The mean of both halves leaves power that the hot one cannot have."""
+    table = step(3, limit=0.7)
+    groups = grouped(table, Granularity.KERNEL)
+    mean = fastest(table, groups, Exact(), rounds=1)
+    windows = fastest(table, groups, Exact())
+    assert mean is not None
+    assert windows is not None
+    assert is_held(table, mean.setting[order_of(table)])
+    assert windows.cost.time_s < mean.cost.time_s
+    least_s = min(cost.time_s for _, cost, _ in settled_all(table))
+    assert windows.cost.time_s == pytest.approx(least_s, rel=1e-3)
+
+
+def test_each_kernel_alone_keeps_the_limit() -> None:
+    table = step()
+    alone = fastest_alone(table, grouped(table, Granularity.KERNEL))
+    assert alone is not None
+    assert table.power_cap is not None
+    assert not is_held(table, alone.setting[order_of(table)])
+    power_w = table.energy_j / table.time_s
+    assert (power_w[range(3), alone.setting] <= table.power_cap.limit_w).all()
+    cold = dataclasses.replace(table, power_cap=dataclasses.replace(table.power_cap, limit_w=1.0))
+    assert fastest_alone(cold, grouped(cold, Granularity.KERNEL)) is None
+    assert fastest(cold, grouped(cold, Granularity.KERNEL), Exact()) is None
+
+
+def isolated(table: CostTable) -> CostTable:
+    return dataclasses.replace(table, power_cap=None)
+
+
+def test_kernels_alone_have_no_cap() -> None:
+    table = isolated(step())
+    groups = grouped(table, Granularity.KERNEL)
+    with pytest.raises(ValueError, match="no step"):
+        fastest(table, groups, Exact())
+    with pytest.raises(ValueError, match="no step"):
+        fastest_alone(table, groups)
+    with pytest.raises(ValueError, match="no step"):
+        cheapest_within(table, groups, Exact(), 0.0)
+    with pytest.raises(ValueError, match="no step"):
+        proof_of_held(table, groups, Exact(), np.zeros(3, dtype=np.int64))
+    assert not is_held(table, np.zeros(3, dtype=np.int64))
+
+
+def test_the_measured_step_at_auto_is_not_held_by_a_model_of_it() -> None:
+    table = step()
+    assert not is_held(table, np.full(30, table.baseline))
+    assert is_held(table, np.full(30, 4))
+
+
+def test_the_curve_over_power_limits_is_never_slower_than_the_cap() -> None:
+    table = step(1, limit=0.9)
+    assert table.power_cap is not None
+    limit_w = table.power_cap.limit_w
+    points = power_curve(table, limit_w, 0.55 * limit_w, granularity=Granularity.KERNEL)
+    assert [point.limit_w / limit_w for point in points] == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
+    for point in points:
+        assert point.time_s <= point.auto_time_s
+        assert point.time_change == pytest.approx(point.time_s / point.auto_time_s - 1.0)
+    assert any(point.time_change < 0.0 for point in points)
+    assert [p.time_s for p in points] == sorted((p.time_s for p in points), reverse=True)
+
+
+def test_a_limit_below_what_every_choice_draws_leaves_auto() -> None:
+    table = step(1, limit=0.3)
+    assert table.power_cap is not None
+    (point, *_) = power_curve(table, table.power_cap.limit_w, 0.0, granularity=Granularity.KERNEL)
+    assert (point.time_change, point.energy_change) == (0.0, 0.0)
+    assert point.time_s == point.auto_time_s
+
+
+def arm_of(solved: SolvedStrategies, name: Strategy = Strategy.KERNEL_GLOBAL) -> Arm:
+    return next(arm for arm in solved.arms if arm.name is name)
+
+
+@settings(max_examples=8)
+@given(seeds, st.sampled_from([-0.005, 0.0, 0.02]))
+def test_a_plan_is_what_it_settles_at_and_keeps_its_budget(seed: int, budget: float) -> None:
+    table = step(seed, limit=0.8)
+    solved = solve_strategies(table, Goal(max_slowdown=budget))
+    arm = arm_of(solved)
+    tried = settled_all(table)
+    within = [c.energy_j for _, c, held in tried if not held and c.time_change <= budget]
+    if arm.status is Status.INFEASIBLE:
+        return
+    setting = solved.settings[Strategy.KERNEL_GLOBAL]
+    settled = settled_step(table, setting[order_of(table)])
+    assert arm.time_s == pytest.approx(math.fsum(settled.time_s))
+    assert arm.energy_j == pytest.approx(math.fsum(settled.energy_j))
+    assert arm.time_change is not None
+    assert arm.energy_j is not None
+    assert arm.time_change <= budget + 1e-9
+    assert arm.gap is not None
+    assert min(within, default=math.inf) >= arm.energy_j * (1.0 - arm.gap) * (1.0 - 1e-9)
+
+
+def test_a_budget_that_only_windows_can_keep_is_kept() -> None:
+    """Without a cap in mind the choice is late: the hot half is held."""
+    table = step(4, limit=0.62)
+    groups = grouped(table, Granularity.KERNEL)
+    quickest = fastest(table, groups, Exact())
+    assert quickest is not None
+    budget = quickest.cost.time_change + 1e-5
+    budget_s = table.auto_time_s * (1.0 + budget)
+    problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s)
+    late = groups.spread(Exact().solve(problem).choice)
+    assert step_cost(table, late[order_of(table)]).time_change > budget
+    arm = arm_of(solve_strategies(table, Goal(max_slowdown=budget)))
+    assert arm.time_change is not None
+    assert arm.energy_change is not None
+    assert arm.time_change <= budget
+    allowed = [c.energy_change for _, c, _ in settled_all(table) if c.time_change <= budget]
+    assert arm.energy_change == pytest.approx(min(allowed), abs=2e-3)
+    # Where even the fastest step is late, nothing keeps it.
+    nothing = arm_of(solve_strategies(table, Goal(max_slowdown=-0.05)))
+    assert nothing.status is Status.INFEASIBLE
+
+
+def test_where_no_choice_is_below_the_limit_time_is_left_at_auto() -> None:
+    table = step(1, limit=0.15)
+    solved = solve_strategies(table, Goal(objective=Objective.TIME))
+    setting = solved.settings[Strategy.KERNEL_GLOBAL]
+    assert (setting == table.baseline).all()
+    assert arm_of(solved).time_change == 0.0
+
+
+class Sure:
+    """Takes what settles as certain, but for a spread of the time."""
+
+    def __init__(self, table: CostTable, spread: float = 0.0) -> None:
+        self.table, self.spread = table, spread
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        return self.predicted_schedule(setting[order_of(self.table)])
+
+    def predicted_schedule(self, choice: Ints) -> PredictedChange:
+        cost = step_cost(self.table, choice)
+        return PredictedChange(
+            time_change=cost.time_change,
+            energy_change=cost.energy_change,
+            time_spread=self.spread,
+            energy_spread=self.spread,
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_confidence_too_what_is_held_is_no_worse_than_auto(seed: int) -> None:
+    table = step(seed, limit=0.8)
+    arm = arm_of(solve_strategies(table, Goal(max_slowdown=0.0), Sure(table, 1e-3)))
+    assert arm.time_change is not None
+    assert arm.energy_change is not None
+    assert arm.time_change + 1.6 * 1e-3 <= 0.001 + 1e-5 or arm.energy_change == 0.0
+    assert arm.energy_change <= 0.0
+
+
+@pytest.mark.parametrize("objective", [Objective.EDP, Objective.ENERGY, Objective.TIME])
+@pytest.mark.parametrize("aggregate", Aggregate)
+def test_other_objectives_claim_no_more_than_is_known(
+    objective: Objective, aggregate: Aggregate
+) -> None:
+    table = step(3, limit=0.4)
+    goal = Goal(objective=objective, aggregate=aggregate)
+    for sure in (None, Sure(table)):
+        solved = solve_strategies(table, goal, sure)
+        for name, setting in solved.settings.items():
+            arm = arm_of(solved, name)
+            cost = step_cost(table, setting[order_of(table)])
+            assert arm.time_change == pytest.approx(cost.time_change, abs=1e-9)
+            one = len(set(setting.tolist())) == 1
+            if is_held(table, setting[order_of(table)]) and not one:
+                assert arm.status is Status.BOUNDED
+
+
+def test_one_clock_for_all_is_the_fastest_as_it_settles() -> None:
+    table = step(3, limit=0.8)
+    goal = Goal(objective=Objective.TIME)
+    arm = arm_of(solve_strategies(table, goal), Strategy.BEST_FIXED)
+    fixed = [step_cost(table, np.full(30, s)).time_s for s in range(6)]
+    assert arm.time_s == pytest.approx(min(fixed))
+
+
+def schedule(table: CostTable, budget: float, latency_s: float, sure: Sure | None = None) -> Arm:
+    rules = Rules(latencies=LatencyTable.constant(latency_s), max_slowdown=budget)
+    problem = sequence_problem(table, order_of(table).tolist(), rules)
+    arm, found = achieved(table, problem, [np.full(3, table.baseline)], sure)
+    if arm.cost is not None:
+        cost = schedule_cost(table, found)
+        assert cost is not None
+        assert arm.time_s == pytest.approx(cost.time_s)
+        assert arm.energy_j == pytest.approx(cost.energy_j)
+        assert arm.cost.time_change <= budget + 1e-5
+    return arm
+
+
+@pytest.mark.parametrize("budget", [-0.004, 0.0, 0.02])
+def test_a_schedule_keeps_its_budget_as_it_settles(budget: float) -> None:
+    table = step(3, limit=0.8, each=6)
+    arm = schedule(table, budget, 1e-4)
+    if budget >= 0.0:
+        assert arm.energy_change is not None
+        assert arm.energy_change <= 0.0
+    # One setting for each kernel is a schedule too.
+    least = [
+        cost.energy_change
+        for _, cost, held in settled_all(table)
+        if not held and cost.time_change <= budget
+    ]
+    if least and arm.energy_change is not None:
+        assert arm.energy_change <= min(least) + 5e-3
+
+
+def test_a_schedule_of_unsure_costs_keeps_its_budget_with_a_margin() -> None:
+    table = step(3, limit=0.8, each=6)
+    arm = schedule(table, 0.01, 1e-4, Sure(table, 2e-3))
+    assert arm.time_change is not None
+    assert arm.time_change <= 0.01 - (1.64 * 2e-3 - 1e-3) + 1e-5
+    assert arm.time_interval is not None
+
+
+def test_no_schedule_is_faster_than_the_fastest() -> None:
+    table = step(3, limit=0.8, each=6)
+    assert schedule(table, -0.5, 1e-4).status is Status.INFEASIBLE
+
+
+class LessAndLessSure(Sure):
+    """Finds every schedule more unsure than the one before."""
+
+    def predicted_schedule(self, choice: Ints) -> PredictedChange:
+        self.spread += 0.01
+        return super().predicted_schedule(choice)
+
+
+def test_aims_that_never_keep_the_budget_leave_auto() -> None:
+    table = step(3, limit=0.7, each=6)
+    arm = schedule(table, 0.08, 1e-4, LessAndLessSure(table))
+    assert (arm.time_change, arm.energy_change) == (0.0, 0.0)
+
+
+def test_a_schedule_that_the_cap_holds_claims_no_more_than_its_gap() -> None:
+    """As fast as may be the hot half is held now and then."""
+    arms = []
+    for seed, budget in itertools.product(range(2), (-0.006,)):
+        table = step(seed, limit=0.7, each=6)
+        rules = Rules(latencies=LatencyTable.free(), max_slowdown=budget)
+        problem = sequence_problem(table, order_of(table).tolist(), rules)
+        arm, found = achieved(table, problem, [])
+        if arm.cost is not None and is_held(table, found.choice):
+            arms.append(arm)
+            assert arm.energy_j is not None
+            assert arm.gap is not None
+            for _, cost, held in settled_all(table):
+                if not held and cost.time_change <= budget:
+                    assert cost.energy_j >= arm.energy_j * (1.0 - arm.gap) * (1.0 - 1e-9)
+    assert arms
+    assert all(arm.status is Status.BOUNDED for arm in arms)
