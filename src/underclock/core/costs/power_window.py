@@ -20,7 +20,9 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.mean_power import window_means_w
-from underclock.records import Clocks
+from underclock.records import Clocks, MixSample
+
+_METER_S = 1e-3  # idling of less only tells the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,17 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
         energy_j: Of each launch. Shape (n,).
     """
     return float(window_means_w(time_s, energy_j, cap.window_s).max())
+
+
+def is_uneven(sample: MixSample) -> bool:
+    """Whether the step and its company ran at clocks of their own.
+
+    A cap averages over a window; company that follows a longer step changes the clock only after
+    it.
+    """
+    mix = sample.mix
+    company = mix.hot > 0 or mix.idle_s > _METER_S
+    return bool(not sample.kernel and mix.launches and company and sample.round_s > WINDOW_S)
 
 
 def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.core.costs.cap import CapMargin, driver_says
+from underclock.core.costs.power_window import is_uneven
 from underclock.core.steering.company import WINDOW_NOISE, Company
-from underclock.core.steering.mixing import METER_S
-from underclock.physics.cap import WINDOW_S
 from underclock.records import Kernel, MixSample, SampleSet
 
 HUNTS_MHZ = 40.0
@@ -239,17 +238,6 @@ def step_draws(
                 StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.spread_w)
             )
     return tuple(draws)
-
-
-def is_uneven(sample: MixSample) -> bool:
-    """Whether the step and its company ran at clocks of their own.
-
-    A cap averages over a window; company that follows a longer step changes the clock only after
-    it.
-    """
-    mix = sample.mix
-    company = mix.hot > 0 or mix.idle_s > METER_S
-    return bool(not sample.kernel and mix.launches and company and sample.round_s > WINDOW_S)
 
 
 def at_cap(sample: MixSample, limit_w: float | None) -> bool:
