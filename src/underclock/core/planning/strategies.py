@@ -103,11 +103,15 @@ def compare_strategies(
     """
     solved = solve_strategies(table, goal, risk)
     groups = grouped(table, goal.granularity)
+    frontier = _frontier(table, groups)
+    fastest_change = _fastest_change(table, groups, goal.aggregate)
+    if table.power_cap is not None and goal.aggregate is Aggregate.GLOBAL:
+        fastest_change = frontier[0].time_change
     return ComparedStrategies(
         arms=solved.arms,
         settings=solved.settings,
-        fastest_change=_fastest_change(table, groups, goal.aggregate),
-        frontier=_frontier(table, groups),
+        fastest_change=fastest_change,
+        frontier=frontier,
     )
 
 
@@ -379,8 +383,13 @@ def _cost(table: CostTable, setting: Ints) -> Cost:
 
 
 def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
-    points = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
-    time_s, energy_j = subsampled(*points, _FRONTIER_POINTS)
+    """Return choices that no mixture of others beats, and of a step those within its power."""
+    times_s, energies_j = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
+    if table.power_cap is not None:
+        # Time rises and power falls along the frontier.
+        first = int(np.argmax(energies_j <= table.power_cap.limit_w * times_s))
+        times_s, energies_j = times_s[first:], energies_j[first:]
+    time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
     return tuple(
         against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
     )
