@@ -6,6 +6,7 @@
 * `thermal`: how temperature follows power
 * `derivatives`: how time and power change with the constants
 * `cap`: the core clock at which a power limit holds
+* `mean_power`: the mean power that the driver's loop holds below its limit
 * `work`: a kernel nobody has measured, from its FLOPs and bytes
 
 Time and power take one kernel at one clock or at many, and arrays of kernels at as many clocks.

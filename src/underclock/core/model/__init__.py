@@ -21,6 +21,11 @@ priors of the kernels' parameters leave outliers unshrunk. Data goes one way:
 * `predictive`: what that says of every kernel at every setting
 * `posterior`: means and variances of those costs, and of their sums
 * `predicted_change`: what a choice of clocks is expected to change, and how sure that is
+* `fitting`: from samples to a fit
+* `entries`: which settings there are, and where each kernel has an answer
+* `in_step`: how much more kernels draw inside the step
+* `auto_errors`: how sure it is what auto costs
 * `estimate`: from samples to a posterior and a cost table
+* `limited`: how sure costs are under another power limit
 * `diagnostics`: the fit as people read it
 """

@@ -6,5 +6,6 @@ with idling at higher ones, though nobody sets a clock. Data goes one way:
 * `company`: what idling and the companion draw by themselves
 * `taking_off`: what is left of a mix for its kernel
 * `mixing`: which mix runs at a wanted clock
+* `worth`: how well powers are known, and what another mix would tell
 * `agenda`: what a campaign does next
 """
