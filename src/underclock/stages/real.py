@@ -10,7 +10,7 @@ from underclock.hw.nvml import NvmlGpu, is_read_only
 from underclock.records import Step
 from underclock.stages.step_source import StepFile, StepFunction, untraced
 
-_NOT_LOCKED = "clocks may not be set here, so only auto clocks are measured"
+_NOT_LOCKED = "clocks may not be set here: they are left to the driver"
 
 
 @contextmanager

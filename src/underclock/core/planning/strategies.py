@@ -389,6 +389,11 @@ def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
         # Time rises and power falls along the frontier.
         first = int(np.argmax(energies_j <= table.power_cap.limit_w * times_s))
         times_s, energies_j = times_s[first:], energies_j[first:]
+    if table.heat is not None and table.power_cap is not None:
+        # A point of the frontier is many settings; where most time is spent they are near boost.
+        w_per_c = float(table.heat.w_per_c[table.power_cap.boost])
+        auto_w = table.auto_energy_j / table.auto_time_s
+        energies_j = energies_j + table.heat.extra_w(energies_j / times_s, auto_w, w_per_c) * times_s
     time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
     return tuple(
         against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
