@@ -7,7 +7,6 @@ in reach is compared with samples of that kernel at held clocks, taken by anothe
 with the simulator's constants, which only the judge sees.
 """
 
-import dataclasses
 import math
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.costs.cap import driver_says
-from underclock.core.model.estimate import CostEstimate, estimate, temperature_of
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.fitting import temperature_of
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
 from underclock.core.steering.taking_off import reach_mhz
@@ -131,9 +131,12 @@ def run(seed: int, step: Step, folder: Path) -> Outcome:
 
 def at_explicit_clocks(fit: CostEstimate, steered: SampleSet) -> Posterior:
     """Return what the fit says at clocks as asked, also where a kernel alone hits the cap."""
-    rows = dataclasses.replace(fit.model.rows, limit_w=math.inf)
-    model = dataclasses.replace(fit.model, rows=rows)
-    return posterior_of(model, fit.posterior.settings, temperature_c=temperature_of(steered))
+    return posterior_of(
+        fit.model,
+        fit.posterior.settings,
+        temperature_c=temperature_of(steered),
+        limit_w=math.inf,
+    )
 
 
 def against_locked(posterior: Posterior, can: Bools, locked: SampleSet) -> Floats:

@@ -10,7 +10,7 @@ import pytest
 
 from underclock.core.costs.cap import driver_says
 from underclock.core.model.estimate import estimate
-from underclock.core.steering.agenda import ALONE, Wanted
+from underclock.core.steering.agenda import ALONE, IDLING, METERED, Wanted
 from underclock.core.steering.taking_off import reach_mhz, told
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model
@@ -60,9 +60,10 @@ def steered(file: Path) -> SampleSet:
 
 
 def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSet) -> None:
-    assert [(s.kernel, s.mix) for s in steered.mixed[:5]] == [
+    assert [(s.kernel, s.mix) for s in steered.mixed[:7]] == [
         *[("", ALONE)] * 4,
-        ("", Mix(launches=0, idle_s=0.02)),
+        *[("", METERED)] * 2,
+        ("", IDLING),
     ]
     assert len(steered.in_situ) == 4
     assert [s.kernel for s in steered.samples] == ["gemm", "softmax", "copy"]
