@@ -15,7 +15,14 @@ import msgspec
 
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
-from underclock.core.steering.taking_off import Left, at_cap, taken_off
+from underclock.core.steering.taking_off import (
+    OFF_PEAK,
+    Left,
+    at_cap,
+    companion_peak_w,
+    peak_w,
+    taken_off,
+)
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
@@ -43,7 +50,6 @@ _MIXES = 8  # of a kernel, beside alone
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
-_BURST = 1.3  # of the limit, that a kernel may draw beside idling; an H200 lets none draw 1.39
 _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
@@ -88,7 +94,9 @@ class Agenda:
         for one in taken_off(mixed, samples.kernels, company):
             left[one.kernel].append(one)
         known = any(s.mix == COMPANIONS for s in mixed) and company.idle
-        bench = _bench(samples, company) if known else None
+        bench = (
+            _bench(samples, company, [o for ones in left.values() for o in ones]) if known else None
+        )
         agenda = cls(samples=samples, bench=bench, left=left, error=math.inf)
         if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
             return agenda
@@ -206,8 +214,8 @@ class Agenda:
         seen = self._seen(name)
         low = min(one.core_mhz for one in (*bench.hot, *seen))
         wanted = [low, self.step_mhz()]
-        # A burst of more is held by what no clock shows (`taking_off.peak_w`).
-        if bench.expected(seen, bench.boost_mhz).power_w < _BURST * bench.limit_w:
+        # More is held by what no clock shows.
+        if bench.expected(seen, bench.boost_mhz).power_w < OFF_PEAK * bench.peak_w:
             wanted.append(bench.boost_mhz)
         return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
 
@@ -232,7 +240,7 @@ class Agenda:
         return math.hypot(math.sqrt(noise2), shared_j) / total_j
 
 
-def _bench(samples: SampleSet, company: Company) -> Bench:
+def _bench(samples: SampleSet, company: Company, left: Sequence[Left]) -> Bench:
     """Describe where mixes run; company was measured."""
     alone = [s for s in samples.mixed if not s.mix.launches]
     seen = []
@@ -244,12 +252,14 @@ def _bench(samples: SampleSet, company: Company) -> Bench:
             seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
     capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
+    limit_w = samples.gpu.power_limit_w or math.inf
     return Bench(
         company=company,
         hot=tuple(seen),
         limit_w=sum(capped) / len(capped) if capped else math.inf,
         boost_mhz=max(sample.core_mhz for sample in samples.mixed),
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
+        peak_w=min(peak_w(left, limit_w), companion_peak_w(samples.mixed, company, limit_w)),
     )
 
 

@@ -32,9 +32,7 @@ def _in_turn(*launches: list[TracedActivity], gap_s: float = 0.0) -> list[list[T
     """Return launches of graphs, one after the other."""
     end_s, seen = 0.0, []
     for launch in launches:
-        seen.append(
-            [msgspec.structs.replace(one, start_s=one.start_s + end_s) for one in launch]
-        )
+        seen.append([msgspec.structs.replace(one, start_s=one.start_s + end_s) for one in launch])
         end_s = max((one.start_s + one.duration_s for one in seen[-1]), default=end_s) + gap_s
     return seen
 
@@ -59,7 +57,11 @@ def test_rounds_seen_in_part_do_not_count(lost: slice) -> None:
     whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
     part = _ran(_ROUND.nodes, (9,) * 6)[lost]
 
-    assert mean_durations(_in_turn(*filter(None, (part, whole, part))), [_ROUND]) == {0: 14.0, 1: 100.0, 2: 7.0}
+    assert mean_durations(_in_turn(*filter(None, (part, whole, part))), [_ROUND]) == {
+        0: 14.0,
+        1: 100.0,
+        2: 7.0,
+    }
     assert mean_durations(_in_turn(part), [_ROUND]) is None
 
 
