@@ -17,6 +17,7 @@ _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
+_TIME_NOISE = 0.002  # of a duration in a window
 _MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
 
 
@@ -69,6 +70,9 @@ def taken_off(
         if sample.spin_mhz is not None and power_w is None:
             continue
         steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
+        # Kernels of a step follow the clock each in its own way, and the scale is their mean.
+        apart = 0.0 if sample.kernel else scale - 1.0
+        sure = steady / (1.0 + (apart / _TIME_NOISE) ** 2)
         left += [
             Left(
                 kernel=name,
@@ -76,7 +80,7 @@ def taken_off(
                 mem_mhz=sample.asked.mem_mhz,
                 time_s=scale * time_s,
                 power_w=power_w,
-                time_windows=steady if sample.spin_mhz is None else 0.0,
+                time_windows=sure if sample.spin_mhz is None else 0.0,
                 power_windows=steady * windows,
                 temperature_c=sample.temperature_c,
             )
