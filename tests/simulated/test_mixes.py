@@ -78,11 +78,13 @@ def test_durations_of_a_step_are_those_of_its_launches_at_the_clock_it_runs_at(
 
 def test_one_whole_round_is_seen_however_short_the_look(rig: Rig, step: Step) -> None:
     launches = [step.kernels[i] for i in step.order]
-    _, durations, _ = _timed(rig, launches, Mix(idle_s=0.05), for_s=1e-3)
+    _, durations, core_mhz = _timed(rig, launches, Mix(idle_s=0.05), for_s=1e-3)
 
     assert len(durations.kernel_s) == len(launches)
     assert all(took_s > 0 for took_s in durations.kernel_s)
-    assert durations.idle_s == pytest.approx(0.05, rel=2e-3)
+    # A GPU idles by counting core cycles, and the clock moves meanwhile.
+    highest_mhz = rig.device.model.core_mhz[-1]
+    assert durations.idle_s == pytest.approx(0.05 * highest_mhz / core_mhz, rel=0.03)
 
 
 def test_durations_are_of_the_time_asked_for_only(rig: Rig, gemm: Kernel) -> None:

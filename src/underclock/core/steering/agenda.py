@@ -69,6 +69,7 @@ class Agenda:
         samples: Everything on file.
         bench: Where mixes run; ``None`` while company is not measured.
         left: What company's measurements leave for kernels.
+        companion: Whether the hot companion can run; without it nothing runs below its own clock.
         error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
             where a kernel was never seen.
     """
@@ -76,15 +77,17 @@ class Agenda:
     samples: SampleSet
     bench: Bench | None
     left: dict[str, list[Left]]
+    companion: bool
     error: float
 
     @classmethod
-    def of(cls, samples: SampleSet, shape: GpuConstants) -> "Agenda":
+    def of(cls, samples: SampleSet, shape: GpuConstants, *, companion: bool = True) -> "Agenda":
         """Look at what is on file.
 
         Args:
             samples: Everything measured.
             shape: How idle power is assumed to follow clock and temperature.
+            companion: Whether the hot companion can run.
         """
         # What was measured at held clocks, in the same file, steers nothing.
         mixed = tuple(sample for sample in samples.mixed if sample.asked.is_auto)
@@ -93,11 +96,12 @@ class Agenda:
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
         for one in taken_off(mixed, samples.kernels, company):
             left[one.kernel].append(one)
-        known = any(s.mix == COMPANIONS for s in mixed) and company.idle
-        bench = (
-            _bench(samples, company, [o for ones in left.values() for o in ones]) if known else None
-        )
-        agenda = cls(samples=samples, bench=bench, left=left, error=math.inf)
+        bench = None
+        if company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
+            bench = _bench(samples, company, list(itertools.chain(*left.values())))
+            if not companion:
+                bench = dataclasses.replace(bench, hot=())
+        agenda = cls(samples=samples, bench=bench, left=left, companion=companion, error=math.inf)
         if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
             return agenda
         return dataclasses.replace(agenda, error=agenda._error(bench))
@@ -113,7 +117,7 @@ class Agenda:
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
         first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
         first += [Wanted("", METERED)] * (_METERED_STEPS if self.samples.order else 0)
-        first += [Wanted("", IDLING), Wanted("", COMPANIONS)]
+        first += [Wanted("", IDLING)] + [Wanted("", COMPANIONS)] * self.companion
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
@@ -132,6 +136,8 @@ class Agenda:
 
     def _ladder(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
+        if not self.companion:
+            return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
         yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
 

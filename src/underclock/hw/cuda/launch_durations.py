@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from underclock.records.launches import Node, NodeKind, TracedActivity
 
-
 _OVERLAP = 0.1  # of a launch: an H200 shows 0.03 of launches in turn
 
 
