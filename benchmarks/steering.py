@@ -40,11 +40,12 @@ _HEAD = """# Steered clocks against held ones
 {of}, seeds {seeds}.
 
 A campaign with `--clocks steer` sets no clock: company (a hot product, or idling) makes the power
-cap choose others. What its fit says of each kernel, at every core clock at which or above which
-that kernel ran, is compared with samples at held clocks from another campaign with another seed (a
-window of 1 s each, away from the cap), and with the simulator's constants, which the campaign does
-not see; these also at clocks that a kernel alone cannot hold under the cap. Wanted: time within
-0.5 %, energy within 2 %.
+cap choose others. What its fit says of each kernel, at every core clock that the step ran at, is
+compared with samples at held clocks from another campaign with another seed (a window of 1 s each,
+away from the cap), and with the simulator's constants, which the campaign does not see; these also
+at clocks that a kernel alone cannot hold under the cap. A kernel was timed all over that range, in
+the step; its power was read in some places, and is the fit's elsewhere. Wanted: time within 0.5 %,
+energy within 2 %.
 """
 _INTERVALS = """
 Samples at held clocks carry noise of their own: 0.3 % of power a window.

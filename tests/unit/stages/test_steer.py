@@ -250,7 +250,12 @@ def test_who_shares_the_gpu_is_told_of_a_steered_campaign(
         )
 
         def take(recorder: Recorder) -> None:
-            SteeringRun(recorder, Campaign(clocks=ClockControl.STEER, max_samples=2), lambda _doing: None, in_situ=True).run()
+            SteeringRun(
+                recorder,
+                Campaign(clocks=ClockControl.STEER, max_samples=2),
+                lambda _doing: None,
+                in_situ=True,
+            ).run()
 
         samples = record(measurer, path, header, take)
 
