@@ -7,7 +7,6 @@ in reach is compared with samples of that kernel at held clocks, taken by anothe
 with the simulator's constants, which only the judge sees.
 """
 
-import dataclasses
 import math
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.costs.cap import driver_says
-from underclock.core.model.estimate import CostEstimate, estimate, temperature_of
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.fitting import temperature_of
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
 from underclock.core.steering.taking_off import reach_mhz
@@ -40,11 +40,12 @@ _HEAD = """# Steered clocks against held ones
 {of}, seeds {seeds}.
 
 A campaign with `--clocks steer` sets no clock: company (a hot product, or idling) makes the power
-cap choose others. What its fit says of each kernel, at every core clock at which or above which
-that kernel ran, is compared with samples at held clocks from another campaign with another seed (a
-window of 1 s each, away from the cap), and with the simulator's constants, which the campaign does
-not see; these also at clocks that a kernel alone cannot hold under the cap. Wanted: time within
-0.5 %, energy within 2 %.
+cap choose others. What its fit says of each kernel, at every core clock that the step ran at, is
+compared with samples at held clocks from another campaign with another seed (a window of 1 s each,
+away from the cap), and with the simulator's constants, which the campaign does not see; these also
+at clocks that a kernel alone cannot hold under the cap. A kernel was timed all over that range, in
+the step; its power was read in some places, and is the fit's elsewhere. Wanted: time within 0.5 %,
+energy within 2 %.
 """
 _INTERVALS = """
 Samples at held clocks carry noise of their own: 0.3 % of power a window.
@@ -131,9 +132,12 @@ def run(seed: int, step: Step, folder: Path) -> Outcome:
 
 def at_explicit_clocks(fit: CostEstimate, steered: SampleSet) -> Posterior:
     """Return what the fit says at clocks as asked, also where a kernel alone hits the cap."""
-    rows = dataclasses.replace(fit.model.rows, limit_w=math.inf)
-    model = dataclasses.replace(fit.model, rows=rows)
-    return posterior_of(model, fit.posterior.settings, temperature_c=temperature_of(steered))
+    return posterior_of(
+        fit.model,
+        fit.posterior.settings,
+        temperature_c=temperature_of(steered),
+        limit_w=math.inf,
+    )
 
 
 def against_locked(posterior: Posterior, can: Bools, locked: SampleSet) -> Floats:

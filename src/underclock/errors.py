@@ -8,6 +8,7 @@
     * NotAppliedError             accepted, but the read-back differs
   * DataError (4)                 a file cannot be used: mend it or make it anew
   * MeasurementError (5)          the numbers cannot be trusted: measure again
+    * NoRoomError                 what should run beside the step does not fit into memory
   * InfeasibleError (6)           no choice of clocks meets the budget: loosen it
 
 `underclock plan` also ends with 6, its plan written, where free switching alone keeps the budget.
@@ -63,6 +64,10 @@ class MeasurementError(UnderclockError):
     """A measured number cannot be trusted."""
 
     exit_code = 5
+
+
+class NoRoomError(MeasurementError):
+    """What should run beside the step does not fit into the GPU's memory."""
 
 
 class InfeasibleError(UnderclockError):

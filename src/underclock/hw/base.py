@@ -157,7 +157,7 @@ class Launcher(Protocol):
             its company.
 
         Raises:
-            MeasurementError: The hot companion does not fit into memory.
+            NoRoomError: The hot companion does not fit into memory.
         """
         ...
 

@@ -22,6 +22,8 @@ from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Measurem
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
+_LOOK, _SHORT_LOOK = 0.5, 0.25  # of a window, for which launches are timed
+_SHORT_S = 0.01  # a round of less is seen often enough in a short look
 _SEEN_S = 0.005  # ticks are seen to about this; rounds that are shorter blur less
 
 
@@ -207,7 +209,8 @@ class GpuMeasurer:
             _check_climbed(start.energy_j, end.energy_j)
             running = self._interference.read(self._held)
             window_s = end.at_s - start.at_s
-            durations = loop.durations(window_s / 2) if timed else None
+            watched_s = window_s * (_SHORT_LOOK if time_s < _SHORT_S else _LOOK)
+            durations = loop.durations(watched_s) if timed else None
         return Reading(
             time_s=time_s,
             energy_j=(end.energy_j - start.energy_j) / window_s * time_s,

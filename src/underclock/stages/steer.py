@@ -11,9 +11,10 @@ import msgspec
 
 from underclock.core.model.rows import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.agenda import ALONE, Agenda, Wanted
+from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, Agenda, Wanted
+from underclock.errors import NoRoomError
 from underclock.hw.base import Measurer, Reading
-from underclock.records import AUTO, Kernel, SampleSet
+from underclock.records import AUTO, Kernel, Mix, SampleSet
 from underclock.stages.adaptive import Limits
 from underclock.stages.recording import Recorder, as_mix_sample
 
@@ -47,18 +48,41 @@ class SteeringRun:
         """Measure until the step's energy is as sure as asked, or time or samples are spent."""
         if self._spent(self._recorder.file.sample_set()):
             return
+        companion = self._try_company()
         self._tell("warming the GPU to a steady temperature")
         self._bench.warm(self._launches or list(self._kernels.values()))
         while not self._spent(samples := self._recorder.file.sample_set()):
             if not self._launches:
                 samples = _without_order(samples)
-            wanted = Agenda.of(samples, self._shape).next(
-                self._bench.takes_s, self._limits.precision
-            )
+            agenda = Agenda.of(samples, self._shape, companion=companion)
+            wanted = agenda.next(self._bench.takes_s, self._limits.precision)
             if wanted is None:
                 self._tell("nothing more would tell much")
                 return
             self._take(wanted, samples)
+
+    def _try_company(self) -> bool:
+        """Try what a campaign rests on before it spends time; return whether the companion can run.
+
+        Raises:
+            MeasurementError: The core clock or durations cannot be read.
+            DeviceError: Launches cannot be timed.
+        """
+        self._tell("trying to time launches in company")
+        try:
+            self._try(COMPANIONS)
+        except NoRoomError as exc:
+            self._recorder.file.note(
+                (f"{exc}: kernels ran with idling only, so no clock below their own was seen",)
+            )
+        else:
+            return True
+        self._try(IDLING)
+        return False
+
+    def _try(self, mix: Mix) -> None:
+        reading = self._bench.measure((), mix=mix, timed=True)
+        as_mix_sample("", mix, AUTO, 0, reading)
 
     def _spent(self, samples: SampleSet) -> bool:
         most = self._limits.max_samples

@@ -3,6 +3,8 @@
 import math
 import shutil
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -10,20 +12,24 @@ import pytest
 
 from underclock.core.costs.cap import driver_says
 from underclock.core.model.estimate import estimate
-from underclock.core.steering.agenda import ALONE, Wanted
+from underclock.core.steering.agenda import ALONE, IDLING, METERED, Wanted
 from underclock.core.steering.taking_off import reach_mhz, told
-from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model
-from underclock.hw.base import Durations, Reading
+from underclock.hw.base import Durations, Launcher, Loop, Reading
 from underclock.hw.measurer import BRISK, GpuMeasurer
+from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, SampleSet, Step
 from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.stages.measure import Tally, measure
-from underclock.stages.recording import Recorder
+from underclock.stages.real import neighbour_notes
+from underclock.stages.recording import Recorder, record
 from underclock.stages.steer import SteeringRun
 from underclock.store import SampleFile
+from underclock.testing import simulated_driver
 
 _STEER = Campaign(clocks=ClockControl.STEER, max_samples=20)
 
@@ -60,9 +66,10 @@ def steered(file: Path) -> SampleSet:
 
 
 def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSet) -> None:
-    assert [(s.kernel, s.mix) for s in steered.mixed[:5]] == [
+    assert [(s.kernel, s.mix) for s in steered.mixed[:7]] == [
         *[("", ALONE)] * 4,
-        ("", Mix(launches=0, idle_s=0.02)),
+        *[("", METERED)] * 2,
+        ("", IDLING),
     ]
     assert len(steered.in_situ) == 4
     assert [s.kernel for s in steered.samples] == ["gemm", "softmax", "copy"]
@@ -125,13 +132,13 @@ def test_a_finished_budget_takes_nothing_more(tmp_path: Path, file: Path) -> Non
 def test_a_budget_ends_a_campaign(tmp_path: Path) -> None:
     seen: list[Tally] = []
     samples = _steer(
-        tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, budget_s=150.0), progress=seen.append
+        tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, budget_s=125.0), progress=seen.append
     )
 
     assert 0 < len(samples.mixed) < 20
     assert seen[-1].doing == "done"
-    assert seen[-1].budget_s == 150.0
-    assert 150.0 <= seen[-1].gpu_s < 160.0
+    assert seen[-1].budget_s == 125.0
+    assert 125.0 <= seen[-1].gpu_s < 135.0
 
 
 def test_a_budget_that_ends_in_warming_up_is_refused(tmp_path: Path) -> None:
@@ -144,6 +151,143 @@ def test_a_gpu_that_never_reaches_its_cap_is_measured_where_it_runs(tmp_path: Pa
 
     assert {s.core_mhz for s in samples.mixed} == {1410.0}
     assert "nothing steers this GPU" in told(samples)[0]
+
+
+class _Refusing:
+    """A launcher on which mixes fail as an exception says, and that counts its loops."""
+
+    def __init__(self, launcher: Launcher, error: Exception, *, only_hot: bool) -> None:
+        self._launcher = launcher
+        self._error = error
+        self._only_hot = only_hot
+        self.loops = 0
+
+    def loop(
+        self, kernels: Sequence[Kernel], mix: Mix | None = None
+    ) -> AbstractContextManager[Loop]:
+        self.loops += 1
+        if mix is not None and (mix.hot or not self._only_hot):
+            raise self._error
+        return self._launcher.loop(kernels, mix)
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+
+@contextmanager
+def _refused(
+    path: Path, header: SampleSet, error: Exception, *, only_hot: bool
+) -> Iterator[tuple[SteeringRun, _Refusing]]:
+    """Yield a campaign on a GPU that does not run some mixes."""
+    with simulated_rig("h200") as rig, SampleFile.create(path, header) as made:
+        launcher = _Refusing(rig.launcher, error, only_hot=only_hot)
+        measurer = GpuMeasurer(
+            rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=BRISK
+        )
+        recorder = Recorder(measurer, made)
+        yield SteeringRun(recorder, _STEER, lambda _doing: None, in_situ=True), launcher
+
+
+@pytest.fixture
+def header(file: Path) -> SampleSet:
+    empty = dict.fromkeys(("samples", "in_situ", "mixed", "warnings"), ())
+    return msgspec.structs.replace(SampleFile.read(file), **empty)
+
+
+def test_a_campaign_goes_on_without_a_companion_that_does_not_fit(
+    tmp_path: Path, header: SampleSet
+) -> None:
+    path = tmp_path / "s.db"
+    error = NoRoomError("the hot companion does not fit into memory")
+    with _refused(path, header, error, only_hot=True) as (campaign, _):
+        campaign.run()
+    samples = SampleFile.read(path)
+
+    assert not any(s.mix.hot for s in samples.mixed)
+    assert {s.kernel for s in samples.mixed} == {"", "gemm", "softmax", "copy"}
+    assert max(s.core_mhz for s in samples.mixed if s.kernel == "gemm") > 1900.0
+    (warning,) = samples.warnings
+    assert warning.startswith("the hot companion does not fit into memory: kernels ran with idling")
+    fit = estimate(samples)
+    assert fit.can.any(axis=1).all()
+    assert warning in fit.table.warnings
+
+
+def test_timestamps_that_another_profiler_holds_end_a_campaign_before_it_spends_time(
+    tmp_path: Path, header: SampleSet
+) -> None:
+    error = NotSupportedError("launches cannot be timed: the profiler saw nothing")
+    path = tmp_path / "s.db"
+    with (
+        _refused(path, header, error, only_hot=False) as (campaign, launcher),
+        pytest.raises(NotSupportedError, match="cannot be timed"),
+    ):
+        campaign.run()
+
+    assert launcher.loops == 1  # nothing was warmed
+    assert not SampleFile.read(path).mixed
+
+
+def test_who_shares_the_gpu_is_told_of_a_steered_campaign(
+    tmp_path: Path, header: SampleSet
+) -> None:
+    theirs = header.kernels[0]
+    path = tmp_path / "s.db"
+    with (
+        simulated_driver("h200") as machine,
+        nvml_session(),
+        machine.shared(theirs, pid=1234, share=0.25),
+    ):
+        machine.clock.sleep_s(1.0)
+        gpu = NvmlGpu()
+        measurer = GpuMeasurer(
+            gpu,
+            VirtualLauncher(machine.gpus[0], machine.clock),
+            machine.clock,
+            evidence=Evidence.SIMULATED,
+            measuring=BRISK,
+            notes=neighbour_notes(gpu.neighbours()),
+        )
+
+        def take(recorder: Recorder) -> None:
+            SteeringRun(
+                recorder,
+                Campaign(clocks=ClockControl.STEER, max_samples=2),
+                lambda _doing: None,
+                in_situ=True,
+            ).run()
+
+        samples = record(measurer, path, header, take)
+
+    assert len(samples.mixed) == 2
+    assert any(
+        warning.startswith("process 1234 also computes on this GPU") for warning in samples.warnings
+    )
+
+
+def test_a_step_of_10_microseconds_is_steered_as_fast_as_any(tmp_path: Path) -> None:
+    tiny = Step(
+        name="tiny",
+        kernels=(
+            Kernel(name="gemm", count=2, kind=Kind.GEMM, flops=1e9, bytes_moved=1e6),
+            Kernel(name="copy", kind=Kind.MEMORY, flops=1e6, bytes_moved=8e6),
+        ),
+        order=(0, 1, 0),
+    )
+    samples = measure(
+        tiny,
+        gpu="sim:h200",
+        to=tmp_path / "s.db",
+        campaign=Campaign(clocks=ClockControl.STEER, max_samples=9),
+        seed=3,
+    )
+    steps = [s for s in samples.mixed if not s.kernel and s.kernel_s]
+
+    assert steps[0].round_s == pytest.approx(1e-5, rel=0.1)
+    for step in steps:
+        gemm_s, copy_s = step.kernel_s
+        inside_s = step.mix.launches * (2 * gemm_s + copy_s) + (step.idle_s or 0.0)
+        assert inside_s == pytest.approx(step.round_s, rel=2e-3)
 
 
 def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:
@@ -222,12 +366,9 @@ class _Blind:
 
 @pytest.mark.parametrize("missing", ["core_mhz", "durations"])
 def test_readings_without_clock_or_durations_are_refused(
-    tmp_path: Path, file: Path, missing: str
+    tmp_path: Path, header: SampleSet, missing: str
 ) -> None:
     path = tmp_path / "samples.db"
-    header = msgspec.structs.replace(
-        SampleFile.read(file), samples=(), in_situ=(), mixed=(), warnings=()
-    )
     fields: dict[str, object] = {
         "core_mhz": 1800.0,
         "core_spread_mhz": 1.0,

@@ -4,7 +4,7 @@ Alone, a kernel meets its own data in the cache over and over; in the step it me
 left. Where the whole step ran at several clocks in company, the ratio is measured; it is one for
 all kernels.
 
-Shape letters: K kernels, C settings, N runs of the step.
+Shape letters: K kernels, C settings.
 """
 
 import dataclasses
@@ -52,13 +52,16 @@ def step_ratio(rows: Rows, posterior: Posterior, counts: Floats) -> StepRatio:
     time_s, energy_j = (costs[:, places].sum(axis=0) for costs in posterior.costs(counts))
     order = np.argsort(core)
     core, power_w = core[order], (energy_j / time_s)[order]
+    unsure2 = np.array([_power_variance(posterior, counts, places[c]) for c in order])
     logs, precisions = [], []
     for draw in rows.step:
         if not core[0] <= draw.core_mhz <= core[-1]:
             continue
         expected_w = float(np.interp(draw.core_mhz, core, power_w))
         logs.append(math.log(draw.power_w / expected_w))
-        precisions.append(1.0 / ((draw.spread_w / draw.power_w) ** 2 + _LEAST**2))
+        # Where kernels by themselves are hardly known, the step tells little of the ratio.
+        by_itself2 = float(np.interp(draw.core_mhz, core, unsure2))
+        precisions.append(1.0 / ((draw.spread_w / draw.power_w) ** 2 + _LEAST**2 + by_itself2))
     precision = math.fsum(precisions) + _USUAL**-2.0
     mean = math.fsum(x * w for x, w in zip(logs, precisions, strict=True)) / precision
     off2 = sum(w * (x - mean) ** 2 for x, w in zip(logs, precisions, strict=True))
@@ -66,6 +69,28 @@ def step_ratio(rows: Rows, posterior: Posterior, counts: Floats) -> StepRatio:
     return StepRatio(ratio=math.exp(mean), spread=math.sqrt(wider / precision))
 
 
+def _power_variance(posterior: Posterior, counts: Floats, place: int) -> float:
+    """Return the variance of the logarithm of the power of all kernels at one setting."""
+    every = np.arange(len(counts))
+    time_s, energy_j = (costs[:, place] for costs in posterior.costs(counts))
+    of_energy, of_time = energy_j / energy_j.sum(), time_s / time_s.sum()
+    weights = np.stack([of_energy - of_time, of_energy])
+    return posterior.sum_variance(every, np.full_like(every, place), weights).variance
+
+
 def in_step(posterior: Posterior, ratio: StepRatio) -> Posterior:
-    """Return a posterior of kernels inside the step."""
-    return dataclasses.replace(posterior, log_w=posterior.log_w + math.log(ratio.ratio))
+    """Return a posterior of kernels inside the step; the ratio's error is one that all share."""
+    if ratio == StepRatio():
+        return posterior
+    by_ratio = np.zeros((*posterior.by_shared.shape[:-1], 1))
+    by_ratio[1] = 1.0  # of log power; times are measured inside the step
+    known = len(posterior.shared_cov)
+    shared_cov = np.zeros((known + 1, known + 1))
+    shared_cov[:known, :known] = posterior.shared_cov
+    shared_cov[known, known] = ratio.spread**2
+    return dataclasses.replace(
+        posterior,
+        log_w=posterior.log_w + math.log(ratio.ratio),
+        by_shared=np.concatenate([posterior.by_shared, by_ratio], axis=-1),
+        shared_cov=shared_cov,
+    )

@@ -15,7 +15,14 @@ import msgspec
 
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
-from underclock.core.steering.taking_off import Left, at_cap, taken_off
+from underclock.core.steering.taking_off import (
+    OFF_PEAK,
+    Left,
+    at_cap,
+    companion_peak_w,
+    peak_w,
+    taken_off,
+)
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants
@@ -44,7 +51,6 @@ _MIXES = 8  # of a kernel, beside alone
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
-_BURST = 1.3  # of the limit, that a kernel may draw beside idling; an H200 lets none draw 1.39
 _LONGEST_STEP_S = 0.5 * WINDOW_S  # of which company still sets the clock
 _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
@@ -65,6 +71,7 @@ class Agenda:
         samples: Everything on file.
         bench: Where mixes run; ``None`` while company is not measured.
         left: What company's measurements leave for kernels.
+        companion: Whether the hot companion can run; without it nothing runs below its own clock.
         error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
             where a kernel was never seen.
     """
@@ -72,15 +79,17 @@ class Agenda:
     samples: SampleSet
     bench: Bench | None
     left: dict[str, list[Left]]
+    companion: bool
     error: float
 
     @classmethod
-    def of(cls, samples: SampleSet, shape: GpuConstants) -> "Agenda":
+    def of(cls, samples: SampleSet, shape: GpuConstants, *, companion: bool = True) -> "Agenda":
         """Look at what is on file.
 
         Args:
             samples: Everything measured.
             shape: How idle power is assumed to follow clock and temperature.
+            companion: Whether the hot companion can run.
         """
         # What was measured at held clocks, in the same file, steers nothing.
         mixed = tuple(sample for sample in samples.mixed if sample.asked.is_auto)
@@ -89,9 +98,12 @@ class Agenda:
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
         for one in taken_off(mixed, samples.kernels, company):
             left[one.kernel].append(one)
-        known = any(s.mix == COMPANIONS for s in mixed) and company.idle
-        bench = _bench(samples, company) if known else None
-        agenda = cls(samples=samples, bench=bench, left=left, error=math.inf)
+        bench = None
+        if company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
+            bench = _bench(samples, company, list(itertools.chain(*left.values())))
+            if not companion:
+                bench = dataclasses.replace(bench, hot=())
+        agenda = cls(samples=samples, bench=bench, left=left, companion=companion, error=math.inf)
         if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
             return agenda
         return dataclasses.replace(agenda, error=agenda._error(bench))
@@ -107,7 +119,7 @@ class Agenda:
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
         first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
         first += [Wanted("", METERED)] * (_METERED_STEPS if self.samples.order else 0)
-        first += [Wanted("", IDLING), Wanted("", COMPANIONS)]
+        first += [Wanted("", IDLING)] + [Wanted("", COMPANIONS)] * self.companion
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
@@ -126,6 +138,8 @@ class Agenda:
 
     def _ladder(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
+        if not self.companion:
+            return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
         yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
 
@@ -210,8 +224,8 @@ class Agenda:
         seen = self._seen(name)
         low = min(one.core_mhz for one in (*bench.hot, *seen))
         wanted = [low, self.step_mhz()]
-        # A burst of more is held by what no clock shows (`taking_off.peak_w`).
-        if bench.expected(seen, bench.boost_mhz).power_w < _BURST * bench.limit_w:
+        # More is held by what no clock shows.
+        if bench.expected(seen, bench.boost_mhz).power_w < OFF_PEAK * bench.peak_w:
             wanted.append(bench.boost_mhz)
         return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
 
@@ -236,7 +250,7 @@ class Agenda:
         return math.hypot(math.sqrt(noise2), shared_j) / total_j
 
 
-def _bench(samples: SampleSet, company: Company) -> Bench:
+def _bench(samples: SampleSet, company: Company, left: Sequence[Left]) -> Bench:
     """Describe where mixes run; company was measured."""
     alone = [s for s in samples.mixed if not s.mix.launches]
     seen = []
@@ -248,12 +262,14 @@ def _bench(samples: SampleSet, company: Company) -> Bench:
             seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
     capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
+    limit_w = samples.gpu.power_limit_w or math.inf
     return Bench(
         company=company,
         hot=tuple(seen),
         limit_w=sum(capped) / len(capped) if capped else math.inf,
         boost_mhz=max(sample.core_mhz for sample in samples.mixed),
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
+        peak_w=min(peak_w(left, limit_w), companion_peak_w(samples.mixed, company, limit_w)),
     )
 
 

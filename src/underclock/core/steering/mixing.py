@@ -56,6 +56,7 @@ class Bench:
         limit_w: Mean power at which the cap holds a round.
         boost_mhz: Core clock of a GPU below its cap.
         temperature_c: Of the GPU.
+        peak_w: Power that no kernel exceeds, however low the mean; ``inf`` where none was seen.
     """
 
     company: Company
@@ -63,6 +64,7 @@ class Bench:
     limit_w: float
     boost_mhz: float
     temperature_c: float
+    peak_w: float = math.inf
 
     def idle_w(self, core_mhz: float) -> float | None:
         """Return what idling is expected to draw in W; ``None`` where it was never measured."""

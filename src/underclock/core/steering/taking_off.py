@@ -18,7 +18,7 @@ _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
-_GAPS = 0.03  # of a round: more than clocks differ by is time between launches
+_TIME_NOISE = 0.002  # of a duration in a window
 _MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
 
 
@@ -66,9 +66,14 @@ def taken_off(
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
             left += _by_spin(sample, names)
-        steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
         scale = _as_in_window(sample, kernels)
-        power_w, windows = _power(sample, company) if sample.kernel else (None, 0.0)
+        power_w, windows = _power(sample, company, scale) if sample.kernel else (None, 0.0)
+        if sample.spin_mhz is not None and power_w is None:
+            continue
+        steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
+        # Kernels of a step follow the clock each in its own way, and the scale is their mean.
+        apart = 0.0 if sample.kernel else scale - 1.0
+        sure = steady / (1.0 + (apart / _TIME_NOISE) ** 2)
         left += [
             Left(
                 kernel=name,
@@ -76,7 +81,7 @@ def taken_off(
                 mem_mhz=sample.asked.mem_mhz,
                 time_s=scale * time_s,
                 power_w=power_w,
-                time_windows=steady if sample.spin_mhz is None else 0.0,
+                time_windows=sure if sample.spin_mhz is None else 0.0,
                 power_windows=steady * windows,
                 temperature_c=sample.temperature_c,
             )
@@ -106,20 +111,33 @@ def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
     """Return by how much launches took longer in the window of the clock than when timed.
 
     They are timed a second later, and a clock that hunts is another then: a round tells both.
+    What a round takes more than the clock moved by is time between launches.
     """
-    counts = [sample.mix.launches]
-    if not sample.kernel:
-        counts = [sample.mix.launches * kernel.count for kernel in kernels]
-    parts_s = [n * each for n, each in zip(counts, sample.kernel_s, strict=True)]
-    parts_s += [sample.mix.hot * (sample.hot_s or 0.0), sample.idle_s or 0.0]
-    scale = sample.round_s / sum(parts_s)
-    return scale if abs(scale - 1.0) < _GAPS else 1.0
+    step_s = sample.mix.launches * _once_s(sample, kernels)
+    parts_s = [step_s, sample.mix.hot * (sample.hot_s or 0.0), sample.idle_s or 0.0]
+    scale = sample.round_s / math.fsum(parts_s)
+    moved = sample.core_spread_mhz / sample.core_mhz
+    return scale if abs(scale - 1.0) <= moved else 1.0
 
 
-def _power(sample: MixSample, company: Company) -> tuple[float | None, float]:
-    """Return the power of the kernel of a mix in W, and how many windows it is worth."""
-    hot_s = sample.mix.hot * (sample.hot_s or 0.0)
-    draw = company.left(sample, hot_s, sample.mix.launches * sample.kernel_s[0])
+def _once_s(sample: MixSample, kernels: Sequence[Kernel]) -> float:
+    """Return how long the kernel of a mix, or one step, took when it was timed."""
+    if sample.kernel:
+        return sample.kernel_s[0]
+    counted = zip(kernels, sample.kernel_s, strict=True)
+    return math.fsum(kernel.count * each_s for kernel, each_s in counted)
+
+
+def _power(sample: MixSample, company: Company, scale: float) -> tuple[float | None, float]:
+    """Return the power of the kernel of a mix in W, and how many windows it is worth.
+
+    Args:
+        sample: The mix.
+        company: What idling and the companion draw.
+        scale: By how much launches took longer in its window than when timed.
+    """
+    hot_s = scale * sample.mix.hot * (sample.hot_s or 0.0)
+    draw = company.left(sample, hot_s, scale * sample.mix.launches * sample.kernel_s[0])
     if draw is None or draw.spread_w >= _MOST_SPREAD * draw.mean_w:
         return None, 0.0
     return draw.mean_w, min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
@@ -230,9 +248,9 @@ def step_draws(
     for sample in mixed:
         if sample.kernel or not sample.kernel_s or is_uneven(sample):
             continue
-        counted = zip(kernels, sample.kernel_s, strict=True)
-        step_s = sample.mix.launches * sum(kernel.count * each for kernel, each in counted)
-        draw = company.left(sample, sample.mix.hot * (sample.hot_s or 0.0), step_s)
+        scale = _as_in_window(sample, kernels)
+        step_s = scale * sample.mix.launches * _once_s(sample, kernels)
+        draw = company.left(sample, scale * sample.mix.hot * (sample.hot_s or 0.0), step_s)
         if draw is not None and draw.spread_w < _MOST_SPREAD * draw.mean_w:
             draws.append(
                 StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.spread_w)

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from underclock.errors import MeasurementError
+from underclock.errors import NoRoomError
 from underclock.hw.cuda.driver import check, cuda
 from underclock.hw.cuda.graphs import GraphNode, walk
 
@@ -36,7 +36,7 @@ class Company:
         """Return the nodes of one launch of the companion.
 
         Raises:
-            MeasurementError: It does not fit into the GPU's memory.
+            NoRoomError: It does not fit into the GPU's memory.
         """
         if not self._hot:
             side, work = first_that_fits(self._torch, _SIDES, self._product)
@@ -103,7 +103,7 @@ def first_that_fits(
         make: Allocates one of a side.
 
     Raises:
-        MeasurementError: Even the smallest does not fit.
+        NoRoomError: Even the smallest does not fit.
     """
     for side in sides:
         try:
@@ -112,7 +112,7 @@ def first_that_fits(
             pass  # and nothing of it is kept: its traceback would keep what was allocated
         torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    raise MeasurementError(
+    raise NoRoomError(
         f"the hot companion does not fit into memory: a product of {side}x{side} matrices takes "
         f"{_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB beside the step, and {free / _MIB:.0f} of "
         f"{total / _MIB:.0f} MiB are free",

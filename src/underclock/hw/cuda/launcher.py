@@ -57,7 +57,7 @@ class CudaLauncher:
         Raises:
             ValueError: Nothing would run.
             UsageError: A kernel is not of this step.
-            MeasurementError: The hot companion does not fit into memory.
+            NoRoomError: The hot companion does not fit into memory.
             DeviceError: A launch failed.
         """
         round_ = Round.of(len(kernels), mix)

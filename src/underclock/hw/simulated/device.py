@@ -152,6 +152,7 @@ class VirtualGpu:
         tensor: Sequence[KernelConstants] = (),
         hunts: bool = False,
         clocks: Sequence[Clocks] = (),
+        rounds: int = 1,
     ) -> None:
         """Start launching rounds of kernels.
 
@@ -162,6 +163,7 @@ class VirtualGpu:
             hunts: Whether the power loop steps between clocks, as it does with several kernels,
                 even where a single one lets it settle.
             clocks: Of each turn, as if every change were free; by default locks decide.
+            rounds: How many rounds the turns are.
         """
         if self.counters is not None:
             self.counters.begin(tensor)
@@ -172,6 +174,7 @@ class VirtualGpu:
             turns=tuple(turns),
             hunts=hunts,
             clocks=tuple(clocks),
+            rounds=rounds,
         )
         self._look_again()
 

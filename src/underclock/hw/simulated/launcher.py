@@ -1,19 +1,22 @@
 """Runs kernels on a virtual GPU, in virtual time."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from underclock.errors import DeviceError
 from underclock.hw.base import Clock, Durations, Loop, Progress
-from underclock.hw.rounds import Round
+from underclock.hw.rounds import Round, Turn
 from underclock.hw.simulated.company import companion, idling
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.waiting import WatchedLoop
+from underclock.physics.constants import KernelConstants
+from underclock.physics.timing import duration_s
 from underclock.records import Clocks, Kernel, Kind, Mix
 
 _LOOK_S = 0.02
+_SHORT_S = 1e-3  # of a round; the launches of shorter ones run in turns of several
 _ROUNDING = 1e-6  # of a launch
 
 
@@ -110,6 +113,9 @@ class VirtualLauncher:
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
         """Keep launching a sequence, and its company, from entry to exit.
 
+        Where a round is far shorter than any power loop looks, a kernel's launches of several
+        rounds run in a row: power, time and heat are the same, and simulating them is not slow.
+
         Raises:
             ValueError: Nothing would run.
             UsageError: A kernel does not say what it does, or no companion can be simulated.
@@ -126,10 +132,13 @@ class VirtualLauncher:
             tensor.append(at[round_.hot])
         if round_.mix.idle_s:
             at[round_.idle] = idling(model, round_.mix.idle_s)
-        turns = round_.turns()
+        turns, rounds = round_.turns(), 1
+        if not self.clocks:  # which are named turn by turn
+            turns, rounds = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
         self.gpu.begin(
             [at[turn.place] for turn in turns],
             turns=turns,
+            rounds=rounds,
             tensor=tensor,
             hunts=mix is not None,  # a settled clock would always be read as the bin below it
             clocks=self.clocks,
@@ -139,9 +148,35 @@ class VirtualLauncher:
         finally:
             self.gpu.end()
 
+    def _lasts_s(self, kernel: KernelConstants) -> float:
+        """Return how long a launch takes at the highest clocks."""
+        model = self.gpu.model
+        core_mhz, mem_mhz = float(model.core_mhz[-1]), float(model.mem_mhz[-1])
+        return float(duration_s(model.constants, kernel, core_mhz, mem_mhz))
+
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a model's kernels are what they are."""
         return ()
+
+
+def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, ...], int]:
+    """Return what runs in turn, launches of short sequences in rows, and how many rounds it is.
+
+    Args:
+        round_: What a round is made of.
+        lasts_s: How long a launch of each place takes.
+    """
+    turns = round_.turns()
+    launches = round_.mix.launches
+    once_s = sum(lasts_s[place] for place in range(round_.kernels))
+    if round_.kernels > 1 and launches > 1:
+        row = min(max(1, int(_SHORT_S / once_s)), launches)
+        rows = [row] * (launches // row) + [launches % row] * bool(launches % row)
+        sequence = [Turn(place, times) for times in rows for place in range(round_.kernels)]
+        turns = (*sequence, *turns[launches * round_.kernels :])
+    whole_s = sum(turn.times * lasts_s[turn.place] for turn in turns)
+    rounds = max(1, int(_SHORT_S / whole_s)) if len(turns) > 1 else 1
+    return tuple(Turn(turn.place, turn.times * rounds) for turn in turns), rounds
 
 
 def _check(gpu: VirtualGpu) -> None:

@@ -24,6 +24,7 @@ class LaunchLoop:
             default once, and a place each.
         hunts: Whether the power loop never settles over it; several kernels do not let it.
         clocks: Of each launch, changed for nothing as it begins; none where locks decide.
+        rounds: How many rounds the turns are.
         position: Whose turn it is.
         share: How many launches of the turn are done; the last of them in part.
         launches: Whole rounds completed.
@@ -41,6 +42,7 @@ class LaunchLoop:
     turns: tuple[Turn, ...] = ()
     hunts: bool = False
     clocks: tuple[Clocks, ...] = ()
+    rounds: int = 1
     position: int = 0
     share: float = 0.0
     launches: int = 0
@@ -82,7 +84,7 @@ class LaunchLoop:
             rounds = int((done + _ROUNDING) / times)
             if rounds:
                 whole = rounds * times
-                self.launches += rounds
+                self.launches += rounds * self.rounds
                 self.completed_s = self.elapsed_s + (whole - self.share) * kernel_s
                 done = max(0.0, done - whole)
             self.share = done
@@ -91,7 +93,7 @@ class LaunchLoop:
             self.position = (self.position + 1) % len(self.turns)
             self.turn = self.turns[self.position]
             if self.position == 0:
-                self.launches += 1
+                self.launches += self.rounds
                 self.completed_s = self.elapsed_s + stride_s
         else:
             self.share = done

@@ -16,8 +16,8 @@ from underclock.core.model.rows import CannotFitError, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, Agenda, Wanted
 from underclock.core.steering.company import Company
-from underclock.core.steering.mixing import Bench, Seen, mix_at, thinned
-from underclock.core.steering.taking_off import at_cap, reach_mhz, taken_off, told
+from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at, thinned
+from underclock.core.steering.taking_off import at_cap, reach_mhz, step_draws, taken_off, told
 from underclock.core.steering.worth import Known, variance_in
 from underclock.errors import DataError
 from underclock.physics.constants import KernelConstants
@@ -67,12 +67,35 @@ _COUNTS = (2, 1, 1, 1, 1)
 
 
 class _Synthetic:
-    """A GPU that is asked for mixes."""
+    """A GPU that is asked for mixes.
 
-    def __init__(self, limit_w: float | None = 700.0, *, seed: int = 0, noise: float = 1.0) -> None:
+    Idling counts cycles. Launches are timed after the window, where ``drift`` is how much a clock
+    that hunts has moved by then, as a fraction. ``peak_w`` is what no kernel exceeds, though the
+    clock that is read does not show it.
+    """
+
+    def __init__(
+        self,
+        limit_w: float | None = 700.0,
+        *,
+        seed: int = 0,
+        noise: float = 1.0,
+        drift: float = 0.0,
+        peak_w: float = math.inf,
+    ) -> None:
         self.limit_w = limit_w
         self._random = np.random.default_rng(seed)
         self._noise = noise
+        self._drift = drift
+        self._peak_w = peak_w
+
+    def costs(self, part: KernelConstants | None, core_mhz: float) -> tuple[float, float]:
+        """Return time and power of a launch at a clock, or of a second of idling at boost."""
+        if part is None:
+            return _BOOST_MHZ / core_mhz, float(idle_w(_GPU, core_mhz, _MEM_MHZ, _WARM_C))
+        while (power_w := float(busy_w(_GPU, part, core_mhz, _MEM_MHZ, _WARM_C))) > self._peak_w:
+            core_mhz -= 1.0
+        return float(duration_s(_GPU, part, core_mhz, _MEM_MHZ)), power_w
 
     def parts(self, kernel: str, mix: Mix) -> list[tuple[KernelConstants | None, float]]:
         """Return what is in a round, and how often; idling in s."""
@@ -87,12 +110,7 @@ class _Synthetic:
         """Return time and energy of a round at a clock."""
         time_s = energy_j = 0.0
         for part, count in self.parts(kernel, mix):
-            each_s = 1.0 if part is None else duration_s(_GPU, part, core_mhz, _MEM_MHZ)
-            power_w = (
-                idle_w(_GPU, core_mhz, _MEM_MHZ, _WARM_C)
-                if part is None
-                else busy_w(_GPU, part, core_mhz, _MEM_MHZ, _WARM_C)
-            )
+            each_s, power_w = self.costs(part, core_mhz)
             time_s += count * each_s
             energy_j += count * each_s * power_w
         return time_s, energy_j
@@ -112,19 +130,22 @@ class _Synthetic:
                 low, high = (low, core_mhz) if energy_j / time_s > limit_w else (core_mhz, high)
         names = [] if not mix.launches else [kernel] if kernel else list(_KERNELS)
         timed = 1.0 + self._noise * 3e-4 * self._random.standard_normal(len(names))
-        kernel_s = [duration_s(_GPU, _KERNELS[name], core_mhz, _MEM_MHZ) for name in names]
+        moved = self._drift * self._random.uniform(-1.0, 1.0) if capped else 0.0
+        timed_mhz = core_mhz * (1.0 + moved)
+        kernel_s = [self.costs(_KERNELS[name], timed_mhz)[0] for name in names]
         return MixSample(
             kernel=kernel,
             mix=mix,
             asked=asked,
             repeat=repeat,
             core_mhz=core_mhz,
-            core_spread_mhz=10.0 if capped else 0.0,
+            core_spread_mhz=(10.0 + self._drift * core_mhz) if capped else 0.0,
             round_s=time_s,
             round_j=energy_j * (1.0 + self._noise * 3e-3 * self._random.standard_normal()),
             kernel_s=tuple((np.array(kernel_s) * timed).tolist()),
-            hot_s=duration_s(_GPU, _HOT, core_mhz, _MEM_MHZ) if mix.hot else None,
-            idle_s=mix.idle_s or None,
+            hot_s=self.costs(_HOT, timed_mhz)[0] if mix.hot else None,
+            idle_s=mix.idle_s * _BOOST_MHZ / timed_mhz or None,
+            spin_mhz=timed_mhz if mix.idle_s >= METER_S else None,
             window_s=1.0,
             temperature_c=_WARM_C,
             throttle_reasons=ThrottleReason.SW_POWER_CAP if capped else ThrottleReason.NONE,
@@ -294,10 +315,13 @@ def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
     samples = msgspec.structs.replace(steered, mixed=(of_step, *steered.mixed[1:-1], wild))
     company = Company.of(samples.mixed, _SHAPE, 1.0)
     calm, hunts = (
-        taken_off([one], samples.kernels, company)[0] for one in (steered.mixed[-1], wild)
+        taken_off([one], samples.kernels, company)[-1] for one in (steered.mixed[-1], wild)
+    )
+    (unmetered,) = taken_off(
+        [msgspec.structs.replace(wild, spin_mhz=None)], samples.kernels, company
     )
 
-    assert hunts.time_windows == pytest.approx(0.25)
+    assert unmetered.time_windows == pytest.approx(0.25)
     assert hunts.power_windows == pytest.approx(0.25 * calm.power_windows)
     assert f"hunted in 2 of {len(samples.mixed)} measurements" in told(samples)[1]
     assert repr(wild.kernel) in told(samples)[1]
@@ -316,7 +340,7 @@ def test_what_is_left_of_a_mix_is_the_kernels() -> None:
     company = Company.of(samples.mixed, _SHAPE, 1.0)
     for mix in (ALONE, Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
         sample = gpu.run(Wanted("softmax", mix))
-        (left,) = taken_off([sample], samples.kernels, company)
+        left = taken_off([sample], samples.kernels, company)[-1]
         power_w = float(busy_w(_GPU, _KERNELS["softmax"], sample.core_mhz, _MEM_MHZ, _WARM_C))
 
         assert left.time_s == sample.kernel_s[0]
@@ -369,9 +393,9 @@ def test_nothing_is_taken_off_with_company_that_was_never_measured() -> None:
     nobody = Company.of([], _SHAPE, 1.0)
     kernels = gpu.samples().kernels
     for mix in (Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
-        (left,) = taken_off([gpu.run(Wanted("copy", mix))], kernels, nobody)
-        assert (left.power_w, left.power_windows) == (None, 0.0)
-        assert left.time_windows == 1.0
+        (one,) = taken_off([gpu.run(Wanted("copy", mix))], kernels, nobody)
+        assert (one.power_w, one.power_windows) == (None, 0.0)
+        assert one.time_windows == 1.0
     assert nobody.idle_w(1500.0, 1.0, _WARM_C) is None
     # Nor is the companion known where it idled too, and idling is not.
     thinned = gpu.run(Wanted("", Mix(launches=0, hot=1, idle_s=0.01)))
@@ -514,7 +538,7 @@ def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
 
 def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSet) -> None:
     steps = [s for s in steered.mixed if not s.kernel and s.kernel_s]
-    bad = next(s for s in steps if s.mix.idle_s)
+    bad = max(steps, key=lambda s: s.mix.idle_s)
     rest = [s for s in steered.mixed if s.kernel or not s.kernel_s or s.mix == ALONE]
     mixed = (*rest, msgspec.structs.replace(bad, round_j=bad.round_j / 50))
     wanted = Agenda.of(msgspec.structs.replace(steered, mixed=mixed), _SHAPE).next(_takes_s, 0.003)
@@ -557,12 +581,77 @@ def _hot(samples: SampleSet) -> list[MixSample]:
 
 def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
     rows = rows_of(steered)
-    counts = np.bincount(rows.kernel)
     steps = sum(not s.kernel and bool(s.kernel_s) for s in steered.mixed)
+    for k, kernel in enumerate(steered.kernels):
+        time, power = rows.windows[:, rows.kernel == k]
+        metered = sum(s.kernel == kernel.name and s.spin_mhz is not None for s in steered.mixed)
+        assert (power == 0.0).sum() == steps + metered
+        # Times and powers of the same mix are rows of their own, each at its own clock.
+        assert (time == 0.0).sum() == metered
+        assert ((time > 0.0) | (power > 0.0)).all()
+    assert len(rows.step) == steps
 
-    assert (counts > steps).all()
-    assert [(rows.windows[1, rows.kernel == k] == 0.0).sum() for k in range(5)] == [steps] * 5
-    assert (rows.windows[0] == 1.0).all()
+
+@pytest.mark.parametrize("drift", [0.0, 0.01])
+def test_a_clock_that_moves_before_launches_are_timed_spoils_nothing(drift: float) -> None:
+    gpu = _Synthetic(noise=0.0, drift=drift, seed=4)
+    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006, 0.01)]
+    samples = gpu.samples(
+        Wanted("", IDLING), Wanted("", COMPANIONS), *[Wanted("", mix) for mix in mixes]
+    )
+    company = Company.of(samples.mixed, _SHAPE, 1.0)
+    for mix in (Mix(launches=2, idle_s=METER_S), Mix(launches=4, hot=1, idle_s=METER_S)):
+        sample = gpu.run(Wanted("product", mix))
+        timed, drawn = taken_off([sample], samples.kernels, company)
+        for one, told_s in ((timed, timed.time_s), (drawn, drawn.time_s)):
+            true_s = float(duration_s(_GPU, _KERNELS["product"], one.core_mhz, _MEM_MHZ))
+            assert told_s == pytest.approx(true_s, rel=2e-3)
+        true_w = float(busy_w(_GPU, _KERNELS["product"], drawn.core_mhz, _MEM_MHZ, _WARM_C))
+        assert drawn.power_w == pytest.approx(true_w, rel=5e-3)
+        assert (timed.power_windows, drawn.time_windows) == (0.0, 0.0)
+    (draw,) = step_draws(
+        [gpu.run(Wanted("", Mix(launches=2, idle_s=METER_S)))], samples.kernels, company
+    )
+    step_s, step_j = gpu.drawn("", ALONE, draw.core_mhz)
+    assert draw.power_w == pytest.approx(step_j / step_s, rel=5e-3)
+    assert draw.spread_w < 0.02 * draw.power_w
+
+
+def test_times_at_a_clock_that_drifts_are_as_right_as_at_one_that_does_not() -> None:
+    samples = _campaign(_Synthetic(seed=6, drift=0.01))
+    rows = rows_of(samples)
+    for k, kernel in enumerate(samples.kernels):
+        told = (rows.kernel == k) & (rows.windows[0] > 0.5)
+        true_s = duration_s(_GPU, _KERNELS[kernel.name], rows.core_mhz[told], _MEM_MHZ)
+        assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
+
+
+def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
+    samples = _campaign(_Synthetic(seed=7, peak_w=950.0))
+    rows = rows_of(samples)
+
+    assert rows.peak_w == pytest.approx(950.0, rel=0.01)
+    drawn = rows.windows[1] > 0.0
+    assert np.exp(rows.log_w[drawn]).max() < 0.98 * 950.0
+    for k, kernel in enumerate(samples.kernels):
+        told = (rows.kernel == k) & (rows.windows[0] > 0.0) & (rows.core_mhz < 1700.0)
+        true_s = duration_s(_GPU, _KERNELS[kernel.name], rows.core_mhz[told], _MEM_MHZ)
+        assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
+
+
+def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> None:
+    held, free = (
+        _campaign(_Synthetic(seed=7, noise=0.0, peak_w=peak_w)) for peak_w in (950.0, math.inf)
+    )
+
+    def highest_mhz(samples: SampleSet) -> float:
+        return max(s.core_mhz for s in samples.mixed if s.kernel == "product")
+
+    assert highest_mhz(free) == _BOOST_MHZ
+    assert highest_mhz(held) < 1800.0
+    bench = Agenda.of(held, _SHAPE).bench
+    assert bench is not None
+    assert bench.peak_w == pytest.approx(950.0, rel=0.01)
 
 
 def test_too_few_measurements_in_company_are_refused(steered: SampleSet) -> None:

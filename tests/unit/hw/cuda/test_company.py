@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from underclock.errors import MeasurementError
+from underclock.errors import NoRoomError
 from underclock.hw.cuda.company import first_that_fits
 
 
@@ -55,7 +55,7 @@ def test_the_largest_product_that_fits_is_taken(free_mib: int, side: int) -> Non
 def test_where_none_fits_the_sizes_are_told() -> None:
     torch = FakeTorch(50)
     with pytest.raises(
-        MeasurementError, match=r"takes 96 MiB beside the step, and 50 of 81920 MiB are free"
+        NoRoomError, match=r"takes 96 MiB beside the step, and 50 of 81920 MiB are free"
     ) as caught:
         first_that_fits(torch, (8192, 4096), torch.product)
     assert "lower the batch" in caught.value.hint

@@ -1,7 +1,9 @@
 """Durations of launches from what a profiler saw, on made-up profiles."""
 
+import itertools
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +20,21 @@ def _kernel(name: str) -> Node:
 
 
 def _ran(nodes: Sequence[Node], took_s: Sequence[float]) -> list[TracedActivity]:
-    """Return what a profiler sees of nodes that run in turn."""
+    """Return what a profiler sees of nodes that run one after the other."""
+    starts_s = itertools.accumulate(took_s, initial=0.0)
     return [
-        TracedActivity(kind=node.kind, function=node.function, start_s=at, duration_s=each_s)
-        for at, (node, each_s) in enumerate(zip(nodes, took_s, strict=True))
+        TracedActivity(kind=node.kind, function=node.function, start_s=at_s, duration_s=each_s)
+        for at_s, node, each_s in zip(starts_s, nodes, took_s, strict=False)
     ]
+
+
+def _in_turn(*launches: list[TracedActivity], gap_s: float = 0.0) -> list[list[TracedActivity]]:
+    """Return launches of graphs, one after the other."""
+    end_s, seen = 0.0, []
+    for launch in launches:
+        seen.append([msgspec.structs.replace(one, start_s=one.start_s + end_s) for one in launch])
+        end_s = max((one.start_s + one.duration_s for one in seen[-1]), default=end_s) + gap_s
+    return seen
 
 
 # A product with a memset that serves it, twice, then a companion and idling.
@@ -34,7 +46,8 @@ _ROUND = GraphLaunch(
 
 
 def test_a_memset_belongs_to_the_launch_it_serves() -> None:
-    seen = [_ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7)), _ran(_ROUND.nodes, (1, 10, 3, 14, 120, 9))]
+    rounds = [(1, 10, 3, 14, 100, 7), (1, 10, 3, 14, 120, 9)]
+    seen = _in_turn(*(_ran(_ROUND.nodes, took_s) for took_s in rounds))
 
     assert mean_durations(seen, [_ROUND]) == {0: 14.0, 1: 110.0, 2: 8.0}
 
@@ -44,15 +57,19 @@ def test_rounds_seen_in_part_do_not_count(lost: slice) -> None:
     whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
     part = _ran(_ROUND.nodes, (9,) * 6)[lost]
 
-    assert mean_durations([part, whole, part], [_ROUND]) == {0: 14.0, 1: 100.0, 2: 7.0}
-    assert mean_durations([part], [_ROUND]) is None
+    assert mean_durations(_in_turn(*filter(None, (part, whole, part))), [_ROUND]) == {
+        0: 14.0,
+        1: 100.0,
+        2: 7.0,
+    }
+    assert mean_durations(_in_turn(part), [_ROUND]) is None
 
 
 def test_what_others_launched_does_not_count() -> None:
     whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
     foreign = _ran([_kernel("other")] * 6, (5,) * 6)
 
-    assert mean_durations([foreign, whole], [_ROUND]) == {0: 14.0, 1: 100.0, 2: 7.0}
+    assert mean_durations(_in_turn(foreign, whole), [_ROUND]) == {0: 14.0, 1: 100.0, 2: 7.0}
 
 
 def test_a_step_and_its_company_are_launched_apart_and_both_must_be_seen() -> None:
@@ -65,8 +82,8 @@ def test_a_step_and_its_company_are_launched_apart_and_both_must_be_seen() -> No
     steps = [_ran([step.nodes[i] for i in (0, 2, 3)], (1, 50, 2)) for _ in range(2)]
     hot = _ran(company.nodes, (30, 40))
 
-    assert mean_durations([*steps, hot], [step, company]) == {0: 1.0, 1: 2.0, 2: 35.0}
-    assert mean_durations(steps, [step, company]) is None
+    assert mean_durations(_in_turn(*steps, hot), [step, company]) == {0: 1.0, 1: 2.0, 2: 35.0}
+    assert mean_durations(_in_turn(*steps), [step, company]) is None
 
 
 def test_launches_that_ran_side_by_side_are_told_apart_by_what_they_are() -> None:
@@ -92,9 +109,55 @@ def test_functions_written_in_another_way_are_told_apart_by_their_order() -> Non
 
 @given(st.lists(st.lists(st.floats(1e-6, 1.0), min_size=6, max_size=6), min_size=1, max_size=8))
 def test_means_add_up_to_what_was_seen(rounds: list[list[float]]) -> None:
-    seen = [_ran(_ROUND.nodes, took_s) for took_s in rounds]
+    seen = _in_turn(*(_ran(_ROUND.nodes, took_s) for took_s in rounds), gap_s=0.5)
     mean_s = mean_durations(seen, [_ROUND])
 
     assert mean_s is not None
     inside_s = sum(mean_s[place] * times for place, times in _ROUND.times.items())
     assert inside_s == pytest.approx(sum(map(sum, rounds)) / len(rounds))
+
+
+def _overlapping(*spans_s: tuple[float, float]) -> list[TracedActivity]:
+    """Return kernels that begin and last as given."""
+    return [
+        TracedActivity(kind=NodeKind.KERNEL, function="mm", start_s=start_s, duration_s=each_s)
+        for start_s, each_s in spans_s
+    ]
+
+
+_PAIR = GraphLaunch(nodes=(_kernel("mm"),) * 2, places=(0, 1), times={0: 1, 1: 1})
+
+
+def test_a_launch_lasts_until_the_next_begins_though_it_ends_later() -> None:
+    # The first ends 1 s after the second began; the second runs into the next round.
+    first = _overlapping((0.0, 11.0), (10.0, 5.5))
+    second = _overlapping((15.0, 10.0), (25.0, 5.5))
+
+    assert mean_durations([first, second], [_PAIR]) == {0: 10.0, 1: 5.25}
+
+
+def test_a_gap_before_the_next_launch_is_nobodys() -> None:
+    assert mean_durations([_overlapping((0.0, 3.0), (10.0, 4.0))], [_PAIR]) == {0: 3.0, 1: 4.0}
+
+
+def test_launches_side_by_side_take_as_long_as_they_take() -> None:
+    # The second begins with the first, or in the middle of it.
+    together = _overlapping((0.0, 10.0), (0.0, 8.0))
+    inside = _overlapping((0.0, 10.0), (4.0, 1.0))
+
+    assert mean_durations([together], [_PAIR]) == {0: 10.0, 1: 8.0}
+    assert mean_durations([inside], [_PAIR]) == {0: 10.0, 1: 1.0}
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 1.1)), min_size=6, max_size=6))
+def test_launches_in_turn_never_add_up_to_more_than_the_time_they_took(
+    spans: list[tuple[float, float]],
+) -> None:
+    starts_s = itertools.accumulate((until_next_s for until_next_s, _ in spans), initial=0.0)
+    lasts_s = [max(until_next_s * share, 1e-6) for until_next_s, share in spans]
+    ran = _overlapping(*zip(starts_s, lasts_s, strict=False))
+    mean_s = mean_durations([ran[i : i + 2] for i in range(0, len(ran), 2)], [_PAIR])
+
+    assert mean_s is not None
+    end_s = max(one.start_s + one.duration_s for one in ran)
+    assert 0.0 < sum(mean_s.values()) * len(ran) / 2 <= end_s + 1e-9

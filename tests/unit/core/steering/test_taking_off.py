@@ -1,0 +1,226 @@
+"""What made-up measurements tell: clocks by counts of cycles, peaks of power, the step's power."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from underclock.core.model.start import unknown_gpu
+from underclock.core.steering.company import Company
+from underclock.core.steering.mixing import METER_S, spin_mhz
+from underclock.core.steering.taking_off import (
+    Left,
+    below_peak,
+    companion_peak_w,
+    peak_w,
+    step_draws,
+    taken_off,
+)
+from underclock.records import Kernel, Mix, MixSample
+
+_SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
+_KERNELS = (Kernel(name="a", count=2), Kernel(name="b"))
+_IDLE = MixSample(
+    kernel="",
+    mix=Mix(launches=0, idle_s=0.02),
+    core_mhz=2000.0,
+    core_spread_mhz=0.0,
+    round_s=0.02,
+    round_j=2.0,
+    idle_s=0.02,
+    window_s=1.0,
+)
+
+
+def _company(*more: MixSample) -> Company:
+    return Company.of([_IDLE, *more], _SHAPE, 1.0)
+
+
+def _of(**changed: Any) -> MixSample:
+    """Return a kernel of 1 ms that idles as long, at 500 W and 100 W, at 2000 MHz."""
+    fields = {
+        "kernel": "a",
+        "mix": Mix(idle_s=1e-3),
+        "round_s": 2e-3,
+        "round_j": 0.6,
+        "kernel_s": (1e-3,),
+        "idle_s": 1e-3,
+        "spin_mhz": 2000.0,
+    } | changed
+    return msgspec.structs.replace(_IDLE, **fields)
+
+
+def test_a_count_of_cycles_tells_the_clock() -> None:
+    mix = Mix(idle_s=METER_S)
+
+    assert spin_mhz(mix, METER_S + 9e-7, 2000.0) == pytest.approx(2000.0)
+    assert spin_mhz(mix, 2 * METER_S + 9e-7, 2000.0) == pytest.approx(1000.0)
+    # No clock is twice the highest, however short the idling seems.
+    assert spin_mhz(mix, 1e-9, 2000.0) == 4000.0
+
+
+@pytest.mark.parametrize(
+    ("mix", "idle_s", "highest_mhz"),
+    [
+        (Mix(), None, 2000.0),
+        (Mix(idle_s=METER_S), METER_S, None),  # a lock tells
+        (Mix(idle_s=METER_S / 4), METER_S / 4, 2000.0),  # too short to tell
+    ],
+)
+def test_too_few_cycles_tell_no_clock(
+    mix: Mix, idle_s: float | None, highest_mhz: float | None
+) -> None:
+    assert spin_mhz(mix, idle_s, highest_mhz) is None
+
+
+def test_times_go_with_the_clock_of_their_own_moment_and_powers_with_the_windows() -> None:
+    # Timed at 2020 MHz, 1 % faster than in the window.
+    sample = _of(core_spread_mhz=30.0, kernel_s=(1e-3 / 1.01,), idle_s=1e-3 / 1.01, spin_mhz=2020.0)
+    timed, drawn = taken_off([sample], _KERNELS, _company())
+
+    assert (timed.core_mhz, timed.time_s, timed.power_w) == (2020.0, 1e-3 / 1.01, None)
+    assert (timed.time_windows, timed.power_windows) == (1.0, 0.0)
+    assert (drawn.core_mhz, drawn.time_windows) == (2000.0, 0.0)
+    assert drawn.time_s == pytest.approx(1e-3)
+    assert drawn.power_w == pytest.approx(500.0)
+    assert drawn.power_windows > 0.0
+
+
+def test_a_step_that_was_timed_at_another_clock_without_a_meter_counts_little() -> None:
+    step = _of(
+        kernel="",
+        mix=Mix(),
+        kernel_s=(1e-3, 2e-3),
+        idle_s=None,
+        spin_mhz=None,
+        core_spread_mhz=30.0,
+    )
+    as_timed, moved = (
+        taken_off([msgspec.structs.replace(step, round_s=s)], _KERNELS, _company())[0]
+        for s in (4e-3, 4.04e-3)
+    )
+
+    assert (as_timed.time_s, as_timed.time_windows) == (1e-3, 1.0)
+    assert (moved.time_s, moved.time_windows) == pytest.approx((1.01e-3, 1 / 26))
+
+
+def test_gaps_between_launches_are_not_taken_for_a_slower_clock() -> None:
+    gaps = _of(round_s=2.02e-3, core_spread_mhz=5.0)  # a clock that moves by 0.25 %
+    _, drawn = taken_off([gaps], _KERNELS, _company())
+
+    assert drawn.time_s == 1e-3
+
+
+def test_a_metered_mix_without_a_power_tells_a_time_only() -> None:
+    (left,) = taken_off([_of()], _KERNELS, Company.of([], _SHAPE, 1.0))
+
+    assert (left.power_w, left.time_windows) == (None, 1.0)
+
+
+def test_the_steps_power_is_what_its_company_leaves() -> None:
+    step = _of(kernel="", kernel_s=(1e-3, 2e-3), round_s=5e-3, round_j=4 * 0.5 + 0.1)
+    (draw,) = step_draws([step, _of(), _IDLE], _KERNELS, _company())
+
+    assert draw.core_mhz == 2000.0
+    assert draw.power_w == pytest.approx(500.0)
+    assert 0.0 < draw.spread_w < 10.0
+
+
+@pytest.mark.parametrize("round_j", [0.1, 2.1])
+def test_a_step_whose_power_is_unsure_or_company_unknown_tells_none(round_j: float) -> None:
+    step = _of(kernel="", kernel_s=(1e-3, 2e-3), round_s=5e-3, round_j=round_j)
+    company = _company() if round_j < 1.0 else Company.of([], _SHAPE, 1.0)
+
+    assert step_draws([step], _KERNELS, company) == ()
+
+
+def _left(
+    kernel: str, power_w: float | None, core_mhz: float = 2000.0, windows: float = 1.0
+) -> Left:
+    return Left(
+        kernel=kernel,
+        core_mhz=core_mhz,
+        mem_mhz=None,
+        time_s=1e-3,
+        power_w=power_w,
+        time_windows=1.0,
+        power_windows=windows if power_w else 0.0,
+        temperature_c=None,
+    )
+
+
+_PILE = [_left("a", 970.0), _left("b", 980.0), _left("c", 960.0)]
+
+
+def test_three_kernels_that_draw_alike_at_boost_show_a_peak() -> None:
+    assert peak_w([*_PILE, _left("d", 400.0), _left("a", 600.0)], 700.0) == 970.0
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [],
+        _PILE[:2],
+        [*_PILE[:2], _left("c", 800.0)],  # not alike
+        [*_PILE[:2], _left("c", 960.0, core_mhz=1700.0)],  # not at boost
+        [*_PILE[:2], _left("c", 960.0, windows=0.1)],  # not sure
+        [_left(name, 720.0) for name in "abc"],  # the cap's own
+    ],
+)
+def test_less_shows_no_peak(left: list[Left]) -> None:
+    assert math.isinf(peak_w(left, 700.0))
+
+
+def _rung(core_mhz: float, hot_s: float, power_w: float, **changed: Any) -> MixSample:
+    """Return the companion, idling as long as it ran."""
+    return _of(
+        kernel="",
+        mix=Mix(launches=0, hot=1, idle_s=hot_s),
+        core_mhz=core_mhz,
+        round_s=2 * hot_s,
+        round_j=hot_s * (power_w + 100.0),
+        kernel_s=(),
+        hot_s=hot_s,
+        idle_s=hot_s,
+        spin_mhz=None,
+        **changed,
+    )
+
+
+def test_a_companion_that_gains_no_speed_any_more_shows_a_peak() -> None:
+    slow, fast = _rung(1700.0, 1.02e-3, 800.0), _rung(2000.0, 1e-3, 960.0)
+
+    # Idling at 1700 MHz draws less than at 2000, so the power is not exactly what was made up.
+    assert companion_peak_w([_IDLE, slow, fast], _company(), 700.0) == pytest.approx(
+        960.0, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    "rungs",
+    [
+        [],
+        [_rung(2000.0, 1e-3, 960.0)],  # nothing to compare with
+        [_rung(1980.0, 1.01e-3, 960.0), _rung(2000.0, 1e-3, 960.0)],  # too near
+        [_rung(1700.0, 1.02e-3, 700.0), _rung(2000.0, 1e-3, 750.0)],  # the cap's own
+        [_rung(1700.0, 1.17e-3, 800.0), _rung(2000.0, 1e-3, 960.0)],  # still gains
+    ],
+)
+def test_a_companion_that_gains_speed_shows_none(rungs: list[MixSample]) -> None:
+    assert math.isinf(companion_peak_w([_of(), *rungs], _company(), 700.0))
+
+
+def test_company_that_is_not_known_shows_no_peak() -> None:
+    rungs = [_rung(1700.0, 1.02e-3, 800.0), _rung(2000.0, 1e-3, 960.0)]
+
+    assert math.isinf(companion_peak_w(rungs, Company.of([], _SHAPE, 1.0), 700.0))
+
+
+def test_what_a_peak_held_is_left_out_and_what_ran_below_it_stays() -> None:
+    cool, hot = _left("cool", 400.0), _left("a", 965.0)
+    below, timed = _left("a", 800.0, core_mhz=1700.0), _left("a", None, core_mhz=1700.0)
+    fast = _left("a", None, core_mhz=1950.0)  # timed where power goes beyond the peak
+    unseen = _left("b", 970.0), _left("b", None, core_mhz=1500.0)  # never seen below it
+
+    assert below_peak([cool, hot, below, timed, fast, *unseen], 970.0) == (cool, below, timed)
