@@ -1,9 +1,10 @@
-"""Fit ``sim:h200`` to measurements by steering on a real one: the package's data, and its section.
+"""Fit ``sim:h200`` to measurements by steering on a real one: the package's data.
 
     OMP_NUM_THREADS=1 python benchmarks/calibrate_h200.py
 
 What all kernels share follows from the model's fit of the layer, but for the exponent of time: the
-range of clocks is too narrow to tell it. Each kernel's constants are then fitted to its own rows. Core clocks below those reached rest on physics alone, memory clocks too.
+range of clocks is too narrow to tell it. Each kernel's constants are then fitted to its own rows.
+Core clocks below those reached rest on physics alone, memory clocks too.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from underclock.core.model.rows import rows_of
 from underclock.core.model.subsample import fitted
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
 from underclock.gpus.specs import SPECS
+from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w, idle_w, voltage_v
 from underclock.physics.timing import duration_s
@@ -109,6 +111,18 @@ def shared_constants(sample_set: SampleSet, spec: GpuModel) -> GpuConstants:
     )
 
 
+def settled(sample_set: SampleSet) -> SampleSet:
+    """Leave out a step beside its companion that is longer than the cap averages over.
+
+    Such a round has no one clock: the step's part runs faster than the companion's.
+    """
+    step_s = statistics.fmean(sample.time_s for sample in sample_set.in_situ)
+    if step_s < WINDOW_S:
+        return sample_set
+    mixed = tuple(s for s in sample_set.mixed if s.kernel or not (s.kernel_s and s.mix.hot))
+    return msgspec.structs.replace(sample_set, mixed=mixed)
+
+
 def ratio_in_step(sample_set: SampleSet) -> StepRatio:
     """Return how much more kernels draw in the step than alone."""
     settings = [Clocks(core_mhz=mhz) for mhz in range(1440, 1981, 15)]
@@ -122,7 +136,7 @@ def ratio_in_step(sample_set: SampleSet) -> StepRatio:
 
 def measured(sample_set: SampleSet, gpu: GpuConstants) -> list[Measured]:
     """Return the rows of each kernel, power as the step draws it."""
-    rows = rows_of(sample_set, gpu)
+    rows = rows_of(settled(sample_set), gpu)
     ratio = ratio_in_step(sample_set).ratio
     share = {s.kernel: s.utilisation.dram for s in sample_set.samples if s.utilisation}
     found = []
@@ -246,29 +260,33 @@ def throughput_of(
     spec: Throughput, kernels: Sequence[tuple[Kernel, KernelConstants, float, float]]
 ) -> Throughput:
     """Return rates and energies of operations from kernels: with DRAM share and time alone."""
-    products = [
-        (kernel.flops or 0.0, own, share * time_s * _MEM_MHZ * _PEAK_BYTE * 1e6)
+    known = [
+        (kernel.kind, kernel.flops or 0.0, own, share, share * time_s * _MEM_MHZ * _PEAK_BYTE * 1e6)
         for kernel, own, share, time_s in kernels
-        if kernel.kind is Kind.GEMM and time_s >= _BIG_S and share < _LITTLE
+        if time_s >= _BIG_S
     ]
-    moving = [
-        (own, share, share * time_s * _MEM_MHZ * _PEAK_BYTE * 1e6)
-        for kernel, own, share, time_s in kernels
-        if kernel.kind is Kind.MEMORY and time_s >= _BIG_S and share >= _LITTLE
+    products = [one for one in known if one[0] is Kind.GEMM]
+    moving = [one for one in known if one[0] is Kind.MEMORY and one[3] >= _LITTLE]
+    only_bytes = [one for one in moving if one[3] >= _NEARLY_ALL]
+    # Each kernel's energy as that of its operations and bytes, relative to itself.
+    parts = [
+        (flops / own.work_j_per_v2, moved / own.work_j_per_v2)
+        for _, flops, own, _, moved in (*products, *only_bytes)
     ]
-    sm_byte_j = statistics.median(
-        own.work_j_per_v2 / moved for own, share, moved in moving if share >= _NEARLY_ALL
-    )
-    flop_j = [(own.work_j_per_v2 - moved * sm_byte_j) / flops for flops, own, moved in products]
+    (flop_j, sm_byte_j), *_ = np.linalg.lstsq(np.array(parts), np.ones(len(parts)), rcond=None)
     return dataclasses.replace(
         spec,
-        tensor_flop=statistics.median(f / own.core_mcycles / 1e6 for f, own, _ in products),
-        sm_byte=statistics.median(moved / own.core_mcycles / 1e6 for own, _, moved in moving),
+        tensor_flop=statistics.median(
+            flops / own.core_mcycles / 1e6
+            for _, flops, own, share, _ in products
+            if share < _LITTLE
+        ),
+        sm_byte=statistics.median(moved / own.core_mcycles / 1e6 for *_, own, _, moved in moving),
         dram_byte=_FULL * _PEAK_BYTE,
         launch_s=_SHORT_S,
-        tensor_j_per_v2=statistics.median(flop_j),
+        tensor_j_per_v2=float(flop_j),
         vector_j_per_v2=0.0,  # in the energy of bytes, as their kernels were measured
-        sm_byte_j_per_v2=sm_byte_j,
+        sm_byte_j_per_v2=float(sm_byte_j),
     )
 
 

@@ -119,6 +119,4 @@ class Costs:
         if float(busy_w(self._constants, kernel, core_mhz, mem_mhz, _PEAK_C)) <= self._peak_w:
             return core_mhz
         bins_mhz = np.append(self._bins_mhz[self._bins_mhz < core_mhz], core_mhz)
-        return capped_core_mhz(
-            self._constants, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w
-        )
+        return capped_core_mhz(self._constants, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
