@@ -3,8 +3,8 @@
 Usage: python benchmarks/calibrate.py [FOLDER]   (default: ../shared/data)
 
 The four sweeps fit shared and kernel constants. arXiv 2601.08539's Table 1 fits what an RTX 3080 Ti
-does per cycle; its Table 2, relaxed curve, validation and transfer are never read. Our measured
-H200 layer gives that GPU kernels of its own, from one run each at auto clocks.
+does per cycle; its Table 2, relaxed curve, validation and transfer are never read. The H200 has no
+sweep: `calibrate_h200` fits it to measurements by steering in docs/evidence/h200.
 """
 
 import csv
@@ -15,18 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate_h200 import calibrated
 from underclock.core.calibration.throughput import (
     PublishedChange,
     PublishedGpu,
     fit_throughput,
     residuals_of,
 )
-from underclock.core.prediction.time_shares import kernel_from_auto
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import Calibration, GpuModel, OwnKernel, encode
+from underclock.gpus.models import GpuModel, encode
 from underclock.gpus.specs import SPECS
-from underclock.records import Clocks, Kernel, Pass
-from underclock.stages.backends import open_measurer
+from underclock.records import Clocks
 from underclock.stages.calibrate import calibrate_gpu, check_calibration
 from underclock.workloads import workload
 
@@ -61,34 +59,16 @@ takes about 27 W less than 9501 MHz at equal work; the published rows need about
 Table 1 is all of the paper that is fitted to; Table 2, the relaxed curve, validation and transfer
 are compared with in [paper.md](paper.md).
 
-`sim:a4000` and the shared constants of `sim:h200` are **uncalibrated**: no sweep of those GPUs is
-at hand. They are set from data sheets and published fits (`gpus/specs.py`).
+`sim:a4000` is **uncalibrated**: no sweep of that GPU is at hand. It is set from data sheets and
+published fits (`gpus/specs.py`).
 """
 _H200_SECTION = """
-## The H200 at auto clocks
+## The H200
 
-No clock was set on the H200, so its sweep is unknown. Its 51 measured kernels of one GPT-3 XL layer
-(auto clocks, isolated) give `sim:h200` kernels of its own, from one run and its DRAM utilisation
-each. Run on the simulated H200 by the same measuring code:
-
-| isolated kernels, 51 | time | energy | core clock |
-|---|---|---|---|
-| mean error | {mean[0]:.1%} | {mean[1]:.1%} | {mean[2]:.1%} |
-| greatest error | {worst[0]:.1%} | {worst[1]:.1%} | {worst[2]:.1%} |
-
-The whole layer in situ was not fitted to. It tests the cap: kernels at the cap borrow power from
-their neighbours within its averaging time, so isolated kernels do not add up to the layer.
-
-| the layer in situ | time | energy | power | core clock | closure |
-|---|---|---|---|---|---|
-| measured | 35.4 ms | 24.5 J | 693 W | 1700 MHz | 1.037, 0.955 |
-| simulated | {time_ms:.1f} ms | {energy_j:.1f} J | {power_w:.0f} W | {clock} MHz | {closure} |
-
-Closure is isolated over in situ, time and energy.
-
-The figure to reach was 10 % on power, clocks, and time and energy of each kernel.
+`sim:h200` is fitted to measurements by steering, of one GPT-3 XL layer and of the 24-layer step on
+one board, by `benchmarks/calibrate_h200.py`: {calibration}. What that rests on, and the same steps
+run on the simulated H200, is in [h200/steering.md](h200/steering.md).
 """
-_H200_DRAM_W = 120.0  # HBM3e at full bandwidth, about 3.5 pJ/bit
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -132,63 +112,6 @@ def _with_table1(model: GpuModel, table: Path) -> GpuModel:
     )
 
 
-def _h200(spec: GpuModel, table: Path, today: str) -> GpuModel:
-    """Give the H200 the kernels of our measured layer."""
-    own = []
-    for row in _rows(table):
-        index = int(row["index"])
-        constants = kernel_from_auto(
-            spec.constants,
-            time_s=float(row["time_us"]) / 1e6,
-            power_w=float(row["power_w"]),
-            core_mhz=float(row["sm_clock_mean_mhz"]),
-            dram_share=float(row["dram_bw_util_pct"]) / 100.0,
-            temperature_c=float(row["temperature_c"]),
-            dram_w=_H200_DRAM_W,
-        )
-        name = f"{index:02d} {row['kernel_function'][:60]}"
-        own.append(OwnKernel(kernel=Kernel(name=name, pass_=Pass.OTHER), constants=constants))
-    calibration = Calibration(
-        source=table.stem,
-        rows=len(own),
-        date=today,
-        note="one run of each kernel at auto clocks; uncalibrated for sweeps: no clock was set",
-    )
-    return dataclasses.replace(spec, own=tuple(own), calibration=calibration)
-
-
-def _simulated_layer(rows: list[dict[str, str]]) -> str:
-    """Run the H200's layer on the simulated H200, and say how it compares."""
-    off = []
-    with open_measurer("sim:h200") as measurer:
-        kernels = [item.kernel for item in gpu_model("h200").own]
-        for kernel, row in zip(kernels, rows, strict=True):
-            reading = measurer.measure([kernel])
-            clock = reading.observed.core_mhz if reading.observed else None
-            off.append(
-                (
-                    reading.time_s / (float(row["time_us"]) / 1e6) - 1.0,
-                    reading.energy_j / (float(row["energy_mj"]) / 1e3) - 1.0,
-                    (clock or 0) / float(row["sm_clock_mean_mhz"]) - 1.0,
-                )
-            )
-        measurer.warm(kernels)
-        step = measurer.measure(kernels)
-    worst, mean = np.abs(off).max(axis=0), np.abs(off).mean(axis=0)
-    alone_s = sum(float(row["time_us"]) for row in rows) / 1e6
-    alone_j = sum(float(row["energy_mj"]) for row in rows) / 1e3
-    clock = step.observed.core_mhz if step.observed else None
-    return _H200_SECTION.format(
-        mean=mean,
-        worst=worst,
-        time_ms=step.time_s * 1e3,
-        energy_j=step.energy_j,
-        power_w=step.energy_j / step.time_s,
-        clock=clock,
-        closure=f"{alone_s / step.time_s:.3f}, {alone_j / step.energy_j:.3f}",
-    )
-
-
 def _page(models: dict[str, GpuModel], folder: Path, today: str) -> str:
     """Write what the fits are worth."""
     lines = [
@@ -206,10 +129,11 @@ def _page(models: dict[str, GpuModel], folder: Path, today: str) -> str:
             f"| {out.time:.1%} / {out.power:.1%} "
             f"| {check.time_mape:.1%} / {check.power_mape:.1%} over {check.rows} rows |"
         )
-    rows = _rows(folder / "measured" / "h200_gpt3xl_layer_auto.csv")
     note = models["rtx3080ti"].calibration.note
     table = "\n".join(lines)
-    return _PAGE_TEXT.format(date=today, table=table, note=note) + _simulated_layer(rows)
+    return _PAGE_TEXT.format(date=today, table=table, note=note) + _H200_SECTION.format(
+        calibration=models["h200"].calibration
+    )
 
 
 def main() -> None:
@@ -222,8 +146,7 @@ def main() -> None:
     }
     table1 = folder / "spaan2026_table1_rtx3080ti.csv"
     models["rtx3080ti"] = _with_table1(models["rtx3080ti"], table1)
-    layer = folder / "measured" / "h200_gpt3xl_layer_auto.csv"
-    models["h200"] = _h200(SPECS["h200"], layer, today)
+    models["h200"] = calibrated()
     for name, model in models.items():
         (_DATA / f"{name}.json").write_text(encode(model), encoding="utf-8")
         print(f"{name}: {model.calibration}")

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,10 +12,11 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.hw.base import Durations, Progress
 from underclock.hw.rounds import Round
 from underclock.hw.simulated.company import companion
+from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.launcher import VirtualLauncher
-from underclock.hw.simulated.rig import Rig
+from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.physics.power import idle_w
 from underclock.physics.timing import duration_s
 from underclock.records import Clocks, Kernel, Kind, Mix, Step
@@ -206,3 +208,42 @@ def test_short_rounds_run_in_rows_and_are_the_same_rounds(
         + (durations.idle_s or 0.0)
     )
     assert inside_s == pytest.approx(round_s, rel=2e-3)
+
+
+@pytest.fixture
+def hot_rig() -> Iterator[Rig]:
+    with simulated_rig("h200") as made:
+        yield made
+
+
+def test_no_kernel_exceeds_the_peak_of_power_though_the_clock_reads_boost(hot_rig: Rig) -> None:
+    model = hot_rig.device.model
+    assert model.peak_w is not None
+    held, free = (
+        Costs(model.constants, model.core_mhz, peak_w).at(companion(model), 1980.0, 3201)
+        for peak_w in (model.peak_w, None)
+    )
+    product = Kernel(name="product", kind=Kind.GEMM, flops=2.0 * 8192**3, bytes_moved=6.0 * 8192**2)
+    _, durations, core_mhz = _timed(hot_rig, [product], Mix(launches=4, idle_s=0.01))
+
+    assert free.power_w(60.0) > 1.02 * model.peak_w
+    assert held.power_w(60.0) == pytest.approx(model.peak_w, rel=1e-3)
+    assert core_mhz == 1980.0
+    assert durations.kernel_s[0] == pytest.approx(held.duration_s, rel=2e-3)
+    assert durations.kernel_s[0] > 1.01 * free.duration_s
+    assert durations.idle_s == pytest.approx(0.01, rel=2e-3)
+
+
+def test_kernels_below_the_peak_run_at_the_clock_that_is_read(hot_rig: Rig) -> None:
+    model = hot_rig.device.model
+    costs = [
+        Costs(model.constants, model.core_mhz, peak_w).at(companion(model), 1500.0, 3201)
+        for peak_w in (model.peak_w, None)
+    ]
+
+    assert costs[0].duration_s == costs[1].duration_s
+
+
+def test_a_peak_below_the_power_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="below the greatest power limit"):
+        dataclasses.replace(gpu_model("h200"), peak_w=650.0)

@@ -91,6 +91,9 @@ class GpuModel:
     """Power limit by default; the least and the greatest that may be set."""
     cap_margin_w: float = 2.0
     """The power loop settles this far under the limit."""
+    peak_w: float | None = None
+    """No kernel draws more, however low the mean: what would runs slower than the clock that is
+    read. ``None`` where no such peak was seen."""
     calibration: Calibration = Calibration()
     constants: GpuConstants
     throughput: Throughput | None = None
@@ -113,6 +116,10 @@ class GpuModel:
         for table in (self.core_mhz, self.mem_mhz):
             if not table or list(table) != sorted(set(table)) or table[0] <= 0:
                 raise ValueError("clock tables must be positive, distinct and ascending")
+        if self.peak_w is not None and not self.peak_w > self.limit_w[2]:
+            raise ValueError(
+                f"a peak of {self.peak_w} W is below the greatest power limit, {self.limit_w[2]} W"
+            )
 
     def kernel(self, kernel: Kernel) -> KernelConstants:
         """Return a kernel's constants: those of the sweep if it is in it, else from its work.

@@ -19,9 +19,9 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.hw.base import Durations, Launcher, Loop, Reading
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, SampleSet, Step
 from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.stages.measure import Tally, measure
@@ -417,8 +417,9 @@ def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) ->
     kernel = samples.kernels[0]
     for clocks in {asked for name, asked in capped if name == kernel.name}:
         c = fit.posterior.settings.index(clocks)
-        at = float(clocks.core_mhz or 0), float(truth.mem_mhz[-1])
-        time_s = duration_s(truth.constants, truth.kernel(kernel), *at)
+        at = float(clocks.core_mhz or 0), truth.mem_mhz[-1]
+        costs = Costs(truth.constants, truth.core_mhz, truth.peak_w)
+        time_s = costs.at(truth.kernel(kernel), *at).duration_s
         assert fit.posterior.log_s[0, c] == pytest.approx(math.log(time_s), abs=0.005)
 
 

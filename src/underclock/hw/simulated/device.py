@@ -75,7 +75,7 @@ class VirtualGpu:
         self.counters = Counters(counting) if counts else None
         self._noise = noise
         self._stalled_until_s = 0.0
-        self._costs = Costs(self.constants, model.core_mhz)
+        self._costs = Costs(self.constants, model.core_mhz, model.peak_w)
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
         self._runs: LaunchLoop | None = None  # what runs, while it is its turn
         self._launch_s = 0.0  # what a launch of it takes
