@@ -393,9 +393,8 @@ def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
         # A point of the frontier is many settings; where most time is spent they are near boost.
         w_per_c = float(table.heat.w_per_c[table.power_cap.boost])
         auto_w = table.auto_energy_j / table.auto_time_s
-        energies_j = (
-            energies_j + table.heat.extra_w(energies_j / times_s, auto_w, w_per_c) * times_s
-        )
+        means_w: Floats = energies_j / times_s
+        energies_j = times_s * (means_w + table.heat.extra_w(means_w, auto_w, w_per_c))
     time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
     return tuple(
         against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
