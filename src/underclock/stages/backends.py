@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import SwitchingModel
@@ -68,7 +69,8 @@ def open_gpu(
         limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
 
     Raises:
-        UsageError: A table, no such model or index, no such power limit, or no traced step for a real GPU to run.
+        UsageError: A table, no such model or index, no such power limit, or no traced step for a
+            real GPU to run.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
     """
@@ -163,7 +165,8 @@ def open_measurer(
         limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
 
     Raises:
-        UsageError: No such kind of GPU, model, unit or power limit, or no traced step for a real one.
+        UsageError: No such kind of GPU, model, unit or power limit, or no traced step for a real
+            one.
         DataError: The table cannot be read.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
@@ -172,9 +175,7 @@ def open_measurer(
     if name.kind is GpuKind.REPLAYED:
         yield ReplayMeasurer(read_table(Path(name.name)))
         return
-    with open_gpu(
-        name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w
-    ) as opened:
+    with open_gpu(name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w) as opened:
         if opened.launcher is None:
             raise AssertionError("it was opened to run kernels")
         measurer = GpuMeasurer(

@@ -70,8 +70,7 @@ def check_gpu(plan: Plan, gpu: GpuInfo, limit_w: float | None) -> tuple[str, ...
         )
     if limit_w is not None and found_w is not None and abs(found_w - limit_w) > _SAME_W:
         raise DataError(
-            f"the plan is for a power limit of {limit_w:g} W, "
-            f"this GPU is limited to {found_w:g} W",
+            f"the plan is for a power limit of {limit_w:g} W, this GPU is limited to {found_w:g} W",
             hint="the power cap decides what clocks are worth: set the limit yourself "
             f"(`sudo nvidia-smi -pl {limit_w:g}`), or measure and plan at this one",
         )
