@@ -150,6 +150,11 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return self.arm(self.chosen)
 
     @property
+    def limit_w(self) -> float | None:
+        """The power limit that its clocks and its auto belong to; ``None`` when unknown."""
+        return self.gpu.power_limit_w if self.power_limit_w is None else self.power_limit_w
+
+    @property
     def headline(self) -> Arm:
         """The arm that counts: what the GPU can follow where its latency is given, else the chosen.
 
@@ -191,8 +196,10 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     def _facts(self) -> tuple[tuple[str, str], ...]:
         counts, budget = self.headline, self.max_slowdown
         bound = () if counts.name is self.chosen else ((f"bound, {self.chosen}", self.promise),)
+        changes = _faster if self.objective is Objective.TIME else _changes
         return (
-            *((name, _changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
+            *((name, changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
+            *(() if self.power_limit_w is None else (("limit", f"{self.power_limit_w:g} W"),)),
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
@@ -203,3 +210,11 @@ def _changes(cost: Cost | None) -> str:
         return "infeasible"
     energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
     return f"{energy} energy at {time} time"
+
+
+def _faster(cost: Cost | None) -> str:
+    """Say what a plan for time changes: that first."""
+    if cost is None:
+        return "infeasible"
+    energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
+    return f"{time} time, {energy} energy"

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from underclock.records.choices import Accounting, Strategy
+from underclock.records.choices import Accounting, Objective, Strategy
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
@@ -66,6 +66,8 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
 
     Attributes:
         chosen: The arm whose clocks ran, and whose promise is judged.
+        objective: What the plan minimises; for time its promise of time is judged. ``None`` when
+            unknown.
         accounting: What a run is: the whole step as it runs, or its kernels measured one by one.
         latency: Which switching latency the plan ran under, in words; ``None`` where it was taken
             as free.
@@ -76,8 +78,8 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
         promised_time_change: What the plan said.
         promised_energy_change: What the plan said.
         pairs_keeping_energy: Pairs that save at least the promised energy.
-        pairs_keeping_time: Pairs no slower than the plan's budget allows; ``None`` where time was
-            free.
+        pairs_keeping_time: Pairs no slower than the plan's budget allows or, where time is what it
+            minimises, than it promised; ``None`` where time was free.
         time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
             runs tell no spread.
         energy_interval: Low and high end of the true change of energy at 95 %; ``None`` in the same
@@ -95,6 +97,7 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     gpu: GpuInfo
     workload: str
     chosen: Strategy
+    objective: Objective | None = None
     accounting: Accounting
     latency: str | None = None
     repeats: int

@@ -1,11 +1,12 @@
 """What a reader should take away from a plan: which saving is real, and which clocks to hold."""
 
-from underclock.records import Arm, Clocks, Plan, Strategy
+from underclock.records import Arm, Clocks, Objective, Plan, Strategy
 from underclock.report.expected import gives_nothing
 from underclock.report.wording import (
     accounting_words,
     arm_title,
     change_text,
+    changes_text,
     clocks_text,
     interval_text,
     no_change,
@@ -20,18 +21,36 @@ def headline(plan: Plan) -> str:
 
 
 def saving(plan: Plan) -> str:
-    """Say what the arm that counts saves, at what time."""
+    """Say what the arm that counts saves, at what time; of a plan for time, that first."""
     arm = plan.headline
     if arm.cost is None:
         return f"No schedule keeps {change_text(plan.max_slowdown)} time"
     if gives_nothing(plan) or no_change(arm):
-        return "No saving to promise"
-    return f"{change_text(arm.energy_change)} energy at {change_text(arm.time_change)} time"
+        faster = plan.objective is Objective.TIME
+        return "No faster step to promise" if faster else "No saving to promise"
+    return changes_text(plan, arm.energy_change, arm.time_change)
 
 
 def basis(plan: Plan) -> str:
     """Say how a plan's numbers are known, and what they are sums of."""
     return f"{plan.evidence} on {plan.gpu.name}: {accounting_words(plan.accounting)}"
+
+
+def limit_sentence(plan: Plan) -> str | None:
+    """Say under which power limit all of it is, and how to set that; ``None`` at the GPU's own."""
+    limit_w, own_w = plan.power_limit_w, plan.gpu.power_limit_w
+    if limit_w is None or limit_w == own_w:
+        return None
+    than = "" if own_w is None else f" instead of {own_w:g} W"
+    return (
+        f"Planned for a power limit of {limit_w:g} W{than}; auto is what the driver's own cap "
+        f"would make of the step there. To set it on GPU 0: {limit_command(limit_w)}"
+    )
+
+
+def limit_command(limit_w: float) -> str:
+    """Return what to paste into a shell to set a power limit; Underclock never runs it."""
+    return f"sudo nvidia-smi -i 0 -pl {limit_w:g}"
 
 
 def switching_sentence(plan: Plan) -> str | None:
@@ -81,9 +100,15 @@ def _latency_text(plan: Plan) -> str:
 
 def doubt_sentence(plan: Plan) -> str | None:
     """Warn of a plan that may save nothing; ``None`` where it surely saves, or sets nothing."""
-    interval = plan.headline.energy_interval
+    arm, faster = plan.headline, plan.objective is Objective.TIME
+    interval = arm.time_interval if faster else arm.energy_interval
     if interval is None or gives_nothing(plan) or not interval[0] <= 0.0 <= interval[1]:
         return None
+    if faster:
+        return (
+            "the plan may be no faster: with 95 % confidence the step's time changes by "
+            f"{interval_text(interval)}"
+        )
     return (
         "the plan may save nothing: with 95 % confidence the step's energy changes by "
         f"{interval_text(interval)}"
@@ -93,10 +118,13 @@ def doubt_sentence(plan: Plan) -> str | None:
 def fixed_is_enough(plan: Plan) -> bool:
     """Whether one clock pair for the whole step does as well as what counts.
 
-    It saves as much at no more time, or more within the time budget.
+    It saves as much at no more time, or more within the time budget; of a plan for time, it is as
+    fast.
     """
     arm, best = _arm(plan, Strategy.BEST_FIXED), plan.headline
     fixed = None if arm is None else arm.cost
+    if plan.objective is Objective.TIME:
+        return _fixed_is_as_fast(plan)
     if fixed is None or best.name is Strategy.BEST_FIXED or fixed.energy_change >= -_AS_MUCH:
         return False
     if best.cost is None:
@@ -107,18 +135,29 @@ def fixed_is_enough(plan: Plan) -> bool:
     return more <= _AS_MUCH and fixed.time_change <= best.cost.time_change + _AS_MUCH
 
 
+def _fixed_is_as_fast(plan: Plan) -> bool:
+    """Whether one clock pair makes the step faster than auto, and as fast as what counts."""
+    arm, best = _arm(plan, Strategy.BEST_FIXED), plan.headline
+    fixed = None if arm is None else arm.cost
+    if fixed is None or best.name is Strategy.BEST_FIXED or fixed.time_change >= -_AS_MUCH:
+        return False
+    return best.cost is None or fixed.time_change <= best.cost.time_change + _AS_MUCH
+
+
 def fixed_sentence(plan: Plan) -> str | None:
     """Say what the best fixed clock is worth; ``None`` where it is auto or unknown."""
     arm = _arm(plan, Strategy.BEST_FIXED)
     if plan.fixed is None or plan.fixed.is_auto or arm is None or arm.cost is None:
         return None
-    energy, time = change_text(arm.energy_change), change_text(arm.time_change)
-    text = f"best fixed clock, {clocks_text(plan.fixed)}: {energy} energy at {time} time"
+    changes = changes_text(plan, arm.energy_change, arm.time_change)
+    text = f"best fixed clock, {clocks_text(plan.fixed)}: {changes}"
     if not fixed_is_enough(plan):
         return text
     best = plan.headline
     if best.energy_change is None or no_change(best):
         return f"{text}: use that"
+    if plan.objective is Objective.TIME:
+        return f"{text}, as fast as {change_text(best.time_change)} within 0.1 points: use that"
     than = change_text(best.energy_change)
     if arm.cost.energy_change < best.energy_change - _AS_MUCH:
         return f"{text}, better than {than}: use that"

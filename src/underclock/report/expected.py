@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from underclock.records import Cost, Plan, Strategy
+from underclock.records import Cost, Objective, Plan, Strategy
 from underclock.report.wording import change_text, no_change
 
 ONE_PAIR = (
@@ -47,8 +47,11 @@ def gives_nothing(plan: Plan) -> bool:
 def lent(plan: Plan) -> tuple[tuple[float, float], ...]:
     """Return what greater time budgets would bring: each, and the energy change expected with it.
 
-    With changes of clocks taken as free, as on the frontier.
+    With changes of clocks taken as free, as on the frontier; nothing where time is what is
+    minimised, for then none is lent.
     """
+    if plan.objective is Objective.TIME:
+        return ()
     return tuple(
         (slowdown, change)
         for slowdown in _LENT
@@ -85,6 +88,9 @@ def bound_words(plan: Plan) -> str:
 
 
 def _nothing_text(plan: Plan) -> str:
+    if plan.objective is Objective.TIME:
+        within = "the power limit" if plan.limit_w is None else f"{plan.limit_w:g} W"
+        return f"the plan is auto: no other clocks surely make the step faster within {within}"
     if plan.max_slowdown is None:
         return f"the plan is auto: no other clocks are better for {plan.objective}"
     budget = f"at \N{LESS-THAN OR EQUAL TO} {plain_percent(plan.max_slowdown)} % slower"

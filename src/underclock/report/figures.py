@@ -22,6 +22,7 @@ from underclock.report.chart import (
 )
 from underclock.report.expected import expected_energy_change
 from underclock.report.plot import both, draw
+from underclock.report.power_tables import power_chart
 from underclock.report.ranking import top_savings
 from underclock.report.wording import arm_title, change_text
 
@@ -57,6 +58,14 @@ def savings(plan: Plan) -> str:
 def repeats(validation: Validation) -> str:
     """Draw every repeat of every arm as a point."""
     chart = repeats_chart(validation)
+    return both(lambda width_px: draw(chart, width_px))
+
+
+def power(plan: Plan) -> str:
+    """Draw the fastest step at other power limits; empty where it was not worked out."""
+    if not plan.power_curve:
+        return ""
+    chart = power_chart(plan)
     return both(lambda width_px: draw(chart, width_px))
 
 

@@ -51,6 +51,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
             for cost in figures.shown_frontier(plan)
         ],
         savings_figure=figures.savings(plan),
+        power_figure=figures.power(plan),
         repeats_figure=figures.repeats(validation) if validation else None,
     )
 

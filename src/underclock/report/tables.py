@@ -8,18 +8,20 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records import Arm, Plan, Score, Strategy, Validation
+from underclock.records import Arm, Objective, Plan, Score, Strategy, Validation
 from underclock.report.answer import (
     fixed_is_enough,
     fixed_sentence,
     headline,
     hold_commands,
+    limit_sentence,
     switching_sentence,
     undo_command,
 )
 from underclock.report.expected import auto_plan_sentence, bound_words, lent
 from underclock.report.fitting import FittingTable, bare_table
 from underclock.report.latency_tables import latency_tables
+from underclock.report.power_tables import power_tables
 from underclock.report.ranking import joules_column, others_text, top_savings
 from underclock.report.wording import (
     accounting_text,
@@ -57,7 +59,8 @@ def arms_table(plan: Plan) -> Table:
             Text(status_text(arm)),
             style="bold" if counts else "",
         )
-    table.caption = Text("* what the plan holds; time and energy against auto")
+    limit = "" if plan.power_limit_w is None else f" at {plan.power_limit_w:g} W"
+    table.caption = Text(f"* what the plan holds; time and energy against auto{limit}")
     return table
 
 
@@ -104,16 +107,21 @@ def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
     parts = [*_answer(plan), *first]
     if all(no_change(arm) for arm in plan.arms):
         parts += [budgets_table(plan)] if lent(plan) else []
-        return (*parts, *latency_tables(plan))
+        return (*parts, *latency_tables(plan), *power_tables(plan))
     parts.append(arms_table(plan))
     if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
         parts.append(savings_table(plan))
-    return (*parts, *last, *latency_tables(plan))
+    return (*parts, *last, *latency_tables(plan), *power_tables(plan))
 
 
 def _answer(plan: Plan) -> tuple[RenderableType, ...]:
     """Return the answer that counts, in a few sentences."""
-    lines = (auto_plan_sentence(plan), promise_text(plan), switching_sentence(plan))
+    lines = (
+        auto_plan_sentence(plan),
+        promise_text(plan),
+        limit_sentence(plan),
+        switching_sentence(plan),
+    )
     return (
         Text(headline(plan), style="bold"),
         *(Text(line) for line in lines if line is not None),
@@ -150,10 +158,15 @@ def validation_table(validation: Validation) -> Table:
             *(Text(change_text(change)) for change in changes),
         )
     pairs = validation.repeats**2
+    kept = (
+        "are as fast as promised"
+        if validation.objective is Objective.TIME
+        else ("keep the time budget")
+    )
     time = (
         "time was free"
         if validation.pairs_keeping_time is None
-        else f"{validation.pairs_keeping_time} keep the time budget"
+        else f"{validation.pairs_keeping_time} {kept}"
     )
     table.caption = Text(
         f"{accounting_text(validation)}\n"

@@ -88,22 +88,40 @@ def change_text(fraction: float | None, *, digits: int = 2) -> str:
     return DASH if fraction is None else format_percent(fraction, digits=digits)
 
 
+def changes_text(plan: Plan, energy: float | None, time: float | None) -> str:
+    """Write what changes, first what the plan minimises; a plan for a limit names it."""
+    limit = "" if plan.power_limit_w is None else f" at {plan.power_limit_w:g} W"
+    if plan.objective is Objective.TIME:
+        return f"{change_text(time)} time{limit}, {change_text(energy)} energy"
+    return f"{change_text(energy)} energy at {change_text(time)} time{limit and f',{limit}'}"
+
+
 def promise_text(plan: Plan) -> str | None:
     """Say what the arm that counts promises, and how sure it is; ``None`` where nothing is."""
     arm = plan.headline
     if arm.cost is None or no_change(arm):
         return None
+    if plan.objective is Objective.TIME and arm.energy_interval and arm.time_interval:
+        time, energy = _margin(arm.time_interval), _margin(arm.energy_interval)
+        return (
+            f"promises {change_text(arm.time_change)} ± {time} time, "
+            f"{change_text(arm.energy_change)} ± {energy} energy (95 %)"
+        )
     energy = change_text(arm.energy_change)
     if arm.energy_interval is None or arm.time_interval is None:
         if plan.arm(plan.chosen).energy_interval is not None:
             return f"promises {energy}; how sure that is was not worked out"
         return f"promises {energy}, each setting's own samples taken for the truth"
-    margin = (arm.energy_interval[1] - arm.energy_interval[0]) / 2
-    text = f"promises {energy} ± {format_percent(margin).removeprefix('+')}"
+    text = f"promises {energy} ± {_margin(arm.energy_interval)}"
     if plan.max_slowdown is None:
         return f"{text}, {change_text(arm.time_change)} time (95 %)"
     slower = format_percent(plan.max_slowdown).removeprefix("+")
     return f"{text} at ≤ {slower} slower (95 %)"
+
+
+def _margin(interval: tuple[float, float]) -> str:
+    """Write half the width of an interval."""
+    return format_percent((interval[1] - interval[0]) / 2).removeprefix("+")
 
 
 def no_change(change: Arm | LatencyPoint | Proposal) -> bool:
@@ -211,17 +229,31 @@ def verdict_text(validation: Validation) -> str:
         f"({interval_text(validation.energy_interval)}) "
         f"against {change_text(validation.promised_energy_change)} promised"
     )
+    if validation.objective is Objective.TIME:
+        time = (
+            f"time {change_text(validation.time_change.mean)} "
+            f"({interval_text(validation.time_interval)}) "
+            f"against {change_text(validation.promised_time_change)} promised"
+        )
+        return _judgement(validation, time, energy)
     time = f"time {change_text(validation.time_change.mean)} " + (
         "was free"
         if validation.max_slowdown is None
         else f"({interval_text(validation.time_interval)}) "
         f"against a budget of {change_text(validation.max_slowdown)}"
     )
+    return _judgement(validation, energy, time)
+
+
+def _judgement(validation: Validation, first: str, second: str) -> str:
+    """Put the verdict before what it rests on."""
+    if validation.verdict is None:
+        raise AssertionError("checked by whoever asks")
     tolerance = f"tolerance {100.0 * (validation.tolerance or 0.0):g} points"
     head = [validation.verdict.value]
     if validation.verdict is Verdict.INCONCLUSIVE:
         head.append(_needed_text(validation))
-    return f"{': '.join(head)}: {energy}; {time}; {tolerance}"
+    return f"{': '.join(head)}: {first}; {second}; {tolerance}"
 
 
 def accounting_text(validation: Validation) -> str:
@@ -256,6 +288,8 @@ def certificate_text(arm: Arm) -> str:
 
 def budget_text(plan: Plan) -> str:
     """Say in a sentence how much time the plan was allowed to take."""
+    if plan.objective is Objective.TIME:
+        return "none: time is what is minimised"
     if plan.max_slowdown is None:
         return "none: time was free"
     who = "each kernel" if plan.aggregate is Aggregate.LOCAL else "the whole step"

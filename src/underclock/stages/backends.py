@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import SwitchingModel
@@ -55,6 +56,7 @@ def open_gpu(
     runs: bool = False,
     step: Step | None = None,
     run: StepFunction | StepFile | None = None,
+    limit_w: float | None = None,
 ) -> Iterator[OpenGpu]:
     """Open a GPU to read it, and to run kernels where wanted.
 
@@ -64,15 +66,17 @@ def open_gpu(
         runs: Whether kernels will run on it.
         step: What they are of; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
+        limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
 
     Raises:
-        UsageError: A table, no such model or index, or no traced step for a real GPU to run.
+        UsageError: A table, no such model or index, no such power limit, or no traced step for a
+            real GPU to run.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
     """
     name.need(Capability.READ)
     if name.is_simulated:
-        with simulated_rig(name.name, seed=seed, unit=name.unit) as rig:
+        with open_rig(name, seed=seed, limit_w=limit_w) as rig:
             yield OpenGpu(
                 gpu=rig.gpu,
                 clock=rig.clock,
@@ -106,7 +110,11 @@ def model_of(name: GpuName) -> GpuModel:
 
 @contextmanager
 def open_rig(
-    name: GpuName, *, seed: int = 0, switching: SwitchingModel | None = None
+    name: GpuName,
+    *,
+    seed: int = 0,
+    switching: SwitchingModel | None = None,
+    limit_w: float | None = None,
 ) -> Iterator[Rig]:
     """Open a simulated GPU for what no other can do in this version.
 
@@ -114,11 +122,20 @@ def open_rig(
         name: Which; whoever asks has made sure that it can.
         seed: Of its noise.
         switching: What changes of its clocks take; by default as its model has it.
+        limit_w: Its power limit; by default as its model has it.
 
     Raises:
-        UsageError: No such model.
+        UsageError: No such model, or it takes no such limit.
     """
     model = gpu_model(name.name)
+    if limit_w is not None:
+        _, least_w, most_w = model.limit_w
+        if not least_w <= limit_w <= most_w:
+            raise UsageError(
+                f"{model.name} takes no power limit of {limit_w:g} W",
+                hint=f"it takes {least_w:g} to {most_w:g} W",
+            )
+        model = replace(model, limit_w=(limit_w, least_w, most_w))
     if switching is not None:
         model = replace(model, switching=switching)
     with simulated_rig(model, seed=seed, unit=name.unit) as rig:
@@ -133,6 +150,7 @@ def open_measurer(
     seed: int = 0,
     step: Step | None = None,
     run: StepFunction | StepFile | None = None,
+    limit_w: float | None = None,
 ) -> Iterator[Measurer]:
     """Open what a ``--gpu`` option names, to measure on it.
 
@@ -144,9 +162,11 @@ def open_measurer(
         seed: Of a simulated GPU's noise.
         step: What will be measured; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
+        limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
 
     Raises:
-        UsageError: No such kind of GPU, model or unit, or no traced step for a real one.
+        UsageError: No such kind of GPU, model, unit or power limit, or no traced step for a real
+            one.
         DataError: The table cannot be read.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
@@ -155,7 +175,7 @@ def open_measurer(
     if name.kind is GpuKind.REPLAYED:
         yield ReplayMeasurer(read_table(Path(name.name)))
         return
-    with open_gpu(name, seed=seed, runs=True, step=step, run=run) as opened:
+    with open_gpu(name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w) as opened:
         if opened.launcher is None:
             raise AssertionError("it was opened to run kernels")
         measurer = GpuMeasurer(
@@ -180,6 +200,7 @@ def open_scheduled(
     measuring: MeasurementSettings,
     seed: int = 0,
     switching: SwitchingModel | None = None,
+    limit_w: float | None = None,
 ) -> Iterator[tuple[Measurer, Measurer]]:
     """Open one GPU to measure on it in two ways: at clocks that are held, and under a schedule.
 
@@ -189,13 +210,14 @@ def open_scheduled(
         measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise.
         switching: What changes of its clocks take; by default as its model has it.
+        limit_w: Its power limit; by default as its model has it.
 
     Raises:
-        UsageError: A table, or no such model.
+        UsageError: A table, no such model, or no such limit.
         NotSupportedError: A real GPU, which nothing here can drive.
     """
     name.need(Capability.SCHEDULE)
-    with open_rig(name, seed=seed, switching=switching) as rig:
+    with open_rig(name, seed=seed, switching=switching, limit_w=limit_w) as rig:
         held, led = (
             GpuMeasurer(
                 rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring

@@ -70,7 +70,8 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         measuring = default_measuring(gpu, adaptive=True)
     campaign = Campaign(grid=Grid.ADAPTIVE)
     with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
-        check_gpu(plan, measurer.info())
+        # What is measured is costs at clocks; the limit to plan for is applied to those.
+        check_gpu(plan, measurer.info(), plan.gpu.power_limit_w)
         provenance = provenance_of(
             gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
         )

@@ -22,7 +22,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
         DataError: Another GPU's table, or no row for a kernel at its chosen clocks.
     """
     plan, sample_set = as_plan(plan), as_samples(table)
-    warnings = check_gpu(plan, sample_set.gpu)
+    warnings = check_gpu(plan, sample_set.gpu, plan.limit_w)
     costs = cost_table(sample_set, baseline=plan.baseline)
     cost = _cost(plan, costs)
     auto = Cost(

@@ -42,8 +42,17 @@ def step_of(plan: Plan) -> Step | None:
         ) from exc
 
 
-def check_gpu(plan: Plan, gpu: GpuInfo) -> tuple[str, ...]:
+_SAME_W = 1.0  # drivers round what they enforce
+
+
+def check_gpu(plan: Plan, gpu: GpuInfo, limit_w: float | None) -> tuple[str, ...]:
     """Refuse to use a plan on a GPU it was not made for; return what the reader must be told.
+
+    Args:
+        plan: The plan.
+        gpu: The GPU.
+        limit_w: Which power limit it must have: the one planned for, to run the plan, or the one
+            measured at, to measure for it again. ``None`` when unknown.
 
     Raises:
         DataError: The GPU's model or power limit differs.
@@ -53,14 +62,17 @@ def check_gpu(plan: Plan, gpu: GpuInfo) -> tuple[str, ...]:
             f"the plan is for {plan.gpu.name}, this is {gpu.name}",
             hint="clocks mean nothing on another GPU model: plan on its own samples",
         )
-    if plan.gpu.power_limit_w != gpu.power_limit_w and None not in (
-        plan.gpu.power_limit_w,
-        gpu.power_limit_w,
-    ):
+    found_w = gpu.power_limit_w
+    if limit_w is not None and found_w is None and plan.power_limit_w is not None:
         raise DataError(
-            f"the plan is for a limit of {plan.gpu.power_limit_w} W, "
-            f"this GPU is limited to {gpu.power_limit_w} W",
-            hint="the power cap decides what clocks are worth: measure at this limit",
+            f"the plan is for a power limit of {limit_w:g} W, and this GPU's limit is not known",
+            hint="run it on a GPU that says its limit; a table was measured at its own",
+        )
+    if limit_w is not None and found_w is not None and abs(found_w - limit_w) > _SAME_W:
+        raise DataError(
+            f"the plan is for a power limit of {limit_w:g} W, this GPU is limited to {found_w:g} W",
+            hint="the power cap decides what clocks are worth: set the limit yourself "
+            f"(`sudo nvidia-smi -pl {limit_w:g}`), or measure and plan at this one",
         )
     if plan.gpu.is_another_board(gpu):
         words = (

@@ -132,7 +132,7 @@ def run_in_turns(
 
 def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
     """Refuse a plan that means nothing here; return what the reader must be told."""
-    told = check_gpu(plan, measurer.info())
+    told = check_gpu(plan, measurer.info(), plan.limit_w)
     if plan.evidence is not measurer.evidence:
         raise DataError(
             f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",

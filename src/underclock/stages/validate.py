@@ -18,6 +18,7 @@ from underclock.records import (
     Accounting,
     Cost,
     MeasurementSettings,
+    Objective,
     OtherArm,
     Plan,
     Spread,
@@ -62,6 +63,9 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     of clocks taken as free. Where that cannot be run, and with ``Accounting.ISOLATED``, kernels are
     measured one by one and added up.
 
+    A plan for a power limit runs under it, auto as well. A simulated GPU is given that limit; a
+    real GPU must have it, for Underclock never sets one.
+
     A plan that leaves every kernel at auto is not run: it keeps its promise of no change by
     definition, with 0 repeats and a warning that says so.
 
@@ -79,8 +83,8 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
         run: The step's function, or where it may be found; a real GPU needs it.
 
     Raises:
-        UsageError: Fewer than one repeat, a tolerance that is negative or not finite, or whole
-            steps asked for where they cannot be run.
+        UsageError: Fewer than one repeat, a tolerance that is negative or not finite, a power limit
+            that the simulated GPU does not take, or whole steps asked for where they cannot be run.
         DataError: A plan for another GPU, resting on another kind of evidence, or without kernels.
         DeviceError, MeasurementError: From the GPU.
     """
@@ -103,7 +107,12 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
             turns = run_in_turns(plan, whole, repeats, only_plan=only_plan, progress=told)
         return _judged(plan, turns, tolerance, course, (*notes, *_about_the_step(plan)))
     with open_measurer(
-        gpu, measuring=measuring, seed=seed + _SEED_OFFSET, step=step_of(plan), run=run
+        gpu,
+        measuring=measuring,
+        seed=seed + _SEED_OFFSET,
+        step=step_of(plan),
+        run=run,
+        limit_w=plan.power_limit_w,
     ) as measurer:
         planned = [plan.kernels[kernel.name].clocks for kernel in plan.runs]
         alone = OneByOne(measurer=measurer, kernels=plan.runs, planned=planned)
@@ -161,6 +170,11 @@ def _promise(plan: Plan, course: Course | None) -> Cost:
     return cost
 
 
+def _time_bound(plan: Plan, promise: Cost) -> float | None:
+    """Return how much time may change at most: a plan for time promised it; ``None`` if free."""
+    return promise.time_change if plan.objective is Objective.TIME else plan.max_slowdown
+
+
 def _judged(
     plan: Plan,
     turns: Turns,
@@ -183,11 +197,12 @@ def _judged(
     promise = _promise(plan, course)
     distinct = turns.distinct("auto", "plan")
     change_s, change_j = _changes(auto[:distinct], planned[:distinct])
+    bound = _time_bound(plan, promise)
     judged = judge(
         change_j,
         change_s,
         promise=promise.energy_change,
-        budget=plan.max_slowdown,
+        budget=bound,
         tolerance=tolerance,
     )
     return Validation(
@@ -195,6 +210,7 @@ def _judged(
         gpu=turns.gpu,
         workload=plan.workload,
         chosen=plan.chosen if course is None else course.arm,
+        objective=plan.objective,
         accounting=Accounting.ISOLATED if course is None else Accounting.STEP,
         latency=None if course is None else course.wording,
         repeats=turns.repeats,
@@ -207,9 +223,7 @@ def _judged(
         promised_time_change=promise.time_change,
         promised_energy_change=promise.energy_change,
         pairs_keeping_energy=count_within(energy, promise.energy_change),
-        pairs_keeping_time=(
-            None if plan.max_slowdown is None else count_within(time, plan.max_slowdown)
-        ),
+        pairs_keeping_time=None if bound is None else count_within(time, bound),
         time_interval=change_s.interval,
         energy_interval=change_j.interval,
         max_slowdown=plan.max_slowdown,
@@ -231,6 +245,7 @@ def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> 
         gpu=plan.gpu,
         workload=plan.workload,
         chosen=plan.chosen if course is None else course.arm,
+        objective=plan.objective,
         accounting=plan.accounting,
         latency=None if course is None else course.wording,
         repeats=0,
@@ -243,7 +258,7 @@ def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> 
         promised_time_change=promise.time_change,
         promised_energy_change=promise.energy_change,
         pairs_keeping_energy=0,
-        pairs_keeping_time=None if plan.max_slowdown is None else 0,
+        pairs_keeping_time=None if _time_bound(plan, promise) is None else 0,
         max_slowdown=plan.max_slowdown,
         tolerance=tolerance,
         verdict=Verdict.KEPT,

@@ -164,7 +164,7 @@ def open_whole_steps(
     seed: int = 0,
     run: StepFunction | StepFile | None = None,
 ) -> Iterator[WholeSteps]:
-    """Open a GPU that can run the step under its plan.
+    """Open a GPU that can run the step under its plan; a simulated one has the plan's power limit.
 
     Args:
         plan: Of a step.
@@ -189,11 +189,19 @@ def open_whole_steps(
                     measuring=settings,
                     seed=seed,
                     switching=switching_of(course.scheduled.table),
+                    limit_w=plan.power_limit_w,
                 )
             )
         else:
             measurer = stack.enter_context(
-                open_measurer(name.text, measuring=settings, seed=seed, step=step_of(plan), run=run)
+                open_measurer(
+                    name.text,
+                    measuring=settings,
+                    seed=seed,
+                    step=step_of(plan),
+                    run=run,
+                    limit_w=plan.power_limit_w,
+                )
             )
         yield WholeSteps(
             measurer=measurer,

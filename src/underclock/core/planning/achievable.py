@@ -416,5 +416,5 @@ def as_record(
         switches=schedule.switches,
         latency=wording,
         latencies=latencies,
-        launch_s=tuple(problem.time_s[problem.order, schedule.choice].tolist()),
+        launch_s=tuple(table.launches.time_s[problem.order, schedule.choice].tolist()),
     )

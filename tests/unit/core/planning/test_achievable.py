@@ -1,5 +1,6 @@
 """What a GPU can follow: more latency never saves more, rules are kept, longer segments pay."""
 
+import dataclasses
 import itertools
 import math
 
@@ -20,7 +21,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import KNOWN_HARDWARE, latency_curve
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.strategies import compare_strategies
-from underclock.core.switching import violations
+from underclock.core.switching import Schedule, violations
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Kernel, Pass, Status
 from underclock.records.latencies import Domain, LatencyTable, Switch
@@ -319,6 +320,28 @@ def test_a_schedule_is_told_as_its_segments() -> None:
     assert clocks == [costs.settings[s] for s in schedule.choice.tolist()]
     assert told.switches == schedule.switches
     assert told.latency == "1ms, assumed"
+
+
+def test_a_schedule_that_leaves_the_step_at_auto_says_how_long_launches_take() -> None:
+    costs = table()
+    order = order_of(costs)
+    problem = sequence_problem(costs, order, rules())
+    # Of a step under its cap the solver is not offered auto.
+    unoffered_s, unoffered_j = problem.time_s.copy(), problem.energy_j.copy()
+    unoffered_s[:, costs.baseline] = unoffered_j[:, costs.baseline] = math.inf
+    problem = dataclasses.replace(problem, time_s=unoffered_s, energy_j=unoffered_j)
+    schedule = Schedule(
+        status=Status.BOUNDED,
+        choice=np.full(len(order), costs.baseline),
+        time_s=costs.auto_time_s,
+        energy_j=costs.auto_energy_j,
+        bound_j=costs.auto_energy_j,
+        switches=0,
+    )
+    told = as_record(
+        costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
+    )
+    assert math.fsum(told.launch_s) == pytest.approx(costs.auto_time_s)
 
 
 def test_longer_segments_save_more_where_switching_is_slow() -> None:
