@@ -52,8 +52,9 @@ choose other clocks. The machines are shared and virtual. Boards are named by a 
 {files}
 
 `small-3` is incomplete: not every kernel was reached, so it is kept and not evaluated. Files of
-boards 1 and 2 are older; clocks while launches were timed are recomputed in them from their counts of
-cycles. Steering the 80 kernels of the 24-layer step took 500 s (wanted: 10 minutes at most).
+boards 1 and 2 are older; clocks while launches were timed are recomputed in them from their
+counts of cycles. Steering the 80 kernels of the 24-layer step took 500 s (wanted:
+10 minutes at most).
 """
 _PREDICTED = """
 ## The step, predicted from its kernels
@@ -85,8 +86,8 @@ of the layer's times by the exponent p of the model: {by_exponent}. `sim:h200` k
 
 ## A peak of power
 
-No kernel exceeds about {peak:.0f} W, whatever the mean and whatever clock is read: products thinned
-out by idling read 1980 MHz and take as long as at about 1800.
+There is a power that no kernel exceeds, whatever the mean and whatever clock is read: products
+thinned out by idling read 1980 MHz and take as long as at about 1800. `sim:h200` has {peak:.0f} W.
 
 {peaks}
 
@@ -101,8 +102,8 @@ Power in the step over power of the same kernels by themselves, from the step in
 `benchmarks/calibrate_h200.py` fits `sim:h200` to `steered-layer-3` (what kernels share, and the
 layer's kernels) and `steered-xl-3` (its kernels): {calibration}. *Held-out* is the 24-layer step:
 shared constants from the layer, four rows of each kernel fit its own, its other times are
-predicted, and its power alone and away from the cap, where no fit had seen it. Errors are means over
-all kernels, those of a microsecond included.
+predicted, and its power alone and away from the cap, where no fit had seen it. Errors are means
+over all kernels, those of a microsecond included.
 
 Run on the simulator by the measuring code, against the step as it was measured; the step at auto
 took part in kernels' times and in the ratio above, so this is a fit, not a prediction:
