@@ -9,6 +9,7 @@ Cells are kept line by line, and a run goes on where the last one stopped; ``--f
 import argparse
 import dataclasses
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -32,10 +33,11 @@ from underclock.hw.simulated.conductor import Scheduled
 from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step
+from underclock.records.latencies import LatencyTable
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
-from underclock.stages.whole_steps import course_of
+from underclock.stages.whole_steps import course_of, switching_of
 from underclock.store import read_samples
 from underclock.units import parse_duration
 
@@ -44,6 +46,7 @@ GPUS = ("rtx3080ti", "a100", "a40", "h200")
 BUDGETS = (0.0, 0.006, 0.01, 0.02)
 LATENCIES_S = (0.0, 10e-6, 1e-3, 6e-3, 20e-3, 150e-3)  # 0 is free switching
 WITHIN_TIME, WITHIN_ENERGY, WITHIN_BUDGET = 0.002, 0.003, 0.001
+SCATTER = bool(os.environ.get("SCATTER"))  # calls as on an A800, and jitter of a tenth
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "executed.md"
 AT_LIMIT = 0.7  # of the GPU's own power limit
 WANTED_FASTER = 0.035  # of what the driver's cap makes of the step there
@@ -186,7 +189,10 @@ def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int) -> Ran
 
 def switching(gpu: str, latency_s: float) -> GpuModel:
     """Return a GPU whose clocks take a time to change; as it is where they take none."""
-    return dataclasses.replace(gpu_model(gpu), switching=hidden(latency_s) if latency_s else None)
+    takes = None
+    if latency_s:
+        takes = hidden(latency_s) if SCATTER else switching_of(LatencyTable.constant(latency_s))
+    return dataclasses.replace(gpu_model(gpu), switching=takes)
 
 
 def limited(gpu: str, limit_w: float) -> GpuModel:
@@ -197,7 +203,10 @@ def limited(gpu: str, limit_w: float) -> GpuModel:
 
 def planned(sample_set: SampleSet, budget: float, latency_s: float) -> Plan:
     """Plan a cell."""
-    switching = Switching(latencies=latencies(latency_s), curve=False) if latency_s else None
+    switching = None
+    if latency_s:
+        table = latencies(latency_s) if SCATTER else LatencyTable.constant(latency_s)
+        switching = Switching(latencies=table, curve=False)
     return plan(sample_set, Goal(max_slowdown=budget), switching=switching)
 
 

@@ -12,12 +12,12 @@ from underclock.errors import DataError
 SCHEMAS: Final = {
     "step": 2,
     "samples": 3,
-    "plan": 2,
-    "score": 2,
-    "validation": 2,
-    "latencies": 2,
-    "fit": 2,
-    "study": 2,
+    "plan": 3,
+    "score": 3,
+    "validation": 3,
+    "latencies": 3,
+    "fit": 3,
+    "study": 3,
     "GPU model": 1,
 }
 
