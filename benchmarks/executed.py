@@ -400,8 +400,9 @@ Everything on this page is **simulated**. Command:
 launches a step, measured once per GPU by an adaptive campaign. Every plan is then run as it says:
 under free switching each launch at its clocks, else by a host that asks ahead, on a GPU whose
 clocks take {SWITCHING}. What a step takes is the simulator's truth at
-the heat of that very arm, the mean of {runs} runs of {STEPS} steps, each with noise of its own; auto is run in the same way. Wanted: time within {WITHIN_TIME:.1%} and energy
-within {WITHIN_ENERGY:.1%} of the plan in every cell, none more than {100 * WITHIN_BUDGET:g} points
+the heat of that very arm, the mean of {runs} runs of {STEPS} steps, each with noise of its own;
+auto is run in the same way. Wanted: time within {WITHIN_TIME:.1%} and energy within
+{WITHIN_ENERGY:.1%} of the plan in every cell, none more than {100 * WITHIN_BUDGET:g} points
 over its budget. With `SCATTER=1` in the environment calls scatter as on an A800 and delays by a
 tenth; planned for that, on `sim:rtx3080ti` schedules of 1 to 20 ms ran 0.3 to 1.1 % longer than
 planned (at most 0.48 % more energy, up to 1.15 points over the budget): a change to a slow memory

@@ -247,11 +247,17 @@ def test_a_table_without_readings_goes_by_its_highest_memory_clock() -> None:
 
 
 def test_whole_steps_in_company_tell_of_every_kernel() -> None:
-    whole = [in_mix("", mhz, 1500 / mhz, 1.0) for mhz in (1500, 1600, 1700)]
+    whole = [in_mix("", mhz, 1500 / mhz, 1.0, round_s=0.05) for mhz in (1500, 1600, 1700)]
     found = exponents(samples_of(mixed=whole, kernels=("a", "b")))
 
     assert found["a"].value == pytest.approx(1.0)
     assert found["b"].value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_company_after_a_step_longer_than_the_cap_averages_over_tells_nothing() -> None:
+    whole = [in_mix("", mhz, 1500 / mhz, 1.0, round_s=0.5) for mhz in (1500, 1600, 1700)]
+
+    assert exponents(samples_of(mixed=whole, kernels=("a", "b"))) == {}
 
 
 def test_the_step_runs_at_the_mean_clock_of_its_windows() -> None:
