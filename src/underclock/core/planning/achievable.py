@@ -24,7 +24,7 @@ from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cap_of, cheapest_within, is_held, windows_of
 from underclock.core.statistics.verdict import TOLERANCE
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
-from underclock.core.switching.schedule import infeasible, schedule_of
+from underclock.core.switching.schedule import infeasible, schedule_of, violations
 from underclock.errors import DataError
 from underclock.records import (
     Arm,
@@ -233,6 +233,7 @@ def achieved(
     found = step.aimed()
     if step.is_held:
         found = step.better(found, step.below())
+    found = step.better(found, step.given())
     if found is not None:
         return found.arm, found.schedule
     if step.budget < 0.0:
@@ -313,6 +314,15 @@ class _Step:
             problem=problem, windows=windows_of(cap), judge=settled_j
         ).cheapest(_QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
         return None if choice is None else self._kept(self._of(choice))[1]
+
+    def given(self) -> _Kept | None:
+        """Look at the schedules to start from: one clock for the whole step needs no aim."""
+        free = dataclasses.replace(self.problem, budget_s=math.inf)
+        best: _Kept | None = None
+        for start in self.starts:
+            if not violations(free, start):
+                best = self.better(best, self._kept(self._of(start))[1])
+        return best
 
     @staticmethod
     def better(one: _Kept | None, other: _Kept | None) -> _Kept | None:
