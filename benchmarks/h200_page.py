@@ -37,8 +37,8 @@ them of the results. Commands read them anywhere, and say *replayed*: they were 
     underclock plan docs/evidence/h200/layer.csv
 
 A table knows isolated kernels only, so shares differ by up to five points from those below, which
-are settled on the whole step. There is nothing to plan yet: only auto clocks were measured, and the
-plan says so.
+are settled on the whole step. There is nothing to plan in them: only auto clocks were measured, and
+the plan says so. Other clocks were measured since by [steering](steering.md), nothing set.
 """
 
 
