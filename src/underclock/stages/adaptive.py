@@ -290,7 +290,8 @@ class AdaptiveRun:
         """Return the samples worth most, and whether the promise is sharp enough already."""
         table, posterior = fit.table, fit.posterior
         plans, sharp = self._plans(fit)
-        changes = [fit.predicted_change(plan) for plan in plans if plan is not None]
+        known = fit.without_step_error()
+        changes = [known.predicted_change(plan) for plan in plans if plan is not None]
         self._unsure = max([change.energy_spread for change in changes], default=0.0)
         auto_j, auto_s = fit.baseline.energy_j, fit.baseline.time_s
         finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
@@ -340,7 +341,8 @@ class AdaptiveRun:
         if made and all_auto:
             plans = [choose_kernels(fit.table, goal, _CertainOfTime(fit)) for goal in goals]
             made = [plan for plan in plans if plan is not None]
-        changes = [fit.predicted_change(plan) for plan in made]
+        known = fit.without_step_error()
+        changes = [known.predicted_change(plan) for plan in made]
         spreads = [change.energy_spread for change in changes]
         spreads += [change.time_spread for change in changes if all_auto]
         return plans, bool(made) and TWO_SIDED * max(spreads) <= self._limits.precision

@@ -77,6 +77,10 @@ class CostEstimate:
         below: Bools = self.posterior.log_w < math.log(_ALONE * self.rows.limit_w)
         return below
 
+    def without_step_error(self) -> "CostEstimate":
+        """Return an estimate without what no further sample takes away: what the model misses."""
+        return dataclasses.replace(self, step_error=(0.0, 0.0))
+
     def predicted_change(self, setting: Ints) -> PredictedChange:
         """Say what a choice is expected to change.
 

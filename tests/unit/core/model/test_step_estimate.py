@@ -184,6 +184,16 @@ def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: Sampl
     assert missed.predicted_change(slow).time_spread > 0.03
 
 
+def test_what_the_model_misses_no_further_sample_takes_away(found: CostEstimate) -> None:
+    missing = dataclasses.replace(found, step_error=(0.02, 0.03))
+    setting = np.zeros(len(found.counts), dtype=np.int64)
+
+    known = missing.without_step_error().predicted_change(setting)
+
+    assert known == dataclasses.replace(found, step_error=(0.0, 0.0)).predicted_change(setting)
+    assert missing.predicted_change(setting).energy_spread > known.energy_spread
+
+
 def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
     alone = estimate(campaign, isolated=True)
 
