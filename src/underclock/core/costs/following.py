@@ -155,8 +155,8 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
         source = "in company" if mixed.kernel else "in the step"
         of = [mixed.kernel] if mixed.kernel else names
         for name, time_s in zip(of, mixed.kernel_s, strict=True):
-            core_mhz = mixed.spin_mhz or mixed.core_mhz
-            points[name].append(_Point(source=source, core_mhz=core_mhz, time_s=time_s))
+            at_mhz = mixed.spin_mhz or mixed.core_mhz
+            points[name].append(_Point(source=source, core_mhz=at_mhz, time_s=time_s))
     return points
 
 

@@ -4,6 +4,7 @@ Shape letters: K kernels, S settings, n invocations.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -318,11 +319,9 @@ class _Step:
     def given(self) -> _Kept | None:
         """Look at the schedules to start from: one clock for the whole step needs no aim."""
         free = dataclasses.replace(self.problem, budget_s=math.inf)
-        best: _Kept | None = None
-        for start in self.starts:
-            if not violations(free, start):
-                best = self.better(best, self._kept(self._of(start))[1])
-        return best
+        followed = [start for start in self.starts if not violations(free, start)]
+        kept = [self._kept(self._of(start))[1] for start in followed]
+        return functools.reduce(self.better, kept, None)
 
     @staticmethod
     def better(one: _Kept | None, other: _Kept | None) -> _Kept | None:

@@ -391,9 +391,9 @@ def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
         times_s, energies_j = times_s[first:], energies_j[first:]
     if table.heat is not None and table.power_cap is not None:
         # A point of the frontier is many settings; where most time is spent they are near boost.
-        w_per_c = float(table.heat.w_per_c[table.power_cap.boost])
         auto_w = table.auto_energy_j / table.auto_time_s
         means_w: Floats = energies_j / times_s
+        w_per_c = np.full_like(means_w, table.heat.w_per_c[table.power_cap.boost])
         energies_j = times_s * (means_w + table.heat.extra_w(means_w, auto_w, w_per_c))
     time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
     return tuple(

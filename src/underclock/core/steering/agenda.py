@@ -177,15 +177,18 @@ class Agenda:
 
     def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
         """Return what the step drew and took, company taken off."""
-        seen = []
+        draws = []
         launches = Counter(self.samples.order)
         for sample in steps:
             step_s = sum(sample.kernel_s[k] * count for k, count in launches.items())
             hot_s = sample.mix.hot * (sample.hot_s or 0.0)
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
-            if draw is not None and draw.mean_w > draw.spread_w:
-                seen.append(Seen(sample.core_mhz, draw.mean_w, step_s))
-        return seen
+            draws.append((sample.core_mhz, draw, step_s))
+        return [
+            Seen(core_mhz, draw.mean_w, step_s)
+            for core_mhz, draw, step_s in draws
+            if draw is not None and draw.mean_w > draw.spread_w
+        ]
 
     def _alone(self) -> Iterator[Wanted]:
         """Offer kernels that were not measured alone yet."""
