@@ -179,7 +179,7 @@ more than the *best there is* within 0.00 %. Energy and time are changes against
 differences in points.
 
 {summary(campaigns, best)}
-Wanted of adaptive: the mean promise within 0.1 points of the truth, intervals that hold in at least
+Wanted of adaptive, over 200 campaigns: the mean promise within 0.1 points of the truth, intervals that hold in at least
 93 %, the budget broken (by more than the tenth of a point to which it is kept) in at most 5 %, and
 at 0 % at least 8 % saved.
 
