@@ -179,9 +179,9 @@ more than the *best there is* within 0.00 %. Energy and time are changes against
 differences in points.
 
 {summary(campaigns, best)}
-Wanted of adaptive, over 200 campaigns: the mean promise within 0.1 points of the truth, intervals that hold in at least
-93 %, the budget broken (by more than the tenth of a point to which it is kept) in at most 5 %, and
-at 0 % at least 8 % saved.
+Wanted of adaptive, over 200 campaigns: the mean promise within 0.1 points of the truth, intervals
+that hold in at least 93 %, the budget broken (by more than the tenth of a point to which it is
+kept) in at most 5 %, and at 0 % at least 8 % saved.
 
 The step at auto is known from few runs (4 at first, some 9 at the end). Its time counts as no surer
 than 0.027 %, what windows of one kernel differ by on an H200, and its scatter is trusted as little
