@@ -13,13 +13,13 @@ from underclock.records import Clocks, Evidence, Objective, SampleSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class PlanCosts:
     """What everything costs.
 
     Attributes:
         table: Expected.
         risk: How sure that is; ``None`` where it is taken as certain.
-        known: Costs under the limit that was measured at, where the table is under another.
+        known: PlanCosts under the limit that was measured at, where the table is under another.
     """
 
     table: CostTable
@@ -27,11 +27,11 @@ class Costs:
     known: CostTable
 
 
-def under_goal(sample_set: SampleSet, costs: Costs, goal: Goal) -> Costs:
+def under_goal(sample_set: SampleSet, costs: PlanCosts, goal: Goal) -> PlanCosts:
     """Put costs under the power limit to plan for.
 
     Raises:
-        UsageError: Costs are of kernels alone, the GPU's own limit is not known, or it takes no
+        UsageError: PlanCosts are of kernels alone, the GPU's own limit is not known, or it takes no
             such limit.
     """
     if goal.power_limit_w is None and goal.objective is not Objective.TIME:
@@ -57,19 +57,19 @@ def under_goal(sample_set: SampleSet, costs: Costs, goal: Goal) -> Costs:
     if limit_w == gpu.power_limit_w:
         return costs
     limited = LimitedEstimate.of(risk, limit_w, gpu.power_limit_w)
-    return Costs(table=limited.table, risk=limited, known=costs.table)
+    return PlanCosts(table=limited.table, risk=limited, known=costs.table)
 
 
 def costs_of(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
-) -> Costs:
+) -> PlanCosts:
     """Return what everything costs."""
     asked = raw
     if raw is None:
         raw = _is_whole_table(sample_set)
     if raw:
         table = cost_table(sample_set, baseline=baseline)
-        return Costs(table=table, risk=None, known=table)
+        return PlanCosts(table=table, risk=None, known=table)
     try:
         estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
     except CannotFitError as exc:
@@ -78,8 +78,8 @@ def costs_of(
         table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
         table = dataclasses.replace(table, warnings=(*table.warnings, words))
-        return Costs(table=table, risk=None, known=table)
-    return Costs(table=estimated.table, risk=estimated, known=estimated.table)
+        return PlanCosts(table=table, risk=None, known=table)
+    return PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
 
 
 def _is_whole_table(sample_set: SampleSet) -> bool:

@@ -26,7 +26,7 @@ from underclock.records import (
 )
 from underclock.report.answer import doubt_sentence
 from underclock.report.expected import ONE_PAIR, auto_plan_sentence
-from underclock.stages.costing import Costs, costs_of, under_goal
+from underclock.stages.costing import PlanCosts, costs_of, under_goal
 from underclock.stages.sources import as_samples
 from underclock.stages.switching import Achievable, Switching, achievable
 from underclock.units import format_percent
@@ -110,7 +110,7 @@ def _within_confidence(goal: Goal, risk: RiskModel | None, compared: ComparedStr
 def _plan(
     sample_set: SampleSet,
     goal: Goal,
-    costs: Costs,
+    costs: PlanCosts,
     compared: ComparedStrategies,
     gained: Achievable,
 ) -> Plan:

@@ -11,7 +11,7 @@ import msgspec
 
 from underclock.core.model.rows import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, Agenda, Wanted
+from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.errors import NoRoomError
 from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Kernel, Mix, SampleSet
@@ -54,7 +54,7 @@ class SteeringRun:
         while not self._spent(samples := self._recorder.file.sample_set()):
             if not self._launches:
                 samples = _without_order(samples)
-            agenda = Agenda.of(samples, self._shape, companion=companion)
+            agenda = SteeringAgenda.of(samples, self._shape, companion=companion)
             wanted = agenda.next(self._bench.takes_s, self._limits.precision)
             if wanted is None:
                 self._tell("nothing more would tell much")

@@ -13,7 +13,7 @@ from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, Objective, Plan, SampleSet, Strategy
 from underclock.stages.campaign import Campaign
-from underclock.stages.costing import Costs, costs_of, under_goal
+from underclock.stages.costing import PlanCosts, costs_of, under_goal
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching, latencies_of
@@ -34,7 +34,7 @@ def sample_set(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
 
 
 @pytest.fixture(scope="module")
-def costs(sample_set: SampleSet) -> Costs:
+def costs(sample_set: SampleSet) -> PlanCosts:
     return costs_of(sample_set, None, raw=None, isolated=False)
 
 
@@ -49,7 +49,9 @@ def _with_gpu(sample_set: SampleSet, **changes: object) -> SampleSet:
     )
 
 
-def test_costs_are_of_the_step_unless_asked_otherwise(sample_set: SampleSet, costs: Costs) -> None:
+def test_costs_are_of_the_step_unless_asked_otherwise(
+    sample_set: SampleSet, costs: PlanCosts
+) -> None:
     raw = costs_of(sample_set, None, raw=True, isolated=False)
     alone = costs_of(sample_set, None, raw=None, isolated=True)
 
@@ -63,14 +65,14 @@ def test_costs_are_of_the_step_unless_asked_otherwise(sample_set: SampleSet, cos
 
 
 def test_a_goal_without_a_limit_leaves_costs_as_they_are(
-    sample_set: SampleSet, costs: Costs
+    sample_set: SampleSet, costs: PlanCosts
 ) -> None:
     assert under_goal(sample_set, costs, Goal()) is costs
     assert under_goal(sample_set, costs, Goal(objective=Objective.TIME)) is costs
     assert under_goal(sample_set, costs, Goal(power_limit_w=sample_set.gpu.power_limit_w)) is costs
 
 
-def test_under_a_lower_limit_the_step_takes_longer(sample_set: SampleSet, costs: Costs) -> None:
+def test_under_a_lower_limit_the_step_takes_longer(sample_set: SampleSet, costs: PlanCosts) -> None:
     limited = under_goal(sample_set, costs, Goal(power_limit_w=_LOWER_W))
 
     assert isinstance(limited.risk, LimitedEstimate)
@@ -82,7 +84,7 @@ def test_under_a_lower_limit_the_step_takes_longer(sample_set: SampleSet, costs:
 
 @pytest.mark.parametrize("limit_w", [99.0, 386.0, 9999.0])
 def test_a_limit_outside_the_gpus_range_is_refused(
-    sample_set: SampleSet, costs: Costs, limit_w: float
+    sample_set: SampleSet, costs: PlanCosts, limit_w: float
 ) -> None:
     with pytest.raises(UsageError, match=f"takes no power limit of {limit_w:g} W") as caught:
         under_goal(sample_set, costs, Goal(power_limit_w=limit_w))
@@ -91,7 +93,7 @@ def test_a_limit_outside_the_gpus_range_is_refused(
 
 
 def test_of_a_gpu_whose_range_is_unknown_limits_up_to_its_own_are_taken(
-    sample_set: SampleSet, costs: Costs
+    sample_set: SampleSet, costs: PlanCosts
 ) -> None:
     unknown = _with_gpu(sample_set, power_range_w=None)
 
@@ -102,7 +104,7 @@ def test_of_a_gpu_whose_range_is_unknown_limits_up_to_its_own_are_taken(
 
 @pytest.mark.parametrize("goal", [Goal(power_limit_w=300.0), Goal(objective=Objective.TIME)])
 def test_a_gpu_whose_limit_is_unknown_cannot_be_planned_under_one(
-    sample_set: SampleSet, costs: Costs, goal: Goal
+    sample_set: SampleSet, costs: PlanCosts, goal: Goal
 ) -> None:
     with pytest.raises(UsageError, match="do not say at which power limit") as caught:
         under_goal(_with_gpu(sample_set, power_limit_w=None), costs, goal)

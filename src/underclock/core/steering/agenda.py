@@ -64,7 +64,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Agenda:
+class SteeringAgenda:
     """Where a campaign stands.
 
     Attributes:
@@ -83,7 +83,9 @@ class Agenda:
     error: float
 
     @classmethod
-    def of(cls, samples: SampleSet, shape: GpuConstants, *, companion: bool = True) -> "Agenda":
+    def of(
+        cls, samples: SampleSet, shape: GpuConstants, *, companion: bool = True
+    ) -> "SteeringAgenda":
         """Look at what is on file.
 
         Args:

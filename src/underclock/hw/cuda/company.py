@@ -18,7 +18,7 @@ _BYTES = 2  # of a bf16
 _MIB = 2**20
 
 
-class Company:
+class CudaCompany:
     """Captures each once, and keeps it as long as it lives.
 
     Attributes:

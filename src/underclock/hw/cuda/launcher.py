@@ -10,7 +10,7 @@ from typing import Any
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Loop
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.company import Company
+from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
@@ -48,7 +48,7 @@ class CudaLauncher:
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
     _clock: Clock = field(default_factory=SystemClock)
-    _company: Company | None = None
+    _company: CudaCompany | None = None
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
@@ -78,7 +78,7 @@ class CudaLauncher:
         if not (mix.hot or mix.idle_s):
             return []
         if self._company is None:
-            self._company = Company(self._torch)
+            self._company = CudaCompany(self._torch)
         parts: Parts = []
         if mix.hot:
             parts += [(round_.hot, self._company.hot())] * mix.hot

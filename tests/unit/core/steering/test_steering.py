@@ -14,7 +14,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.pooling import joined
 from underclock.core.model.rows import CannotFitError, rows_of
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, Agenda, Wanted
+from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at, thinned
 from underclock.core.steering.taking_off import at_cap, reach_mhz, step_draws, taken_off, told
@@ -199,7 +199,7 @@ def _campaign(
     """Run a campaign to its end."""
     samples = gpu.samples(order=order)
     for _ in range(most):
-        wanted = Agenda.of(samples, _SHAPE).next(_takes_s, goal)
+        wanted = SteeringAgenda.of(samples, _SHAPE).next(_takes_s, goal)
         if wanted is None:
             return samples
         samples = gpu.with_one(samples, wanted)
@@ -243,15 +243,15 @@ def test_a_campaign_ends_when_it_is_sure(steered: SampleSet) -> None:
     few, many = (_campaign(_Synthetic(seed=1), goal=goal) for goal in (0.05, 0.004))
 
     assert len(few.mixed) < len(many.mixed) <= len(steered.mixed)
-    assert Agenda.of(few, _SHAPE).error <= 0.05
-    assert Agenda.of(many, _SHAPE).error < Agenda.of(few, _SHAPE).error
+    assert SteeringAgenda.of(few, _SHAPE).error <= 0.05
+    assert SteeringAgenda.of(many, _SHAPE).error < SteeringAgenda.of(few, _SHAPE).error
 
 
 def test_what_comes_next_follows_from_what_is_on_file() -> None:
     whole = _campaign(_Synthetic(seed=3, noise=0.0))
     for cut in (0, 3, 6, 12, len(whole.mixed) - 1):
         part = msgspec.structs.replace(whole, mixed=whole.mixed[:cut])
-        wanted = Agenda.of(part, _SHAPE).next(_takes_s, 0.003)
+        wanted = SteeringAgenda.of(part, _SHAPE).next(_takes_s, 0.003)
         assert wanted is not None
         assert (wanted.kernel, wanted.mix) == (whole.mixed[cut].kernel, whole.mixed[cut].mix)
 
@@ -529,7 +529,7 @@ def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
         if s.mix != IDLING
     )
     idle = next(s for s in steered.mixed if s.mix == IDLING)
-    agenda = Agenda.of(msgspec.structs.replace(steered, mixed=(idle, *damaged)), _SHAPE)
+    agenda = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=(idle, *damaged)), _SHAPE)
 
     assert agenda.bench is not None
     assert len(agenda.bench.hot) < len(_hot(steered))
@@ -541,7 +541,9 @@ def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSe
     bad = max(steps, key=lambda s: s.mix.idle_s)
     rest = [s for s in steered.mixed if s.kernel or not s.kernel_s or s.mix == ALONE]
     mixed = (*rest, msgspec.structs.replace(bad, round_j=bad.round_j / 50))
-    wanted = Agenda.of(msgspec.structs.replace(steered, mixed=mixed), _SHAPE).next(_takes_s, 0.003)
+    wanted = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=mixed), _SHAPE).next(
+        _takes_s, 0.003
+    )
 
     assert wanted is not None
     assert not wanted.kernel
@@ -560,7 +562,7 @@ def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
         if not s.kernel and s.mix == ALONE
     )
     rest = tuple(s for s in steered.mixed if s.kernel or not s.mix.launches)
-    agenda = Agenda.of(msgspec.structs.replace(steered, mixed=(*slow, *rest)), _SHAPE)
+    agenda = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=(*slow, *rest)), _SHAPE)
     wanted = agenda.next(_takes_s, 0.003)
 
     assert wanted is not None
@@ -572,7 +574,7 @@ def test_what_was_measured_at_held_clocks_steers_nothing(steered: SampleSet) -> 
     held = _Synthetic().run(Wanted("copy", Mix(idle_s=0.001)), asked=Clocks(core_mhz=2100))
     both = msgspec.structs.replace(steered, mixed=(*steered.mixed, held))
 
-    assert Agenda.of(both, _SHAPE).error == Agenda.of(steered, _SHAPE).error
+    assert SteeringAgenda.of(both, _SHAPE).error == SteeringAgenda.of(steered, _SHAPE).error
 
 
 def _hot(samples: SampleSet) -> list[MixSample]:
@@ -649,7 +651,7 @@ def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> No
 
     assert highest_mhz(free) == _BOOST_MHZ
     assert highest_mhz(held) < 1800.0
-    bench = Agenda.of(held, _SHAPE).bench
+    bench = SteeringAgenda.of(held, _SHAPE).bench
     assert bench is not None
     assert bench.peak_w == pytest.approx(950.0, rel=0.01)
 
@@ -696,7 +698,7 @@ def test_measurements_without_a_temperature_are_taken_as_usually_warm(steered: S
         steered,
         mixed=tuple(msgspec.structs.replace(s, temperature_c=None) for s in steered.mixed),
     )
-    bench = Agenda.of(cold, _SHAPE).bench
+    bench = SteeringAgenda.of(cold, _SHAPE).bench
     assert bench is not None
     assert bench.temperature_c == 55.0
     assert rows_of(cold).temperature_c.tolist() == [55.0] * len(rows_of(steered).kernel)
