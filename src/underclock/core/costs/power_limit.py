@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from underclock.core.costs.power_window import settle
-from underclock.core.costs.step import KnownStep, nearest_settings
+from underclock.core.costs.step import KnownStep, cap_of, nearest_settings
 from underclock.core.costs.table import CostTable
 
 
@@ -26,14 +26,11 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
     Raises:
         ValueError: Costs are of kernels alone.
     """
-    cap = table.power_cap
-    if cap is None:
-        raise ValueError("kernels alone have no step that a limit could hold")
+    cap = cap_of(table)
     settles_w = cap.limit_w - known_limit_w + limit_w
     energy_j = table.energy_j.copy()
-    auto_w = table.auto_energy_j / table.auto_time_s
     if table.heat is not None:
-        cooler_c = table.heat.c_per_w * min(0.0, settles_w - auto_w)
+        cooler_c = table.heat.c_per_w * min(0.0, settles_w - table.auto_w)
         known = np.isfinite(table.time_s)
         per_s = np.broadcast_to(table.heat.w_per_c * cooler_c, table.time_s.shape)
         energy_j[known] += table.time_s[known] * per_s[known]

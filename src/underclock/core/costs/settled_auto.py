@@ -8,12 +8,11 @@ Shape letters: K kernels.
 """
 
 import dataclasses
-import math
 
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.costs.table import CostTable
+from underclock.core.costs.table import CostTable, step_means
 from underclock.errors import DataError
 from underclock.records import Closure, Sample
 
@@ -29,8 +28,7 @@ def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) ->
     Raises:
         DataError: The step costs less than its kernels away from the cap do.
     """
-    real_s = math.fsum(sample.time_s for sample in in_situ) / len(in_situ)
-    real_j = math.fsum(sample.energy_j for sample in in_situ) / len(in_situ)
+    real_s, real_j = step_means(in_situ)
     time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
     for costs, real in ((time_s, real_s), (energy_j, real_j)):
         costs[:, table.baseline] *= _settling_factors(costs[:, table.baseline], real, capped)

@@ -13,7 +13,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import driver_says
 from underclock.core.costs.power_window import PowerCap, SettledStep, settle
-from underclock.core.costs.table import CostTable
+from underclock.core.costs.table import CostTable, step_means
 from underclock.records import Clocks, Closure, Cost, SampleSet
 
 _ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
@@ -48,8 +48,7 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
         return None
     order = np.array(sample_set.order, dtype=np.int64)
     asked = np.full(len(order), boost)
-    real_s = math.fsum(sample.time_s for sample in sample_set.in_situ) / len(sample_set.in_situ)
-    real_j = math.fsum(sample.energy_j for sample in sample_set.in_situ) / len(sample_set.in_situ)
+    real_s, real_j = step_means(sample_set.in_situ)
     if not math.isfinite(limit_w):
         limit_w = sample_set.gpu.power_limit_w or math.inf
     cap = PowerCap(limit_w=limit_w, order=order, boost=boost)
@@ -104,7 +103,7 @@ def step_cost(table: CostTable, choice: Ints) -> Cost:
     time_s, energy_j = math.fsum(settled.time_s), math.fsum(settled.energy_j)
     if table.heat is not None:
         w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
-        energy_j += table.heat.extra_w(energy_j / time_s, _auto_w(table), w_per_c) * time_s
+        energy_j += table.heat.extra_w(energy_j / time_s, table.auto_w, w_per_c) * time_s
     return against_auto(table, time_s, energy_j)
 
 
@@ -136,7 +135,7 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
     if table.heat is not None:
         with np.errstate(invalid="ignore"):
             mean_w = energy_j / time_s
-        energy_j += table.heat.extra_w(mean_w, _auto_w(table), table.heat.w_per_c) * time_s
+        energy_j += table.heat.extra_w(mean_w, table.auto_w, table.heat.w_per_c) * time_s
         energy_j[np.logical_not(known)] = np.inf
     time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
     return time_s, energy_j
@@ -152,11 +151,6 @@ def against_auto(table: CostTable, time_s: float, energy_j: float) -> Cost:
     )
 
 
-def _auto_w(table: CostTable) -> float:
-    """Return the mean power of the step at auto."""
-    return table.auto_energy_j / table.auto_time_s
-
-
 def cap_of(table: CostTable) -> PowerCap:
     """Return what holds a step's power.
 
@@ -164,7 +158,10 @@ def cap_of(table: CostTable) -> PowerCap:
         ValueError: Costs are not those of a step.
     """
     if table.power_cap is None:
-        raise ValueError("costs are of kernels alone, and a step is asked for")
+        raise ValueError(
+            "costs are of kernels alone, and a step is asked for: kernels alone have no step that "
+            "a limit could hold"
+        )
     return table.power_cap
 
 

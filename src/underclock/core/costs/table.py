@@ -5,6 +5,7 @@ Shape letters: K kernels, S settings.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from underclock.records import (
     Clocks,
     Closure,
     Kernel,
+    Sample,
     SampleSet,
 )
 
@@ -76,6 +78,11 @@ class CostTable:
         """Energy of one step at the baseline."""
         return math.fsum(self.energy_j[:, self.baseline])
 
+    @property
+    def auto_w(self) -> float:
+        """Mean power of the step at the baseline."""
+        return self.auto_energy_j / self.auto_time_s
+
     def column(self, clocks: Clocks) -> int | None:
         """Return the index of a setting, or ``None`` when no kernel was measured there."""
         try:
@@ -119,10 +126,17 @@ def cost_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> Cost
     )
     if not sample_set.in_situ or not settings[chosen].is_auto:
         return table
-    real_s = math.fsum(sample.time_s for sample in sample_set.in_situ) / len(sample_set.in_situ)
-    real_j = math.fsum(sample.energy_j for sample in sample_set.in_situ) / len(sample_set.in_situ)
+    real_s, real_j = step_means(sample_set.in_situ)
     closure = Closure(time=table.auto_time_s / real_s, energy=table.auto_energy_j / real_j)
     return dataclasses.replace(table, closure=closure)
+
+
+def step_means(in_situ: Sequence[Sample]) -> tuple[float, float]:
+    """Return the mean time in s and energy in J of whole steps as they ran."""
+    return (
+        math.fsum(sample.time_s for sample in in_situ) / len(in_situ),
+        math.fsum(sample.energy_j for sample in in_situ) / len(in_situ),
+    )
 
 
 def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:

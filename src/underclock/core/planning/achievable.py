@@ -16,13 +16,13 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.groups import grouped
-from underclock.core.costs.step import against_auto, step_cost
+from underclock.core.costs.step import against_auto, cap_of, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.strategies import with_intervals
-from underclock.core.planning.under_cap import cap_of, cheapest_within, is_held, windows_of
+from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
 from underclock.core.statistics.verdict import TOLERANCE
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
 from underclock.core.switching.schedule import infeasible, schedule_of, violations
@@ -115,7 +115,7 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
     time_s, energy_j = table.time_s / counts[:, None], table.energy_j / counts[:, None]
     lost_s, dwell_s = _switching(table.settings, rules)
-    power_w = table.auto_energy_j / table.auto_time_s
+    power_w = table.auto_w
     if table.power_cap is not None:
         # Auto is a cost of the whole step: beside locked launches it would be another.
         time_s, energy_j = time_s.copy(), energy_j.copy()

@@ -15,10 +15,10 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.costs.groups import Grouped
-from underclock.core.costs.step import step_cost
+from underclock.core.costs.step import cap_of, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem, WindowedGroups
-from underclock.core.planning.under_cap import Proof, cap_of, windows_of
+from underclock.core.planning.under_cap import Proof, windows_of
 from underclock.records import Cost, Status
 
 ROUNDS = 24

@@ -104,13 +104,14 @@ def compare_strategies(
     solved = solve_strategies(table, goal, risk)
     groups = grouped(table, goal.granularity)
     frontier = _frontier(table, groups)
-    fastest_change = _fastest_change(table, groups, goal.aggregate)
-    if table.power_cap is not None and goal.aggregate is Aggregate.GLOBAL:
-        fastest_change = frontier[0].time_change
+    # Under a cap the frontier begins with the fastest choice that the cap leaves alone.
+    held = table.power_cap is not None and goal.aggregate is Aggregate.GLOBAL
     return ComparedStrategies(
         arms=solved.arms,
         settings=solved.settings,
-        fastest_change=fastest_change,
+        fastest_change=frontier[0].time_change
+        if held
+        else _fastest_change(table, groups, goal.aggregate),
         frontier=frontier,
     )
 
@@ -391,10 +392,9 @@ def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
         times_s, energies_j = times_s[first:], energies_j[first:]
     if table.heat is not None and table.power_cap is not None:
         # A point of the frontier is many settings; where most time is spent they are near boost.
-        auto_w = table.auto_energy_j / table.auto_time_s
         means_w: Floats = energies_j / times_s
         w_per_c = np.full_like(means_w, table.heat.w_per_c[table.power_cap.boost])
-        energies_j = times_s * (means_w + table.heat.extra_w(means_w, auto_w, w_per_c))
+        energies_j = times_s * (means_w + table.heat.extra_w(means_w, table.auto_w, w_per_c))
     time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
     return tuple(
         against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)

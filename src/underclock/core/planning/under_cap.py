@@ -13,7 +13,7 @@ import math
 from underclock.arrays import Ints
 from underclock.core.costs.groups import Grouped
 from underclock.core.costs.power_window import PowerCap, greatest_mean_w
-from underclock.core.costs.step import settled_step, step_cost
+from underclock.core.costs.step import cap_of, settled_step, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import BelowLimit, PowerWindows, Problem, Solver, WindowedGroups
 from underclock.records import Status
@@ -40,17 +40,6 @@ class Proof:
         """State the gap between a bound and what was reached."""
         gap = max(0.0, 1.0 - bound / reached)
         return cls(status=Status.OPTIMAL if gap <= _SMALL else Status.BOUNDED, gap=gap)
-
-
-def cap_of(table: CostTable) -> PowerCap:
-    """Return what holds a step.
-
-    Raises:
-        ValueError: Costs are of kernels alone.
-    """
-    if table.power_cap is None:
-        raise ValueError("kernels alone have no step that a limit could hold")
-    return table.power_cap
 
 
 def windows_of(cap: PowerCap) -> PowerWindows:
