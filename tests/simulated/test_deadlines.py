@@ -82,12 +82,25 @@ class _Clock:
 @dataclass
 class _Loop:
     launches: int = 0
+    work: float = 0.0
 
     def progress(self) -> Progress:
-        return Progress(launches=self.launches, elapsed_s=0.0)
+        return Progress(launches=self.launches, elapsed_s=0.0, work=self.work)
 
     def durations(self, for_s: float) -> Durations:
         raise AssertionError(f"nobody asks for {for_s} s of durations")
+
+
+def test_a_round_may_take_as_long_as_it_likes_where_work_inside_it_is_seen() -> None:
+    clock, loop = _Clock(), _Loop()
+    watched = WatchedLoop(loop, clock, "waiting")
+    for _ in range(10):
+        clock.sleep_s(LONGEST_STILL_S)
+        loop.work += 0.1
+        assert watched.progress().launches == 0
+    clock.sleep_s(LONGEST_STILL_S + 0.1)
+    with pytest.raises(MeasurementError, match="no launch ended"):
+        watched.progress()
 
 
 def test_a_loop_that_gets_on_may_take_as_long_as_it_likes() -> None:

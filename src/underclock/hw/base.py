@@ -100,10 +100,12 @@ class Progress:
     Attributes:
         launches: Completed so far.
         elapsed_s: From the loop's start to the last completion.
+        work: Launches inside rounds, the one that runs in part, where that can be told.
     """
 
     launches: int
     elapsed_s: float
+    work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ class WatchedLoop:
 
     def __init__(self, loop: Loop, clock: Clock, doing: str) -> None:
         self._loop, self._clock, self._doing = loop, clock, doing
-        self._launches = 0
+        self._ended = (0, 0.0)
         self._since_s = clock.now_s()
 
     def progress(self) -> Progress:
@@ -29,8 +29,9 @@ class WatchedLoop:
             DeviceError: A launch failed.
         """
         progress, now_s = self._loop.progress(), self._clock.now_s()
-        if progress.launches > self._launches:
-            self._launches, self._since_s = progress.launches, now_s
+        ended = (progress.launches, progress.work)
+        if ended > self._ended:
+            self._ended, self._since_s = ended, now_s
         elif now_s - self._since_s > LONGEST_STILL_S:
             raise MeasurementError(
                 f"no launch ended in {now_s - self._since_s:.0f} s while {self._doing}",

@@ -96,6 +96,9 @@ class _CertainOfTime:
         """Say what a choice is expected to change."""
         return dataclasses.replace(self.model.predicted_change(setting), time_spread=0.0)
 
+    def time_variance(self, setting: Ints) -> None:
+        """Return nothing: there is none."""
+
 
 class AdaptiveRun:
     """One run of a campaign into a file."""

@@ -34,6 +34,16 @@ class Grouped:
         """Turn a setting per group into a setting per kernel. Shape (K,)."""
         return np.asarray(choice, dtype=np.int64)[self.member]
 
+    def added(self, of_kernels: Floats) -> Floats:
+        """Add up something of kernels at each setting. Shape (G, S).
+
+        Args:
+            of_kernels: Shape (K, S).
+        """
+        sums = np.zeros((len(self.time_s), of_kernels.shape[1]))
+        np.add.at(sums, self.member, of_kernels)
+        return sums
+
     def auto_s(self, table: CostTable) -> Floats:
         """Return the time of each group at auto, in s. Shape (G,)."""
         at_auto_s = table.time_s[:, table.baseline]

@@ -58,14 +58,20 @@ class WindowedGroups:
         if len(count) != groups or not count.all():
             raise ValueError(f"order must launch each of {groups} groups, and no other")
 
-    def cheapest(self, solver: Solver, *, rounds: int) -> BelowLimit:
+    def cheapest(
+        self, solver: Solver, *, rounds: int, priced_s: Floats | None = None
+    ) -> BelowLimit:
         """Find the choice of least energy within the time budget.
 
         Args:
             solver: Finds the best choice at given multipliers.
             rounds: Most choices to look for, before some that only seek to keep the limit.
+            priced_s: What each setting takes of the budget beside its time. Shape (G, S).
         """
-        return self._search(self.problem, solver, rounds)
+        knapsack = self.problem
+        if priced_s is not None:
+            knapsack = replace(knapsack, time_s=knapsack.time_s + priced_s)
+        return self._search(knapsack, solver, rounds)
 
     def fastest(self, solver: Solver, *, rounds: int) -> BelowLimit:
         """Find the choice of least time, whatever the time budget; costs are time at the limit.

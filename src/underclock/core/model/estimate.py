@@ -25,8 +25,10 @@ from underclock.core.model.posterior import Posterior, with_means, with_measured
 from underclock.core.model.predicted_change import (
     Baseline,
     PredictedChange,
+    TimeVariance,
     predicted_change,
     scheduled_change,
+    time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import Rows
@@ -92,6 +94,16 @@ class CostEstimate:
         if self.table.power_cap is None or (columns < 0).all():
             return change
         return self._under_cap(change, setting[self.table.power_cap.order])
+
+    def time_variance(self, setting: Ints) -> TimeVariance:
+        """Share the variance of a choice's change of time out among kernels.
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        columns = np.where(setting == self.table.baseline, -1, setting)
+        spread = self.predicted_change(setting).time_spread
+        return time_variance(self.posterior, self.counts, self.baseline, columns, spread**2)
 
     def predicted_schedule(self, choice: Ints) -> PredictedChange:
         """Say what a schedule is expected to change, changes of clocks apart.

@@ -85,6 +85,9 @@ class LimitedEstimate:
             energy_spread=math.hypot(energy, self.s_per_w * energy),
         )
 
+    def time_variance(self, setting: Ints) -> None:
+        """Return nothing: auto is expected too, and what a kernel adds depends on all others."""
+
     def _spread(self, choice: Ints, power: float) -> float:
         """Return the deviation of time, or of energy, against auto, as a fraction of auto."""
         posterior, order = self.estimated.posterior, cap_of(self.table).order

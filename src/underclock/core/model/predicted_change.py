@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.posterior import Posterior
+from underclock.core.model.posterior import Posterior, kernel_variance
 
 ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
 TWO_SIDED = 1.960  # and within this many
@@ -99,4 +99,53 @@ def scheduled_change(
         energy_change=changes[1],
         time_spread=spreads[0],
         energy_spread=spreads[1],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeVariance:
+    """The variance of a choice's change of time, as a sum over its kernels.
+
+    Exact of the choice that it was made around, and of no other greater than it is there, but for
+    what hardly moves: how much of auto the choice leaves as it is. What kernels share makes the
+    variance a square of a sum; a tangent stands for it.
+
+    Attributes:
+        rest: What is there whatever is chosen.
+        of_entries: What each kernel at each setting adds, auto last; may be negative, where an
+            error makes up for another's. Shape (K, C + 1).
+    """
+
+    rest: float
+    of_entries: Floats
+
+
+def time_variance(
+    posterior: Posterior, counts: Floats, baseline: Baseline, columns: Ints, variance: float
+) -> TimeVariance:
+    """Share the variance of a choice's change of time out among kernels.
+
+    Args:
+        posterior: Costs of one launch.
+        counts: Launches of each kernel. Shape (K,).
+        baseline: What auto costs.
+        columns: Setting of each kernel in the choice to share out; -1 is auto. Shape (K,).
+        variance: Of its change of time.
+    """
+    every, locked = np.arange(len(columns)), columns >= 0
+    auto = baseline.time_s / math.fsum(baseline.time_s)
+    parts = np.exp(posterior.log_s) * counts[:, None] / math.fsum(baseline.time_s)
+    moves = posterior.derivatives(1.0, 0.0)
+    own = parts**2 * (moves.own + kernel_variance(moves.by_kernel, posterior.kernel_cov))
+    by_shared = parts[..., None] * moves.by_shared
+    here = by_shared[every, columns][locked].sum(axis=0)
+    tangent = 2.0 * np.einsum("kcs,st,t->kc", by_shared, posterior.shared_cov, here, optimize=True)
+    # As in `scheduled_change`: an error in one part of auto is an opposite one in the others.
+    kept = math.fsum(auto[~locked])
+    parted = (auto * baseline.of_kernels[0]) ** 2
+    of_entries = np.column_stack(
+        [own + tangent + (kept**2 * parted)[:, None], (1.0 - kept) ** 2 * parted]
+    )
+    return TimeVariance(
+        rest=variance - math.fsum(of_entries[every, columns]), of_entries=of_entries
     )

@@ -20,6 +20,7 @@ from underclock.core.costs.step import against_auto, cap_of, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
@@ -304,7 +305,7 @@ class _Step:
         cap, groups = cap_of(self.table), grouped(self.table, Granularity.KERNEL)
         aim = self.budget + 0.5 * TOLERANCE
         # With free switching multipliers are found in no time, and they are nearly the same.
-        free = cheapest_within(self.table, groups, Exact(max_labels=_FEW_LABELS), aim)
+        free = cheapest_within(self.table, groups, Exact(max_labels=_FEW_LABELS), Aim(slowdown=aim))
         problem = self._at(aim)
 
         def settled_j(choice: Ints) -> float:

@@ -8,21 +8,35 @@ What a choice of clocks does to the time is known with an error, so a choice who
 just meets the budget overruns it as often as not. The solver is therefore given an aim below the
 budget, such that the aim and the margin of the choice made for it add up to the budget. The margin
 depends on the choice, so the aim is found by iteration.
+
+A lower aim makes every kernel a little faster, and leaves in the plan whatever it is that nobody
+knows. So where the margin costs anything, variance is priced: a deviation s is the least of
+(s² + w²) / 2w over all widths w, and at a fixed width variances of kernels add up, as times do. The
+solver then leaves what is unsure, and pays in time for what it takes (an aim of less time would do
+the same to all). Any choice that keeps the budget with a margin keeps it without one, so the
+solver's own bound at the whole budget says how far the best such choice can be.
+
+Shape letters: K kernels, S settings.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from underclock.arrays import Ints
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
+from underclock.core.planning.aim import Aim
 from underclock.core.planning.under_cap import Proof
 
 _ROUNDS = 8
 _SMALL = 1e-6  # of auto's time
 _UNUSED = 0.1  # of the margin: less room than this in the budget is not worth another round
 _FARTHEST = 0.05  # of auto's time: an aim so far below one that overran is low enough to try
+_WORTH = 2e-4  # of auto's energy: margins that cost less are not worth a price
+_WIDTHS = (1.0, 0.3, 0.1, 0.03)  # of the deviation of the choice made without a price
+_TURNS = 3  # of choosing and setting the width to what was chosen
 
 
 class RiskModel(Protocol):
@@ -35,6 +49,21 @@ class RiskModel(Protocol):
             setting: Index into the cost table's settings, of each kernel. Shape (K,).
         """
         ...
+
+    def time_variance(self, setting: Ints, /) -> TimeVariance | None:
+        """Share the variance of a choice's change of time out among kernels.
+
+        Args:
+            setting: Likewise.
+
+        Returns:
+            ``None`` where it has no shares.
+        """
+        ...
+
+
+Choose = Callable[[Aim], "Candidate | None"]
+"""Return the choice of least energy within an aim; ``None`` where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,46 +116,134 @@ def room(time_spread: float, tolerance: float) -> float:
     return max(ONE_SIDED * time_spread - tolerance, -0.5 * tolerance)
 
 
+@dataclass(slots=True)
+class _Search:
+    """A search for the choice of least energy that keeps a budget with confidence.
+
+    Attributes:
+        budget: Fraction above auto.
+        choose: Chooses within an aim.
+        risk: How sure a choice is.
+        tolerance: To what the budget is kept.
+        free: What would be chosen if all were certain, and what it changes; ``None`` where nothing
+            is fast enough.
+        best: Of the choices that keep the budget, that of least energy; ``None`` while there is
+            none.
+    """
+
+    budget: float
+    choose: Choose
+    risk: RiskModel
+    tolerance: float
+    free: tuple[Candidate, PredictedChange] | None = None
+    best: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
+
+    def by_aim(self) -> None:
+        """Lower the aim of the whole until it and the margin add up to the budget."""
+        bracket = _Bracket(low=-1.0, high=self.budget + 0.5 * self.tolerance)
+        aim = bracket.high
+        for _ in range(_ROUNDS):
+            candidate = self.choose(Aim(slowdown=aim))
+            if candidate is None:
+                bracket = bracket.above(aim)
+            else:
+                change = self._met(candidate)
+                margin = room(change.time_spread, self.tolerance)
+                overrun = change.time_change + margin - self.budget
+                if overrun <= _SMALL:
+                    bracket = bracket.above(aim)
+                    if overrun > -_UNUSED * max(abs(margin), _SMALL):
+                        break
+                else:
+                    bracket = bracket.below(aim)
+                aim = min(bracket.high, self.budget - margin)
+                if bracket.low < aim < bracket.high:
+                    continue
+            if bracket.is_narrow:
+                break
+            aim = bracket.middle
+
+    def by_price(self) -> None:
+        """Price variance, at several widths; each choice's own deviation is the next width."""
+        if self.free is None:
+            return
+        here, change = self.free
+        spread = change.time_spread
+        for share in _WIDTHS:
+            if not self._lost() > _WORTH:
+                return
+            width = share * spread
+            for _ in range(_TURNS):
+                aim = self._priced(here.setting, width)
+                candidate = None if aim is None else self.choose(aim)
+                if candidate is None or (candidate.setting == here.setting).all():
+                    break
+                here, width = candidate, self._met(candidate).time_spread
+
+    def proven(self) -> Candidate | None:
+        """Return the best choice, and how far it can be from the best that keeps the budget."""
+        if self.best is None or self.free is None:
+            return None
+        (best, change), (free, freed) = self.best, self.free
+        if best is free or free.proof.gap is None:
+            return dataclasses.replace(best, proof=free.proof)
+        # Whatever keeps the budget with confidence keeps it as expected.
+        bound = (1.0 + freed.energy_change) * (1.0 - free.proof.gap)
+        return dataclasses.replace(best, proof=Proof.within(bound, 1.0 + change.energy_change))
+
+    def _met(self, candidate: Candidate) -> PredictedChange:
+        """Take a choice if it is better than the best; say what it changes."""
+        change = self.risk.predicted_change(candidate.setting)
+        if self.free is None:
+            self.free = candidate, change
+        late = change.time_change + room(change.time_spread, self.tolerance) - self.budget
+        if late <= _SMALL and (
+            self.best is None or change.energy_change < self.best[1].energy_change
+        ):
+            self.best = candidate, change
+        return change
+
+    def _lost(self) -> float:
+        """Return what confidence costs, as a part of auto's energy."""
+        if self.free is None or self.best is None:
+            return math.inf
+        return self.best[1].energy_change - self.free[1].energy_change
+
+    def _priced(self, setting: Ints, width: float) -> Aim | None:
+        """Return the aim at which variance is priced at a width, around a choice."""
+        shared = self.risk.time_variance(setting) if width > 0.0 else None
+        if shared is None:
+            return None
+        price = 0.5 * ONE_SIDED / width
+        prices = price * shared.of_entries
+        # Where an error makes up for another's the price is negative: that is off the aim for all.
+        least = prices.min(axis=1)
+        spent = price * shared.rest + 0.5 * ONE_SIDED * width + math.fsum(least)
+        return Aim(slowdown=self.budget + self.tolerance - spent, prices=prices - least[:, None])
+
+
 def within_confidence(
     budget: float,
-    choose: Callable[[float], Candidate | None],
+    choose: Choose,
     risk: RiskModel,
     tolerance: float = 0.0,
+    *,
+    priced: bool = True,
 ) -> Candidate | None:
     """Choose so that a time budget holds with 95 % confidence.
 
     Args:
         budget: Fraction above auto.
-        choose: Returns the best choice whose expected change of time is within its argument.
+        choose: Returns the best choice within an aim.
         risk: How sure a choice is.
         tolerance: To what the budget is kept, as a fraction of auto.
+        priced: Whether prices of kernels add up, as they do where a budget is kept together.
 
     Returns:
         Of the choices that keep the budget the one of least energy; ``None`` where none does.
     """
-    best: tuple[float, Candidate] | None = None
-    bracket = _Bracket(low=-1.0, high=budget + 0.5 * tolerance)
-    aim = bracket.high
-    for _ in range(_ROUNDS):
-        candidate = choose(aim)
-        if candidate is None:
-            bracket = bracket.above(aim)
-        else:
-            change = risk.predicted_change(candidate.setting)
-            margin = room(change.time_spread, tolerance)
-            overrun = change.time_change + margin - budget
-            if overrun <= _SMALL:
-                if best is None or change.energy_change < best[0]:
-                    best = change.energy_change, candidate
-                bracket = bracket.above(aim)
-                if overrun > -_UNUSED * max(abs(margin), _SMALL):
-                    break
-            else:
-                bracket = bracket.below(aim)
-            aim = min(bracket.high, budget - margin)
-            if bracket.low < aim < bracket.high:
-                continue
-        if bracket.is_narrow:
-            break
-        aim = bracket.middle
-    return best[1] if best is not None else None
+    search = _Search(budget, choose, risk, tolerance)
+    search.by_aim()
+    if priced:
+        search.by_price()
+    return search.proven()

@@ -8,7 +8,6 @@ Shape letters: K kernels, G groups, S settings.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +21,13 @@ from underclock.core.knapsack import Exact, Problem, Solution
 from underclock.core.knapsack.frontier import least_product, subsampled, supported
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
-from underclock.core.planning.chance_constraint import Candidate, RiskModel, within_confidence
+from underclock.core.planning.aim import Aim
+from underclock.core.planning.chance_constraint import (
+    Candidate,
+    Choose,
+    RiskModel,
+    within_confidence,
+)
 from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.under_cap import Proof, cheapest_within, is_held, proof_of_held
@@ -74,11 +79,21 @@ class ComparedStrategies(SolvedStrategies):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What one strategy solves: who shares clocks, who keeps the budget, what is minimised."""
+    """What one strategy solves: who shares clocks, who keeps the budget, what is minimised.
+
+    Attributes:
+        groups: Who shares clocks.
+        aggregate: Who keeps the budget.
+        goal: What is minimised.
+        max_slowdown: Its budget, or an aim below it.
+        priced_s: What each setting of a group takes of that beside its time. Shape (G, S).
+    """
 
     groups: Grouped
     aggregate: Aggregate
     goal: Goal
+    max_slowdown: float
+    priced_s: Floats | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -88,7 +103,17 @@ class _Task:
     @property
     def problem(self) -> Problem:
         """The groups' costs, without a time budget."""
-        return Problem(time_s=self.groups.time_s, energy_j=self.groups.energy_j)
+        time_s = self.groups.time_s
+        if self.priced_s is not None:
+            time_s = time_s + self.priced_s
+        return Problem(time_s=time_s, energy_j=self.groups.energy_j)
+
+    def aimed(self, table: CostTable, aim: Aim) -> "_Task":
+        """Return the same task with an aim for a budget."""
+        priced_s = None
+        if aim.prices is not None:
+            priced_s = table.auto_time_s * self.groups.added(aim.prices)
+        return dataclasses.replace(self, max_slowdown=aim.slowdown, priced_s=priced_s)
 
 
 def compare_strategies(
@@ -141,6 +166,7 @@ def solve_strategies(
             groups=grouped(table, granularity),
             aggregate=aggregate,
             goal=dataclasses.replace(goal, granularity=granularity),
+            max_slowdown=goal.max_slowdown,
         )
         candidate = _choose(table, task, risk)
         if candidate is None:
@@ -156,7 +182,9 @@ def solve_strategies(
 def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
     """Return the setting of each kernel under a budget they keep together; nearly the best."""
     groups = grouped(table, Granularity.KERNEL)
-    task = _Task(groups=groups, aggregate=Aggregate.GLOBAL, goal=goal)
+    task = _Task(
+        groups=groups, aggregate=Aggregate.GLOBAL, goal=goal, max_slowdown=goal.max_slowdown
+    )
     candidate = _choose(table, task, risk, Exact(max_labels=_FEW_LABELS))
     return None if candidate is None else candidate.setting
 
@@ -230,19 +258,21 @@ def _choose(
     solver = Exact() if risk is None else exact
     seen: list[Candidate] = []
 
-    def within(aim: float) -> Candidate | None:
-        aimed = dataclasses.replace(task, goal=dataclasses.replace(goal, max_slowdown=aim))
-        candidate = _free(table, aimed, solver)
+    def within(aim: Aim) -> Candidate | None:
+        candidate = _free(table, task.aimed(table, aim), solver)
         seen.extend([] if candidate is None else [candidate])
         return candidate
 
-    def below(aim: float) -> Candidate | None:
+    def below(aim: Aim) -> Candidate | None:
         return _below(table, task, solver, aim)
 
-    def best(choose: Callable[[float], Candidate | None]) -> Candidate | None:
+    def best(choose: Choose) -> Candidate | None:
         if risk is not None:
-            return within_confidence(goal.max_slowdown, choose, risk, tolerance_of(table))
-        return choose(goal.max_slowdown)
+            together = task.aggregate is Aggregate.GLOBAL
+            return within_confidence(
+                goal.max_slowdown, choose, risk, tolerance_of(table), priced=together
+            )
+        return choose(Aim(slowdown=goal.max_slowdown))
 
     candidate = best(within)
     if task.aggregate is Aggregate.GLOBAL and any(_is_held(table, task, each) for each in seen):
@@ -317,14 +347,14 @@ def _free(table: CostTable, task: _Task, exact: Exact) -> Candidate | None:
     return dataclasses.replace(free, proof=proof)
 
 
-def _below(table: CostTable, task: _Task, exact: Exact, aim: float) -> Candidate | None:
+def _below(table: CostTable, task: _Task, exact: Exact, aim: Aim) -> Candidate | None:
     """Return the choice whose step settles best within an aim."""
     below = cheapest_within(table, task.groups, exact, aim)
     if below.choice is not None:
         setting = task.groups.spread(below.choice)
     else:
         fast = fastest(table, task.groups, exact)
-        if fast is None or fast.cost.time_change > aim:
+        if fast is None or fast.cost.time_change + aim.paid(fast.setting) > aim.slowdown:
             return None
         setting = fast.setting
     return Candidate(setting=setting, proof=proof_of_held(table, task.groups, exact, setting))
@@ -344,20 +374,20 @@ def _auto(table: CostTable, task: _Task) -> Candidate:
 def _solve(table: CostTable, task: _Task, exact: Exact) -> Solution:
     goal, problem = task.goal, task.problem
     if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
-        return _solve_alone(problem, task.groups.auto_s(table), goal)
+        return _solve_alone(problem, task.groups.auto_s(table), goal, task.max_slowdown)
     if goal.objective in _TIME_POWER:
         return least_product(problem, power=_TIME_POWER[goal.objective])
-    budget_s = table.auto_time_s * (1.0 + goal.max_slowdown)
+    budget_s = table.auto_time_s * (1.0 + task.max_slowdown)
     return exact.solve(dataclasses.replace(problem, budget_s=budget_s))
 
 
-def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal) -> Solution:
+def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal, max_slowdown: float) -> Solution:
     """Let every group choose for itself; of equals the faster."""
     cost = problem.energy_j.copy()
     if goal.objective in _TIME_POWER:
         cost = cost * problem.time_s ** _TIME_POWER[goal.objective]
     if goal.objective is Objective.WASTE:
-        limit_s = auto_s * (1.0 + goal.max_slowdown) * (1.0 + _ROUNDING)
+        limit_s = auto_s * (1.0 + max_slowdown) * (1.0 + _ROUNDING)
         cost[problem.time_s > limit_s[:, None]] = math.inf
     least = cost.min(axis=1)
     if not np.isfinite(least).all():

@@ -16,6 +16,7 @@ from underclock.core.costs.power_window import PowerCap, greatest_mean_w
 from underclock.core.costs.step import cap_of, settled_step, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import BelowLimit, PowerWindows, Problem, Solver, WindowedGroups
+from underclock.core.planning.aim import Aim
 from underclock.records import Status
 
 _ROUNDS = 12  # choices looked at within a time budget
@@ -62,16 +63,14 @@ def is_held(table: CostTable, choice: Ints) -> bool:
     return greatest_mean_w(cap, time_s, energy_j) > cap.limit_w
 
 
-def cheapest_within(
-    table: CostTable, groups: Grouped, solver: Solver, max_slowdown: float
-) -> BelowLimit:
-    """Find the choice whose step settles at least energy within a time budget.
+def cheapest_within(table: CostTable, groups: Grouped, solver: Solver, aim: Aim) -> BelowLimit:
+    """Find the choice whose step settles at least energy within an aim.
 
     Args:
         table: Costs of the step.
         groups: Who shares a setting.
         solver: Solves without a cap.
-        max_slowdown: Time budget as a fraction above auto.
+        aim: For its time and prices together.
 
     Raises:
         ValueError: Costs are of kernels alone.
@@ -79,16 +78,25 @@ def cheapest_within(
     cap = cap_of(table)
 
     def settled_j(choice: Ints) -> float:
-        cost = step_cost(table, groups.spread(choice)[cap.order])
-        return cost.energy_j if cost.time_change <= max_slowdown + _SMALL else math.inf
+        setting = groups.spread(choice)
+        cost = step_cost(table, setting[cap.order])
+        late = cost.time_change + aim.paid(setting) > aim.slowdown + _SMALL
+        return math.inf if late else cost.energy_j
 
-    budget_s = table.auto_time_s * (1.0 + max_slowdown)
     return WindowedGroups(
-        problem=Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s),
+        problem=Problem(
+            time_s=groups.time_s,
+            energy_j=groups.energy_j,
+            budget_s=table.auto_time_s * (1.0 + aim.slowdown),
+        ),
         windows=windows_of(cap),
         order=groups.member[cap.order],
         judge=settled_j,
-    ).cheapest(solver, rounds=_ROUNDS)
+    ).cheapest(
+        solver,
+        rounds=_ROUNDS,
+        priced_s=None if aim.prices is None else table.auto_time_s * groups.added(aim.prices),
+    )
 
 
 def proof_of_held(table: CostTable, groups: Grouped, solver: Solver, setting: Ints) -> Proof:

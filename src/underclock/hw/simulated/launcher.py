@@ -60,7 +60,9 @@ class _VirtualLoop:
         running = self.gpu.running
         if running is None:
             return Progress(launches=0, elapsed_s=0.0)
-        return Progress(launches=running.launches, elapsed_s=running.completed_s)
+        return Progress(
+            launches=running.launches, elapsed_s=running.completed_s, work=sum(running.done)
+        )
 
     def durations(self, for_s: float) -> Durations:
         """Watch launches for a while, and for the length of a round at least.

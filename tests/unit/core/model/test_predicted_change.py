@@ -16,7 +16,9 @@ from underclock.core.model.predicted_change import (
     TWO_SIDED,
     Baseline,
     PredictedChange,
+    TimeVariance,
     predicted_change,
+    time_variance,
 )
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.planning.goal import Goal
@@ -82,6 +84,11 @@ class _Risk:
         columns = np.where(setting == _C, -1, setting)
         return predicted_change(self.posterior, _counts(), self.baseline, columns)
 
+    def time_variance(self, setting: Ints) -> TimeVariance:
+        columns = np.where(setting == _C, -1, setting)
+        variance = self.predicted_change(setting).time_spread ** 2
+        return time_variance(self.posterior, _counts(), self.baseline, columns, variance)
+
 
 def test_staying_at_auto_is_certain() -> None:
     posterior = _belief(0)
@@ -89,6 +96,25 @@ def test_staying_at_auto_is_certain() -> None:
 
     assert (seen.time_change, seen.energy_change) == pytest.approx((0.0, 0.0))
     assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
+
+
+@given(st.integers(0, 50), st.lists(st.integers(-1, _C - 1), min_size=_K, max_size=_K))
+def test_variance_is_shared_out_among_kernels(seed: int, picked: list[int]) -> None:
+    posterior, columns = _belief(seed), np.array(picked)
+    risk = _Risk(posterior, _baseline(posterior))
+    here = np.where(columns < 0, _C, columns)
+    variance = risk.predicted_change(here).time_spread ** 2
+    shared = risk.time_variance(here)
+    every = np.arange(_K)
+
+    assert shared.rest + shared.of_entries[every, here].sum() == pytest.approx(variance)
+    # Around another choice the tangent of what kernels share is no greater than that is; only how
+    # much of auto is left as it is, and how much longer that is than auto, stand as they were.
+    parted = (risk.baseline.of_kernels[0] ** 2).sum() + risk.baseline.spread[0] ** 2
+    for other in np.random.default_rng(seed).integers(0, _C, (5, _K)):
+        seen = shared.rest + shared.of_entries[every, other].sum()
+        truth = risk.predicted_change(other).time_spread ** 2
+        assert seen <= truth + 4.0 * parted + 1e-12
 
 
 @settings(max_examples=15)

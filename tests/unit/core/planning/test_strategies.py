@@ -433,6 +433,9 @@ class StepRisk:
             energy_spread=0.0 if is_auto else 0.01,
         )
 
+    def time_variance(self, setting: Ints) -> None:
+        """Return nothing: no kernel has a share."""
+
 
 @given(steps(), budgets)
 def test_arms_of_a_step_cost_what_the_step_does(table: CostTable, budget: float) -> None:

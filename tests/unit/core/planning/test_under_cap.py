@@ -17,6 +17,7 @@ from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import Rules, achieved, schedule_cost, sequence_problem
+from underclock.core.planning.aim import Aim
 from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.power_curve import power_curve
@@ -150,7 +151,7 @@ def test_kernels_alone_have_no_cap() -> None:
     with pytest.raises(ValueError, match="no step"):
         fastest_alone(table, groups)
     with pytest.raises(ValueError, match="no step"):
-        cheapest_within(table, groups, Exact(), 0.0)
+        cheapest_within(table, groups, Exact(), Aim(slowdown=0.0))
     with pytest.raises(ValueError, match="no step"):
         proof_of_held(table, groups, Exact(), np.zeros(3, dtype=np.int64))
     assert not is_held(table, np.zeros(3, dtype=np.int64))
@@ -255,6 +256,9 @@ class Sure:
             time_spread=self.spread,
             energy_spread=self.spread,
         )
+
+    def time_variance(self, setting: Ints) -> None:
+        """Return nothing: no kernel has a share."""
 
 
 @pytest.mark.parametrize("seed", range(4))
