@@ -10,6 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
@@ -21,7 +22,11 @@ from underclock.core.model.entries import measurable, measured_means, settings_o
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step, step_ratio
 from underclock.core.model.laplace import FittedModel
-from underclock.core.model.posterior import Posterior, with_means, with_measured
+from underclock.core.model.posterior import (
+    Posterior,
+    with_means,
+    with_measured,
+)
 from underclock.core.model.predicted_change import (
     Baseline,
     PredictedChange,
@@ -31,7 +36,7 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.rows import Rows
+from underclock.core.model.rows import Rows, held_back
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
@@ -171,7 +176,12 @@ def estimate(
     if exact:
         posterior = with_measured(posterior, log_s, log_w)
     else:
-        posterior = with_means(posterior, unknown, log_s, log_w, repeats)
+        as_measured = np.where(unknown[:, None], log_s, np.nan)
+        posterior = with_means(posterior, as_measured, log_w, repeats)
+        if not whole:
+            # Alone, what the cap makes of a lock is what that lock costs.
+            at_cap = msgspec.structs.replace(sample_set, samples=held_back(sample_set))
+            posterior = with_means(posterior, *measured_means(at_cap, settings))
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
     ratio = step_ratio(rows, posterior, counts) if whole else StepRatio()
     posterior = in_step(posterior, ratio)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats, Ints
 from underclock.records import Clocks
 
 
@@ -130,21 +130,18 @@ class SumVariance:
     by_shared: Floats
 
 
-def with_means(
-    posterior: Posterior, kernels: Bools, log_s: Floats, log_w: Floats, repeats: Floats
-) -> Posterior:
-    """Return a posterior in which some kernels cost what was measured, as sure as their repeats.
+def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floats) -> Posterior:
+    """Return a posterior in which some entries cost what was measured, as sure as their repeats.
 
-    For kernels of which no row could be fitted: nothing else is known of them.
+    For entries that no row of the fit stands for: of them nothing else is known.
 
     Args:
         posterior: What the fit says.
-        kernels: Which. Shape (K,).
         log_s: Mean measured, ``nan`` where not. Shape (K, C).
         log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
         repeats: How many measurements that is the mean of. Shape (K, C).
     """
-    known = kernels[:, None] & np.isfinite(log_s)
+    known = np.isfinite(log_s)
     open_ = ~known[..., None]
     own = posterior.noise[:, :, None] ** 2 / np.maximum(repeats, 1.0)
     return dataclasses.replace(

@@ -324,6 +324,16 @@ def _cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     return (float(np.median(at_cap)) if at_cap else math.inf), capped
 
 
+def held_back(sample_set: SampleSet) -> tuple[Sample, ...]:
+    """Return the samples at locks that did not hold: what ran was slower than was asked for."""
+    _, capped = _cap(sample_set)
+    return tuple(
+        sample
+        for sample, at_cap in zip(sample_set.samples, capped, strict=True)
+        if sample.asked.core_mhz is not None and (at_cap or not _holds(sample))
+    )
+
+
 def _holds(sample: Sample) -> bool:
     """Whether the core ran at what was asked, as far as anybody looked."""
     seen = sample.observed.core_mhz if sample.observed else None

@@ -323,3 +323,24 @@ def test_two_kinds_of_evidence_are_not_one_fit() -> None:
 def test_samples_at_auto_only_cannot_be_fitted() -> None:
     with pytest.raises(CannotFitError, match="unknown clocks"):
         fit_of(_profile([]))
+
+
+def test_a_lock_that_the_cap_held_costs_what_was_measured_there() -> None:
+    # What a kernel does alone at a lock above the cap is on file, so nobody extrapolates to it.
+    asked = Clocks(core_mhz=1800, mem_mhz=9251)
+    known = _profile()
+    held = msgspec.structs.replace(
+        next(s for s in known.samples if (s.kernel, s.asked) == ("k0", asked)),
+        throttle_reasons=ThrottleReason.SW_POWER_CAP,
+        time_s=3.0 * known.samples[0].time_s,
+    )
+    others = tuple(s for s in known.samples if (s.kernel, s.asked) != ("k0", asked))
+    at_cap = estimate(msgspec.structs.replace(known, samples=(*others, held), in_situ=(), order=()))
+    without = estimate(msgspec.structs.replace(known, samples=others, in_situ=(), order=()))
+    place = at_cap.table.settings.index(asked)
+
+    assert at_cap.table.time_s[0, place] == pytest.approx(2 * held.time_s)
+    assert without.table.time_s[0, place] < held.time_s
+    assert at_cap.table.time_s[1:, place] == pytest.approx(
+        without.table.time_s[1:, place], rel=1e-3
+    )

@@ -161,10 +161,10 @@ def test_a_replayed_measurement_is_exact_and_the_rest_as_noisy_as_a_table(
 def test_kernels_without_rows_cost_what_was_measured_as_sure_as_its_repeats(
     posterior: Posterior,
 ) -> None:
-    log_s = np.full(posterior.log_s.shape, -1.0)
+    log_s = np.full(posterior.log_s.shape, math.nan)
+    log_s[3] = -1.0
     log_s[3, 6] = math.nan
-    repeats = np.full(log_s.shape, 4.0)
-    known = with_means(posterior, np.arange(_KERNELS) == 3, log_s, log_s + 5.0, repeats)
+    known = with_means(posterior, log_s, log_s + 5.0, np.full(log_s.shape, 4.0))
 
     assert (known.log_s[3, 5], known.log_w[3, 5]) == (-1.0, 4.0)
     assert known.variance(1.0, 0.0)[3, 5] == pytest.approx(posterior.noise[0, 3] ** 2 / 4.0)
