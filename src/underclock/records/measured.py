@@ -1,5 +1,6 @@
 """What was measured: samples of kernels on a GPU."""
 
+import itertools
 import math
 from enum import IntFlag
 
@@ -202,11 +203,14 @@ class Mix(Record, frozen=True, kw_only=True):
         launches: Of the kernel, or of the step, in a round.
         hot: Launches of the hot companion in a round: a large matrix product.
         idle_s: Idling in a round, nearly: a GPU idles by counting core cycles.
+        after: Launches of the round after which a piece of its company runs, counted from its
+            begin; all pieces are alike. Empty: there is one, at the end of the round.
     """
 
     launches: int = 1
     hot: int = 0
     idle_s: float = 0.0
+    after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject rounds that cannot be."""
@@ -214,6 +218,15 @@ class Mix(Record, frozen=True, kw_only=True):
             raise ValueError(f"a mix has no negative parts, got {self}")
         if not (self.launches or self.hot or self.idle_s):
             raise ValueError("a mix without launches, companion and idling is nothing")
+        if any(b <= a for a, b in itertools.pairwise((0, *self.after))):
+            raise ValueError(f"places of company must be positive and ascend, got {self.after}")
+        if self.hot % self.pieces:
+            raise ValueError(f"{self.hot} companions do not make {self.pieces} pieces that are alike")
+
+    @property
+    def pieces(self) -> int:
+        """How often company runs in a round."""
+        return max(1, len(self.after))
 
 
 class MixSample(Record, frozen=True, kw_only=True, gc=False):

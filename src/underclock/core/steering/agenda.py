@@ -1,7 +1,8 @@
 """What a steering campaign measures next, from what is on file alone.
 
 The whole step at auto; what company draws by itself; the step in company, which tells the time of
-every kernel at once; each kernel alone; and then, for energy, whatever tells most per second.
+every kernel at once; each kernel alone, those that take most of the step first; and then, for
+energy, whatever tells most per second.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import msgspec
 
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
+from underclock.core.steering.spreading import spread
 from underclock.core.steering.taking_off import (
     OFF_PEAK,
     Left,
@@ -24,7 +26,6 @@ from underclock.core.steering.taking_off import (
     taken_off,
 )
 from underclock.core.steering.worth import Known, variance_in
-from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 
@@ -51,7 +52,6 @@ _MIXES = 8  # of a kernel, beside alone
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
-_LONGEST_STEP_S = 0.5 * WINDOW_S  # of which company still sets the clock
 _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
@@ -119,14 +119,17 @@ class SteeringAgenda:
         """
         mixed = self.samples.mixed
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
-        first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
-        first += [Wanted("", METERED)] * (_METERED_STEPS if self.samples.order else 0)
+        first: list[Wanted] = []
+        if self.samples.order:
+            first += [Wanted("", ALONE)] * _WHOLE_STEPS
+            if done["", ALONE]:
+                first += [Wanted("", self._spread(METERED))] * _METERED_STEPS
         first += [Wanted("", IDLING)] + [Wanted("", COMPANIONS)] * self.companion
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
-        offers = (self._alone(), self._ladder(self.bench), self._steps(self.bench))
+        offers = (self._ladder(self.bench), self._steps(self.bench), self._alone())
         offered = next(itertools.chain(*offers), None)
         if offered is None and self.error > goal:
             offered = next(self._best(self.bench, takes_s), None)
@@ -151,10 +154,27 @@ class SteeringAgenda:
         if not order:
             return
         steps = [s for s in self.samples.mixed if not s.kernel and s.mix.launches]
-        if any(s.round_s > _LONGEST_STEP_S for s in steps if s.mix == ALONE):
-            return  # company after it would change its clock only then
         most = max(1, _LONGEST_GRAPH // len(order))
         yield from self._climb(bench, _STEPS, steps, lambda: self._seen_step(bench, steps), most)
+
+    def _spread(self, mix: Mix) -> Mix:
+        """Return a mix of the whole step with its company where a step of this length needs it."""
+        mixed = self.samples.mixed
+        # One and the same look at the step, so that mixes can be told again from the file.
+        step = next(s for s in mixed if not s.kernel and s.mix == ALONE)
+        of_step = [step.kernel_s[k] for k in self.samples.order]
+        hot_s = next((s.hot_s for s in mixed if s.hot_s), 0.0)
+        return spread(mix, of_step * mix.launches, hot_s)
+
+    def _step_s(self) -> dict[str, float]:
+        """Return how much of the step each kernel takes; nothing where the step never ran whole."""
+        step = next((s for s in self.samples.mixed if not s.kernel and s.mix == ALONE), None)
+        if step is None:
+            return {}
+        return {
+            kernel.name: kernel.count * each_s
+            for kernel, each_s in zip(self.samples.kernels, step.kernel_s, strict=True)
+        }
 
     def _climb(
         self,
@@ -174,6 +194,8 @@ class SteeringAgenda:
             if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
                 continue
             mix = mix_at(rung, seen(), bench, most_launches=most_launches)
+            if mix is not None and mix.launches:
+                mix = self._spread(mix)
             if mix is not None and not any(_alike(mix, sample.mix) for sample in taken):
                 yield Wanted("", mix)
 
@@ -193,9 +215,10 @@ class SteeringAgenda:
         ]
 
     def _alone(self) -> Iterator[Wanted]:
-        """Offer kernels that were not measured alone yet."""
+        """Offer kernels that were not measured alone yet, those that take most of the step first."""
         done = {s.kernel for s in self.samples.mixed if s.mix == ALONE}
-        for kernel in self.samples.kernels:
+        step_s = self._step_s()
+        for kernel in sorted(self.samples.kernels, key=lambda k: -step_s.get(k.name, 0.0)):
             if kernel.name not in done:
                 yield Wanted(kernel.name, ALONE)
 

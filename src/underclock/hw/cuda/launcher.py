@@ -73,32 +73,42 @@ class CudaLauncher:
         return tuple(self._notes.values())
 
     def _company_of(self, round_: Round) -> Parts:
-        """Return what runs beside the kernels of a round, each with its place."""
-        mix = round_.mix
-        if not (mix.hot or mix.idle_s):
-            return []
-        if self._company is None:
-            self._company = CudaCompany(self._torch)
+        """Return a piece of what runs beside the kernels of a round, each with its place."""
         parts: Parts = []
-        if mix.hot:
-            parts += [(round_.hot, self._company.hot())] * mix.hot
-            if self._company.note:
-                self._notes["company"] = self._company.note
-        if mix.idle_s:
-            parts.append((round_.idle, self._company.idling(mix.idle_s)))
+        for turn in round_.piece():
+            if self._company is None:
+                self._company = CudaCompany(self._torch)
+            if turn.place == round_.hot:
+                nodes = self._company.hot()
+                if self._company.note:
+                    self._notes["company"] = self._company.note
+            else:
+                nodes = self._company.idling(round_.mix.idle_s / round_.mix.pieces)
+            parts += [(turn.place, nodes)] * turn.times
         return parts
 
     @contextmanager
     def _whole(self, round_: Round, company: Parts) -> Iterator[CudaLoop]:
-        """Replay the step's own graph, state put back before, and its company after it."""
+        """Launch the step, state put back before, with its company.
+
+        Where that comes after the step, the step's own graph is replayed; where it comes between
+        launches, a graph of our own has all of them.
+        """
         torch, graph = self._torch, self.captured.graph
         self.snapshot.restore_contents()
+        step = step_graph(self.captured.nodes, self.traced.groups)
+        if round_.mix.after:
+            nodes, pieced = in_pieces(self.captured.nodes, self.traced.groups, round_, company)
+            graphs, replays = [pieced], 0
+        else:
+            nodes, replays = _flat(company), round_.mix.launches
+            graphs = [step, *([graph_of(company)] if company else [])]
         with ExitStack() as stack:
-            chain = stack.enter_context(Chain(_flat(company))) if company else None
+            chain = stack.enter_context(Chain(nodes)) if nodes else None
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
-                    for _ in range(round_.mix.launches):
+                    for _ in range(replays):
                         graph.replay()
                     if chain is not None:
                         chain.launch(stream.cuda_stream)
@@ -110,11 +120,7 @@ class CudaLauncher:
                 for _ in range(rounds):
                     once(stream)
 
-            graphs = [
-                step_graph(self.captured.nodes, self.traced.groups),
-                *([graph_of(company)] if company else []),
-            ]
-            events = round_.mix.launches * len(graphs[0].nodes) + len(_flat(company))
+            events = replays * len(step.nodes) + len(nodes)
             feed = stack.enter_context(feeding(torch, launch, rounds))
             yield self._running(feed, round_, graphs, rounds, events * rounds)
 
@@ -253,6 +259,36 @@ def step_graph(nodes: Sequence[GraphNode], groups: Sequence[LaunchGroup]) -> Gra
         places=tuple(places.get(index) for index in range(len(nodes))),
         times=dict.fromkeys(range(len(groups)), 1),
     )
+
+
+def in_pieces(
+    nodes: Sequence[GraphNode], groups: Sequence[LaunchGroup], round_: Round, piece: Parts
+) -> tuple[list[GraphNode], GraphLaunch]:
+    """Put company between the launches of a step; return what runs, and what tells it apart.
+
+    Args:
+        nodes: Of the step's graph.
+        groups: Those of each launch.
+        round_: After which launches company runs.
+        piece: What runs there.
+    """
+    step = step_graph(nodes, groups)
+    launches = [*zip(nodes, step.places, strict=True)] * round_.mix.launches
+    company = [(node, place) for place, each in piece for node in each]
+    runs: list[tuple[GraphNode, int | None]] = []
+    begin = 0
+    for after in round_.mix.after:
+        steps, launch = divmod(after - 1, len(groups))
+        end = max(begin, len(nodes) * steps + groups[launch].nodes[-1] + 1)
+        runs += [*launches[begin:end], *company]
+        begin = end
+    runs += launches[begin:]
+    graph = GraphLaunch(
+        nodes=tuple(node.node for node, _ in runs),
+        places=tuple(place for _, place in runs),
+        times=round_.launches(),
+    )
+    return [node for node, _ in runs], graph
 
 
 def graph_of(parts: Parts) -> GraphLaunch:
