@@ -3,7 +3,7 @@
 A round is the sequence of kernels, over and over, with its company between: pieces of some launches
 of a hot companion and some idling, all alike, after launches that the mix names; in a short round
 there is one, at its end. Its launches are told apart by their place: the kernels of the sequence in
-turn, then the companion, then idling.
+turn, then the companion, then idling, each piece of it by itself.
 """
 
 from collections import Counter
@@ -73,23 +73,23 @@ class Round:
 
     @property
     def idle(self) -> int:
-        """Place of idling."""
+        """Place of idling in the first piece of company; those of the others follow."""
         return self.kernels + 1
 
     def turns(self) -> tuple[Turn, ...]:
         """Return what runs, in order."""
         turns: list[Turn] = []
         begin = 0
-        for end in self.mix.after or (self.length,):
-            turns += [*self._between(begin, end), *self.piece()]
+        for piece, end in enumerate(self.mix.after or (self.length,)):
+            turns += [*self._between(begin, end), *self.company(piece)]
             begin = end
         return (*turns, *self._between(begin, self.length))
 
-    def piece(self) -> tuple[Turn, ...]:
-        """Return what a piece of its company is."""
+    def company(self, piece: int) -> tuple[Turn, ...]:
+        """Return what runs in a piece of its company: 0, 1, 2, …"""
         mix = self.mix
         hot = (Turn(self.hot, mix.hot // mix.pieces),) if mix.hot else ()
-        return (*hot, Turn(self.idle, 1)) if mix.idle_s else hot
+        return (*hot, Turn(self.idle + piece, 1)) if mix.idle_s else hot
 
     def _between(self, begin: int, end: int) -> Sequence[Turn]:
         """Return launches of kernels from one to another, counted through the round."""
@@ -110,8 +110,11 @@ class Round:
         Args:
             mean_s: Mean duration of a launch by its place; of every place of the round.
         """
+        pieces = range(self.mix.pieces if self.mix.idle_s else 0)
+        idle_s = tuple(mean_s[self.idle + piece] for piece in pieces)
         return Durations(
             kernel_s=tuple(mean_s[place] for place in range(self.kernels)),
             hot_s=mean_s[self.hot] if self.mix.hot else None,
-            idle_s=mean_s[self.idle] * self.mix.pieces if self.mix.idle_s else None,
+            idle_s=sum(idle_s) if idle_s else None,
+            pieces_s=idle_s,
         )

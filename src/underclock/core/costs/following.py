@@ -154,8 +154,7 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
         _check_count(sample_set, mixed)
         source = "in company" if mixed.kernel else "in the step"
         of = [mixed.kernel] if mixed.kernel else names
-        for name, time_s in zip(of, mixed.kernel_s, strict=True):
-            at_mhz = mixed.spin_mhz or mixed.core_mhz
+        for name, at_mhz, time_s in zip(of, mixed.timed_mhz, mixed.kernel_s, strict=True):
             points[name].append(_Point(source=source, core_mhz=at_mhz, time_s=time_s))
     return points
 

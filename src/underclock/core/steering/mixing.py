@@ -1,6 +1,7 @@
 """Which mix runs at a wanted clock: the one whose mean power there is the limit."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,6 +39,30 @@ def spin_mhz(mix: Mix, idle_s: float | None, highest_mhz: float | None) -> float
         return None
     late_s = mix.pieces * _SPIN_LATE_S
     return highest_mhz * mix.idle_s / max(idle_s - late_s, mix.idle_s * _LEAST)
+
+
+def launch_clocks(
+    mix: Mix, pieces_s: Sequence[float], highest_mhz: float, launches: int
+) -> tuple[float, ...]:
+    """Return the core clock of each launch of a round, by idling before and after it.
+
+    Args:
+        mix: What was asked for.
+        pieces_s: Idling as it was, in each piece of company; not empty.
+        highest_mhz: Core clock at which it lasts as asked.
+        launches: In a round.
+
+    Returns:
+        Clocks in MHz; none where pieces are too short to tell it.
+    """
+    piece = Mix(idle_s=mix.idle_s / mix.pieces)
+    told = [spin_mhz(piece, idle_s, highest_mhz) for idle_s in pieces_s]
+    clocks = [core_mhz for core_mhz in told if core_mhz is not None]
+    if len(clocks) < mix.pieces:
+        return ()
+    # After the last piece comes the first: rounds follow each other.
+    following = [bisect_right(mix.after, launch) % mix.pieces for launch in range(launches)]
+    return tuple((clocks[piece - 1] + clocks[piece]) / 2.0 for piece in following)
 
 
 class Seen(NamedTuple):

@@ -60,9 +60,12 @@ def taken_off(
         company: What idling and the companion draw.
     """
     left: list[Left] = []
+    by_kernel = any(sample.kernel_mhz for sample in mixed)
     for sample in mixed:
         if not sample.kernel_s or is_uneven(sample):
             continue
+        if by_kernel and not sample.kernel and not sample.kernel_mhz:
+            continue  # kernels of a long step run at clocks of their own, and another look has them
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
             left += _by_spin(sample, names)
@@ -95,7 +98,7 @@ def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
     return [
         Left(
             kernel=name,
-            core_mhz=sample.spin_mhz or sample.core_mhz,
+            core_mhz=core_mhz,
             mem_mhz=sample.asked.mem_mhz,
             time_s=time_s,
             power_w=None,
@@ -103,7 +106,7 @@ def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
             power_windows=0.0,
             temperature_c=sample.temperature_c,
         )
-        for name, time_s in zip(names, sample.kernel_s, strict=True)
+        for name, core_mhz, time_s in zip(names, sample.timed_mhz, sample.kernel_s, strict=True)
     ]
 
 
@@ -202,20 +205,22 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
     """
     held_w = OFF_PEAK * peak
     held = {one.kernel for one in left if one.power_w is not None and one.power_w >= held_w}
-    highest: dict[str, float] = {}
+    reaches: dict[str, list[tuple[float, float]]] = {}
     for one in left:
-        if one.kernel in held and one.power_w is not None and one.power_w < held_w:
+        if one.power_w is not None and one.power_w < held_w:
             # Power goes with the square of the clock there, or a little less.
             reach = one.core_mhz * math.sqrt(peak / one.power_w)
-            highest[one.kernel] = min(reach, highest.get(one.kernel, math.inf))
+            reaches.setdefault(one.kernel, []).append((one.core_mhz, reach))
+    highest = {
+        # Of a kernel that nobody saw there, what it drew nearest to it tells best.
+        name: min(reach for _, reach in seen) if name in held else max(seen)[1]
+        for name, seen in reaches.items()
+    }
     return tuple(
         one
         for one in left
-        if one.kernel not in held
-        or (
-            one.core_mhz <= highest.get(one.kernel, 0.0)
-            and (one.power_w is None or one.power_w < held_w)
-        )
+        if (one.power_w is None or one.power_w < held_w)
+        and one.core_mhz <= highest.get(one.kernel, 0.0 if one.kernel in held else math.inf)
     )
 
 

@@ -131,7 +131,9 @@ class VirtualLauncher:
             at[round_.hot] = companion(model)
             tensor.append(at[round_.hot])
         if round_.mix.idle_s:
-            at[round_.idle] = idling(model, round_.mix.idle_s / round_.mix.pieces)
+            pieces = round_.mix.pieces
+            idle = idling(model, round_.mix.idle_s / pieces)
+            at |= dict.fromkeys(range(round_.idle, round_.idle + pieces), idle)
         turns, rounds = round_.turns(), 1
         if not self.clocks:  # which are named turn by turn
             turns, rounds = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
