@@ -1,8 +1,8 @@
 """What a steering campaign measures next, from what is on file alone.
 
-The whole step at auto; what company draws by itself; the step in company, which tells the time of
-every kernel at once; each kernel alone, those that take most of the step first; and then, for
-energy, whatever tells most per second.
+The whole step at auto; what company draws by itself; each kernel alone, for no fit goes without
+one; the step in company, which tells the time of every kernel at once; and then, for energy,
+whatever tells most per second.
 """
 
 import dataclasses
@@ -44,6 +44,7 @@ _LADDER = (
     0.35,
     0.9,
 )  # of the way from the companion's clock to boost
+_FIRST_RUNGS = 2  # enough to say which company a step needs
 _STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
 _TRIES = 4  # more than there are rungs, each corrected by what the last one read
 _NEAR = 0.34  # of the distance between rungs: near enough
@@ -129,7 +130,12 @@ class SteeringAgenda:
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
-        offers = (self._ladder(self.bench), self._steps(self.bench), self._alone())
+        offers = (
+            self._alone(),
+            self._ladder(self.bench, _LADDER[:_FIRST_RUNGS]),
+            self._steps(self.bench),
+            self._ladder(self.bench, _LADDER),
+        )
         offered = next(itertools.chain(*offers), None)
         if offered is None and self.error > goal:
             offered = next(self._best(self.bench, takes_s), None)
@@ -141,12 +147,12 @@ class SteeringAgenda:
         some = whole or [s for s in self.samples.mixed if s.kernel_s]
         return sum(s.core_mhz for s in some) / len(some)
 
-    def _ladder(self, bench: Bench) -> Iterator[Wanted]:
+    def _ladder(self, bench: Bench, shares: Sequence[float]) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
         if not self.companion:
             return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
-        yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
+        yield from self._climb(bench, shares, of_hot, lambda: (), 1)
 
     def _steps(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the whole step in company, which tells the time of every kernel at once."""
@@ -165,16 +171,6 @@ class SteeringAgenda:
         of_step = [step.kernel_s[k] for k in self.samples.order]
         hot_s = next((s.hot_s for s in mixed if s.hot_s), 0.0)
         return spread(mix, of_step * mix.launches, hot_s)
-
-    def _step_s(self) -> dict[str, float]:
-        """Return how much of the step each kernel takes; nothing where the step never ran whole."""
-        step = next((s for s in self.samples.mixed if not s.kernel and s.mix == ALONE), None)
-        if step is None:
-            return {}
-        return {
-            kernel.name: kernel.count * each_s
-            for kernel, each_s in zip(self.samples.kernels, step.kernel_s, strict=True)
-        }
 
     def _climb(
         self,
@@ -215,10 +211,9 @@ class SteeringAgenda:
         ]
 
     def _alone(self) -> Iterator[Wanted]:
-        """Offer kernels that were not measured alone yet, those that take most of the step first."""
+        """Offer kernels that were not measured alone yet."""
         done = {s.kernel for s in self.samples.mixed if s.mix == ALONE}
-        step_s = self._step_s()
-        for kernel in sorted(self.samples.kernels, key=lambda k: -step_s.get(k.name, 0.0)):
+        for kernel in self.samples.kernels:
             if kernel.name not in done:
                 yield Wanted(kernel.name, ALONE)
 
