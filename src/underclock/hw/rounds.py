@@ -86,7 +86,7 @@ class Round:
         return (*turns, *self._between(begin, self.length))
 
     def company(self, piece: int) -> tuple[Turn, ...]:
-        """Return what runs in a piece of its company: 0, 1, 2, …"""
+        """Return what runs in a piece of its company, counted from 0."""
         mix = self.mix
         hot = (Turn(self.hot, mix.hot // mix.pieces),) if mix.hot else ()
         return (*hot, Turn(self.idle + piece, 1)) if mix.idle_s else hot

@@ -221,7 +221,9 @@ class Mix(Record, frozen=True, kw_only=True):
         if any(b <= a for a, b in itertools.pairwise((0, *self.after))):
             raise ValueError(f"places of company must be positive and ascend, got {self.after}")
         if self.hot % self.pieces:
-            raise ValueError(f"{self.hot} companions do not make {self.pieces} pieces that are alike")
+            raise ValueError(
+                f"{self.hot} companions do not make {self.pieces} pieces that are alike"
+            )
 
     @property
     def pieces(self) -> int:

@@ -15,7 +15,7 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.core.steering.mixing import launch_clocks
 from underclock.errors import NoRoomError
-from underclock.hw.base import Measurer, Reading
+from underclock.hw.base import Durations, Measurer
 from underclock.records import AUTO, Kernel, Mix, SampleSet
 from underclock.stages.adaptive import Limits
 from underclock.stages.recording import Recorder, as_mix_sample
@@ -115,10 +115,14 @@ class SteeringRun:
             wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s, self._highest_mhz
         )
         if durations and wanted.mix.after:
-            launches = len(self._launches) * wanted.mix.launches
-            clocks = launch_clocks(wanted.mix, durations.pieces_s, self._highest_mhz, launches)
-            sample = msgspec.structs.replace(sample, kernel_mhz=self._of_kernels(clocks))
+            kernel_mhz = self._clocks(wanted.mix, durations)
+            sample = msgspec.structs.replace(sample, kernel_mhz=kernel_mhz)
         self._recorder.append_mixed(sample)
+
+    def _clocks(self, mix: Mix, durations: Durations) -> tuple[float, ...]:
+        """Return the clock at which each kernel of the step ran, company between its launches."""
+        launches = len(self._launches) * mix.launches
+        return self._of_kernels(launch_clocks(mix, durations.pieces_s, self._highest_mhz, launches))
 
     def _of_kernels(self, of_launches: Sequence[float]) -> tuple[float, ...]:
         """Return the mean over each kernel's launches in the step.

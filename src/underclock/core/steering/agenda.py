@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.spreading import spread
@@ -45,8 +46,8 @@ _LADDER = (
     0.9,
 )  # of the way from the companion's clock to boost
 _FIRST_RUNGS = 2  # enough to say which company a step needs
-_STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
-_TRIES = 4  # more than there are rungs, each corrected by what the last one read
+_STEPS = (0.1, 1.0, 0.3, 0.5, 0.75)  # of the same way, for the step
+_TRIES = 2  # more than there are rungs, each corrected by what the last one read
 _NEAR = 0.34  # of the distance between rungs: near enough
 _ALIKE = 0.02  # mixes that differ by less are the same
 _MIXES = 8  # of a kernel, beside alone
@@ -184,7 +185,7 @@ class SteeringAgenda:
         lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
-        if len(taken) >= _TRIES + len(rungs):
+        if sum(has_company(sample.mix) for sample in taken) >= _TRIES + len(rungs):
             return
         for rung in rungs:
             if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
