@@ -17,7 +17,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.costs.cap import CapMargin, is_power_capped
-from underclock.core.costs.power_window import is_uneven
+from underclock.core.costs.power_window import with_durations
 from underclock.errors import DataError
 from underclock.records import AUTO, MixSample, Sample, SampleSet
 from underclock.records.observed import Exponent, Follows, StepClock
@@ -147,9 +147,8 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
                 _Point(source="alone", core_mhz=core_mhz, time_s=sample.time_s)
             )
     names = [kernel.name for kernel in sample_set.kernels]
-    for mixed in sample_set.mixed:
-        elsewhere = (mixed.asked.mem_mhz or mem_mhz) != mem_mhz
-        if elsewhere or not mixed.kernel_s or is_uneven(mixed):
+    for mixed in with_durations(sample_set.mixed):
+        if (mixed.asked.mem_mhz or mem_mhz) != mem_mhz:
             continue
         _check_count(sample_set, mixed)
         source = "in company" if mixed.kernel else "in the step"

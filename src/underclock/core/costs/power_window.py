@@ -13,6 +13,7 @@ Shape letters: K kernels, S settings, n launches, C ceilings.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +121,22 @@ def is_uneven(sample: MixSample) -> bool:
     mix = sample.mix
     rarely = sample.round_s / mix.pieces > WINDOW_S
     return bool(not sample.kernel and mix.launches and has_company(mix) and rarely)
+
+
+def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
+    """Return the measurements that say how long launches took at which clock.
+
+    Kernels of a long step run at clocks of their own. Where some looks at the step tell these,
+    looks that know but their mean are passed over.
+    """
+    by_kernel = any(sample.kernel_mhz for sample in mixed)
+    return [
+        sample
+        for sample in mixed
+        if sample.kernel_s
+        and not is_uneven(sample)
+        and (sample.kernel or sample.kernel_mhz or not by_kernel)
+    ]
 
 
 def has_company(mix: Mix) -> bool:

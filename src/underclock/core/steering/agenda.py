@@ -205,11 +205,13 @@ class SteeringAgenda:
             hot_s = sample.mix.hot * (sample.hot_s or 0.0)
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
             draws.append((sample.core_mhz, draw, step_s))
-        return [
+        seen = [
             Seen(core_mhz, draw.mean_w, step_s)
             for core_mhz, draw, step_s in draws
             if draw is not None and draw.mean_w > draw.spread_w
         ]
+        # At boost a peak of power may hold launches back: what it draws there misleads below.
+        return [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ] or seen
 
     def _alone(self) -> Iterator[Wanted]:
         """Offer kernels that were not measured alone yet."""

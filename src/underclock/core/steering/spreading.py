@@ -37,21 +37,17 @@ def spread(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
     round_s = ends_s[-1] + mix.hot * hot_s + mix.idle_s
     if round_s <= LONGEST_ROUND_S:
         return mix
-    pieces = math.ceil(round_s / _PERIOD_S)
-    while True:
+    pieces, each = math.ceil(round_s / _PERIOD_S), 0
+    after: tuple[int, ...] = ()
+    while len(after) != pieces:
+        pieces = len(after) or pieces
         if mix.hot:  # as many pieces as leave about as many companions
             each = math.ceil(mix.hot / pieces)
             pieces = max(1, round(mix.hot / each))
         after = _places(ends_s, pieces)
-        if len(after) == pieces:
-            break
-        pieces = len(after)
-    return msgspec.structs.replace(
-        mix,
-        hot=each * pieces if mix.hot else 0,
-        idle_s=max(mix.idle_s, pieces * METER_S),
-        after=after if pieces > 1 else (),
-    )
+    idle_s = max(mix.idle_s, pieces * METER_S)
+    after = after if pieces > 1 else ()
+    return msgspec.structs.replace(mix, hot=each * pieces, idle_s=idle_s, after=after)
 
 
 def _places(ends_s: Sequence[float], pieces: int) -> tuple[int, ...]:

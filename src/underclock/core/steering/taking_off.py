@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.core.costs.cap import CapMargin, driver_says
-from underclock.core.costs.power_window import is_uneven
+from underclock.core.costs.power_window import is_uneven, with_durations
 from underclock.core.steering.company import WINDOW_NOISE, Company
 from underclock.records import Kernel, MixSample, SampleSet
 
@@ -60,12 +60,7 @@ def taken_off(
         company: What idling and the companion draw.
     """
     left: list[Left] = []
-    by_kernel = any(sample.kernel_mhz for sample in mixed)
-    for sample in mixed:
-        if not sample.kernel_s or is_uneven(sample):
-            continue
-        if by_kernel and not sample.kernel and not sample.kernel_mhz:
-            continue  # kernels of a long step run at clocks of their own, and another look has them
+    for sample in with_durations(mixed):
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
             left += _by_spin(sample, names)
