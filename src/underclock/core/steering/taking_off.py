@@ -15,6 +15,7 @@ HUNTS_MHZ = 40.0
 _SURE = 0.2  # windows' worth of power from which it may tell of a peak
 _RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of time between them
 _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
+_VOLTAGE = 0.5  # exponent of a launch's energy with clock, at least
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
@@ -200,22 +201,30 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
     """
     held_w = OFF_PEAK * peak
     held = {one.kernel for one in left if one.power_w is not None and one.power_w >= held_w}
-    reaches: dict[str, list[tuple[float, float]]] = {}
-    for one in left:
-        if one.power_w is not None and one.power_w < held_w:
+    highest = dict.fromkeys(held, 0.0)
+    nearest: dict[str, tuple[float, Left]] = {}
+    for one in sorted(left, key=lambda one: one.core_mhz):
+        if one.power_w is None or one.power_w >= held_w:
+            continue
+        if one.kernel in held:
             # Power goes with the square of the clock there, or a little less.
             reach = one.core_mhz * math.sqrt(peak / one.power_w)
-            reaches.setdefault(one.kernel, []).append((one.core_mhz, reach))
-    highest = {
-        # Of a kernel that nobody saw there, what it drew nearest to it tells best.
-        name: min(reach for _, reach in seen) if name in held else max(seen)[1]
-        for name, seen in reaches.items()
-    }
+            highest[one.kernel] = min(reach, highest[one.kernel] or math.inf)
+        elif one.power_windows >= _SURE:
+            nearest[one.kernel] = one.power_w, one
+
+    def below(one: Left) -> bool:
+        if one.power_w is not None:
+            return one.power_w < held_w
+        if one.kernel not in nearest:
+            return True
+        # Of what nobody saw there: energy rises with voltage, and power with the pace besides.
+        power_w, seen = nearest[one.kernel]
+        rise = (one.core_mhz / seen.core_mhz) ** _VOLTAGE * seen.time_s / one.time_s
+        return power_w * rise < held_w
+
     return tuple(
-        one
-        for one in left
-        if (one.power_w is None or one.power_w < held_w)
-        and one.core_mhz <= highest.get(one.kernel, 0.0 if one.kernel in held else math.inf)
+        one for one in left if below(one) and one.core_mhz <= highest.get(one.kernel, math.inf)
     )
 
 
