@@ -221,7 +221,7 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
         # Of what nobody saw there: energy rises with voltage, and power with the pace besides.
         power_w, seen = nearest[one.kernel]
         rise = (one.core_mhz / seen.core_mhz) ** _VOLTAGE * seen.time_s / one.time_s
-        return power_w * rise < held_w
+        return bool(power_w * rise < held_w)
 
     return tuple(
         one for one in left if below(one) and one.core_mhz <= highest.get(one.kernel, math.inf)
