@@ -26,10 +26,11 @@ from calibrate_h200 import (
     shared_constants,
 )
 from underclock.arrays import Floats
+from underclock.core.costs.power_window import has_company
 from underclock.core.costs.step import settled_step
 from underclock.core.model.estimate import estimate
 from underclock.core.model.rows import rows_of
-from underclock.core.steering.agenda import ALONE, METERED
+from underclock.core.steering.agenda import ALONE
 from underclock.core.steering.taking_off import reach_mhz
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.specs import SPECS
@@ -141,7 +142,8 @@ def compare(sample_set: SampleSet, *, with_auto: bool) -> Compared:
         sample_set: As measured.
         with_auto: Whether the step at auto takes part.
     """
-    own = [s for s in sample_set.mixed if not s.kernel and s.mix in (ALONE, METERED)]
+    whole = [s for s in sample_set.mixed if not s.kernel and s.mix.launches]
+    own = [s for s in whole if not has_company(s.mix)]
     known = sample_set
     if not with_auto:
         rest = tuple(s for s in sample_set.mixed if s not in own)

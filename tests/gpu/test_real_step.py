@@ -182,6 +182,32 @@ def test_launches_of_a_whole_step_add_up_to_it(layer: CudaLauncher, mix: Mix | N
         assert 0.98 * 5e-3 < durations.idle_s < 2.0 * 5e-3
 
 
+def test_company_runs_between_the_launches_of_a_step(layer: CudaLauncher) -> None:
+    step = layer.traced.step
+    launches = [step.kernels[i] for i in step.order]
+    quarter = len(launches) // 4
+    mix = Mix(hot=8, idle_s=2e-3, after=(quarter, 2 * quarter, 3 * quarter, len(launches)))
+    clock = SystemClock()
+    with layer.loop(launches) as loop:
+        clock.sleep_s(2.0)
+        alone = loop.durations(0.5)
+    with layer.loop(launches, mix) as loop:
+        clock.sleep_s(2.0)
+        before = loop.progress()
+        clock.sleep_s(1.0)
+        round_s = _rate_s(before, loop.progress())
+        durations = loop.durations(0.5)
+
+    company_s = 8 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
+    assert sum(durations.kernel_s) + company_s == pytest.approx(round_s, rel=0.03)
+    assert len(durations.pieces_s) == 4
+    assert max(durations.pieces_s) < 1.1 * min(durations.pieces_s)
+    # The same launches, told apart in the same way: no more than a clock slower.
+    for here_s, there_s in zip(durations.kernel_s, alone.kernel_s, strict=True):
+        if there_s > 1e-4:
+            assert 0.9 * there_s < here_s < 1.4 * there_s
+
+
 def test_a_kernel_follows_the_clock_that_its_company_leaves_it(layer: CudaLauncher) -> None:
     kernel = max(layer.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
     with nvml_session():

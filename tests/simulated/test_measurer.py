@@ -110,6 +110,17 @@ def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
     assert reading.window_s >= 9 * reading.time_s
 
 
+def test_a_few_whole_rounds_of_a_step_in_company_are_enough(rig: Rig, step: Step) -> None:
+    launches = [step.kernels[i] for i in step.order]
+    measuring = MeasurementSettings(kernel_warm_s=0.5, window_s=0.1, launches=20)
+    alone, company = (
+        _bench(rig, measuring).measure(launches, mix=mix) for mix in (Mix(), Mix(idle_s=0.1))
+    )
+    for reading, least in ((alone, 20), (company, 5)):
+        assert reading.window_s is not None
+        assert least - 1 <= reading.window_s / reading.time_s < least + 4
+
+
 def test_warming_ends_at_a_steady_temperature(rig: Rig, gemm: Kernel) -> None:
     temperature_c = _bench(rig).warm([gemm])
 

@@ -91,6 +91,39 @@ def test_one_whole_round_is_seen_however_short_the_look(rig: Rig, step: Step) ->
     assert durations.idle_s == pytest.approx(0.05 * highest_mhz / core_mhz, rel=0.03)
 
 
+@pytest.mark.parametrize("hot", [0, 40])
+def test_company_between_launches_leaves_a_long_step_at_one_clock(
+    rig: Rig, gemm: Kernel, elementwise: Kernel, hot: int
+) -> None:
+    """Company after a step changes the clock only then; between its launches, all through."""
+    rig.device.limit_power(280.0)
+    launches = [gemm, elementwise] * 40
+    idle_s = 1e-2 if hot else 0.1
+    apart_mhz, period_s = [], []
+    for after in ((), tuple(range(2, 81, 2))):
+        with rig.launcher.loop(launches, Mix(hot=hot, idle_s=idle_s, after=after)) as loop:
+            rig.clock.sleep_s(3.0)
+            before = loop.progress()
+            begun_s, clocks = rig.clock.now_s(), []
+            while rig.clock.now_s() < begun_s + 3.0:
+                rig.clock.sleep_s(5e-3)
+                clocks.append(rig.device.core_mhz)
+            round_s = _rate_s(before, loop.progress())
+            durations = loop.durations(1.0)
+        apart_mhz.append(max(clocks) - min(clocks))
+        period_s.append(round_s / max(1, len(after)))
+        inside_s = [
+            sum(durations.kernel_s),
+            hot * (durations.hot_s or 0.0),
+            durations.idle_s or 0.0,
+        ]
+        assert sum(inside_s) == pytest.approx(round_s, rel=5e-3)
+        assert len(durations.pieces_s) == max(1, len(after))
+
+    assert period_s[0] > 0.1 > 2 * period_s[1]
+    assert apart_mhz[1] < 0.6 * apart_mhz[0]
+
+
 def test_durations_are_of_the_time_asked_for_only(rig: Rig, gemm: Kernel) -> None:
     rig.device.limit_power(350.0)
     with rig.launcher.loop([gemm], Mix(idle_s=1e-3)) as loop:

@@ -116,11 +116,13 @@ class Durations:
         kernel_s: Mean of each place of the sequence.
         hot_s: Mean of a launch of the hot companion; ``None`` without one.
         idle_s: Mean idling in a round; ``None`` without any.
+        pieces_s: Of that in each piece of company, in order; empty without any.
     """
 
     kernel_s: tuple[float, ...]
     hot_s: float | None = None
     idle_s: float | None = None
+    pieces_s: tuple[float, ...] = ()
 
 
 class Loop(Protocol):

@@ -24,6 +24,7 @@ _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
 _LOOK, _SHORT_LOOK = 0.5, 0.25  # of a window, for which launches are timed
 _SHORT_S = 0.01  # a round of less is seen often enough in a short look
+_WHOLE_ROUNDS = 5  # of a step in company, that say enough: a window holds them whole
 _SEEN_S = 0.005  # ticks are seen to about this; rounds that are shorter blur less
 
 
@@ -200,7 +201,10 @@ class GpuMeasurer:
             start = self._next_tick(self._clock)
             end_utilisation = self._gpu.utilisation()
             before = loop.progress()
-            after = self._wait(loop, before, start.at_s, watch or self._clock)
+            least = self._measuring.launches
+            if len(kernels) > 1 and mix is not None and (mix.hot or mix.idle_s):
+                least = min(least, _WHOLE_ROUNDS)
+            after = self._wait(loop, before, start.at_s, watch or self._clock, least)
             time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
             clock = watch or self._clock
             whole = len(kernels) > 1 and time_s > _SEEN_S
@@ -225,8 +229,10 @@ class GpuMeasurer:
             durations=durations,
         )
 
-    def _wait(self, loop: Loop, before: Progress, started_s: float, clock: Clock) -> Progress:
-        """Let the window pass until it is long enough and holds enough launches."""
+    def _wait(
+        self, loop: Loop, before: Progress, started_s: float, clock: Clock, least: int
+    ) -> Progress:
+        """Let the window pass until it is long enough and holds at least so many launches."""
         measuring = self._measuring
         tick_s = self._counter.step_s if self._counter else 0.0
         watched = WatchedLoop(loop, clock, "measuring")
@@ -234,13 +240,13 @@ class GpuMeasurer:
             spent_s = clock.now_s() - started_s
             now = watched.progress()
             launches = now.launches - before.launches
-            if spent_s >= measuring.window_s - tick_s and launches >= measuring.launches:
+            if spent_s >= measuring.window_s - tick_s and launches >= least:
                 return now
             # Sleep to where both should hold, judging by the launches since the loop began.
             per_launch_s = now.elapsed_s / now.launches if now.launches else measuring.window_s
             left_s = max(
                 measuring.window_s - tick_s - spent_s,
-                (measuring.launches - launches) * per_launch_s,
+                (least - launches) * per_launch_s,
             )
             clock.sleep_s(max(left_s, 1e-3))
 

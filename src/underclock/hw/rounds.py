@@ -1,12 +1,13 @@
 """What a round of a mix is made of, and what its launches took.
 
-A round is the sequence of kernels, over and over, then its company: launches of a hot companion,
-then one piece of idling. Its launches are told apart by their place: the kernels of the sequence
-in turn, then the companion, then idling.
+A round is the sequence of kernels, over and over, with its company between: pieces of some launches
+of a hot companion and some idling, all alike, after launches that the mix names; in a short round
+there is one, at its end. Its launches are told apart by their place: the kernels of the sequence in
+turn, then the companion, then idling, each piece of it by itself.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -48,13 +49,22 @@ class Round:
             mix: What it runs with; by default nothing.
 
         Raises:
-            ValueError: Nothing would run in it.
+            ValueError: Nothing would run in it, or its company after more launches than it has.
         """
         mix = mix or Mix()
         made = cls(kernels if mix.launches else 0, mix)
         if not (made.kernels or mix.hot or mix.idle_s):
             raise ValueError("there is no kernel to launch, and no company")
+        if mix.after and mix.after[-1] > made.length:
+            raise ValueError(
+                f"company would run after launch {mix.after[-1]} of a round of {made.length}"
+            )
         return made
+
+    @property
+    def length(self) -> int:
+        """Launches of its kernels."""
+        return self.kernels * self.mix.launches
 
     @property
     def hot(self) -> int:
@@ -63,21 +73,29 @@ class Round:
 
     @property
     def idle(self) -> int:
-        """Place of idling."""
+        """Place of idling in the first piece of company; those of the others follow."""
         return self.kernels + 1
 
     def turns(self) -> tuple[Turn, ...]:
         """Return what runs, in order."""
+        turns: list[Turn] = []
+        begin = 0
+        for piece, end in enumerate(self.mix.after or (self.length,)):
+            turns += [*self._between(begin, end), *self.company(piece)]
+            begin = end
+        return (*turns, *self._between(begin, self.length))
+
+    def company(self, piece: int) -> tuple[Turn, ...]:
+        """Return what runs in a piece of its company, counted from 0."""
         mix = self.mix
+        hot = (Turn(self.hot, mix.hot // mix.pieces),) if mix.hot else ()
+        return (*hot, Turn(self.idle + piece, 1)) if mix.idle_s else hot
+
+    def _between(self, begin: int, end: int) -> Sequence[Turn]:
+        """Return launches of kernels from one to another, counted through the round."""
         if self.kernels == 1:
-            turns = [Turn(0, mix.launches)]
-        else:
-            turns = [Turn(place, 1) for place in range(self.kernels)] * mix.launches
-        if mix.hot:
-            turns.append(Turn(self.hot, mix.hot))
-        if mix.idle_s:
-            turns.append(Turn(self.idle, 1))
-        return tuple(turns)
+            return [Turn(0, end - begin)] if end > begin else []
+        return [Turn(launch % self.kernels, 1) for launch in range(begin, end)]
 
     def launches(self) -> dict[int, int]:
         """Return how many launches of each place are in a round."""
@@ -92,8 +110,11 @@ class Round:
         Args:
             mean_s: Mean duration of a launch by its place; of every place of the round.
         """
+        pieces = range(self.mix.pieces if self.mix.idle_s else 0)
+        idle_s = tuple(mean_s[self.idle + piece] for piece in pieces)
         return Durations(
             kernel_s=tuple(mean_s[place] for place in range(self.kernels)),
             hot_s=mean_s[self.hot] if self.mix.hot else None,
-            idle_s=mean_s[self.idle] if self.mix.idle_s else None,
+            idle_s=sum(idle_s) if idle_s else None,
+            pieces_s=idle_s,
         )

@@ -1,5 +1,6 @@
 """What was measured: samples of kernels on a GPU."""
 
+import itertools
 import math
 from enum import IntFlag
 
@@ -202,11 +203,14 @@ class Mix(Record, frozen=True, kw_only=True):
         launches: Of the kernel, or of the step, in a round.
         hot: Launches of the hot companion in a round: a large matrix product.
         idle_s: Idling in a round, nearly: a GPU idles by counting core cycles.
+        after: Launches of the round after which a piece of its company runs, counted from its
+            begin; all pieces are alike. Empty: there is one, at the end of the round.
     """
 
     launches: int = 1
     hot: int = 0
     idle_s: float = 0.0
+    after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject rounds that cannot be."""
@@ -214,6 +218,17 @@ class Mix(Record, frozen=True, kw_only=True):
             raise ValueError(f"a mix has no negative parts, got {self}")
         if not (self.launches or self.hot or self.idle_s):
             raise ValueError("a mix without launches, companion and idling is nothing")
+        if any(b <= a for a, b in itertools.pairwise((0, *self.after))):
+            raise ValueError(f"places of company must be positive and ascend, got {self.after}")
+        if self.hot % self.pieces:
+            raise ValueError(
+                f"{self.hot} companions do not make {self.pieces} pieces that are alike"
+            )
+
+    @property
+    def pieces(self) -> int:
+        """How often company runs in a round."""
+        return max(1, len(self.after))
 
 
 class MixSample(Record, frozen=True, kw_only=True, gc=False):
@@ -236,6 +251,8 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         idle_s: Idling in a round as it was; ``None`` without any.
         spin_mhz: Core clock while launches were timed, by how long a count of cycles took; ``None``
             where there was no idling to tell it.
+        kernel_mhz: The same of each kernel of the step, by idling before and after its launches;
+            empty where company ran in one piece.
         window_s: Length of the measuring window.
         temperature_c: GPU temperature at its end.
         throttle_reasons: At its end.
@@ -253,6 +270,7 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
     hot_s: float | None = None
     idle_s: float | None = None
     spin_mhz: float | None = None
+    kernel_mhz: tuple[float, ...] = ()
     window_s: float
     temperature_c: float | None = None
     throttle_reasons: ThrottleReason | None = None
@@ -261,10 +279,18 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         """Reject impossible quantities."""
         check_positive(self, "core_mhz", "round_s", "round_j", "window_s")
         check_positive(self, "hot_s", "idle_s", "spin_mhz")
-        if not all(0 < each_s < math.inf for each_s in self.kernel_s):
-            raise ValueError("every kernel_s must be positive and finite")
+        for name in ("kernel_s", "kernel_mhz"):
+            if not all(0 < each < math.inf for each in getattr(self, name)):
+                raise ValueError(f"every {name} must be positive and finite")
+        if len(self.kernel_mhz) not in {0, len(self.kernel_s)}:
+            raise ValueError("kernel_mhz and kernel_s are of the same kernels")
         if not 0 <= self.core_spread_mhz < math.inf or self.repeat < 0:
             raise ValueError("core_spread_mhz and repeat must not be negative")
+
+    @property
+    def timed_mhz(self) -> tuple[float, ...]:
+        """Core clock of each of ``kernel_s`` while it was timed."""
+        return self.kernel_mhz or (self.spin_mhz or self.core_mhz,) * len(self.kernel_s)
 
 
 class SampleSet(Record, frozen=True, kw_only=True):

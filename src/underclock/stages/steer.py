@@ -4,6 +4,7 @@ What to do next follows from the samples on file alone, so a campaign that was c
 where it stopped.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -12,8 +13,9 @@ import msgspec
 from underclock.core.model.rows import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
+from underclock.core.steering.mixing import launch_clocks
 from underclock.errors import NoRoomError
-from underclock.hw.base import Measurer, Reading
+from underclock.hw.base import Durations, Measurer
 from underclock.records import AUTO, Kernel, Mix, SampleSet
 from underclock.stages.adaptive import Limits
 from underclock.stages.recording import Recorder, as_mix_sample
@@ -107,20 +109,32 @@ class SteeringRun:
             alike = samples.samples if wanted.kernel else samples.in_situ
             plain = sum(sample.kernel == name for sample in alike)
             self._recorder.append(name, AUTO, plain, reading, in_situ=not wanted.kernel)
-        kernel_s = None if wanted.kernel else self._of_kernels(reading)
-        self._recorder.append_mixed(
-            as_mix_sample(
-                wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s, self._highest_mhz
-            )
+        durations = None if wanted.kernel else reading.durations
+        kernel_s = self._of_kernels(durations.kernel_s) if durations else None
+        sample = as_mix_sample(
+            wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s, self._highest_mhz
         )
+        if durations and wanted.mix.after:
+            kernel_mhz = self._clocks(wanted.mix, durations)
+            sample = msgspec.structs.replace(sample, kernel_mhz=kernel_mhz)
+        self._recorder.append_mixed(sample)
 
-    def _of_kernels(self, reading: Reading) -> tuple[float, ...] | None:
-        """Return the mean duration of each kernel of the step, of all its launches."""
-        if reading.durations is None or not reading.durations.kernel_s:
-            return None
+    def _clocks(self, mix: Mix, durations: Durations) -> tuple[float, ...]:
+        """Return the clock at which each kernel of the step ran, company between its launches."""
+        launches = len(self._launches) * mix.launches
+        return self._of_kernels(launch_clocks(mix, durations.pieces_s, self._highest_mhz, launches))
+
+    def _of_kernels(self, of_launches: Sequence[float]) -> tuple[float, ...]:
+        """Return the mean over each kernel's launches in the step.
+
+        Args:
+            of_launches: Of one step or several; none where nothing is known.
+        """
+        if not of_launches:
+            return ()
         of_kernel: dict[str, list[float]] = defaultdict(list)
-        for kernel, each_s in zip(self._launches, reading.durations.kernel_s, strict=True):
-            of_kernel[kernel.name].append(each_s)
+        for kernel, each in zip(itertools.cycle(self._launches), of_launches, strict=False):
+            of_kernel[kernel.name].append(each)
         return tuple(sum(of_kernel[name]) / len(of_kernel[name]) for name in self._kernels)
 
 
@@ -130,7 +144,10 @@ def _words(wanted: Wanted) -> str:
     what = wanted.kernel or ("the whole step" if mix.launches else "company by itself")
     parts = [f"{mix.hot} hot companions"] if mix.hot else []
     parts += [f"{mix.idle_s * 1e3:.3g} ms of idling"] if mix.idle_s else []
-    return f"{what} with {' and '.join(parts)}" if parts else f"{what} alone"
+    if not parts:
+        return f"{what} alone"
+    pieces = f" in {mix.pieces} pieces" if mix.pieces > 1 else ""
+    return f"{what} with {' and '.join(parts)}{pieces}"
 
 
 def _without_order(samples: SampleSet) -> SampleSet:

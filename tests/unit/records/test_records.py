@@ -26,6 +26,8 @@ from underclock.records import (
     LatencyPoint,
     Launch,
     MeasurementSettings,
+    Mix,
+    MixSample,
     Objective,
     Pass,
     Plan,
@@ -505,3 +507,40 @@ def test_a_source_names_a_file_a_function_and_a_hash(changes: dict[str, str]) ->
     with pytest.raises(ValueError, match=r"source needs|64 hexadecimal"):
         msgspec.structs.replace(_SOURCE, **changes)
     assert str(_SOURCE) == "train.py:step"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"after": (0, 2)}, "must be positive and ascend"),
+        ({"after": (2, 2)}, "must be positive and ascend"),
+        ({"after": (2, 1), "hot": 2}, "must be positive and ascend"),
+        ({"after": (1, 2), "hot": 3}, "3 companions do not make 2 pieces that are alike"),
+    ],
+)
+def test_company_in_pieces_that_cannot_be_is_refused(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mix(**fields)  # type: ignore[arg-type]
+
+
+def test_company_is_in_one_piece_where_nothing_is_said() -> None:
+    assert Mix(hot=3).pieces == Mix(hot=3, after=(7,)).pieces == 1
+    assert Mix(hot=6, after=(2, 5)).pieces == 2
+
+
+@pytest.mark.parametrize("kernel_mhz", [(1700.0,), (1700.0, 0.0), (1700.0, math.inf)])
+def test_clocks_of_a_steps_kernels_are_one_for_each(kernel_mhz: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="kernel_mhz"):
+        MixSample(
+            kernel="",
+            mix=Mix(),
+            core_mhz=1700.0,
+            core_spread_mhz=0.0,
+            round_s=1.0,
+            round_j=1.0,
+            kernel_s=(0.1, 0.2),
+            kernel_mhz=kernel_mhz,
+            window_s=1.0,
+        )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from underclock.core.costs.cap import driver_says
+from underclock.core.costs.power_window import is_uneven
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.agenda import ALONE, IDLING, METERED, Wanted
 from underclock.core.steering.taking_off import reach_mhz, told
@@ -288,6 +289,41 @@ def test_a_step_of_10_microseconds_is_steered_as_fast_as_any(tmp_path: Path) -> 
         gemm_s, copy_s = step.kernel_s
         inside_s = step.mix.launches * (2 * gemm_s + copy_s) + (step.idle_s or 0.0)
         assert inside_s == pytest.approx(step.round_s, rel=2e-3)
+
+
+def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) -> None:
+    small = _step()
+    long = msgspec.structs.replace(
+        small,
+        kernels=tuple(msgspec.structs.replace(k, count=8 * k.count) for k in small.kernels),
+        order=small.order * 8,
+    )
+    for most in (5, 20):  # cut off between two looks at the step
+        samples = measure(
+            long,
+            gpu="sim:h200",
+            to=tmp_path / "s.db",
+            campaign=Campaign(clocks=ClockControl.STEER, max_samples=most),
+            seed=3,
+        )
+    steps = [s for s in samples.mixed if not s.kernel and s.mix.launches]
+    often = [s for s in steps if s.mix.after]
+
+    assert steps[0].round_s > 0.1
+    assert [s.mix == ALONE for s in steps[:6]] == [True] * 4 + [False] * 2
+    assert often == steps[4:]
+    assert any(s.mix.hot for s in often)
+    assert not any(is_uneven(s) for s in steps)
+    model = gpu_model("h200")
+    for step in often:
+        for kernel, core_mhz, took_s in zip(
+            samples.kernels, step.kernel_mhz, step.kernel_s, strict=True
+        ):
+            mem_mhz = float(model.mem_mhz[-1])
+            costs = Costs(model.constants, model.core_mhz, model.peak_w)
+            true_s = costs.at(model.kernel(kernel), core_mhz, round(mem_mhz)).duration_s
+            assert took_s == pytest.approx(true_s, rel=5e-3)
+    assert estimate(samples).can.any(axis=1).all()
 
 
 def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,7 +159,9 @@ def in_company(repeat: int = 0, kernel: str = "gemm", mix: Mix | None = None) ->
 
 def test_measurements_in_company_come_back_beside_the_others(tmp_path: Path) -> None:
     path = filled(tmp_path / "samples.db", 1)
-    first = [in_company(), in_company(1), in_company(kernel="")]
+    spread = in_company(kernel="", mix=Mix(hot=4, idle_s=1e-3, after=(1, 3)))
+    spread = msgspec.structs.replace(spread, kernel_mhz=(1611.2, 1603.4))
+    first = [in_company(), in_company(1), in_company(kernel=""), spread]
     with SampleFile.open(path, writable=True) as file:
         for one in first:
             file.append_mixed(one, gpu_s=2.0)

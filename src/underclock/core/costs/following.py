@@ -17,7 +17,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.costs.cap import CapMargin, is_power_capped
-from underclock.core.costs.power_window import is_uneven
+from underclock.core.costs.power_window import with_durations
 from underclock.errors import DataError
 from underclock.records import AUTO, MixSample, Sample, SampleSet
 from underclock.records.observed import Exponent, Follows, StepClock
@@ -147,15 +147,13 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
                 _Point(source="alone", core_mhz=core_mhz, time_s=sample.time_s)
             )
     names = [kernel.name for kernel in sample_set.kernels]
-    for mixed in sample_set.mixed:
-        elsewhere = (mixed.asked.mem_mhz or mem_mhz) != mem_mhz
-        if elsewhere or not mixed.kernel_s or is_uneven(mixed):
+    for mixed in with_durations(sample_set.mixed):
+        if (mixed.asked.mem_mhz or mem_mhz) != mem_mhz:
             continue
         _check_count(sample_set, mixed)
         source = "in company" if mixed.kernel else "in the step"
         of = [mixed.kernel] if mixed.kernel else names
-        for name, time_s in zip(of, mixed.kernel_s, strict=True):
-            at_mhz = mixed.spin_mhz or mixed.core_mhz
+        for name, at_mhz, time_s in zip(of, mixed.timed_mhz, mixed.kernel_s, strict=True):
             points[name].append(_Point(source=source, core_mhz=at_mhz, time_s=time_s))
     return points
 

@@ -13,6 +13,7 @@ Shape letters: K kernels, S settings, n launches, C ceilings.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,9 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.mean_power import window_means_w
-from underclock.records import Clocks, MixSample
+from underclock.records import Clocks, Mix, MixSample
 
-_METER_S = 1e-3  # idling of less only tells the clock
+_METER_S = 1e-3  # a piece of idling of less only tells the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +116,32 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
 def is_uneven(sample: MixSample) -> bool:
     """Whether the step and its company ran at clocks of their own.
 
-    A cap averages over a window; company that follows a longer step changes the clock only after
-    it.
+    A cap averages over a window; company that comes less often changes the clock only after it.
     """
     mix = sample.mix
-    company = mix.hot > 0 or mix.idle_s > _METER_S
-    return bool(not sample.kernel and mix.launches and company and sample.round_s > WINDOW_S)
+    rarely = sample.round_s / mix.pieces > WINDOW_S
+    return bool(not sample.kernel and mix.launches and has_company(mix) and rarely)
+
+
+def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
+    """Return the measurements that say how long launches took at which clock.
+
+    Kernels of a long step run at clocks of their own. Where some looks at the step tell these,
+    looks that know but their mean are passed over.
+    """
+    by_kernel = any(sample.kernel_mhz for sample in mixed)
+    return [
+        sample
+        for sample in mixed
+        if sample.kernel_s
+        and not is_uneven(sample)
+        and (sample.kernel or sample.kernel_mhz or not by_kernel)
+    ]
+
+
+def has_company(mix: Mix) -> bool:
+    """Whether something runs beside the kernels that moves their clock, not only tells it."""
+    return mix.hot > 0 or mix.idle_s > _METER_S * mix.pieces
 
 
 def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:

@@ -1,7 +1,8 @@
 """What a steering campaign measures next, from what is on file alone.
 
-The whole step at auto; what company draws by itself; the step in company, which tells the time of
-every kernel at once; each kernel alone; and then, for energy, whatever tells most per second.
+The whole step at auto; what company draws by itself; each kernel alone, for no fit goes without
+one; the step in company, which tells the time of every kernel at once; and then, for energy,
+whatever tells most per second.
 """
 
 import dataclasses
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
+from underclock.core.steering.spreading import spread
 from underclock.core.steering.taking_off import (
     OFF_PEAK,
     Left,
@@ -24,7 +27,6 @@ from underclock.core.steering.taking_off import (
     taken_off,
 )
 from underclock.core.steering.worth import Known, variance_in
-from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 
@@ -43,15 +45,15 @@ _LADDER = (
     0.35,
     0.9,
 )  # of the way from the companion's clock to boost
-_STEPS = (0.1, 1.0, 0.3, 0.5, 0.7, 0.85)  # of the same way, for the step
-_TRIES = 4  # more than there are rungs, each corrected by what the last one read
+_FIRST_RUNGS = 2  # enough to say which company a step needs
+_STEPS = (0.1, 1.0, 0.3, 0.5, 0.75)  # of the same way, for the step
+_TRIES = 2  # more than there are rungs, each corrected by what the last one read
 _NEAR = 0.34  # of the distance between rungs: near enough
 _ALIKE = 0.02  # mixes that differ by less are the same
 _MIXES = 8  # of a kernel, beside alone
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
-_LONGEST_STEP_S = 0.5 * WINDOW_S  # of which company still sets the clock
 _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
@@ -119,14 +121,22 @@ class SteeringAgenda:
         """
         mixed = self.samples.mixed
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
-        first = [Wanted("", ALONE)] * (_WHOLE_STEPS if self.samples.order else 0)
-        first += [Wanted("", METERED)] * (_METERED_STEPS if self.samples.order else 0)
+        first: list[Wanted] = []
+        if self.samples.order:
+            first += [Wanted("", ALONE)] * _WHOLE_STEPS
+            if done["", ALONE]:
+                first += [Wanted("", self._spread(METERED))] * _METERED_STEPS
         first += [Wanted("", IDLING)] + [Wanted("", COMPANIONS)] * self.companion
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
-        offers = (self._alone(), self._ladder(self.bench), self._steps(self.bench))
+        offers = (
+            self._alone(),
+            self._ladder(self.bench, _LADDER[:_FIRST_RUNGS]),
+            self._steps(self.bench),
+            self._ladder(self.bench, _LADDER),
+        )
         offered = next(itertools.chain(*offers), None)
         if offered is None and self.error > goal:
             offered = next(self._best(self.bench, takes_s), None)
@@ -138,12 +148,12 @@ class SteeringAgenda:
         some = whole or [s for s in self.samples.mixed if s.kernel_s]
         return sum(s.core_mhz for s in some) / len(some)
 
-    def _ladder(self, bench: Bench) -> Iterator[Wanted]:
+    def _ladder(self, bench: Bench, shares: Sequence[float]) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
         if not self.companion:
             return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
-        yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
+        yield from self._climb(bench, shares, of_hot, lambda: (), 1)
 
     def _steps(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the whole step in company, which tells the time of every kernel at once."""
@@ -151,10 +161,17 @@ class SteeringAgenda:
         if not order:
             return
         steps = [s for s in self.samples.mixed if not s.kernel and s.mix.launches]
-        if any(s.round_s > _LONGEST_STEP_S for s in steps if s.mix == ALONE):
-            return  # company after it would change its clock only then
         most = max(1, _LONGEST_GRAPH // len(order))
         yield from self._climb(bench, _STEPS, steps, lambda: self._seen_step(bench, steps), most)
+
+    def _spread(self, mix: Mix) -> Mix:
+        """Return a mix of the whole step with its company where a step of this length needs it."""
+        mixed = self.samples.mixed
+        # One and the same look at the step, so that mixes can be told again from the file.
+        step = next(s for s in mixed if not s.kernel and s.mix == ALONE)
+        of_step = [step.kernel_s[k] for k in self.samples.order]
+        hot_s = next((s.hot_s for s in mixed if s.hot_s), 0.0)
+        return spread(mix, of_step * mix.launches, hot_s)
 
     def _climb(
         self,
@@ -168,12 +185,14 @@ class SteeringAgenda:
         lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
-        if len(taken) >= _TRIES + len(rungs):
+        if sum(has_company(sample.mix) for sample in taken) >= _TRIES + len(rungs):
             return
         for rung in rungs:
             if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
                 continue
             mix = mix_at(rung, seen(), bench, most_launches=most_launches)
+            if mix is not None and mix.launches:
+                mix = self._spread(mix)
             if mix is not None and not any(_alike(mix, sample.mix) for sample in taken):
                 yield Wanted("", mix)
 
@@ -186,11 +205,13 @@ class SteeringAgenda:
             hot_s = sample.mix.hot * (sample.hot_s or 0.0)
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
             draws.append((sample.core_mhz, draw, step_s))
-        return [
+        seen = [
             Seen(core_mhz, draw.mean_w, step_s)
             for core_mhz, draw, step_s in draws
             if draw is not None and draw.mean_w > draw.spread_w
         ]
+        # At boost a peak of power may hold launches back: what it draws there misleads below.
+        return [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ] or seen
 
     def _alone(self) -> Iterator[Wanted]:
         """Offer kernels that were not measured alone yet."""

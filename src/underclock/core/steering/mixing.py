@@ -1,6 +1,7 @@
 """Which mix runs at a wanted clock: the one whose mean power there is the limit."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,15 +14,16 @@ _EXPONENT = 0.6  # of time against clock, where a kernel was seen at one clock o
 _SAME_MHZ = 15.0  # closer clocks tell no exponent
 _FREE = 0.93  # of the limit, at which a mix surely boosts
 _LEAST_ROUND_S = 0.005  # so that what is between rounds hardly counts
-_LONGEST_ROUND_S = 0.08  # power caps average over about 100 ms
 _LEAST = 0.5  # of what was asked: no clock is twice the highest
 _EXACT = 0.03  # of the share that was wanted
-_LONGEST_S = 2.5  # of a round, however long the step
+_LONGEST_S = 1.0  # of a round with companions, however long the step
 _MOST_SHARE = 0.9  # of a round that company may take: of less, nothing can be told
 
 
+LONGEST_ROUND_S = 0.08
+"""Of a round with its company at its end: power caps average over about 100 ms."""
 METER_S = 2e-4
-"""Idling in every mix that is timed, at least: how long it takes tells the clock."""
+"""A piece of idling in every mix that is timed, at least: how long it takes tells the clock."""
 _SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
 
 
@@ -30,12 +32,37 @@ def spin_mhz(mix: Mix, idle_s: float | None, highest_mhz: float | None) -> float
 
     Args:
         mix: What was asked for.
-        idle_s: Idling as it was.
+        idle_s: Idling in a round as it was.
         highest_mhz: Core clock at which it lasts as asked; ``None`` where it does not tell.
     """
-    if idle_s is None or highest_mhz is None or mix.idle_s < METER_S / 2:
+    if idle_s is None or highest_mhz is None or mix.idle_s < mix.pieces * METER_S / 2:
         return None
-    return highest_mhz * mix.idle_s / max(idle_s - _SPIN_LATE_S, mix.idle_s * _LEAST)
+    late_s = mix.pieces * _SPIN_LATE_S
+    return highest_mhz * mix.idle_s / max(idle_s - late_s, mix.idle_s * _LEAST)
+
+
+def launch_clocks(
+    mix: Mix, pieces_s: Sequence[float], highest_mhz: float, launches: int
+) -> tuple[float, ...]:
+    """Return the core clock of each launch of a round, by idling before and after it.
+
+    Args:
+        mix: What was asked for.
+        pieces_s: Idling as it was, in each piece of company; not empty.
+        highest_mhz: Core clock at which it lasts as asked.
+        launches: In a round.
+
+    Returns:
+        Clocks in MHz; none where pieces are too short to tell it.
+    """
+    piece = Mix(idle_s=mix.idle_s / mix.pieces)
+    told = [spin_mhz(piece, idle_s, highest_mhz) for idle_s in pieces_s]
+    clocks = [core_mhz for core_mhz in told if core_mhz is not None]
+    if len(clocks) < mix.pieces:
+        return ()
+    # After the last piece comes the first: rounds follow each other.
+    following = [bisect_right(mix.after, launch) % mix.pieces for launch in range(launches)]
+    return tuple((clocks[piece - 1] + clocks[piece]) / 2.0 for piece in following)
 
 
 class Seen(NamedTuple):
@@ -167,11 +194,11 @@ def _idling(own: Seen, limit_w: float, idle_w: float | None, launches: int) -> f
 def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix | None:
     """Return the round with so many companions for each launch, nearly."""
     company_s = ratio * hot_s
-    if company_s > _MOST_SHARE * (company_s + own_s) or company_s + own_s > max(_LONGEST_S, own_s):
+    if company_s > _MOST_SHARE * (company_s + own_s) or company_s + own_s > _LONGEST_S:
         return None
     best, off = None, math.inf
     hot = 0
-    while best is None or (off > _EXACT and hot * (own_s / ratio + hot_s) < _LONGEST_ROUND_S):
+    while best is None or (off > _EXACT and hot * (own_s / ratio + hot_s) < LONGEST_ROUND_S):
         hot += 1
         launches = min(max(round(hot / ratio), 1), most_launches)
         miss = abs(math.log(hot / launches / ratio))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.core.costs.cap import CapMargin, driver_says
-from underclock.core.costs.power_window import is_uneven
+from underclock.core.costs.power_window import is_uneven, with_durations
 from underclock.core.steering.company import WINDOW_NOISE, Company
 from underclock.records import Kernel, MixSample, SampleSet
 
@@ -15,6 +15,7 @@ HUNTS_MHZ = 40.0
 _SURE = 0.2  # windows' worth of power from which it may tell of a peak
 _RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of time between them
 _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
+_VOLTAGE = 0.5  # exponent of a launch's energy with clock, at least
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
@@ -60,9 +61,7 @@ def taken_off(
         company: What idling and the companion draw.
     """
     left: list[Left] = []
-    for sample in mixed:
-        if not sample.kernel_s or is_uneven(sample):
-            continue
+    for sample in with_durations(mixed):
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
             left += _by_spin(sample, names)
@@ -95,7 +94,7 @@ def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
     return [
         Left(
             kernel=name,
-            core_mhz=sample.spin_mhz or sample.core_mhz,
+            core_mhz=core_mhz,
             mem_mhz=sample.asked.mem_mhz,
             time_s=time_s,
             power_w=None,
@@ -103,7 +102,7 @@ def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
             power_windows=0.0,
             temperature_c=sample.temperature_c,
         )
-        for name, time_s in zip(names, sample.kernel_s, strict=True)
+        for name, core_mhz, time_s in zip(names, sample.timed_mhz, sample.kernel_s, strict=True)
     ]
 
 
@@ -202,20 +201,30 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
     """
     held_w = OFF_PEAK * peak
     held = {one.kernel for one in left if one.power_w is not None and one.power_w >= held_w}
-    highest: dict[str, float] = {}
-    for one in left:
-        if one.kernel in held and one.power_w is not None and one.power_w < held_w:
+    highest = dict.fromkeys(held, 0.0)
+    nearest: dict[str, tuple[float, Left]] = {}
+    for one in sorted(left, key=lambda one: one.core_mhz):
+        if one.power_w is None or one.power_w >= held_w:
+            continue
+        if one.kernel in held:
             # Power goes with the square of the clock there, or a little less.
             reach = one.core_mhz * math.sqrt(peak / one.power_w)
-            highest[one.kernel] = min(reach, highest.get(one.kernel, math.inf))
+            highest[one.kernel] = min(reach, highest[one.kernel] or math.inf)
+        elif one.power_windows >= _SURE:
+            nearest[one.kernel] = one.power_w, one
+
+    def below(one: Left) -> bool:
+        if one.power_w is not None:
+            return one.power_w < held_w
+        if one.kernel not in nearest:
+            return True
+        # Of what nobody saw there: energy rises with voltage, and power with the pace besides.
+        power_w, seen = nearest[one.kernel]
+        rise = (one.core_mhz / seen.core_mhz) ** _VOLTAGE * seen.time_s / one.time_s
+        return bool(power_w * rise < held_w)
+
     return tuple(
-        one
-        for one in left
-        if one.kernel not in held
-        or (
-            one.core_mhz <= highest.get(one.kernel, 0.0)
-            and (one.power_w is None or one.power_w < held_w)
-        )
+        one for one in left if below(one) and one.core_mhz <= highest.get(one.kernel, math.inf)
     )
 
 

@@ -19,7 +19,7 @@ from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import Captured
-from underclock.hw.rounds import Round
+from underclock.hw.rounds import Round, Turn
 from underclock.records import Kernel, Mix
 from underclock.records.launches import LaunchGroup, NodeKind, Traced
 
@@ -27,6 +27,8 @@ _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it doe
 _MOST_NODES = 20_000
 _TRIAL = 16
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
+Places = dict[int, list[GraphNode]]
+"""Nodes of a launch of each place of a round."""
 Parts = list[tuple[int, list[GraphNode]]]
 """Of a round in turn: the place of each, and its nodes."""
 
@@ -72,33 +74,46 @@ class CudaLauncher:
         """Return what was seen of kernels that their numbers do not tell."""
         return tuple(self._notes.values())
 
-    def _company_of(self, round_: Round) -> Parts:
-        """Return what runs beside the kernels of a round, each with its place."""
+    def _company_of(self, round_: Round) -> Places:
+        """Return what runs beside the kernels of a round."""
         mix = round_.mix
+        places: Places = {}
         if not (mix.hot or mix.idle_s):
-            return []
+            return places
         if self._company is None:
             self._company = CudaCompany(self._torch)
-        parts: Parts = []
         if mix.hot:
-            parts += [(round_.hot, self._company.hot())] * mix.hot
+            places[round_.hot] = self._company.hot()
             if self._company.note:
                 self._notes["company"] = self._company.note
         if mix.idle_s:
-            parts.append((round_.idle, self._company.idling(mix.idle_s)))
-        return parts
+            idle = self._company.idling(mix.idle_s / mix.pieces)
+            places |= dict.fromkeys(range(round_.idle, round_.idle + mix.pieces), idle)
+        return places
 
     @contextmanager
-    def _whole(self, round_: Round, company: Parts) -> Iterator[CudaLoop]:
-        """Replay the step's own graph, state put back before, and its company after it."""
+    def _whole(self, round_: Round, company: Places) -> Iterator[CudaLoop]:
+        """Launch the step, state put back before, with its company.
+
+        Where that comes after the step, the step's own graph is replayed; where it comes between
+        launches, a graph of our own has all of them.
+        """
         torch, graph = self._torch, self.captured.graph
         self.snapshot.restore_contents()
+        step = step_graph(self.captured.nodes, self.traced.groups)
+        if round_.mix.after:
+            nodes, pieced = in_pieces(self.captured.nodes, self.traced.groups, round_, company)
+            graphs, replays = [pieced], 0
+        else:
+            after = parts_of(round_.company(0), company)
+            nodes, replays = _flat(after), round_.mix.launches
+            graphs = [step, *([graph_of(after)] if after else [])]
         with ExitStack() as stack:
-            chain = stack.enter_context(Chain(_flat(company))) if company else None
+            chain = stack.enter_context(Chain(nodes)) if nodes else None
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
-                    for _ in range(round_.mix.launches):
+                    for _ in range(replays):
                         graph.replay()
                     if chain is not None:
                         chain.launch(stream.cuda_stream)
@@ -110,21 +125,17 @@ class CudaLauncher:
                 for _ in range(rounds):
                     once(stream)
 
-            graphs = [
-                step_graph(self.captured.nodes, self.traced.groups),
-                *([graph_of(company)] if company else []),
-            ]
-            events = round_.mix.launches * len(graphs[0].nodes) + len(_flat(company))
+            events = replays * len(step.nodes) + len(nodes)
             feed = stack.enter_context(feeding(torch, launch, rounds))
             yield self._running(feed, round_, graphs, rounds, events * rounds)
 
     @contextmanager
-    def _some(self, indices: Sequence[int], round_: Round, company: Parts) -> Iterator[CudaLoop]:
+    def _some(self, indices: Sequence[int], round_: Round, company: Places) -> Iterator[CudaLoop]:
         torch, step = self._torch, self.traced.step
         only = step.kernels[indices[0]] if len(indices) == 1 else None
         positions = [step.order.index(index) for index in indices]
-        kernels = [(place, self._nodes(position)) for place, position in enumerate(positions)]
-        parts = [*kernels * round_.mix.launches, *company]
+        kernels = {place: self._nodes(position) for place, position in enumerate(positions)}
+        parts = parts_of(round_.turns(), kernels | company)
         if positions:
             self._prepare(positions, only)
         with _long_enough(torch, _flat(parts)) as (chain, count):
@@ -233,6 +244,11 @@ class CudaLauncher:
             )
 
 
+def parts_of(turns: Sequence[Turn], places: Places) -> Parts:
+    """Return what turns launch, one by one."""
+    return [(turn.place, places[turn.place]) for turn in turns for _ in range(turn.times)]
+
+
 def _flat(parts: Parts) -> list[GraphNode]:
     return [node for _, nodes in parts for node in nodes]
 
@@ -253,6 +269,40 @@ def step_graph(nodes: Sequence[GraphNode], groups: Sequence[LaunchGroup]) -> Gra
         places=tuple(places.get(index) for index in range(len(nodes))),
         times=dict.fromkeys(range(len(groups)), 1),
     )
+
+
+def in_pieces(
+    nodes: Sequence[GraphNode],
+    groups: Sequence[LaunchGroup],
+    round_: Round,
+    company: Places,
+) -> tuple[list[GraphNode], GraphLaunch]:
+    """Put company between the launches of a step; return what runs, and what tells it apart.
+
+    Args:
+        nodes: Of the step's graph.
+        groups: Those of each launch.
+        round_: After which launches company runs.
+        company: What runs there.
+    """
+    step = step_graph(nodes, groups)
+    launches = [*zip(nodes, step.places, strict=True)] * round_.mix.launches
+    runs: list[tuple[GraphNode, int | None]] = []
+    begin = 0
+    for piece, after in enumerate(round_.mix.after):
+        steps, launch = divmod(after - 1, len(groups))
+        end = max(begin, len(nodes) * steps + groups[launch].nodes[-1] + 1)
+        runs += launches[begin:end]
+        for place, each in parts_of(round_.company(piece), company):
+            runs += [(node, place) for node in each]
+        begin = end
+    runs += launches[begin:]
+    graph = GraphLaunch(
+        nodes=tuple(node.node for node, _ in runs),
+        places=tuple(place for _, place in runs),
+        times=round_.launches(),
+    )
+    return [node for node, _ in runs], graph
 
 
 def graph_of(parts: Parts) -> GraphLaunch:

@@ -133,7 +133,9 @@ class VirtualLauncher:
             at[round_.hot] = companion(model)
             tensor.append(at[round_.hot])
         if round_.mix.idle_s:
-            at[round_.idle] = idling(model, round_.mix.idle_s)
+            pieces = round_.mix.pieces
+            idle = idling(model, round_.mix.idle_s / pieces)
+            at |= dict.fromkeys(range(round_.idle, round_.idle + pieces), idle)
         turns, rounds = round_.turns(), 1
         if not self.clocks:  # which are named turn by turn
             turns, rounds = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
@@ -171,11 +173,11 @@ def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, .
     turns = round_.turns()
     launches = round_.mix.launches
     once_s = sum(lasts_s[place] for place in range(round_.kernels))
-    if round_.kernels > 1 and launches > 1:
+    if round_.kernels > 1 and launches > 1 and not round_.mix.after:
         row = min(max(1, int(_SHORT_S / once_s)), launches)
         rows = [row] * (launches // row) + [launches % row] * bool(launches % row)
         sequence = [Turn(place, times) for times in rows for place in range(round_.kernels)]
-        turns = (*sequence, *turns[launches * round_.kernels :])
+        turns = (*sequence, *turns[round_.length :])
     whole_s = sum(turn.times * lasts_s[turn.place] for turn in turns)
     rounds = max(1, int(_SHORT_S / whole_s)) if len(turns) > 1 else 1
     return tuple(Turn(turn.place, turn.times * rounds) for turn in turns), rounds

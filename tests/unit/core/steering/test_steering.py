@@ -499,6 +499,44 @@ def test_a_long_step_has_many_companions() -> None:
     assert mix.hot > 10
 
 
+def _slow(steered: SampleSet, times: float) -> SampleSet:
+    """Return the first looks at a step that takes so many times longer, and company."""
+    slow = tuple(
+        msgspec.structs.replace(
+            s,
+            round_s=s.round_s * times,
+            round_j=s.round_j * times,
+            kernel_s=tuple(each_s * times for each_s in s.kernel_s),
+        )
+        for s in steered.mixed
+        if not s.kernel and s.mix == ALONE
+    )
+    rest = tuple(s for s in steered.mixed if s.kernel or not s.mix.launches)
+    return msgspec.structs.replace(steered, mixed=(*slow, *rest))
+
+
+def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> None:
+    samples = _slow(steered, 0.2 / steered.mixed[0].round_s)
+    taken: list[Mix] = []
+    for _ in range(3):
+        wanted = SteeringAgenda.of(samples, _SHAPE).next(_takes_s, 0.003)
+        assert wanted is not None
+        taken.append(wanted.mix)
+        sample = msgspec.structs.replace(
+            samples.mixed[0], mix=wanted.mix, repeat=len(taken), idle_s=wanted.mix.idle_s
+        )
+        samples = msgspec.structs.replace(samples, mixed=(*samples.mixed, sample))
+
+    metered, again, heated = taken
+    assert metered == again
+    assert (metered.hot, metered.idle_s) == (0, metered.pieces * METER_S)
+    assert heated.hot > 0
+    for mix in taken:
+        assert mix.launches == 1
+        assert 1 < mix.pieces <= len(_ORDER)
+        assert mix.idle_s >= mix.pieces * METER_S
+
+
 def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
     unseen = Known()
     once = unseen.after(1500.0, 1e-4)
@@ -551,19 +589,14 @@ def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSe
 
 
 def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
-    slow = tuple(
-        msgspec.structs.replace(
-            s,
-            round_s=s.round_s * 1e3,
-            round_j=s.round_j * 1e3,
-            kernel_s=tuple(each_s * 1e3 for each_s in s.kernel_s),
-        )
-        for s in steered.mixed
-        if not s.kernel and s.mix == ALONE
-    )
-    rest = tuple(s for s in steered.mixed if s.kernel or not s.mix.launches)
-    agenda = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=(*slow, *rest)), _SHAPE)
-    wanted = agenda.next(_takes_s, 0.003)
+    samples = _slow(steered, 1e3)
+    metered = next(s for s in samples.mixed if not s.kernel and s.mix == ALONE)
+    for _ in range(2):
+        wanted = SteeringAgenda.of(samples, _SHAPE).next(_takes_s, 0.003)
+        assert wanted is not None
+        sample = msgspec.structs.replace(metered, mix=wanted.mix, idle_s=wanted.mix.idle_s)
+        samples = msgspec.structs.replace(samples, mixed=(*samples.mixed, sample))
+    wanted = SteeringAgenda.of(samples, _SHAPE).next(_takes_s, 0.003)
 
     assert wanted is not None
     assert not wanted.kernel

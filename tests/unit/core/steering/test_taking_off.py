@@ -1,5 +1,6 @@
 """What made-up measurements tell: clocks by counts of cycles, peaks of power, the step's power."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -224,3 +225,31 @@ def test_what_a_peak_held_is_left_out_and_what_ran_below_it_stays() -> None:
     unseen = _left("b", 970.0), _left("b", None, core_mhz=1500.0)  # never seen below it
 
     assert below_peak([cool, hot, below, timed, fast, *unseen], 970.0) == (cool, below, timed)
+
+
+def test_a_kernel_that_would_exceed_the_peak_is_left_out_there_though_nobody_saw_it() -> None:
+    alone, in_step = _left("a", 700.0, core_mhz=1450.0), _left("a", None, core_mhz=1690.0)
+    fast = dataclasses.replace(_left("a", None, core_mhz=1980.0), time_s=0.8e-3)
+    # One whose pace does not follow the clock draws no more there; another's power is unsure.
+    slow = _left("slow", 700.0, core_mhz=1450.0), _left("slow", None, core_mhz=1980.0)
+    unsure = _left("b", 900.0, core_mhz=1450.0, windows=0.1), _left("b", None, core_mhz=1980.0)
+    unknown = _left("new", None, core_mhz=1980.0)
+
+    below = below_peak([alone, in_step, fast, *slow, *unsure, unknown], 970.0)
+    assert below == (alone, in_step, *slow, *unsure, unknown)
+
+
+def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
+    step = _of(
+        kernel="",
+        mix=Mix(idle_s=1e-3, after=(1, 2)),
+        kernel_s=(1e-3, 2e-3),
+        kernel_mhz=(1950.0, 2050.0),
+        round_s=4e-3,
+    )
+    left = taken_off([step], _KERNELS, _company())
+
+    assert [(one.core_mhz, one.time_s, one.power_w) for one in left] == [
+        (1950.0, 1e-3, None),
+        (2050.0, 2e-3, None),
+    ]

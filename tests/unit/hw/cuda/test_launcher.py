@@ -7,7 +7,11 @@ import pytest
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Durations, Loop, Progress
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.graphs import GraphNode
+from underclock.hw.cuda.launcher import in_pieces
+from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
+from underclock.records.launches import LaunchGroup, Node, NodeKind
 
 _PRODUCT_S = 2e-3  # of the companion on this GPU
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
@@ -35,9 +39,19 @@ def _launched(loop: Loop) -> Progress:
             Mix(launches=3, hot=1, idle_s=5e-3),
             Durations(kernel_s=(1e-4, 3e-3, 4e-4), hot_s=_PRODUCT_S, idle_s=5e-3),
         ),
+        (
+            [*_STEP],
+            Mix(launches=1, hot=4, idle_s=2e-3, after=(1, 3)),
+            Durations(kernel_s=(1e-4, 3e-3, 4e-4), hot_s=_PRODUCT_S, idle_s=2e-3),
+        ),
+        (
+            ["mm", "gelu"],
+            Mix(launches=2, idle_s=2e-3, after=(1, 2)),
+            Durations(kernel_s=(3e-3, 4e-4), idle_s=2e-3),
+        ),
         ([], Mix(hot=1, idle_s=1e-3), Durations(kernel_s=(), hot_s=_PRODUCT_S, idle_s=1e-3)),
     ],
-    ids=["alone", "hot", "some", "step", "step in company", "company"],
+    ids=["alone", "hot", "some", "step", "step in company", "between", "some between", "company"],
 )
 def test_rounds_take_what_is_launched_in_them_and_launches_are_told_apart(
     machine: Any, names: list[str], mix: Mix | None, expected: Durations
@@ -63,6 +77,41 @@ def test_a_launch_takes_long_enough_however_short_the_round(machine: Any) -> Non
 
     assert sum(node.takes_s for node in nodes) == pytest.approx(20e-3, rel=0.02)
     assert [node.name for node in nodes[:3]] == ["norm", "spin", "norm"]
+
+
+def test_company_runs_between_the_launches_of_a_step_in_one_graph(machine: Any) -> None:
+    launcher = machine.launcher(**_STEP)
+    kernels = [Kernel(name=name) for name in _STEP]
+    with launcher.loop(kernels, Mix(launches=2, hot=2, idle_s=1e-3, after=(2, 4))) as loop:
+        _launched(loop)
+        durations = loop.durations(1e-3)
+    _, nodes = machine.launched[-1]
+
+    assert [node.name for node in nodes] == [
+        *("norm", "mm", "product", "spin"),
+        *("gelu", "norm", "product", "spin"),
+        *("mm", "gelu"),
+    ]
+    assert durations.pieces_s == pytest.approx((5e-4, 5e-4))
+
+
+def test_memsets_stay_with_their_launches_and_each_node_runs_once() -> None:
+    def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> GraphNode:
+        return GraphNode(Node(kind=kind, function=name), name, ())
+
+    clear = node("", NodeKind.MEMSET)
+    nodes = [clear, node("a"), node("", NodeKind.OTHER), clear, node("b"), clear]
+    groups = [
+        LaunchGroup(nodes=(1,), activity=None),
+        LaunchGroup(nodes=(0, 3, 4), activity=None),  # the first memset serves the second kernel
+        LaunchGroup(nodes=(5,), activity=None),
+    ]
+    round_ = Round.of(3, Mix(hot=2, after=(1, 2)))
+    runs, graph = in_pieces(nodes, groups, round_, {3: [node("hot")]})
+
+    assert [one.handle for one in runs] == ["", "a", "hot", "", "", "b", "hot", ""]
+    assert graph.places == (1, 0, 3, None, 1, 1, 3, 2)
+    assert graph.times == {0: 1, 1: 1, 2: 1, 3: 2}
 
 
 def test_company_is_captured_once(machine: Any) -> None:
