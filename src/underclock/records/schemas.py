@@ -11,7 +11,7 @@ from underclock.errors import DataError
 
 SCHEMAS: Final = {
     "step": 2,
-    "samples": 3,
+    "samples": 4,
     "plan": 3,
     "score": 3,
     "validation": 3,

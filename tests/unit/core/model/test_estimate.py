@@ -333,6 +333,7 @@ def test_a_lock_that_the_cap_held_costs_what_was_measured_there() -> None:
         next(s for s in known.samples if (s.kernel, s.asked) == ("k0", asked)),
         throttle_reasons=ThrottleReason.SW_POWER_CAP,
         time_s=3.0 * known.samples[0].time_s,
+        energy_j=1000.0 * 3.0 * known.samples[0].time_s,  # so that the cap holds no other kernel
     )
     others = tuple(s for s in known.samples if (s.kernel, s.asked) != ("k0", asked))
     at_cap = estimate(msgspec.structs.replace(known, samples=(*others, held), in_situ=(), order=()))
