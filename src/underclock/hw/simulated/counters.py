@@ -44,7 +44,7 @@ class Counters:
         self._random = random
         self._tensor: dict[int, KernelConstants] = {}
         self._busy = Busy()
-        self.spent_s: defaultdict[LaunchCost, float] = defaultdict(float)
+        self.spent_s = defaultdict[LaunchCost, float](float)
         """Time that passed since they were last looked at, by what ran."""
 
     def begin(self, tensor: Sequence[KernelConstants]) -> None:

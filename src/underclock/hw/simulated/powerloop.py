@@ -55,8 +55,7 @@ class PowerLoop:
         """
         fade = math.exp(-stride_s / _MEMORY_S)
         self._average_w = self._average_w * fade + power_w * (1.0 - fade)
-        if core_mhz > self._reached_mhz:
-            self._reached_mhz = core_mhz
+        self._reached_mhz = max(self._reached_mhz, core_mhz)
 
     def act(self, now_s: float, stretch_s: float, limit_w: float) -> None:
         """Act if a tick lay in a stretch of strides that were averaged.
