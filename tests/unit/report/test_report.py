@@ -319,7 +319,10 @@ def test_a_validation_table_counts_the_pairs() -> None:
     text = printed(validation_table(VALIDATION))
     free = printed(validation_table(with_validation(pairs_keeping_time=None)))
 
+    judged = printed(validation_table(with_validation(tolerance=0.001)))
+
     assert "of 9 pairs, 0 save the promised energy; 2 keep the time budget" in text
+    assert "2 keep the time budget, to 0.1 points" in " ".join(judged.split())
     assert "time was free" in free
 
 
@@ -713,7 +716,7 @@ def test_a_plan_that_was_not_run_again_says_so() -> None:
 
     assert "this plan was not run again" in without
     assert "this plan was not run again" not in given
-    assert "Of 9 pairs, 0 save at least the promised energy, and 2 keep the time budget." in given
+    assert "Of 9 pairs, 0 save at least the promised energy; 2 keep the time budget." in given
     assert f"{MINUS}14.53 %" in given
 
 

@@ -31,7 +31,7 @@ def sample_set(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
         gpu=_GPU,
         to=tmp_path_factory.mktemp("limited") / "samples.db",
         campaign=Campaign(core_mhz=(1050, 1470, 1680, 1890, None), mem_mhz=(None,)),
-        measuring=_COLD,
+        measuring=BRISK,
     )
 
 

@@ -293,6 +293,20 @@ def _noisy_table(table: Path, rows: int, *, less: float = 0.0) -> Path:
     return table
 
 
+def test_pairs_keep_the_time_budget_to_the_tolerance_that_the_verdict_uses(table: Path) -> None:
+    made = plan(_noisy_table(table, 10))
+    strict, usual, loose = (
+        validate(made, gpu=f"replay:{table}", tolerance=tolerance)
+        for tolerance in (0.0, 0.0005, 0.01)
+    )
+    pairs = [p / a - 1.0 for p in usual.plan_time_s for a in usual.auto_time_s]
+
+    assert strict.pairs_keeping_time == sum(pair <= 1e-9 for pair in pairs)
+    assert usual.pairs_keeping_time == sum(pair <= 0.0005 + 1e-9 for pair in pairs)
+    assert (strict.pairs_keeping_time or 0) < (usual.pairs_keeping_time or 0) < 100
+    assert loose.pairs_keeping_time == 100
+
+
 def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
     made = plan(_noisy_table(table, 10))
     validation = validate(made, gpu=f"replay:{table}")
