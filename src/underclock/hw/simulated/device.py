@@ -358,11 +358,10 @@ class VirtualGpu:
         return stride_s
 
     def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:
-        """Let launches pass, one after the other, until something may change their clocks.
+        """Let launches pass, one after the other, until heat or the agenda may change their clocks.
 
-        That is the power loop's next tick, heat, or what the agenda holds. A simulation spends most
-        of its time here, so what `_settle` and `_account` do is done without asking again at every
-        launch what cannot have changed.
+        A simulation spends most of its time here, so what `_settle` and `_account` do is done
+        without asking again at every launch what cannot have changed.
 
         Args:
             runs: Whose kernels take turns; nobody else's.
@@ -394,13 +393,18 @@ class VirtualGpu:
             self.temperature_c = temperature_after(gpu, self.temperature_c, power_w, stride_s)
             loop.average(stride_s, power_w, core_mhz)
             runs.progress(stride_s, launch_s)
-            stop_s = min(stop_s, self.agenda.next_s)  # a runtime may have set something down
-            is_over = self.now_s >= stop_s - _ROUNDING_S
-            if is_over or not coolest_c <= self.temperature_c <= hottest_c:
+            until_s = min(until_s, self.agenda.next_s)  # a runtime may have set something down
+            stop_s = min(stop_s, until_s)
+            is_as_warm = coolest_c <= self.temperature_c <= hottest_c
+            if is_as_warm and self.now_s < stop_s - _ROUNDING_S:
+                continue
+            loop.act(self.now_s, self.now_s - began_s, self.limit_w)
+            if not is_as_warm or self.now_s >= until_s - _ROUNDING_S:
                 break
+            began_s, ceiling_mhz = self.now_s, loop.ceiling_mhz
+            stop_s = min(until_s, began_s + loop.to_tick_s(began_s))
         self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz
         self.power_w, self._cost, self._launch_s = power_w, cost, launch_s
-        loop.act(self.now_s, self.now_s - began_s, self.limit_w)
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
