@@ -18,6 +18,8 @@ from underclock.stages.sources import check_gpu
 from underclock.stages.validate import validate
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _GPU = "sim:rtx3080ti"
 _LOWER_W = 250.0
 # What is asked of runs here hangs on no temperature.

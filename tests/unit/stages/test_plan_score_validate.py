@@ -227,6 +227,7 @@ def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, *, raw: bool) 
     assert made.closure == alone.closure
 
 
+@pytest.mark.slow
 def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) -> None:
     promise = simulated_plan.promise
     validation = validate(simulated_plan, gpu="sim:rtx3080ti", repeats=3, measuring=_QUICK)
@@ -246,6 +247,7 @@ def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) ->
     assert len(set(validation.plan_energy_j)) == 3
 
 
+@pytest.mark.slow
 def test_the_same_seed_validates_the_same(simulated_plan: Plan) -> None:
     first, again = (
         validate(simulated_plan, gpu="sim:rtx3080ti", repeats=1, measuring=_COLD) for _ in range(2)

@@ -31,6 +31,8 @@ from underclock.stages.steer import SteeringRun
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 
+pytestmark = pytest.mark.slow
+
 _STEER = Campaign(clocks=ClockControl.STEER, max_samples=20)
 # What is asked here hangs on no temperature, but for how long a campaign took.
 _COLD = msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0)
