@@ -48,7 +48,7 @@ class Trainer:
         gradients = [p.grad for p in self.model.parameters()]
         generators = (
             random.getstate(),
-            np.random.get_state()[1].tolist(),  # noqa: NPY002
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),  # noqa: NPY002
             torch.get_rng_state().tolist(),
         )
         return [
