@@ -28,11 +28,14 @@ def _writable() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let no coverage follow a slow test: it would take three times as long and add nothing."""
-    following = coverage.Coverage.current()
-    if following is None or item.get_closest_marker("slow") is None:
-        return (yield)
-    following.stop()
+    stopped = []
+    if item.get_closest_marker("slow") is not None:
+        # A worker has one that follows from the start, under the one that follows its tests.
+        while (following := coverage.Coverage.current()) is not None:
+            following.stop()
+            stopped.append(following)
     try:
         return (yield)
     finally:
-        following.start()
+        for each in reversed(stopped):
+            each.start()
