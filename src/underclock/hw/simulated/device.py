@@ -373,36 +373,30 @@ class VirtualGpu:
             self.gauges.note,
             self._power_loop,
         )
-        kernels, noise, ceiling_mhz = runs.kernels, runs.power_noise, loop.ceiling_mhz
+        kernels, noise = runs.kernels, runs.power_noise
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
-        began_s = self.now_s
-        stop_s = min(until_s, began_s + loop.to_tick_s(began_s))
         spent_s = self.counters.spent_s if self.counters is not None else defaultdict(float)
         while True:
             if runs.clocks:
                 self._decide()
-            core_mhz = min(self._wanted_mhz, ceiling_mhz)
+            core_mhz = min(self._wanted_mhz, loop.ceiling_mhz)
             cost = cost_at(kernels[runs.position], core_mhz, self.mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * self.temperature_c) * noise
             launch_s = cost.duration_s * runs.time_noise
-            stride_s = min(runs.left_s(launch_s), stop_s - self.now_s)
+            left_s = min(loop.to_tick_s(self.now_s), runs.left_s(launch_s))
+            stride_s = min(left_s, until_s - self.now_s)
             note(self.now_s, self.energy_j, stride_s)
             self.now_s += stride_s
             self.energy_j += power_w * stride_s
             spent_s[cost] += stride_s
             self.temperature_c = temperature_after(gpu, self.temperature_c, power_w, stride_s)
             loop.average(stride_s, power_w, core_mhz)
+            loop.act(self.now_s, stride_s, self.limit_w)
             runs.progress(stride_s, launch_s)
             until_s = min(until_s, self.agenda.next_s)  # a runtime may have set something down
-            stop_s = min(stop_s, until_s)
             is_as_warm = coolest_c <= self.temperature_c <= hottest_c
-            if is_as_warm and self.now_s < stop_s - _ROUNDING_S:
-                continue
-            loop.act(self.now_s, self.now_s - began_s, self.limit_w)
             if not is_as_warm or self.now_s >= until_s - _ROUNDING_S:
                 break
-            began_s, ceiling_mhz = self.now_s, loop.ceiling_mhz
-            stop_s = min(until_s, began_s + loop.to_tick_s(began_s))
         self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz
         self.power_w, self._cost, self._launch_s = power_w, cost, launch_s
 

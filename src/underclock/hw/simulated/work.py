@@ -88,21 +88,21 @@ class LaunchLoop:
         launched = stride_s / launch_s
         self.took_s[turn.place] += stride_s
         self.done[turn.place] += launched
+        before, before_s = self.share, self.elapsed_s
         self.elapsed_s += stride_s
         self.share += launched
-        if self.share >= turn.times - _ROUNDING:
-            self._end_turn(launch_s)
-
-    def _end_turn(self, launch_s: float) -> None:
-        """Let the next kernel have its turn; what takes no turns may have completed several."""
-        if self.single:
-            times = self.turn.times
-            rounds = int((self.share + _ROUNDING) / times)
-            self.share -= rounds * times
-            self.launches += rounds * self.rounds
-            self.completed_s = self.elapsed_s - self.share * launch_s
-            self.share = max(0.0, self.share)
+        if self.share < turn.times - _ROUNDING:
             return
+        if self.single:
+            whole = int((self.share + _ROUNDING) / turn.times) * turn.times
+            self.launches += whole // turn.times * self.rounds
+            self.completed_s = before_s + (whole - before) * launch_s
+            self.share = max(0.0, self.share - whole)
+        else:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Let the next kernel have its turn."""
         self.share = 0.0
         self.position = (self.position + 1) % len(self.turns)
         self.turn = self.turns[self.position]
