@@ -26,10 +26,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 suite: $(VENV)/.dev
-	$(PYTEST) -m 'not slow and not gpu' --cov --cov-report=term:skip-covered
+	$(PYTEST) -m 'not gpu' --ignore=tests/gpu --cov --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
 	$(BIN)/coverage report --fail-under=90 > /dev/null
-	$(PYTEST) -m 'slow and not gpu'  # coverage makes these three times as long and adds nothing
 
 quick: $(VENV)/.dev  ## in seconds: the style, and what needs no GPU, not even a simulated one
 	$(BIN)/ruff check .

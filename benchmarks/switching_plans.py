@@ -19,8 +19,9 @@ import numpy as np
 from baselines.rules import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
 from underclock import measure, trace
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.planning.achievable import Rules, achieved, sequence_problem
+from underclock.core.planning.achievable import achieved
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.sensors import Latency

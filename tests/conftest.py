@@ -1,7 +1,12 @@
-"""What every test rests on: how many examples Hypothesis draws, and no inherited read-only mode."""
+"""What every test rests on: how many examples Hypothesis draws, which tests coverage follows.
+
+And no inherited read-only mode.
+"""
 
 import os
+from collections.abc import Generator
 
+import coverage
 import pytest
 from hypothesis import settings
 
@@ -18,3 +23,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def _writable() -> None:
     """Forget the read-only mode that the machine may ask for; a test sets it where it is meant."""
     os.environ.pop(READ_ONLY, None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let no coverage follow a slow test: it would take three times as long and add nothing."""
+    stopped = []
+    if item.get_closest_marker("slow") is not None:
+        # A worker has one that follows from the start, under the one that follows its tests.
+        while (following := coverage.Coverage.current()) is not None:
+            following.stop()
+            stopped.append(following)
+    try:
+        return (yield)
+    finally:
+        for each in reversed(stopped):
+            each.start()

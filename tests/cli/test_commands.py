@@ -146,6 +146,7 @@ def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str])
     assert found["samples"] == found["expected"]
 
 
+@pytest.mark.slow
 def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None:
     main(["trace", "gpt3-xl", "--size", "layers=1", "-o", "step.json"])
     capsys.readouterr()

@@ -17,13 +17,18 @@ def _loop() -> PowerLoop:
     return PowerLoop(margin_w=_MARGIN_W, bin_mhz=_BIN_MHZ, least_mhz=_LEAST_MHZ)
 
 
+def _watch(loop: PowerLoop, now_s: float, stride_s: float, power_w: float, core_mhz: float) -> None:
+    loop.average(stride_s, power_w, core_mhz)
+    loop.act(now_s, stride_s, _LIMIT_W)
+
+
 def test_a_kernel_locked_low_does_not_pull_the_others_down() -> None:
     loop = _loop()
     now_s = 0.0
     for _ in range(10):  # 20 ms at boost, then 20 ms at a low lock, always above the limit
         for clock_mhz in (_BOOST_MHZ, 900.0):
             now_s += CAP_TICK_S
-            loop.watch(now_s, CAP_TICK_S, 360.0, min(clock_mhz, loop.ceiling_mhz), _LIMIT_W)
+            _watch(loop, now_s, CAP_TICK_S, 360.0, min(clock_mhz, loop.ceiling_mhz))
     # It settles step by step from boost, rather than from 900 MHz at once.
     assert _BOOST_MHZ - 20 * 4 * _BIN_MHZ <= loop.ceiling_mhz < _BOOST_MHZ
     assert loop.ceiling_mhz > 900.0
@@ -32,8 +37,8 @@ def test_a_kernel_locked_low_does_not_pull_the_others_down() -> None:
 def test_a_lock_on_everything_is_lowered_at_once() -> None:
     loop = _loop()
     for tick in range(1, 7):
-        loop.watch(tick * CAP_TICK_S, CAP_TICK_S, 100.0, 1200.0, _LIMIT_W)
-    loop.watch(7 * CAP_TICK_S, CAP_TICK_S, 3000.0, 1200.0, _LIMIT_W)
+        _watch(loop, tick * CAP_TICK_S, CAP_TICK_S, 100.0, 1200.0)
+    _watch(loop, 7 * CAP_TICK_S, CAP_TICK_S, 3000.0, 1200.0)
 
     assert loop.ceiling_mhz == 1200.0 - 4 * _BIN_MHZ
 
@@ -48,7 +53,7 @@ def test_at_auto_it_lowers_the_clock_that_runs(strides: list[tuple[float, float]
         length_s = min(stride_s, loop.to_tick_s(now_s))
         core_mhz = min(_BOOST_MHZ, loop.ceiling_mhz)
         now_s += length_s
-        loop.watch(now_s, length_s, power_w, core_mhz, _LIMIT_W)
+        _watch(loop, now_s, length_s, power_w, core_mhz)
         fade = math.exp(-length_s / 0.1)
         average_w = average_w * fade + power_w * (1.0 - fade)
         if math.floor(now_s / CAP_TICK_S + 1e-9) != math.floor(

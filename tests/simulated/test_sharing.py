@@ -27,6 +27,7 @@ def _launch_s(gpu: VirtualGpu) -> float:
     return gpu.running.completed_s / gpu.running.launches
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.floats(0.05, 0.9))
 def test_a_neighbour_takes_its_share_of_the_time(share: float) -> None:

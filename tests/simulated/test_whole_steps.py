@@ -52,6 +52,8 @@ from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload
 
+pytestmark = pytest.mark.slow
+
 _BRIEF = MeasurementSettings(
     warm_s=1.0,
     steady_s=0.5,

@@ -78,8 +78,9 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
         promised_time_change: What the plan said.
         promised_energy_change: What the plan said.
         pairs_keeping_energy: Pairs that save at least the promised energy.
-        pairs_keeping_time: Pairs no slower than the plan's budget allows or, where time is what it
-            minimises, than it promised; ``None`` where time was free.
+        pairs_keeping_time: Pairs no slower, by more than ``tolerance``, than the plan's budget
+            allows or, where time is what it minimises, than it promised; ``None`` where time was
+            free.
         time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
             runs tell no spread.
         energy_interval: Low and high end of the true change of energy at 95 %; ``None`` in the same

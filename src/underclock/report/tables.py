@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records import Arm, Objective, Plan, Score, Strategy, Validation
+from underclock.records import Arm, Plan, Score, Strategy, Validation
 from underclock.report.answer import (
     fixed_is_enough,
     fixed_sentence,
@@ -31,6 +31,7 @@ from underclock.report.wording import (
     duration_text,
     energy_text,
     interval_text,
+    keeping_time_text,
     measured_changes,
     no_change,
     promise_text,
@@ -158,19 +159,10 @@ def validation_table(validation: Validation) -> Table:
             *(Text(change_text(change)) for change in changes),
         )
     pairs = validation.repeats**2
-    kept = (
-        "are as fast as promised"
-        if validation.objective is Objective.TIME
-        else ("keep the time budget")
-    )
-    time = (
-        "time was free"
-        if validation.pairs_keeping_time is None
-        else f"{validation.pairs_keeping_time} {kept}"
-    )
     table.caption = Text(
         f"{accounting_text(validation)}\n"
-        f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; {time}"
+        f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; "
+        f"{keeping_time_text(validation)}"
     )
     return table
 

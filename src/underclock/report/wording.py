@@ -249,11 +249,25 @@ def _judgement(validation: Validation, first: str, second: str) -> str:
     """Put the verdict before what it rests on."""
     if validation.verdict is None:
         raise AssertionError("checked by whoever asks")
-    tolerance = f"tolerance {100.0 * (validation.tolerance or 0.0):g} points"
+    tolerance = f"tolerance {_tolerance_text(validation)}"
     head = [validation.verdict.value]
     if validation.verdict is Verdict.INCONCLUSIVE:
         head.append(_needed_text(validation))
     return f"{': '.join(head)}: {first}; {second}; {tolerance}"
+
+
+def _tolerance_text(validation: Validation) -> str:
+    return f"{100.0 * (validation.tolerance or 0.0):g} points"
+
+
+def keeping_time_text(validation: Validation) -> str:
+    """Say how many pairs are fast enough, to the tolerance that the verdict uses."""
+    if validation.pairs_keeping_time is None:
+        return "time was free"
+    is_promised = validation.objective is Objective.TIME
+    kept = "are as fast as promised" if is_promised else "keep the time budget"
+    within = f", to {_tolerance_text(validation)}" if validation.tolerance else ""
+    return f"{validation.pairs_keeping_time} {kept}{within}"
 
 
 def accounting_text(validation: Validation) -> str:

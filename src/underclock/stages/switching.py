@@ -5,16 +5,15 @@ from pathlib import Path
 
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import (
-    Rules,
     ScheduleRisk,
     achieved,
     as_record,
     fastest_change,
-    sequence_problem,
 )
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress, latency_curve
 from underclock.core.planning.proposals import proposals
+from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
 from underclock.errors import UsageError
 from underclock.records import Arm, ClockSchedule, LatencyPoint, Proposal, SampleSet

@@ -223,7 +223,8 @@ def _judged(
         promised_time_change=promise.time_change,
         promised_energy_change=promise.energy_change,
         pairs_keeping_energy=count_within(energy, promise.energy_change),
-        pairs_keeping_time=None if bound is None else count_within(time, bound),
+        # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
+        pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
         time_interval=change_s.interval,
         energy_interval=change_j.interval,
         max_slowdown=plan.max_slowdown,

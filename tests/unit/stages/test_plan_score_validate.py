@@ -38,6 +38,7 @@ from underclock.workloads import workload
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
 _TABLE = (Path(__file__).parents[2] / "data/tables/two_kernels.csv").read_text()
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
+_COLD = msgspec.structs.replace(_QUICK, warm_s=1.0, steady_s=1.0, launches=1)
 
 
 @pytest.fixture
@@ -226,6 +227,7 @@ def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, *, raw: bool) 
     assert made.closure == alone.closure
 
 
+@pytest.mark.slow
 def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) -> None:
     promise = simulated_plan.promise
     validation = validate(simulated_plan, gpu="sim:rtx3080ti", repeats=3, measuring=_QUICK)
@@ -245,9 +247,10 @@ def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) ->
     assert len(set(validation.plan_energy_j)) == 3
 
 
+@pytest.mark.slow
 def test_the_same_seed_validates_the_same(simulated_plan: Plan) -> None:
     first, again = (
-        validate(simulated_plan, gpu="sim:rtx3080ti", repeats=1, measuring=_QUICK) for _ in range(2)
+        validate(simulated_plan, gpu="sim:rtx3080ti", repeats=1, measuring=_COLD) for _ in range(2)
     )
 
     assert first == again
@@ -290,6 +293,20 @@ def _noisy_table(table: Path, rows: int, *, less: float = 0.0) -> Path:
             written.append(",".join(cells))
     table.write_text("\n".join(written) + "\n")
     return table
+
+
+def test_pairs_keep_the_time_budget_to_the_tolerance_that_the_verdict_uses(table: Path) -> None:
+    made = plan(_noisy_table(table, 10))
+    strict, usual, loose = (
+        validate(made, gpu=f"replay:{table}", tolerance=tolerance)
+        for tolerance in (0.0, 0.0005, 0.01)
+    )
+    pairs = [p / a - 1.0 for p in usual.plan_time_s for a in usual.auto_time_s]
+
+    assert strict.pairs_keeping_time == sum(pair <= 1e-9 for pair in pairs)
+    assert usual.pairs_keeping_time == sum(pair <= 0.0005 + 1e-9 for pair in pairs)
+    assert (strict.pairs_keeping_time or 0) < (usual.pairs_keeping_time or 0) < 100
+    assert loose.pairs_keeping_time == 100
 
 
 def test_a_promise_that_holds_is_called_kept(table: Path) -> None:

@@ -32,7 +32,11 @@ from underclock.stages.steer import SteeringRun
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 
+pytestmark = pytest.mark.slow
+
 _STEER = Campaign(clocks=ClockControl.STEER, max_samples=20)
+# What is asked here hangs on no temperature, but for how long a campaign took.
+_COLD = msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0)
 
 
 def _step() -> Step:
@@ -51,6 +55,7 @@ def _step() -> Step:
 def _steer(
     path: Path, campaign: Campaign = _STEER, *, gpu: str = "sim:h200", **more: object
 ) -> SampleSet:
+    more = {"measuring": _COLD} | more
     return measure(_step(), gpu=gpu, to=path, campaign=campaign, seed=3, **more)  # type: ignore[arg-type]
 
 
@@ -133,7 +138,10 @@ def test_a_finished_budget_takes_nothing_more(tmp_path: Path, file: Path) -> Non
 def test_a_budget_ends_a_campaign(tmp_path: Path) -> None:
     seen: list[Tally] = []
     samples = _steer(
-        tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, budget_s=125.0), progress=seen.append
+        tmp_path / "s.db",
+        Campaign(clocks=ClockControl.STEER, budget_s=125.0),
+        progress=seen.append,
+        measuring=BRISK,
     )
 
     assert 0 < len(samples.mixed) < 20
@@ -183,7 +191,7 @@ def _refused(
     with simulated_rig("h200") as rig, SampleFile.create(path, header) as made:
         launcher = _Refusing(rig.launcher, error, only_hot=only_hot)
         measurer = GpuMeasurer(
-            rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=BRISK
+            rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_COLD
         )
         recorder = Recorder(measurer, made)
         yield SteeringRun(recorder, _STEER, lambda _doing: None, in_situ=True), launcher
@@ -246,7 +254,7 @@ def test_who_shares_the_gpu_is_told_of_a_steered_campaign(
             VirtualLauncher(machine.gpus[0], machine.clock),
             machine.clock,
             evidence=Evidence.SIMULATED,
-            measuring=BRISK,
+            measuring=_COLD,
             notes=neighbour_notes(gpu.neighbours()),
         )
 
@@ -281,6 +289,7 @@ def test_a_step_of_10_microseconds_is_steered_as_fast_as_any(tmp_path: Path) -> 
         to=tmp_path / "s.db",
         campaign=Campaign(clocks=ClockControl.STEER, max_samples=9),
         seed=3,
+        measuring=_COLD,
     )
     steps = [s for s in samples.mixed if not s.kernel and s.kernel_s]
 

@@ -97,14 +97,24 @@ def step_cost(table: CostTable, choice: Ints) -> Cost:
         table: Costs of the step.
         choice: Setting of each launch. Shape (n,).
     """
+    return step_cost_and_heat(table, choice)[0]
+
+
+def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float]:
+    """Return what a schedule costs, and what of its change of energy heat adds.
+
+    Args:
+        table: Costs of the step.
+        choice: Setting of each launch. Shape (n,).
+    """
     if (choice == table.baseline).all():
-        return against_auto(table, table.auto_time_s, table.auto_energy_j)
+        return against_auto(table, table.auto_time_s, table.auto_energy_j), 0.0
     settled = settled_step(table, choice)
-    time_s, energy_j = math.fsum(settled.time_s), math.fsum(settled.energy_j)
+    time_s, energy_j, added_j = math.fsum(settled.time_s), math.fsum(settled.energy_j), 0.0
     if table.heat is not None:
         w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
-        energy_j += table.heat.extra_w(energy_j / time_s, table.auto_w, w_per_c) * time_s
-    return against_auto(table, time_s, energy_j)
+        added_j = float(table.heat.extra_w(energy_j / time_s, table.auto_w, w_per_c)) * time_s
+    return against_auto(table, time_s, energy_j + added_j), added_j / table.auto_energy_j
 
 
 def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:

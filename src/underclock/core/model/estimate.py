@@ -15,7 +15,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
-from underclock.core.costs.step import cap_of, known_step, step_cost
+from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
@@ -129,13 +129,10 @@ class CostEstimate:
 
     def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:
         """Add what the cap makes of a schedule, and how well the model knows the step."""
-        cost = step_cost(self.table, choice)
+        cost, added = step_cost_and_heat(self.table, choice)
         time, energy = self.step_error
-        if self.table.heat is not None:
-            # What heat adds is as unsure as the ambient temperature is against the step's own.
-            as_cool = dataclasses.replace(self.table, heat=None)
-            added = cost.energy_change - step_cost(as_cool, choice).energy_change
-            energy = math.hypot(energy, _OF_HEAT * added)
+        # What heat adds is as unsure as the ambient temperature is against the step's own.
+        energy = math.hypot(energy, _OF_HEAT * added)
         return PredictedChange(
             time_change=cost.time_change,
             energy_change=cost.energy_change,

@@ -5,6 +5,7 @@
 * `chance_constraint`: a time budget that holds with 95 % confidence
 * `under_cap`: choices that the power cap holds, and what is proven of them
 * `fastest`, `power_curve`: the fastest step within a power limit, and within others
+* `sequence`: a step whose changes of clocks take time, stated as a problem
 * `achievable`, `latency_curve`, `proposals`: what a GPU can follow, what others could, and what
   longer segments would bring
 """

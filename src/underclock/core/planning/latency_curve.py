@@ -10,7 +10,8 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import SOLVER, Rules, schedule_cost, sequence_problem
+from underclock.core.planning.achievable import SOLVER, schedule_cost
+from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.switching import SequenceProblem, infeasible
 from underclock.records import LatencyPoint
 from underclock.records.latencies import LatencyTable

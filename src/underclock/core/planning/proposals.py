@@ -11,8 +11,9 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import SOLVER, Rules, sequence_problem
+from underclock.core.planning.achievable import SOLVER
 from underclock.core.planning.latency_curve import Progress
+from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.switching import SequenceProblem
 from underclock.records import Pass, Proposal, Status
 

@@ -20,7 +20,7 @@ _WARM_C = 100.0
 _PEAK_C = 60.0  # at which a peak of power is compared with; leakage moves it by little
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one is itself: it serves as a key at every stride
 class LaunchCost:
     """A kernel at given clocks; power is linear in temperature, through leakage.
 

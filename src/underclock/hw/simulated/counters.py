@@ -1,5 +1,6 @@
 """How busy the parts of a virtual GPU were: what NVML's GPM counters show of the truth."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,34 +43,35 @@ class Counters:
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
         self._tensor: dict[int, KernelConstants] = {}
-        self._elapsed_s = self._sm_s = self._tensor_s = self._fp32_s = self._dram_s = 0.0
+        self._busy = Busy()
+        self.spent_s = defaultdict[LaunchCost, float](float)
+        """Time that passed since they were last looked at, by what ran."""
 
     def begin(self, tensor: Sequence[KernelConstants]) -> None:
         """Learn which kernels keep tensor pipes busy."""
+        self.now()  # by what was known of tensor pipes so far
         self._tensor = {id(kernel): kernel for kernel in tensor}
-
-    def note(self, cost: LaunchCost, stride_s: float) -> None:
-        """Count a stretch of time in which one kernel ran, or none."""
-        self._elapsed_s += stride_s
-        if cost.kernel is None:
-            return
-        self._sm_s += stride_s
-        self._dram_s += BUSIEST_DRAM * cost.dram_share * stride_s
-        pipes_s = BUSIEST_PIPES * cost.core_share * stride_s
-        if id(cost.kernel) in self._tensor:
-            self._tensor_s += pipes_s
-        else:
-            self._fp32_s += pipes_s
 
     def now(self) -> Busy:
         """Return the counters."""
-        return Busy(
-            elapsed_s=self._elapsed_s,
-            sm_s=self._sm_s,
-            tensor_s=self._tensor_s,
-            fp32_s=self._fp32_s,
-            dram_s=self._dram_s,
+        before = self._busy
+        sm_s, tensor_s, fp32_s, dram_s = before.sm_s, before.tensor_s, before.fp32_s, before.dram_s
+        for cost, spent_s in self.spent_s.items():
+            if cost.kernel is None:
+                continue
+            sm_s += spent_s
+            dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
+            pipes_s = BUSIEST_PIPES * cost.core_share * spent_s
+            if id(cost.kernel) in self._tensor:
+                tensor_s += pipes_s
+            else:
+                fp32_s += pipes_s
+        elapsed_s = before.elapsed_s + sum(self.spent_s.values())
+        self.spent_s.clear()
+        self._busy = Busy(
+            elapsed_s=elapsed_s, sm_s=sm_s, tensor_s=tensor_s, fp32_s=fp32_s, dram_s=dram_s
         )
+        return self._busy
 
     def share(self, part_s: float, elapsed_s: float) -> float:
         """Return a part of a window as counters show it, 0 to 1."""

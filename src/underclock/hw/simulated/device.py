@@ -5,6 +5,7 @@ them is `gauges`. Locks live here, not in the process that set them.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -241,7 +242,12 @@ class VirtualGpu:
             if self.now_s >= end_s - _ROUNDING_S:
                 break
             self._settle()
-            self._account(min(self._stride_s(), min(end_s, agenda.next_s) - self.now_s))
+            until_s = min(end_s, agenda.next_s)
+            runs = self._runs
+            if runs is not None and not runs.single and not self.neighbours:
+                self._take_turns(runs, until_s)
+            else:
+                self._account(min(self._stride_s(), until_s - self.now_s))
         self.now_s = end_s  # exactly, so that several GPUs keep one time
 
     def _follow_locks(self, domain: Domain) -> None:
@@ -348,9 +354,51 @@ class VirtualGpu:
             stride_s = min(stride_s, self._turn_s)
         runs = self._runs
         if runs is not None and not runs.single:
-            left_s = self._launch_s * (runs.turn.times - runs.share)
-            stride_s = min(stride_s, left_s + 1e-12)
+            stride_s = min(stride_s, runs.left_s(self._launch_s))
         return stride_s
+
+    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:
+        """Let launches pass, one after the other, until heat or the agenda may change their clocks.
+
+        A simulation spends most of its time here, so what `_settle` and `_account` do is done
+        without asking again at every launch what cannot have changed.
+
+        Args:
+            runs: Whose kernels take turns; nobody else's.
+            until_s: When to stop at the latest.
+        """
+        gpu, cost_at, note, loop = (
+            self.constants,
+            self._costs.at,
+            self.gauges.note,
+            self._power_loop,
+        )
+        kernels, noise = runs.kernels, runs.power_noise
+        coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
+        spent_s = self.counters.spent_s if self.counters is not None else defaultdict(float)
+        while True:
+            if runs.clocks:
+                self._decide()
+            core_mhz = min(self._wanted_mhz, loop.ceiling_mhz)
+            cost = cost_at(kernels[runs.position], core_mhz, self.mem_mhz)
+            power_w = (cost.cold_w + cost.w_per_c * self.temperature_c) * noise
+            launch_s = cost.duration_s * runs.time_noise
+            left_s = min(loop.to_tick_s(self.now_s), runs.left_s(launch_s))
+            stride_s = min(left_s, until_s - self.now_s)
+            note(self.now_s, self.energy_j, stride_s)
+            self.now_s += stride_s
+            self.energy_j += power_w * stride_s
+            spent_s[cost] += stride_s
+            self.temperature_c = temperature_after(gpu, self.temperature_c, power_w, stride_s)
+            loop.average(stride_s, power_w, core_mhz)
+            loop.act(self.now_s, stride_s, self.limit_w)
+            runs.progress(stride_s, launch_s)
+            until_s = min(until_s, self.agenda.next_s)  # a runtime may have set something down
+            is_as_warm = coolest_c <= self.temperature_c <= hottest_c
+            if not is_as_warm or self.now_s >= until_s - _ROUNDING_S:
+                break
+        self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz
+        self.power_w, self._cost, self._launch_s = power_w, cost, launch_s
 
     def _account(self, stride_s: float) -> None:
         """Let one stride pass: energy, heat, progress, and the power loop's part."""
@@ -358,12 +406,13 @@ class VirtualGpu:
         self.now_s += stride_s
         self.energy_j += self.power_w * stride_s
         if self.counters is not None:
-            self.counters.note(self._cost, stride_s)
+            self.counters.spent_s[self._cost] += stride_s
         self.temperature_c = temperature_after(
             self.constants, self.temperature_c, self.power_w, stride_s
         )
         if self._mixed:
-            self._power_loop.watch(self.now_s, stride_s, self.power_w, self.core_mhz, self.limit_w)
+            self._power_loop.average(stride_s, self.power_w, self.core_mhz)
+            self._power_loop.act(self.now_s, stride_s, self.limit_w)
         if self._runs is not None:
             self._runs.progress(stride_s, self._launch_s)
         elif self.running is not None:

@@ -45,25 +45,30 @@ class PowerLoop:
         left_s = CAP_TICK_S - now_s % CAP_TICK_S
         return left_s if left_s > _ROUNDING else CAP_TICK_S
 
-    def watch(
-        self, now_s: float, stride_s: float, power_w: float, core_mhz: float, limit_w: float
-    ) -> None:
-        """Average a stride's power, and act if a tick lay in it.
+    def average(self, stride_s: float, power_w: float, core_mhz: float) -> None:
+        """Average a stride's power.
+
+        Args:
+            stride_s: Its length.
+            power_w: Drawn in it.
+            core_mhz: Clock in it.
+        """
+        fade = math.exp(-stride_s / _MEMORY_S)
+        self._average_w = self._average_w * fade + power_w * (1.0 - fade)
+        self._reached_mhz = max(self._reached_mhz, core_mhz)
+
+    def act(self, now_s: float, stretch_s: float, limit_w: float) -> None:
+        """Act if a tick lay in a stretch of strides that were averaged.
 
         It moves its own ceiling, from where that held anything down: from the highest clock that
         was reached while the average grew. A kernel that is locked lower does not pull it down.
 
         Args:
-            now_s: End of the stride.
-            stride_s: Its length.
-            power_w: Drawn in it.
-            core_mhz: Clock in it.
+            now_s: End of the stretch.
+            stretch_s: Its length.
             limit_w: Power limit.
         """
-        fade = math.exp(-stride_s / _MEMORY_S)
-        self._average_w = self._average_w * fade + power_w * (1.0 - fade)
-        self._reached_mhz = max(self._reached_mhz, core_mhz)
-        before = math.floor((now_s - stride_s) / CAP_TICK_S + _ROUNDING)
+        before = math.floor((now_s - stretch_s) / CAP_TICK_S + _ROUNDING)
         if math.floor(now_s / CAP_TICK_S + _ROUNDING) == before:
             return
         self._lately_mhz.append(self._reached_mhz)

@@ -10,6 +10,7 @@ from underclock.records import Clocks
 _ROUND_S = 0.004  # every process has had its turn; time slices are about 2 ms
 _ROUNDING_S = 1e-9
 _ROUNDING = 1e-9  # of a launch
+_BEYOND_S = 1e-12
 
 
 @dataclass(slots=True)
@@ -67,37 +68,47 @@ class LaunchLoop:
         """Those of the launch that runs; ``None`` where locks decide."""
         return self.clocks[self.position] if self.clocks else None
 
-    def progress(self, stride_s: float, kernel_s: float) -> None:
+    def left_s(self, launch_s: float) -> float:
+        """Return how long the turn lasts from now, and a little more, so that it surely ends.
+
+        Args:
+            launch_s: Duration of a launch of the kernel that runs.
+        """
+        return launch_s * (self.turn.times - self.share) + _BEYOND_S
+
+    def progress(self, stride_s: float, launch_s: float) -> None:
         """Count what a stride completed.
 
         Args:
             stride_s: Ends with the turn, or before; what takes no turns may complete any number
                 of rounds.
-            kernel_s: Duration of a launch of the kernel that runs.
+            launch_s: Duration of a launch of the kernel that runs.
         """
-        place, times = self.turn.place, self.turn.times
-        launched = stride_s / kernel_s
-        self.took_s[place] += stride_s
-        self.done[place] += launched
-        done = self.share + launched
-        if self.single:
-            rounds = int((done + _ROUNDING) / times)
-            if rounds:
-                whole = rounds * times
-                self.launches += rounds * self.rounds
-                self.completed_s = self.elapsed_s + (whole - self.share) * kernel_s
-                done = max(0.0, done - whole)
-            self.share = done
-        elif done >= times - _ROUNDING:
-            self.share = 0.0
-            self.position = (self.position + 1) % len(self.turns)
-            self.turn = self.turns[self.position]
-            if self.position == 0:
-                self.launches += self.rounds
-                self.completed_s = self.elapsed_s + stride_s
-        else:
-            self.share = done
+        turn = self.turn
+        launched = stride_s / launch_s
+        self.took_s[turn.place] += stride_s
+        self.done[turn.place] += launched
+        before, before_s = self.share, self.elapsed_s
         self.elapsed_s += stride_s
+        self.share += launched
+        if self.share < turn.times - _ROUNDING:
+            return
+        if self.single:
+            whole = int((self.share + _ROUNDING) / turn.times) * turn.times
+            self.launches += whole // turn.times * self.rounds
+            self.completed_s = before_s + (whole - before) * launch_s
+            self.share = max(0.0, self.share - whole)
+        else:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Let the next kernel have its turn."""
+        self.share = 0.0
+        self.position = (self.position + 1) % len(self.turns)
+        self.turn = self.turns[self.position]
+        if self.position == 0:
+            self.launches += self.rounds
+            self.completed_s = self.elapsed_s
 
     def wait(self, stride_s: float) -> None:
         """Let time pass in which something else executes, or nothing."""

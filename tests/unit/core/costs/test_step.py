@@ -21,6 +21,7 @@ from underclock.core.costs.step import (
     memories_like_auto,
     settled_step,
     step_cost,
+    step_cost_and_heat,
 )
 from underclock.core.costs.table import CostTable
 from underclock.gpus.catalogue import gpu_model
@@ -370,6 +371,9 @@ def test_what_draws_less_is_cooler_and_draws_less_again(
     for s in range(0, everywhere(table, step.clock_at(limit_w) // 30 * 30), 7):
         plain, with_heat = (step_cost(each, np.full(order, s)) for each in (table, warm))
         assert with_heat.time_s == plain.time_s
+        again, added = step_cost_and_heat(warm, np.full(order, s))
+        assert again == with_heat
+        assert added == pytest.approx(with_heat.energy_change - plain.energy_change, abs=1e-12)
         assert with_heat.energy_j <= plain.energy_j * (1.0 + 1e-4)
     assert step_cost(warm, np.full(order, table.baseline)).energy_change == 0.0
 

@@ -10,16 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import (
-    Rules,
-    achieved,
-    as_record,
-    fastest_change,
-    sequence_problem,
-)
+from underclock.core.planning.achievable import achieved, as_record, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import KNOWN_HARDWARE, latency_curve
 from underclock.core.planning.proposals import proposals
+from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.switching import Schedule, violations
 from underclock.errors import DataError

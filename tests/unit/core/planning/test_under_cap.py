@@ -16,11 +16,12 @@ from underclock.core.costs.step import settled_step, step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem
 from underclock.core.model.predicted_change import PredictedChange
-from underclock.core.planning.achievable import Rules, achieved, schedule_cost, sequence_problem
+from underclock.core.planning.achievable import achieved, schedule_cost
 from underclock.core.planning.aim import Aim
 from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.power_curve import power_curve
+from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.planning.under_cap import (
     cheapest_within,

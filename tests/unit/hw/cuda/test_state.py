@@ -5,13 +5,12 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-np = pytest.importorskip("numpy")
+from underclock.hw.cuda.state import Snapshot, StuckError, preserved
 
-from underclock.hw.cuda.state import Snapshot, StuckError, preserved  # noqa: E402
-
+torch: Any  # imported when the first test here runs: it takes seconds, whoever collects tests
 COUNTER = 0
 
 
@@ -38,7 +37,7 @@ class Trainer:
         self.schedule.step()
         self.x.mul_(1.01)
         random.random()  # noqa: S311 - not a secret
-        np.random.rand()
+        np.random.rand()  # noqa: NPY002 - what users do
 
     def state(self) -> list[Any]:
         moments = [
@@ -49,7 +48,7 @@ class Trainer:
         gradients = [p.grad for p in self.model.parameters()]
         generators = (
             random.getstate(),
-            np.random.get_state()[1].tolist(),
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),  # noqa: NPY002
             torch.get_rng_state().tolist(),
         )
         return [
@@ -68,6 +67,8 @@ class Trainer:
 @pytest.fixture(autouse=True, scope="module")
 def _only_what_a_test_makes_is_looked_through() -> Iterator[None]:
     """Keep the objects that are there already from the collector: PyTorch alone has a million."""
+    global torch  # noqa: PLW0603 - as an import statement would
+    torch = pytest.importorskip("torch")
     Trainer().step()  # loads the rest of PyTorch
     gc.collect()
     gc.freeze()

@@ -1,0 +1,168 @@
+"""A step whose changes of clocks take time, stated as a problem, and the rules it keeps.
+
+Shape letters: S settings.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.core.costs.table import CostTable
+from underclock.core.switching import SequenceProblem
+from underclock.errors import DataError
+from underclock.records import Clocks, Pass
+from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
+
+# A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
+# mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
+_MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
+_CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
+_LATE_BY = 3.0  # deviations that the segment before must leave room for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a schedule must keep, besides the time budget.
+
+    Attributes:
+        latencies: How long changes take.
+        max_slowdown: Time budget as a fraction above auto.
+        max_switches: Most changes in a step; ``None`` for no limit.
+        min_dwell_s: Least time between changes, whatever the latency.
+    """
+
+    latencies: LatencyTable
+    max_slowdown: float = 0.0
+    max_switches: int | None = None
+    min_dwell_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Reject rules that mean nothing."""
+        if not -1.0 < self.max_slowdown < math.inf:
+            raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
+        if self.max_switches is not None and self.max_switches < 0:
+            raise ValueError(f"max_switches must not be negative, got {self.max_switches}")
+        if not 0.0 <= self.min_dwell_s < math.inf:
+            raise ValueError(f"min_dwell_s must not be negative, got {self.min_dwell_s}")
+
+
+def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> SequenceProblem:
+    """State what a GPU can follow as a problem.
+
+    A change is asked for ahead, so that it happens near its boundary: the segment before must last
+    as the slowest of a hundred calls, the delay, and three deviations of its jitter. What is lost
+    at the boundary is the stall, and on average the jitter's share of the time at the other
+    segment's clocks.
+
+    Args:
+        table: What every kernel costs at every setting.
+        order: The launch sequence, as indices into the table's kernels.
+        rules: What to keep.
+
+    Raises:
+        DataError: The order is unknown, or the latencies lack a clock that a setting holds.
+    """
+    if not order:
+        raise DataError(
+            "changing clocks takes time, and nobody knows in which order the step launches its "
+            "kernels",
+            hint="plan samples of a traced step, or leave --latency away",
+        )
+    counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
+    time_s, energy_j = table.time_s / counts[:, None], table.energy_j / counts[:, None]
+    lost_s, dwell_s = _switching(table.settings, rules)
+    power_w = table.auto_w
+    if table.power_cap is not None:
+        # Auto is a cost of the whole step: beside locked launches it would be another.
+        time_s, energy_j = time_s.copy(), energy_j.copy()
+        time_s[:, table.baseline] = energy_j[:, table.baseline] = math.inf
+    collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in table.kernels])
+    launches = np.array(order, dtype=np.int64)
+    during = collective[launches]
+    return SequenceProblem(
+        time_s=time_s,
+        energy_j=energy_j,
+        order=launches,
+        switch_time_s=lost_s,
+        # A stalled GPU draws less than this; how much less nobody has measured.
+        switch_energy_j=lost_s * power_w,
+        dwell_s=dwell_s,
+        # Changing clocks round a collective delays every GPU that waits in it.
+        blocked=during | np.roll(during, 1),
+        max_switches=rules.max_switches,
+        budget_s=table.auto_time_s * (1.0 + rules.max_slowdown),
+    )
+
+
+def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats]:
+    """Return time lost by each change, and how long the segment before must be. Shapes (S, S)."""
+    mismatch = _mismatch(settings)
+    lost_s, calls_s, delay_s = np.zeros((3, len(settings), len(settings)))
+    for domain in Domain:
+        change = _Changes.of(rules.latencies, domain, [mhz_of(c, domain) for c in settings])
+        lost_s += change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * mismatch
+        # Calls follow each other; what they ask for happens side by side.
+        calls_s += change.call_s
+        delay_s = np.maximum(delay_s, change.delay_s + change.stall_s + _LATE_BY * change.jitter_s)
+    dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
+    np.fill_diagonal(dwell_s, 0.0)
+    return lost_s, dwell_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """What changing one clock takes between any two settings; zero where it stays the same.
+
+    Attributes:
+        call_s: How long the setter blocks. Shape (S, S).
+        delay_s: From the call's return until the clock changes or stalls. Shape (S, S).
+        jitter_s: Standard deviation of the delay. Shape (S, S).
+        stall_s: Time without work. Shape (S, S).
+    """
+
+    call_s: Floats
+    delay_s: Floats
+    jitter_s: Floats
+    stall_s: Floats
+
+    @classmethod
+    def of(cls, latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Self:
+        """Ask the latencies once for every two clocks.
+
+        Args:
+            latencies: How long changes take.
+            domain: Whose clocks.
+            mhz: The clock of each setting. Length S.
+        """
+        clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
+        taken = np.zeros((4, len(clocks), len(clocks)))
+        if len(clocks) > 1:
+            for after, column in clocks.items():
+                taken[:, :, column] = _parts(latencies.from_anywhere(domain, after))[:, None]
+        for switch in latencies.switches:
+            if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= clocks.keys():
+                at = clocks[switch.from_mhz], clocks[switch.to_mhz]
+                taken[:, *at] = _parts(switch)
+        taken[:, range(len(clocks)), range(len(clocks))] = 0.0
+        which = [clocks[each] for each in mhz]
+        call_s, delay_s, jitter_s, stall_s = taken[:, which][:, :, which]
+        return cls(call_s=call_s, delay_s=delay_s, jitter_s=jitter_s, stall_s=stall_s)
+
+
+def _parts(switch: Switch) -> Floats:
+    return np.array([switch.call_s, switch.delay_s, switch.jitter_s, switch.stall_s])
+
+
+def _mismatch(settings: Sequence[Clocks]) -> Floats:
+    """Return by what part work is slower at the lower of two core clocks. Shape (S, S).
+
+    Auto is taken to differ from any clock by one half.
+    """
+    auto = np.array([clocks.core_mhz is None for clocks in settings])
+    mhz = np.array([clocks.core_mhz or 1 for clocks in settings], dtype=np.float64)
+    mismatch = 1.0 - np.minimum.outer(mhz, mhz) / np.maximum.outer(mhz, mhz)
+    return np.where(np.logical_or.outer(auto, auto), 0.5 * np.not_equal.outer(auto, auto), mismatch)

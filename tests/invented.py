@@ -1,0 +1,201 @@
+"""Plans and results to be shown. Their numbers are invented, for tests only."""
+
+import io
+from html.parser import HTMLParser
+
+import msgspec
+from rich.console import Console, RenderableType
+
+from underclock.records import (
+    AUTO,
+    Accounting,
+    Aggregate,
+    Arm,
+    Choice,
+    Clocks,
+    ClockSchedule,
+    Closure,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    LatencyPoint,
+    Objective,
+    Plan,
+    Proposal,
+    Score,
+    Segment,
+    Spread,
+    Status,
+    Strategy,
+    Validation,
+)
+from underclock.records.latencies import LatencyTable
+
+NASTY = "<script>alert(1)</script>&"
+GPU = GpuInfo(name="NVIDIA GeForce RTX 3080 Ti", driver="555.42", power_limit_w=350.0)
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def cost(time_change: float, energy_change: float) -> Cost:
+    return Cost(
+        time_s=12.31 * (1.0 + time_change),
+        energy_j=4212.0 * (1.0 + energy_change),
+        time_change=time_change,
+        energy_change=energy_change,
+    )
+
+
+ARMS = (
+    Arm.of(Strategy.AUTO, cost(0.0, 0.0), Status.BASELINE),
+    Arm.of(Strategy.BEST_FIXED, cost(-0.0004, -0.0113), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.PASS, cost(-0.001, -0.0207), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.KERNEL_LOCAL, cost(-0.0178, -0.1154), Status.OPTIMAL, 0.0),
+    Arm.of(Strategy.KERNEL_GLOBAL, cost(-0.000001, -0.1564), Status.BOUNDED, 2e-6),
+)
+
+
+def choices(count: int) -> dict[str, Choice]:
+    """Return so many kernels; the later, the more they save."""
+    return {
+        f"kernel{i}": Choice(
+            core_mhz=(None, 1680)[i % 2],
+            mem_mhz=(None, 5001)[i // 2 % 2],
+            time_change=0.001,
+            energy_change=-i / (2.0 * count),
+            auto_time_s=0.25,
+            auto_energy_j=80.0,
+        )
+        for i in range(count)
+    }
+
+
+PLAN = Plan(
+    evidence=Evidence.SIMULATED,
+    gpu=GPU,
+    workload="gpt3-xl",
+    fingerprint="0123456789abcdef",
+    objective=Objective.WASTE,
+    max_slowdown=0.0,
+    granularity=Granularity.KERNEL,
+    aggregate=Aggregate.GLOBAL,
+    baseline=AUTO,
+    chosen=Strategy.KERNEL_GLOBAL,
+    arms=ARMS,
+    kernels=choices(48),
+    fixed=Clocks(core_mhz=1680, mem_mhz=9251),
+    frontier=(cost(-0.03, -0.05), cost(0.0, -0.157), cost(0.4, -0.27)),
+    closure=Closure(time=0.981, energy=1.034),
+)
+LATENCY_PLAN = msgspec.structs.replace(
+    PLAN,
+    arms=(*ARMS, Arm.of(Strategy.ACHIEVABLE, cost(-0.001, -0.0512), Status.OPTIMAL, 0.0)),
+    schedule=ClockSchedule(
+        segments=(
+            Segment(launches=7, core_mhz=1680, mem_mhz=None),
+            Segment(launches=3, core_mhz=None, mem_mhz=5001),
+        ),
+        switches=2,
+        latency="20ms, assumed",
+        latencies=LatencyTable.constant(0.02),
+        launch_s=(0.01,) * 10,
+    ),
+    latency_curve=(
+        LatencyPoint(
+            latency_s=0.006,
+            time_change=-0.002,
+            energy_change=-0.11,
+            switches=12,
+            gap=0.0,
+            hardware="Hopper (as cited by arXiv 2601.08539)",
+        ),
+        LatencyPoint(latency_s=0.5, time_change=None, energy_change=None, switches=None, gap=None),
+    ),
+    proposals=(
+        Proposal(
+            name="2 x larger micro-batches",
+            needs="memory for 2 x the activations",
+            time_change=0.0,
+            energy_change=-0.13,
+            switches=4,
+        ),
+    ),
+)
+VALIDATION = Validation(
+    evidence=Evidence.MEASURED,
+    gpu=GPU,
+    workload="gpt3-xl",
+    chosen=Strategy.KERNEL_GLOBAL,
+    accounting=Accounting.STEP,
+    repeats=3,
+    auto_time_s=(12.30, 12.31, 12.32),
+    auto_energy_j=(4210.0, 4212.0, 4214.0),
+    plan_time_s=(12.36, 12.38, 12.40),
+    plan_energy_j=(3590.0, 3600.0, 3610.0),
+    time_change=Spread(mean=0.0057, best=0.0032, worst=0.0081),
+    energy_change=Spread(mean=-0.1453, best=-0.1481, worst=-0.1425),
+    promised_time_change=0.0,
+    promised_energy_change=-0.1564,
+    pairs_keeping_energy=0,
+    pairs_keeping_time=2,
+)
+SCORE = Score(
+    evidence=Evidence.REPLAYED,
+    gpu=GPU,
+    plan=Strategy.KERNEL_GLOBAL,
+    time_s=12.38,
+    energy_j=3600.0,
+    time_change=0.006,
+    energy_change=-0.1453,
+    promised_time_change=0.0,
+    promised_energy_change=-0.1564,
+    arms=(ARMS[0], ARMS[4]),
+)
+
+
+def with_plan(**changes: object) -> Plan:
+    return msgspec.structs.replace(PLAN, **changes)
+
+
+def with_validation(**changes: object) -> Validation:
+    return msgspec.structs.replace(VALIDATION, **changes)
+
+
+def printed(table: RenderableType, width: int = 80) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(table)
+    return console.export_text()
+
+
+class Seen(HTMLParser):
+    """What a browser would find on a page: its tags, and its text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.styles = ""
+        self._hidden: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._hidden = tag if tag in {"script", "style"} else None
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._hidden:
+            self._hidden = None
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden is None:
+            self.words.append(data)
+        elif self._hidden == "style":
+            self.styles += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def count(self, tag: str) -> int:
+        return sum(1 for found, _ in self.tags if found == tag)

@@ -1,0 +1,184 @@
+"""What a plan answers first, in the terminal and on the page."""
+
+import msgspec
+import pytest
+
+from invented import ARMS, LATENCY_PLAN, MINUS, Seen, choices, cost, printed, with_plan
+from underclock.records import (
+    AUTO,
+    Accounting,
+    Arm,
+    Clocks,
+    Granularity,
+    Plan,
+    Status,
+    Strategy,
+)
+from underclock.report import (
+    page,
+    plan_tables,
+)
+
+
+def test_a_plan_that_is_auto_draws_no_bars_and_says_what_time_would_give() -> None:
+    same = msgspec.structs.replace(choices(2)["kernel0"], energy_change=0.0, time_change=0.0)
+    arms = tuple(Arm.of(arm.name, cost(0.0, 0.0), arm.status, arm.gap) for arm in ARMS)
+    line = (cost(0.0, 0.0), cost(0.01, -0.1), cost(0.4, -0.27))
+    plan = with_plan(kernels={"a": same, "b": same}, arms=arms, frontier=line, fixed=AUTO)
+
+    seen = Seen(page(plan, None))
+
+    assert "No saving to promise, simulated on" in seen.text
+    assert (
+        f"The plan is auto: no other clocks surely save energy at \N{LESS-THAN OR EQUAL TO} 0 % "
+        f"slower; at 0.5, 1 and 2 % slower about {MINUS}5.0, {MINUS}10.0 and {MINUS}10.4 % energy "
+        "is expected, with free switching: a bound, not promised."
+    ) in seen.text
+    assert seen.count("rect") == 2  # only what is over the budget, wide and narrow
+    assert "kernels-panel" not in page(plan, None).split("<script>")[0]
+    assert "nvidia-smi" not in seen.text
+    assert "nothing to run again" in seen.text
+
+
+def test_where_a_latency_is_given_the_headline_is_what_is_achievable() -> None:
+    text = Seen(page(LATENCY_PLAN, None)).text
+
+    assert text.startswith(f"{MINUS}5.12 % energy at {MINUS}0.10 % time, simulated on")
+    assert "achievable with a latency of 20ms, assumed, 2 changes of clocks per step" in text
+    assert f"With free switching, a bound: {MINUS}15.64 % energy at +0.00 % time" in text
+    assert "7 1680 auto 3 auto 5001" in text  # the schedule
+
+
+def test_where_a_latency_leaves_no_saving_the_headline_says_so() -> None:
+    arms = (*ARMS, Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL, 0.0))
+
+    text = Seen(page(msgspec.structs.replace(LATENCY_PLAN, arms=arms), None)).text
+
+    assert text.startswith("No saving to promise, simulated on")
+    assert "No saving is achievable with a latency of 20ms, assumed." in text
+    assert f"With free switching, a bound: {MINUS}15.64 % energy" in text
+    assert f"Energy at +0.50 % time {MINUS}" in text
+    assert "Energy, promised" not in text
+    assert f"{MINUS}1.13 % energy at {MINUS}0.04 % time: use that" in text
+
+
+def test_where_no_schedule_keeps_the_budget_that_comes_first() -> None:
+    plan = with_plan(arms=(*ARMS, Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)))
+
+    text = Seen(page(plan, None)).text
+
+    assert text.startswith("No schedule keeps +0.00 % time, simulated on")
+    assert "No schedule under this latency keeps the time budget." in text
+    assert f"With free switching, a bound: {MINUS}15.64 % energy" in text
+    assert f"Energy, a bound {MINUS}15.64 %" in text
+    assert "Energy, promised" not in text
+    assert "Certificate no choice of clocks meets the time budget" in text
+    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+    assert said.startswith("No schedule keeps +0.00 % time, simulated on")
+    assert "promises" not in said
+
+
+@pytest.mark.parametrize("accounting", Accounting)
+def test_the_headline_says_what_its_numbers_are_sums_of(accounting: Accounting) -> None:
+    plan = with_plan(accounting=accounting)
+    words = {
+        Accounting.STEP: "the step as it runs under its power cap",
+        Accounting.ISOLATED: "kernels measured alone, as in arXiv 2601.08539",
+    }
+
+    assert Seen(page(plan, None)).text.split(" Underclock plan for")[0].endswith(words[accounting])
+    (first, *_) = plan_tables(plan)
+    assert words[accounting] in " ".join(printed(first).split())
+
+
+def test_a_terminal_gives_the_answer_before_the_tables() -> None:
+    said = " ".join("".join(printed(part) for part in plan_tables(LATENCY_PLAN)).split())
+
+    assert said.startswith("-5.12 % energy at -0.10 % time, simulated on NVIDIA")
+    assert said.index("promises -5.12 %") < said.index("clocks chosen")
+    bound = "With free switching, a bound: -15.64 % energy at +0.00 % time (kernel, global)."
+    assert said.index(bound) < said.index("clocks chosen")
+    assert "a bound: free switching" in said.split("clocks chosen")[1]
+    assert "* achievable here" in said
+    assert "top savings of a step, with free switching, a bound" in said
+
+
+def test_a_terminal_gives_advice_before_the_tables_where_one_clock_is_enough() -> None:
+    fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
+    plan = msgspec.structs.replace(LATENCY_PLAN, arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
+    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+
+    commands = "sudo nvidia-smi -i 0 -lgc 1680,1680 sudo nvidia-smi -i 0 -lmc 9251,9251"
+    assert said.index("use that") < said.index(commands) < said.index("clocks chosen")
+    assert "undo: sudo nvidia-smi -i 0 -rgc && sudo nvidia-smi -i 0 -rmc" in said
+
+
+def nothing_plan(**changes: object) -> Plan:
+    """Return a plan that sets nothing, and in which nothing changes anything."""
+    same = msgspec.structs.replace(choices(2)["kernel0"], energy_change=0.0, time_change=0.0)
+    arms = tuple(Arm.of(arm.name, cost(0.0, 0.0), arm.status, arm.gap) for arm in ARMS)
+    line = (cost(0.0, 0.0), cost(0.01, -0.1), cost(0.4, -0.27))
+    usual: dict[str, object] = {"kernels": {"a": same}, "arms": arms, "frontier": line}
+    return with_plan(fixed=AUTO, **usual | changes)
+
+
+def test_nothing_is_never_a_page_of_zeros() -> None:
+    for plan in (nothing_plan(), nothing_plan(arms=(*nothing_plan().arms, *ZERO_ACHIEVABLE))):
+        seen = Seen(page(plan, None)).text
+        said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+
+        assert "What was compared No way of choosing clocks changes time or energy" in seen
+        tiles = (("0.50", "5.00"), ("1.00", "10.00"), ("2.00", "10.44"))
+        for slowdown, change in tiles:
+            assert f"Energy at +{slowdown} % time {MINUS}{change} % expected, with free" in seen
+            assert f"+{slowdown} % -{change} %" in said
+        assert "+0.00 % 12.3 s +0.00 %" not in seen  # no row of zeros
+        assert "clocks chosen" not in said
+
+
+ZERO_ACHIEVABLE = (Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL, 0.0),)
+
+
+def test_nothing_without_a_frontier_is_said_without_a_table() -> None:
+    said = [printed(part) for part in plan_tables(nothing_plan(frontier=()))]
+
+    assert len(said) == 2
+    assert said[0].startswith("No saving to promise")
+
+
+def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
+    fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
+    plan = msgspec.structs.replace(LATENCY_PLAN, arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
+    sentence = "-5.05 % energy at -0.10 % time, as good as -5.12 % within 0.1 points: use that"
+
+    html = page(plan, None)
+
+    assert sentence.replace("-", MINUS) in Seen(html).text
+    assert (
+        "<pre>sudo nvidia-smi -i 0 -lgc 1680,1680\nsudo nvidia-smi -i 0 -lmc 9251,9251</pre>"
+        in html
+    )
+    assert sentence in " ".join("".join(printed(p) for p in plan_tables(plan)).split())
+    assert "use that" not in page(LATENCY_PLAN, None)
+
+
+def test_a_plan_for_one_clock_does_not_recommend_itself() -> None:
+    text = page(with_plan(chosen=Strategy.BEST_FIXED, granularity=Granularity.STEP), None)
+
+    assert "use that" not in text
+    assert "no clocks change during it" in text
+    assert "sudo nvidia-smi -i 0 -lgc 1680,1680" in text
+
+
+@pytest.mark.parametrize(
+    ("fixed", "wanted", "unwanted"),
+    [
+        (Clocks(core_mhz=1680), "-rgc", "-lmc"),
+        (Clocks(mem_mhz=5001), "-rmc", "-lgc"),
+    ],
+)
+def test_a_clock_left_to_the_driver_is_not_set(fixed: Clocks, wanted: str, unwanted: str) -> None:
+    text = page(with_plan(fixed=fixed), None)
+
+    assert f"To undo: <code>sudo nvidia-smi -i 0 {wanted}</code>" in text
+    assert unwanted not in text

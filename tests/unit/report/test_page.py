@@ -1,0 +1,245 @@
+"""The page of a plan: whole, small, safe, and honest about what is known."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from invented import (
+    ARMS,
+    ELLIPSIS,
+    GPU,
+    LATENCY_PLAN,
+    MINUS,
+    NASTY,
+    PLAN,
+    VALIDATION,
+    Seen,
+    choices,
+    cost,
+    with_plan,
+    with_validation,
+)
+from underclock.records import (
+    Arm,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Status,
+    Strategy,
+)
+from underclock.report import (
+    page,
+    plan_tables,
+)
+
+
+@pytest.mark.parametrize("evidence", Evidence)
+def test_every_block_of_the_page_has_the_evidence_beside_it(evidence: Evidence) -> None:
+    text = page(with_plan(evidence=evidence), with_validation(evidence=evidence))
+
+    seen = Seen(text)
+    captions = seen.count("figcaption")
+    badges = sum(1 for _, attributes in seen.tags if attributes.get("class") == "badge")
+    assert captions == 6
+    assert badges == captions + 1 + 4 + 1  # headline, four numbers, what this rests on
+    assert all(word.strip() in text for word in (f"({evidence})", f"{evidence} on {GPU.name}"))
+    for other in set(Evidence) - {evidence}:
+        assert f">{other}</span>" not in text
+
+
+def test_the_headline_says_what_is_saved_at_what_time() -> None:
+    text = Seen(page(PLAN, None)).text
+
+    assert f"{MINUS}15.64 % energy at +0.00 % time, simulated on NVIDIA GeForce RTX 3080 Ti" in text
+    assert "taken as free, so this is a bound" in text
+
+
+def test_a_script_in_a_name_is_text_not_a_script() -> None:
+    harmless = page(PLAN, VALIDATION)
+    plan = with_plan(
+        workload=NASTY,
+        gpu=GpuInfo(name=NASTY),
+        kernels={NASTY: choices(2)["kernel1"]},
+        warnings=(NASTY,),
+    )
+
+    text = page(plan, VALIDATION)
+
+    assert Seen(text).count("script") == Seen(harmless).count("script")
+    assert NASTY not in text
+    assert NASTY in Seen(text).words  # the table shows it whole
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;</text>" in text  # the figure too
+
+
+def test_the_page_loads_nothing_from_anywhere() -> None:
+    seen = Seen(page(PLAN, VALIDATION))
+
+    assert not {tag for tag, _ in seen.tags} & {"link", "img", "iframe", "object", "embed", "base"}
+    assert not any({"src", "href", "srcset"} & attributes.keys() for _, attributes in seen.tags)
+    assert "url(" not in seen.styles
+    assert "@import" not in seen.styles
+    policy = next(a["content"] for _, a in seen.tags if "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+def test_equal_input_gives_equal_bytes() -> None:
+    assert page(PLAN, VALIDATION) == page(PLAN, VALIDATION)
+
+
+def test_a_page_is_small() -> None:
+    line = tuple(cost(0.002 * n, -0.3 * n / (n + 20.0)) for n in range(200))
+
+    text = page(with_plan(frontier=line), VALIDATION)
+
+    assert len(text.encode()) < 150_000
+
+
+def test_a_plan_of_one_kernel_has_a_page() -> None:
+    plan = with_plan(kernels={"gemm": choices(2)["kernel1"]}, frontier=(cost(0.0, 0.0),))
+
+    text = Seen(page(plan, None)).text
+
+    assert "The one kernel" in text
+    assert "The line is the frontier" not in text
+
+
+def test_a_plan_of_a_thousand_kernels_draws_few_bars_and_says_what_the_others_save() -> None:
+    text = page(with_plan(kernels=choices(1000)), None)
+
+    assert text.count("<rect") < 2 * 20  # of a wide and a narrow drawing
+    assert "984 others" in text
+    assert Seen(text).count("tr") > 1000
+    assert len(text.encode()) < 300_000
+
+
+def test_the_first_kernels_drawn_save_most_of_the_step() -> None:
+    kernels = choices(48)
+    saved_j = sorted((choice.saved_j for choice in kernels.values()), reverse=True)
+
+    names = Seen(page(with_plan(kernels=kernels), None)).words
+
+    shown = [name for name in kernels if names.count(name) == 3]  # wide, narrow and table
+    assert {kernels[name].saved_j for name in shown} == set(saved_j[: len(shown)])
+    assert sum(saved_j[: len(shown)]) > 0.5 * sum(saved_j)
+
+
+def test_kernels_that_cost_energy_to_buy_time_are_not_drawn_as_savings() -> None:
+    costly = msgspec.structs.replace(choices(2)["kernel1"], energy_change=0.5)
+    plan = with_plan(kernels={"gemm": costly})
+
+    text = Seen(page(plan, None)).text
+
+    assert "None: the clocks of this plan cost energy and buy time." in text
+    assert f"{MINUS}40.00" in text
+    assert len(plan_tables(plan)) == len(plan_tables(PLAN)) - 1  # no table of savings
+
+
+def test_long_names_are_cut_in_the_figure_but_not_in_the_table() -> None:
+    name = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nt"
+
+    words = Seen(page(with_plan(kernels={name: choices(2)["kernel1"]}), None)).words
+
+    assert words.count(name) == 2  # the wide drawing and the table
+    assert any(ELLIPSIS in word and word.endswith("_64x3_nt") for word in words)
+
+
+def test_numbers_of_the_slider_are_the_line_that_is_drawn() -> None:
+    line = tuple(cost(0.002 * n, -0.3 * n / (n + 20.0)) for n in range(200))
+    html = page(with_plan(frontier=line), None)
+
+    points = json.loads(html.split('id="frontier-points">')[1].split("</script>")[0])
+    drawn = [a["points"] for tag, a in Seen(html).tags if tag == "polyline"]
+
+    assert len(drawn) == 2
+    assert all(len((each or "").split()) == len(points) for each in drawn)
+    assert points[0] == [0.0, 0.0]
+    assert points[-1][0] == 0.05  # as far as is drawn, between two points of the frontier
+    assert [time for time, _ in points] == sorted(time for time, _ in points)
+    assert f"It goes on to +39.80 % time, {MINUS}27.26 % energy." in Seen(html).text
+
+
+def test_nothing_on_the_page_scrolls_within_it_so_print_shows_all() -> None:
+    body = page(LATENCY_PLAN, VALIDATION).split("</style>")[1]
+
+    assert 'class="scroll' not in body
+    assert body.count("<table") == body.count('class="stack"')
+
+
+def test_runs_per_step_are_shown_where_known() -> None:
+    name = "kernel1"
+    plan = with_plan(kernels={name: choices(2)[name]}, runs=(Kernel(name=name, count=4321),))
+
+    assert "4321" in Seen(page(plan, None)).text
+    assert "4321" not in Seen(page(PLAN, None)).text
+
+
+def test_a_plan_that_was_not_run_again_says_so() -> None:
+    without, given = Seen(page(PLAN, None)).text, Seen(page(PLAN, VALIDATION)).text
+
+    assert "this plan was not run again" in without
+    assert "this plan was not run again" not in given
+    assert "Of 9 pairs, 0 save at least the promised energy; 2 keep the time budget." in given
+    assert f"{MINUS}14.53 %" in given
+
+
+def test_warnings_of_plan_and_validation_stand_above_the_numbers() -> None:
+    both = ("the table has holes", "the GPU was throttled")
+
+    text = Seen(page(with_plan(warnings=both[:1]), with_validation(warnings=both))).text
+
+    assert all(text.count(warning) == 1 for warning in both)
+    assert max(map(text.index, both)) < text.index("Energy, promised")
+
+
+def test_what_is_unknown_is_called_unknown() -> None:
+    plan = with_plan(gpu=GpuInfo(name="RTX"), fingerprint=None, closure=None, frontier=())
+
+    text = Seen(page(plan, None)).text
+
+    for fact in ("Driver", "Power limit", "Step fingerprint", "Kernel launches per step"):
+        assert f"{fact} unknown" in text
+    assert "Closure unknown: the step was not measured as a whole." in text
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (Status.OPTIMAL, "Certificate optimal: proven that no allowed choice does better"),
+        (Status.BOUNDED, "Certificate feasible, and proven to be within 0.01 % of the optimum"),
+        (Status.GIVEN, "Certificate given: costed, not chosen"),
+    ],
+)
+def test_the_page_says_what_is_proven(status: Status, sentence: str) -> None:
+    chosen = Arm.of(Strategy.KERNEL_GLOBAL, cost(0.0, -0.15), status, 5e-5)
+
+    assert sentence in Seen(page(with_plan(arms=(*ARMS[:4], chosen)), None)).text
+
+
+@pytest.mark.parametrize(
+    ("max_slowdown", "sentence"),
+    [
+        (None, "Time budget none: time was free"),
+        (0.0, "Time budget +0.00 %: the whole step may not get slower"),
+        (0.05, "Time budget +5.00 %: the whole step may be slower by that much"),
+        (-0.01, "Time budget -1.00 %: the whole step must be faster by at least that much"),
+    ],
+)
+def test_the_page_says_how_much_time_the_plan_may_take(
+    max_slowdown: float | None, sentence: str
+) -> None:
+    assert sentence in Seen(page(with_plan(max_slowdown=max_slowdown), None)).text
+
+
+def test_tables_do_not_load_jinja2() -> None:
+    code = "import sys, underclock.report; print({'jinja2'} & sys.modules.keys())"
+
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert result.stdout == "set()\n"

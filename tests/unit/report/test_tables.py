@@ -1,0 +1,226 @@
+"""Terminal tables of plans, validations and scores."""
+
+import msgspec
+import pytest
+
+from invented import (
+    ARMS,
+    ELLIPSIS,
+    LATENCY_PLAN,
+    MINUS,
+    PLAN,
+    SCORE,
+    VALIDATION,
+    Seen,
+    choices,
+    printed,
+    with_plan,
+    with_validation,
+)
+from underclock.records import (
+    Arm,
+    Clocks,
+    Evidence,
+    OtherArm,
+    Spread,
+    Status,
+    Strategy,
+    Verdict,
+)
+from underclock.report import (
+    arms_table,
+    page,
+    plan_tables,
+    savings_table,
+    score_table,
+    validation_table,
+    verdict_text,
+)
+from underclock.report.wording import DASH
+
+
+@pytest.mark.parametrize("evidence", Evidence)
+def test_every_terminal_table_says_how_its_numbers_are_known(evidence: Evidence) -> None:
+    plan = with_plan(evidence=evidence)
+
+    tables = (
+        arms_table(plan),
+        savings_table(plan),
+        validation_table(with_validation(evidence=evidence)),
+        score_table(msgspec.structs.replace(SCORE, evidence=evidence)),
+    )
+
+    assert all(str(evidence) in printed(table) for table in tables)
+
+
+def test_the_arms_fit_an_80_column_terminal_without_losing_a_character() -> None:
+    text = printed(arms_table(with_plan(fixed=Clocks(core_mhz=1680, mem_mhz=10501))))
+
+    assert max(map(len, text.splitlines())) <= 80
+    assert ELLIPSIS not in text
+    assert "core 1680, mem 10501" in text
+    for word in ("-15.64 %", "-1.78 %", "12.3 s", "3.55 kJ", "within 0.01 %", "best fixed clock"):
+        assert word in text
+
+
+def test_the_chosen_arm_alone_has_a_star() -> None:
+    starred = [line for line in printed(arms_table(PLAN)).splitlines() if " * " in f" {line}"]
+
+    assert [line.split()[1:3] for line in starred if "%" in line] == [["kernel,", "global"]]
+
+
+def test_an_infeasible_arm_shows_dashes_and_no_numbers() -> None:
+    arms = (ARMS[0], Arm.of(Strategy.BEST_FIXED, None, Status.INFEASIBLE), *ARMS[2:])
+    plan = with_plan(arms=arms, fixed=None)
+
+    (line,) = (t for t in printed(arms_table(plan)).splitlines() if "best fixed" in t)
+    html = Seen(page(plan, None)).text
+
+    assert line.split() == ["best", "fixed", "clock", *(DASH,) * 4, "infeasible"]
+    assert f"{DASH} {DASH} {DASH} {DASH} infeasible" in html
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_a_narrow_terminal_shows_every_name_and_number_whole(width: int) -> None:
+    text = printed(arms_table(PLAN), width)
+
+    assert max(map(len, text.splitlines())) <= width
+    rows = {line.strip(" *").split("  ")[0]: line for line in text.splitlines() if "%" in line}
+    for name, energy in (
+        ("auto", "+0.00 %"),
+        ("best fixed clock", "-1.13 %"),
+        ("pass-level", "-2.07 %"),
+        ("kernel, local", "-11.54 %"),
+        ("kernel, global", "-15.64 %"),
+    ):
+        assert energy in rows[name]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_a_narrow_terminal_cuts_no_word_and_no_number(width: int) -> None:
+    found = with_validation(**JUDGED, others=(FIXED,))
+
+    for part in (*plan_tables(LATENCY_PLAN), validation_table(found), score_table(SCORE)):
+        narrow, wide = printed(part, width), printed(part, 200)
+        assert max(map(len, narrow.splitlines())) <= width
+        assert {
+            word for word in narrow.split() if "\N{BOX DRAWINGS LIGHT HORIZONTAL}" not in word
+        } <= set(wide.split())
+
+
+def test_a_kernel_name_that_looks_like_rich_markup_is_printed_as_it_is() -> None:
+    plan = with_plan(kernels={"[red]gemm[/]": choices(2)["kernel1"]})
+
+    assert "[red]gemm[/]" in printed(savings_table(plan))
+
+
+def test_savings_are_ranked_by_joules_of_the_step_and_the_rest_is_summed() -> None:
+    small = msgspec.structs.replace(choices(2)["kernel1"], energy_change=-0.9, auto_energy_j=0.01)
+    plan = with_plan(kernels={"tiny": small, **choices(48)})
+
+    rows = [line.split() for line in printed(savings_table(plan)).splitlines()]
+
+    named = [row for row in rows if row and row[0][:6] == "kernel" and row[0][6:].isdigit()]
+    assert [row[0] for row in named] == [f"kernel{n}" for n in range(47, 39, -1)]
+    saved = [float(row[4]) for row in named]
+    rest = next(row for row in rows if row[1:2] == ["others"])
+    assert rest[0] == "41"
+    total = sum(choice.saved_j for choice in plan.kernels.values())
+    assert sum(saved) + float(rest[2]) == pytest.approx(total, abs=0.1)
+
+
+def test_a_terminal_shows_what_to_paste_for_the_best_fixed_clock() -> None:
+    lines = "".join(printed(part, 40) for part in plan_tables(PLAN)).splitlines()
+
+    assert "  sudo nvidia-smi -i 0 -lgc 1680,1680" in lines
+    assert "  sudo nvidia-smi -i 0 -lmc 9251,9251" in lines
+
+
+def test_a_validation_table_counts_the_pairs() -> None:
+    text = printed(validation_table(VALIDATION))
+    free = printed(validation_table(with_validation(pairs_keeping_time=None)))
+
+    judged = printed(validation_table(with_validation(tolerance=0.001)))
+
+    assert "of 9 pairs, 0 save the promised energy; 2 keep the time budget" in text
+    assert "2 keep the time budget, to 0.1 points" in " ".join(judged.split())
+    assert "time was free" in free
+
+
+JUDGED = {
+    "time_interval": (-0.0012, 0.0124),
+    "energy_interval": (-0.1491, -0.1415),
+    "max_slowdown": 0.0,
+    "tolerance": 0.001,
+}
+FIXED = OtherArm(
+    name=Strategy.BEST_FIXED,
+    clocks=Clocks(core_mhz=1680),
+    time_s=(12.1, 12.2, 12.3),
+    energy_j=(4100.0, 4110.0, 4120.0),
+    time_change=Spread(mean=-0.0009, best=-0.01, worst=0.01),
+    energy_change=Spread(mean=-0.0242, best=-0.03, worst=-0.02),
+    time_interval=(-0.02, 0.02),
+    energy_interval=(-0.0301, -0.0199),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"verdict": Verdict.KEPT}, "kept: energy -14.53 % (-14.91 to -14.15 %) against -15.64 %"),
+        ({"verdict": Verdict.NOT_KEPT}, "not kept: energy"),
+        (
+            {"verdict": Verdict.INCONCLUSIVE, "further_repeats": 14},
+            "inconclusive: about 14 more repeats would decide: energy",
+        ),
+        (
+            {"verdict": Verdict.INCONCLUSIVE, "further_repeats": 1},
+            "inconclusive: about 1 more repeat would decide: energy",
+        ),
+        (
+            {"verdict": Verdict.INCONCLUSIVE},
+            "inconclusive: too close to call, even with 1000 repeats: energy",
+        ),
+        (
+            {"verdict": Verdict.INCONCLUSIVE, "time_interval": None, "energy_interval": None},
+            "inconclusive: a single run of each tells no spread: energy -14.53 % (\N{EN DASH})",
+        ),
+    ],
+)
+def test_a_verdict_says_what_it_rests_on(changes: dict[str, object], start: str) -> None:
+    found = with_validation(**(JUDGED | changes))
+    text = verdict_text(found)
+
+    assert text.startswith(start)
+    assert text.endswith("against a budget of +0.00 %; tolerance 0.1 points")
+    assert text[1:].replace("-", MINUS) in Seen(page(PLAN, found)).text
+
+
+def test_a_verdict_without_a_time_budget_says_that_time_was_free() -> None:
+    free = with_validation(**(JUDGED | {"verdict": Verdict.KEPT, "max_slowdown": None}))
+
+    assert "time +0.57 % was free; tolerance" in verdict_text(free)
+
+
+def test_a_validation_of_an_older_version_is_shown_without_a_verdict() -> None:
+    assert verdict_text(VALIDATION).startswith("unknown")
+    assert "nconclusive" not in Seen(page(PLAN, VALIDATION)).text
+    assert printed(validation_table(VALIDATION)).count(DASH) == 2
+
+
+def test_intervals_and_other_arms_stand_in_table_and_page() -> None:
+    found = with_validation(**JUDGED, verdict=Verdict.NOT_KEPT, others=(FIXED,))
+    text, html = printed(validation_table(found)), page(PLAN, found)
+
+    assert "-14.91 to -14.15 %" in text
+    assert text.count("best fixed clock,") == 2
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"{MINUS}3.01 to {MINUS}1.99 %" in Seen(html).text
+    assert "<title>best fixed clock: " in html
+
+
+def test_a_score_table_without_an_auto_arm_shows_dashes() -> None:
+    text = printed(score_table(msgspec.structs.replace(SCORE, arms=())))
+
+    assert text.count(DASH) == 2
