@@ -266,6 +266,16 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         if not 0 <= self.core_spread_mhz < math.inf or self.repeat < 0:
             raise ValueError("core_spread_mhz and repeat must not be negative")
 
+    @property
+    def is_step(self) -> bool:
+        """Whether the whole step ran, by itself or in company."""
+        return not self.kernel and self.mix.launches > 0
+
+    @property
+    def in_company(self) -> bool:
+        """Whether anything ran besides the kernel or the step."""
+        return self.mix.hot > 0 or self.mix.idle_s > 0
+
 
 class SampleSet(Record, frozen=True, kw_only=True):
     """Everything measured of one step on one GPU.

@@ -1,14 +1,15 @@
 """Samples on their way into a file, made or continued."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from underclock.core.steering.agenda import ALONE
 from underclock.core.steering.mixing import spin_mhz
 from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
-from underclock.records import Clocks, Mix, MixSample, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet
 from underclock.stages.provenance import check_same
 from underclock.store import SampleFile
 
@@ -32,6 +33,22 @@ class Recorder:
         """Add a reading of a kernel, or of the whole step."""
         sample = as_sample(name, asked, repeat, reading)
         self.file.append(sample, in_situ=in_situ, gpu_s=self._passed_s())
+
+    def append_step(self, reading: Reading) -> None:
+        """Add a run of the whole step at auto, and what its launches took inside, where timed.
+
+        Both are counted by themselves: a campaign may have been cut off between the two.
+
+        Raises:
+            MeasurementError: Launches were timed, and the clock is not known.
+        """
+        before = self.file.sample_set()
+        self.append(self.file.header.workload, AUTO, len(before.in_situ), reading, in_situ=True)
+        if reading.durations is None:
+            return
+        repeat = sum(s.is_step and s.mix == ALONE and s.asked.is_auto for s in before.mixed)
+        kernel_s = of_kernels(self.file.header, reading.durations.kernel_s)
+        self.append_mixed(as_mix_sample("", ALONE, AUTO, repeat, reading, kernel_s))
 
     def append_mixed(self, sample: MixSample) -> None:
         """Add a measurement in company."""
@@ -77,6 +94,19 @@ def record(
         finally:
             recorder.finish()
         return file.sample_set()
+
+
+def of_kernels(header: SampleSet, launches_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean duration of each kernel of the step, of all its launches.
+
+    Args:
+        header: Of the campaign, with the launch sequence.
+        launches_s: Of each launch.
+    """
+    of_kernel: list[list[float]] = [[] for _ in header.kernels]
+    for k, each_s in zip(header.order, launches_s, strict=True):
+        of_kernel[k].append(each_s)
+    return tuple(sum(each) / len(each) for each in of_kernel)
 
 
 def as_mix_sample(

@@ -4,7 +4,6 @@ What to do next follows from the samples on file alone, so a campaign that was c
 where it stopped.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -13,10 +12,9 @@ from underclock.core.model.rows import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.errors import NoRoomError
-from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Kernel, Mix, SampleSet
 from underclock.stages.adaptive import Limits
-from underclock.stages.recording import Recorder, as_mix_sample
+from underclock.stages.recording import Recorder, as_mix_sample, of_kernels
 
 BUDGET_S = 600.0
 """Of the GPU's time, where nobody says."""
@@ -28,7 +26,7 @@ class SteeringRun:
     def __init__(
         self, recorder: Recorder, limits: Limits, tell: Callable[[str], None], *, in_situ: bool
     ) -> None:
-        self._bench: Measurer = recorder.measurer
+        self._bench = recorder.measurer
         self._recorder = recorder
         self._limits = limits
         self._tell = tell
@@ -101,27 +99,21 @@ class SteeringRun:
         self._tell(_words(wanted))
         repeat = sum((s.kernel, s.mix) == (wanted.kernel, wanted.mix) for s in samples.mixed)
         reading = self._bench.measure(kernels, repeat, mix=wanted.mix, timed=True)
+        if wanted.mix == ALONE and not wanted.kernel:
+            self._recorder.append_step(reading)
+            return
         if wanted.mix == ALONE:
             # Counted by themselves: a campaign may have been cut off between the two.
-            name = wanted.kernel or self._recorder.file.header.workload
-            alike = samples.samples if wanted.kernel else samples.in_situ
-            plain = sum(sample.kernel == name for sample in alike)
-            self._recorder.append(name, AUTO, plain, reading, in_situ=not wanted.kernel)
-        kernel_s = None if wanted.kernel else self._of_kernels(reading)
+            plain = sum(sample.kernel == wanted.kernel for sample in samples.samples)
+            self._recorder.append(wanted.kernel, AUTO, plain, reading)
+        kernel_s = None
+        if wanted.mix.launches and not wanted.kernel and reading.durations is not None:
+            kernel_s = of_kernels(self._recorder.file.header, reading.durations.kernel_s)
         self._recorder.append_mixed(
             as_mix_sample(
                 wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s, self._highest_mhz
             )
         )
-
-    def _of_kernels(self, reading: Reading) -> tuple[float, ...] | None:
-        """Return the mean duration of each kernel of the step, of all its launches."""
-        if reading.durations is None or not reading.durations.kernel_s:
-            return None
-        of_kernel: dict[str, list[float]] = defaultdict(list)
-        for kernel, each_s in zip(self._launches, reading.durations.kernel_s, strict=True):
-            of_kernel[kernel.name].append(each_s)
-        return tuple(sum(of_kernel[name]) / len(of_kernel[name]) for name in self._kernels)
 
 
 def _words(wanted: Wanted) -> str:
