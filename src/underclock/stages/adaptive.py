@@ -182,40 +182,72 @@ class AdaptiveRun:
         Returns:
             How many were taken.
         """
-        by_clocks: dict[Clocks, list[Kernel]] = defaultdict(list)
-        for one in wanted:
-            if refit or not self._taken[one.kernel.name, one.clocks]:
-                by_clocks[one.clocks].append(one.kernel)
-        order = list(by_clocks)
-        self._random.shuffle(order)
+        todo = [one for one in wanted if refit or not self._taken[one.kernel.name, one.clocks]]
         taken = 0
-        for clocks in order:
-            kernels = by_clocks[clocks]
-            self._random.shuffle(kernels)
-            with self._bench.hold(clocks):
-                for kernel in kernels:
-                    if self._spent():
-                        return taken
-                    self._tell(f"{kernel.name} at {clocks}")
-                    repeat = self._taken[kernel.name, clocks]
-                    reading = self._bench.measure([kernel], repeat)
-                    self._recorder.append(kernel.name, clocks, repeat, reading)
-                    self._taken[kernel.name, clocks] += 1
-                    if clocks.core_mhz is not None and driver_says(reading.throttle_reasons):
-                        self._thin_out(kernel, clocks, reading)
-                    taken += 1
+        while todo and not self._spent():
+            by_clocks: dict[Clocks, list[Kernel]] = defaultdict(list)
+            for one in todo:
+                by_clocks[one.clocks].append(one.kernel)
+            order = list(by_clocks)
+            self._random.shuffle(order)
+            todo = []
+            for clocks in order:
+                kernels = by_clocks[clocks]
+                self._random.shuffle(kernels)
+                with self._bench.hold(clocks):
+                    for kernel in kernels:
+                        if self._spent():
+                            return taken
+                        todo += self._take_one(kernel, clocks)
+                        taken += 1
         return taken
 
-    def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> None:
+    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[_Wanted]:
+        """Measure a kernel at the clocks that are held; return what to measure in its place."""
+        self._tell(f"{kernel.name} at {clocks}")
+        repeat = self._taken[kernel.name, clocks]
+        reading = self._bench.measure([kernel], repeat)
+        self._recorder.append(kernel.name, clocks, repeat, reading)
+        self._taken[kernel.name, clocks] += 1
+        if clocks.core_mhz is None or not driver_says(reading.throttle_reasons):
+            return []
+        if self._thin_out(kernel, clocks, reading):
+            return []
+        return self._slower(kernel, clocks, reading)
+
+    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[_Wanted]:
+        """Return the fastest clocks that a kernel holds alone, where it was never seen at them.
+
+        Args:
+            kernel: The kernel.
+            clocks: At which the cap held it.
+            capped: What it did there.
+        """
+        seen = capped.observed.core_mhz if capped.observed else None
+        below_mhz = min(clocks.core_mhz or 0, seen or 0)
+        slower = [
+            other
+            for other in self._file.header.settings
+            if other.mem_mhz == clocks.mem_mhz and (other.core_mhz or 0) < below_mhz
+        ]
+        if not slower:
+            return []
+        fastest = max(slower, key=lambda other: other.core_mhz or 0)
+        return [] if self._taken[kernel.name, fastest] else [_Wanted(kernel, fastest)]
+
+    def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> bool:
         """Measure a kernel with idling, at clocks that it cannot hold alone under the cap.
 
         Args:
             kernel: The kernel.
             clocks: As held.
             capped: What it did by itself.
+
+        Returns:
+            Whether it ran at these clocks so.
         """
         if not self._step_runs.timed:
-            return
+            return False
         mixed = [s for s in self._file.sample_set().mixed if s.asked == clocks]
         idle = next((s for s in mixed if not s.mix.launches), None)
         if idle is None:
@@ -233,10 +265,11 @@ class AdaptiveRun:
             repeat = sum((s.kernel, s.mix) == (kernel.name, mix) for s in mixed)
             reading = self._bench.measure([kernel], repeat, mix=mix, timed=True)
             self._recorder.append_mixed(as_mix_sample(kernel.name, mix, clocks, repeat, reading))
-            round_s = mix.launches * capped.time_s
-            if not driver_says(reading.throttle_reasons) or mix.idle_s > _MOST_IDLE * round_s:
-                return
-            mix = Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
+            if not driver_says(reading.throttle_reasons):
+                return True
+            idles = mix.idle_s > _MOST_IDLE * mix.launches * capped.time_s
+            mix = None if idles else Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
+        return False
 
     def _shared(self) -> list[_Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
