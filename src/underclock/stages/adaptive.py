@@ -246,7 +246,7 @@ class AdaptiveRun:
         Returns:
             Whether it ran at these clocks so.
         """
-        if not self._step_runs.timed:
+        if not self._step_runs.can_time:
             return False
         mixed = [s for s in self._file.sample_set().mixed if s.asked == clocks]
         idle = next((s for s in mixed if not s.mix.launches), None)

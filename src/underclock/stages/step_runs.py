@@ -8,12 +8,14 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Reading
 from underclock.stages.recording import Recorder
 
+_TIMED = 4  # runs of which launches are timed; more tell what the step costs, and hardly more of it
+
 
 class StepRuns:
     """Runs the whole step at auto, and times its launches inside where that can be done.
 
     Attributes:
-        timed: Whether launches are timed; ``False`` from where it was seen that they cannot be.
+        can_time: Whether launches can be timed; ``False`` from where it was seen that they cannot.
     """
 
     def __init__(self, recorder: Recorder, tell: Callable[[str], None]) -> None:
@@ -21,7 +23,8 @@ class StepRuns:
         self._recorder = recorder
         self._tell = tell
         self._launches = [header.kernels[i] for i in header.order]
-        self.timed = Capability.MIX in recorder.measurer.capabilities
+        self.can_time = Capability.MIX in recorder.measurer.capabilities
+        self._timed = sum(sample.is_step for sample in recorder.file.sample_set().mixed)
 
     def run(self) -> None:
         """Run it once more.
@@ -34,13 +37,14 @@ class StepRuns:
 
     def _measure(self) -> Reading:
         measurer = self._recorder.measurer
-        if self.timed:
+        if self.can_time and self._timed < _TIMED:
             try:
                 reading = measurer.measure(self._launches, mix=ALONE, timed=True)
             except (NotSupportedError, MeasurementError) as exc:
                 self._give_up(str(exc))
             else:
                 if reading.core_mhz is not None:
+                    self._timed += 1
                     return reading
                 self._give_up("the core clock cannot be read")
                 return dataclasses.replace(reading, durations=None)
@@ -49,7 +53,7 @@ class StepRuns:
 
     def _give_up(self, why: str) -> None:
         """Go on without; the file says so."""
-        self.timed = False
+        self.can_time = False
         self._recorder.file.note(
             (f"{why}: what launches take inside the step is not known, only the step as a whole",)
         )
