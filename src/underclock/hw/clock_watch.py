@@ -6,7 +6,7 @@ import statistics
 from underclock.hw.base import Clock, Gpu
 
 _EVERY_S = 0.0093  # no divisor of the power loop's tick (20 ms) or of the counter's (100 ms)
-_MOST = 512  # readings; of a longer window every second one is dropped, and half as many follow
+_MOST = 1024  # readings; of a longer window every second one is dropped, and half as many follow
 _ROUNDING_S = 1e-6
 
 
