@@ -163,7 +163,7 @@ def test_a_measurer_without_timestamps_is_not_asked_for_any(tmp_path: Path) -> N
 
 def test_what_is_wrong_with_more_than_the_timing_ends_the_campaign(tmp_path: Path) -> None:
     class Broken(_Measurer):
-        def measure(self, *args: object, **more: object) -> Reading:  # type: ignore[override]
+        def measure(self, *args: object, **more: object) -> Reading:
             del args, more
             raise MeasurementError("the energy counter did not move")
 
