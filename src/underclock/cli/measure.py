@@ -160,12 +160,13 @@ def _taken(sample_set: "SampleSet") -> str:
     kernels, offered = len(sample_set.kernels), len(sample_set.settings)
     each = pairs / kernels
     samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
-    if sample_set.mixed:
+    reach = reach_mhz(sample_set)
+    if reach is not None:
         company = f"{len(sample_set.mixed)} in company"
-        reach = reach_mhz(sample_set)
-        if reach is not None:
-            return f"{samples} and {company}, at {reach[0]:.0f} to {reach[1]:.0f} MHz"
-        samples = f"{samples} and {company}"
+        return f"{samples} and {company}, at {reach[0]:.0f} to {reach[1]:.0f} MHz"
+    in_company = sum(sample.in_company for sample in sample_set.mixed)
+    if in_company:
+        samples = f"{samples} and {in_company} in company"
     if each == offered:
         return f"{samples}, each at " + (
             "one clock pair" if offered == 1 else f"{offered} clock pairs"

@@ -6,6 +6,7 @@ import statistics
 from underclock.hw.base import Clock, Gpu
 
 _EVERY_S = 0.0093  # no divisor of the power loop's tick (20 ms) or of the counter's (100 ms)
+_MOST = 1024  # readings; of a longer window every second one is dropped, and half as many follow
 _ROUNDING_S = 1e-6
 
 
@@ -22,6 +23,7 @@ class ClockWatch:
     def __init__(self, gpu: Gpu, clock: Clock) -> None:
         self._gpu = gpu
         self._clock = clock
+        self._every_s = _EVERY_S
         self._next_s = -math.inf
         self._seen_mhz: list[int] = []
 
@@ -45,10 +47,12 @@ class ClockWatch:
         end_s = clock.now_s() + duration_s
         while True:
             if clock.now_s() >= self._next_s - _ROUNDING_S:
-                self._next_s = clock.now_s() + _EVERY_S
+                self._next_s = clock.now_s() + self._every_s
                 core_mhz = self._gpu.observed().core_mhz
                 if core_mhz is not None:
                     self._seen_mhz.append(core_mhz)
+                if len(self._seen_mhz) == _MOST:
+                    self._seen_mhz, self._every_s = self._seen_mhz[::2], 2.0 * self._every_s
             now_s = clock.now_s()
             if now_s >= end_s:
                 return

@@ -25,6 +25,7 @@ _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
 _LOOK, _SHORT_LOOK = 0.5, 0.25  # of a window, for which launches are timed
 _SHORT_S = 0.01  # a round of less is seen often enough in a short look
 _WHOLE_ROUNDS = 5  # of a step in company, that say enough: a window holds them whole
+_ROUNDS = 3  # of a long sequence, in which its launches are timed
 _SEEN_S = 0.005  # ticks are seen to about this; rounds that are shorter blur less
 
 
@@ -213,8 +214,7 @@ class GpuMeasurer:
             _check_climbed(start.energy_j, end.energy_j)
             running = self._interference.read(self._held)
             window_s = end.at_s - start.at_s
-            watched_s = window_s * (_SHORT_LOOK if time_s < _SHORT_S else _LOOK)
-            durations = loop.durations(watched_s) if timed else None
+            durations = loop.durations(self._look_s(window_s, time_s)) if timed else None
         return Reading(
             time_s=time_s,
             energy_j=(end.energy_j - start.energy_j) / window_s * time_s,
@@ -228,6 +228,11 @@ class GpuMeasurer:
             core_spread_mhz=watch.spread_mhz if watch else None,
             durations=durations,
         )
+
+    def _look_s(self, window_s: float, round_s: float) -> float:
+        """Return for how long to time launches: a part of a window, of long rounds but a few."""
+        look = _SHORT_LOOK if round_s < _SHORT_S else _LOOK
+        return min(look * window_s, max(look * self._measuring.window_s, _ROUNDS * round_s))
 
     def _wait(
         self, loop: Loop, before: Progress, started_s: float, clock: Clock, least: int

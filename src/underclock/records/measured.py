@@ -292,6 +292,16 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         """Core clock of each of ``kernel_s`` while it was timed."""
         return self.kernel_mhz or (self.spin_mhz or self.core_mhz,) * len(self.kernel_s)
 
+    @property
+    def is_step(self) -> bool:
+        """Whether the whole step ran, by itself or in company."""
+        return not self.kernel and self.mix.launches > 0
+
+    @property
+    def in_company(self) -> bool:
+        """Whether anything ran besides the kernel or the step."""
+        return self.mix.hot > 0 or self.mix.idle_s > 0
+
 
 class SampleSet(Record, frozen=True, kw_only=True):
     """Everything measured of one step on one GPU.

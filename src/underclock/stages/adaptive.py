@@ -32,10 +32,10 @@ from underclock.core.sampling.acquisition import (
 from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.agenda import IDLING
 from underclock.core.steering.mixing import Seen, thinned
-from underclock.hw.base import Capability, Measurer, Reading
-from underclock.records import AUTO, Clocks, Kernel, Mix, MixSample
-from underclock.stages.recording import as_mix_sample
-from underclock.store import SampleFile
+from underclock.hw.base import Capability, Reading
+from underclock.records import Clocks, Kernel, Mix
+from underclock.stages.recording import Recorder, as_mix_sample
+from underclock.stages.step_runs import StepRuns
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
@@ -46,8 +46,6 @@ _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sam
 
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
 _MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
-
-Append = Callable[[str, Clocks, int, Reading, bool], None]
 
 
 class Limits(Protocol):
@@ -103,31 +101,29 @@ class _CertainOfTime:
 class AdaptiveRun:
     """One run of a campaign into a file."""
 
-    def __init__(  # noqa: PLR0913 - what it joins
+    def __init__(
         self,
-        measurer: Measurer,
-        file: SampleFile,
+        recorder: Recorder,
         limits: Limits,
         baseline: Clocks,
-        append: Append,
         tell: Callable[[str], None],
         *,
         seed: int,
         in_situ: bool,
-        append_mixed: Callable[[MixSample], None] | None = None,
     ) -> None:
-        self._bench = measurer
+        file = recorder.file
+        self._bench = recorder.measurer
+        self._recorder = recorder
         self._file = file
         self._limits = limits
         self._baseline = baseline
-        self._append = append
-        self._append_mixed = append_mixed
         self._tell = tell
+        self._step_runs = StepRuns(recorder, tell)
         self._random = np.random.default_rng([seed, zlib.crc32(b"campaign")])
         header = file.header
         self._kernels = header.kernels
         self._launches = [header.kernels[i] for i in header.order] if in_situ else []
-        self._started_s = measurer.now_s() - file.gpu_s  # what earlier runs spent counts too
+        self._started_s = self._bench.now_s() - file.gpu_s  # what earlier runs spent counts too
         before = file.sample_set()
         self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
         self._steps = len(before.in_situ)
@@ -159,10 +155,14 @@ class AdaptiveRun:
                 self._warm()  # kernels one by one leave the GPU cooler than the step does
                 self._step()
 
+    @property
+    def taken(self) -> int:
+        """Samples on file: of kernels by themselves, and of the step."""
+        return sum(self._taken.values()) + self._steps
+
     def _spent(self) -> bool:
         limits = self._limits
-        samples = sum(self._taken.values()) + self._steps
-        if limits.max_samples is not None and samples >= limits.max_samples:
+        if limits.max_samples is not None and self.taken >= limits.max_samples:
             return True
         spent_s = self._bench.now_s() - self._started_s
         return limits.budget_s is not None and spent_s >= limits.budget_s
@@ -172,9 +172,7 @@ class AdaptiveRun:
         self._bench.warm(self._launches or list(self._kernels))
 
     def _step(self) -> None:
-        self._tell("the whole step at auto clocks")
-        reading = self._bench.measure(self._launches)
-        self._append(self._file.header.workload, AUTO, self._steps, reading, True)
+        self._step_runs.run()
         self._steps += 1
 
     def _take(self, wanted: Iterable[_Wanted], *, refit: bool = False) -> int:
@@ -187,47 +185,79 @@ class AdaptiveRun:
         Returns:
             How many were taken.
         """
-        by_clocks: dict[Clocks, list[Kernel]] = defaultdict(list)
-        for one in wanted:
-            if refit or not self._taken[one.kernel.name, one.clocks]:
-                by_clocks[one.clocks].append(one.kernel)
-        order = list(by_clocks)
-        self._random.shuffle(order)
+        todo = [one for one in wanted if refit or not self._taken[one.kernel.name, one.clocks]]
         taken = 0
-        for clocks in order:
-            kernels = by_clocks[clocks]
-            self._random.shuffle(kernels)
-            with self._bench.hold(clocks):
-                for kernel in kernels:
-                    if self._spent():
-                        return taken
-                    self._tell(f"{kernel.name} at {clocks}")
-                    repeat = self._taken[kernel.name, clocks]
-                    reading = self._bench.measure([kernel], repeat)
-                    self._append(kernel.name, clocks, repeat, reading, False)
-                    self._taken[kernel.name, clocks] += 1
-                    if clocks.core_mhz is not None and driver_says(reading.throttle_reasons):
-                        self._thin_out(kernel, clocks, reading)
-                    taken += 1
+        while todo and not self._spent():
+            by_clocks: dict[Clocks, list[Kernel]] = defaultdict(list)
+            for one in todo:
+                by_clocks[one.clocks].append(one.kernel)
+            order = list(by_clocks)
+            self._random.shuffle(order)
+            todo = []
+            for clocks in order:
+                kernels = by_clocks[clocks]
+                self._random.shuffle(kernels)
+                with self._bench.hold(clocks):
+                    for kernel in kernels:
+                        if self._spent():
+                            return taken
+                        todo += self._take_one(kernel, clocks)
+                        taken += 1
         return taken
 
-    def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> None:
+    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[_Wanted]:
+        """Measure a kernel at the clocks that are held; return what to measure in its place."""
+        self._tell(f"{kernel.name} at {clocks}")
+        repeat = self._taken[kernel.name, clocks]
+        reading = self._bench.measure([kernel], repeat)
+        self._recorder.append(kernel.name, clocks, repeat, reading)
+        self._taken[kernel.name, clocks] += 1
+        if clocks.core_mhz is None or not driver_says(reading.throttle_reasons):
+            return []
+        if self._thin_out(kernel, clocks, reading):
+            return []
+        return self._slower(kernel, clocks, reading)
+
+    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[_Wanted]:
+        """Return the fastest clocks that a kernel holds alone, where it was never seen at them.
+
+        Args:
+            kernel: The kernel.
+            clocks: At which the cap held it.
+            capped: What it did there.
+        """
+        seen = capped.observed.core_mhz if capped.observed else None
+        below_mhz = min(clocks.core_mhz or 0, seen or 0)
+        slower = [
+            other
+            for other in self._file.header.settings
+            if other.mem_mhz == clocks.mem_mhz and (other.core_mhz or 0) < below_mhz
+        ]
+        if not slower:
+            return []
+        fastest = max(slower, key=lambda other: other.core_mhz or 0)
+        return [] if self._taken[kernel.name, fastest] else [_Wanted(kernel, fastest)]
+
+    def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> bool:
         """Measure a kernel with idling, at clocks that it cannot hold alone under the cap.
 
         Args:
             kernel: The kernel.
             clocks: As held.
             capped: What it did by itself.
+
+        Returns:
+            Whether it ran at these clocks so.
         """
-        if self._append_mixed is None or Capability.MIX not in self._bench.capabilities:
-            return
+        if not self._step_runs.can_time:
+            return False
         mixed = [s for s in self._file.sample_set().mixed if s.asked == clocks]
         idle = next((s for s in mixed if not s.mix.launches), None)
         if idle is None:
             self._tell(f"idling at {clocks}")
             reading = self._bench.measure([], mix=IDLING, timed=True)
             idle = as_mix_sample("", IDLING, clocks, 0, reading)
-            self._append_mixed(idle)
+            self._recorder.append_mixed(idle)
         core_mhz = float(clocks.core_mhz or 0)
         limit_w = capped.energy_j / capped.time_s
         seen = capped.observed.core_mhz if capped.observed else None
@@ -237,11 +267,12 @@ class AdaptiveRun:
             self._tell(f"{kernel.name} at {clocks} with {mix.idle_s * 1e3:.3g} ms of idling")
             repeat = sum((s.kernel, s.mix) == (kernel.name, mix) for s in mixed)
             reading = self._bench.measure([kernel], repeat, mix=mix, timed=True)
-            self._append_mixed(as_mix_sample(kernel.name, mix, clocks, repeat, reading))
-            round_s = mix.launches * capped.time_s
-            if not driver_says(reading.throttle_reasons) or mix.idle_s > _MOST_IDLE * round_s:
-                return
-            mix = Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
+            self._recorder.append_mixed(as_mix_sample(kernel.name, mix, clocks, repeat, reading))
+            if not driver_says(reading.throttle_reasons):
+                return True
+            idles = mix.idle_s > _MOST_IDLE * mix.launches * capped.time_s
+            mix = None if idles else Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
+        return False
 
     def _shared(self) -> list[_Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""

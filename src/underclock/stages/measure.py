@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from underclock.errors import MeasurementError, UsageError
-from underclock.hw.base import Capability, Measurer, Reading
-from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, SampleSet, Step
+from underclock.hw.base import Capability, Measurer
+from underclock.records import Clocks, Kernel, MeasurementSettings, SampleSet, Step
 from underclock.stages.adaptive import AdaptiveRun
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.provenance import provenance_of
 from underclock.stages.recording import Recorder, record
 from underclock.stages.steer import BUDGET_S, SteeringRun
+from underclock.stages.step_runs import StepRuns
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import SampleFile
 from underclock.units import format_duration
@@ -141,14 +142,12 @@ def _adapt(
     """
     measurer, file = recorder.measurer, recorder.file
     header = file.header
-    before = file.sample_set()
-    done = len(before.samples) + len(before.in_situ)
     started_s = measurer.now_s()
 
     def tell(doing: str) -> None:
         progress(
             Tally(
-                done=done,
+                done=run.taken,
                 total=campaign.max_samples,
                 gpu_s=measurer.now_s() - started_s,
                 doing=doing,
@@ -156,30 +155,23 @@ def _adapt(
             )
         )
 
-    def append(name: str, asked: Clocks, repeat: int, reading: Reading, whole: bool) -> None:  # noqa: FBT001
-        nonlocal done
-        recorder.append(name, asked, repeat, reading, in_situ=whole)
-        done += 1
-
     everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
     if not everywhere:
         raise UsageError(
             "no clock pair is there for every kernel, so there is nothing to compare with",
             hint="add rows with empty core_mhz and mem_mhz to the table",
         )
+    run = AdaptiveRun(
+        recorder,
+        campaign,
+        everywhere[0],  # auto first, then fastest first
+        tell,
+        seed=seed,
+        in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
+    )
     if not _is_spent_by_warming(file, campaign.budget_s):
-        AdaptiveRun(
-            measurer,
-            file,
-            campaign,
-            everywhere[0],  # auto first, then fastest first
-            append,
-            tell,
-            seed=seed,
-            in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
-            append_mixed=recorder.append_mixed,
-        ).run()
-    if not done:
+        run.run()
+    if not run.taken:
         raise MeasurementError(
             "the whole budget went into warming up, and nothing was measured",
             hint="run the same command with a larger --budget",
@@ -258,10 +250,9 @@ def take_points(
     if Capability.RUN in measurer.capabilities and (missing_steps or len(done) < total):
         tell("warming the GPU to a steady temperature")
         measurer.warm(launches or list(header.kernels))
-    for repeat in missing_steps:
-        tell("the whole step at auto clocks")
-        reading = measurer.measure(launches)
-        recorder.append(header.workload, AUTO, repeat, reading, in_situ=True)
+    step_runs = StepRuns(recorder, tell)
+    for _ in missing_steps:
+        step_runs.run()
     for clocks, kernels in points:
         todo = [
             (kernel, repeat)

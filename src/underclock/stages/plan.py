@@ -168,7 +168,8 @@ def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[P
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
-    return (ONE_PAIR,) if len(visited) == 1 and not sample_set.mixed else ()
+    company = any(sample.in_company for sample in sample_set.mixed)
+    return (ONE_PAIR,) if len(visited) == 1 and not company else ()
 
 
 def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:

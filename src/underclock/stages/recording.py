@@ -1,14 +1,16 @@
 """Samples on their way into a file, made or continued."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from underclock.core.steering.agenda import ALONE
 from underclock.core.steering.mixing import spin_mhz
 from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
-from underclock.records import Clocks, Mix, MixSample, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet
 from underclock.stages.provenance import check_same
 from underclock.store import SampleFile
 
@@ -32,6 +34,22 @@ class Recorder:
         """Add a reading of a kernel, or of the whole step."""
         sample = as_sample(name, asked, repeat, reading)
         self.file.append(sample, in_situ=in_situ, gpu_s=self._passed_s())
+
+    def append_step(self, reading: Reading) -> None:
+        """Add a run of the whole step at auto, and what its launches took inside, where timed.
+
+        Both are counted by themselves: a campaign may have been cut off between the two.
+
+        Raises:
+            MeasurementError: Launches were timed, and the clock is not known.
+        """
+        before = self.file.sample_set()
+        self.append(self.file.header.workload, AUTO, len(before.in_situ), reading, in_situ=True)
+        if reading.durations is None:
+            return
+        repeat = sum(s.is_step and s.mix == ALONE and s.asked.is_auto for s in before.mixed)
+        kernel_s = of_kernels(self.file.header, reading.durations.kernel_s)
+        self.append_mixed(as_mix_sample("", ALONE, AUTO, repeat, reading, kernel_s))
 
     def append_mixed(self, sample: MixSample) -> None:
         """Add a measurement in company."""
@@ -77,6 +95,21 @@ def record(
         finally:
             recorder.finish()
         return file.sample_set()
+
+
+def of_kernels(header: SampleSet, of_launches: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean over each kernel's launches in the step.
+
+    Args:
+        header: Of the campaign, with the launch sequence.
+        of_launches: Of one step or several; none where nothing is known.
+    """
+    if not of_launches:
+        return ()
+    of_kernel: list[list[float]] = [[] for _ in header.kernels]
+    for k, each in zip(itertools.cycle(header.order), of_launches, strict=False):
+        of_kernel[k].append(each)
+    return tuple(sum(each) / len(each) for each in of_kernel)
 
 
 def as_mix_sample(

@@ -4,8 +4,6 @@ What to do next follows from the samples on file alone, so a campaign that was c
 where it stopped.
 """
 
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -15,10 +13,9 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.core.steering.mixing import launch_clocks
 from underclock.errors import NoRoomError
-from underclock.hw.base import Durations, Measurer
 from underclock.records import AUTO, Kernel, Mix, SampleSet
 from underclock.stages.adaptive import Limits
-from underclock.stages.recording import Recorder, as_mix_sample
+from underclock.stages.recording import Recorder, as_mix_sample, of_kernels
 
 BUDGET_S = 600.0
 """Of the GPU's time, where nobody says."""
@@ -30,7 +27,7 @@ class SteeringRun:
     def __init__(
         self, recorder: Recorder, limits: Limits, tell: Callable[[str], None], *, in_situ: bool
     ) -> None:
-        self._bench: Measurer = recorder.measurer
+        self._bench = recorder.measurer
         self._recorder = recorder
         self._limits = limits
         self._tell = tell
@@ -103,39 +100,24 @@ class SteeringRun:
         self._tell(_words(wanted))
         repeat = sum((s.kernel, s.mix) == (wanted.kernel, wanted.mix) for s in samples.mixed)
         reading = self._bench.measure(kernels, repeat, mix=wanted.mix, timed=True)
+        if wanted.mix == ALONE and not wanted.kernel:
+            self._recorder.append_step(reading)
+            return
         if wanted.mix == ALONE:
             # Counted by themselves: a campaign may have been cut off between the two.
-            name = wanted.kernel or self._recorder.file.header.workload
-            alike = samples.samples if wanted.kernel else samples.in_situ
-            plain = sum(sample.kernel == name for sample in alike)
-            self._recorder.append(name, AUTO, plain, reading, in_situ=not wanted.kernel)
-        durations = None if wanted.kernel else reading.durations
-        kernel_s = self._of_kernels(durations.kernel_s) if durations else None
+            plain = sum(sample.kernel == wanted.kernel for sample in samples.samples)
+            self._recorder.append(wanted.kernel, AUTO, plain, reading)
+        durations = None if wanted.kernel or not wanted.mix.launches else reading.durations
+        header = self._recorder.file.header
+        kernel_s = of_kernels(header, durations.kernel_s) if durations else None
         sample = as_mix_sample(
             wanted.kernel, wanted.mix, AUTO, repeat, reading, kernel_s, self._highest_mhz
         )
         if durations and wanted.mix.after:
-            kernel_mhz = self._clocks(wanted.mix, durations)
-            sample = msgspec.structs.replace(sample, kernel_mhz=kernel_mhz)
+            launches = len(self._launches) * wanted.mix.launches
+            clocks = launch_clocks(wanted.mix, durations.pieces_s, self._highest_mhz, launches)
+            sample = msgspec.structs.replace(sample, kernel_mhz=of_kernels(header, clocks))
         self._recorder.append_mixed(sample)
-
-    def _clocks(self, mix: Mix, durations: Durations) -> tuple[float, ...]:
-        """Return the clock at which each kernel of the step ran, company between its launches."""
-        launches = len(self._launches) * mix.launches
-        return self._of_kernels(launch_clocks(mix, durations.pieces_s, self._highest_mhz, launches))
-
-    def _of_kernels(self, of_launches: Sequence[float]) -> tuple[float, ...]:
-        """Return the mean over each kernel's launches in the step.
-
-        Args:
-            of_launches: Of one step or several; none where nothing is known.
-        """
-        if not of_launches:
-            return ()
-        of_kernel: dict[str, list[float]] = defaultdict(list)
-        for kernel, each in zip(itertools.cycle(self._launches), of_launches, strict=False):
-            of_kernel[kernel.name].append(each)
-        return tuple(sum(of_kernel[name]) / len(of_kernel[name]) for name in self._kernels)
 
 
 def _words(wanted: Wanted) -> str:

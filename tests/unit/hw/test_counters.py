@@ -10,6 +10,7 @@ import pytest
 from underclock.errors import MeasurementError
 from underclock.hw.base import Durations, Progress
 from underclock.hw.clock import SystemClock
+from underclock.hw.clock_watch import ClockWatch
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
@@ -43,12 +44,13 @@ class FakeClock:
 @dataclass
 class FakeLoop:
     clock: FakeClock
+    launch_s: float = 0.01
     timed_at_s: float | None = None
     timed_for_s: float | None = None
 
     def progress(self) -> Progress:
-        launches = int(self.clock.t_s / 0.01)
-        return Progress(launches=launches, elapsed_s=launches * 0.01)
+        launches = int(self.clock.t_s / self.launch_s)
+        return Progress(launches=launches, elapsed_s=launches * self.launch_s)
 
     def durations(self, for_s: float) -> Durations:
         self.timed_at_s, self.timed_for_s = self.clock.t_s, for_s
@@ -59,6 +61,7 @@ class FakeLoop:
 @dataclass
 class FakeLauncher:
     clock: FakeClock
+    launch_s: float = 0.01
     running: FakeLoop | None = None
 
     def notes(self) -> tuple[str, ...]:
@@ -68,7 +71,7 @@ class FakeLauncher:
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[FakeLoop]:
         del mix
         assert kernels
-        self.running = FakeLoop(self.clock)
+        self.running = FakeLoop(self.clock, self.launch_s)
         yield self.running
 
 
@@ -153,6 +156,28 @@ def test_launches_are_timed_after_the_window_while_the_loop_still_runs() -> None
     assert clock.t_s == pytest.approx((launcher.running.timed_at_s or 0.0) + timed.window_s / 2)
     assert (timed.window_s, timed.energy_j) == pytest.approx((plain.window_s, plain.energy_j))
     assert plain.durations is None
+
+
+def test_of_a_long_step_a_few_rounds_are_timed_however_long_its_window() -> None:
+    clock = FakeClock()
+    launcher = FakeLauncher(clock, launch_s=2.0)
+    reading = _bench(250.0, FakeGpu(clock, 250.0), launcher).measure([_KERNEL] * 3, timed=True)
+
+    assert (reading.window_s or 0.0) > 20 * 1.9
+    assert launcher.running is not None
+    assert launcher.running.timed_for_s == pytest.approx(3 * 2.0, rel=0.01)
+
+
+def test_in_a_long_window_the_clock_is_read_ever_less_often_and_evenly() -> None:
+    clock = FakeClock()
+    gpu = FakeGpu(clock, 250.0)
+    gpu.core_mhz = lambda: round(1000 + clock.t_s)
+    watch = ClockWatch(gpu, clock)
+    watch.sleep_s(100.0)
+
+    assert len(gpu.looked) < 4096  # of some 10 000
+    assert watch.core_mhz == pytest.approx(1050.0, abs=0.5)
+    assert watch.spread_mhz == pytest.approx(100.0 / 12**0.5, rel=0.01)
 
 
 def test_in_company_the_clock_is_read_all_through_the_window_but_in_no_search() -> None:

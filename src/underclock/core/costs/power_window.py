@@ -12,6 +12,7 @@ some 20 ms, which evens out over a step.
 Shape letters: K kernels, S settings, n launches, C ceilings.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from underclock.physics.mean_power import window_means_w
 from underclock.records import Clocks, Mix, MixSample
 
 _METER_S = 1e-3  # a piece of idling of less only tells the clock
+_HALF_BIN_MHZ = 7.5
+_ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,21 @@ class SettledStep:
         """Core clock, averaged over time."""
         return float(np.average(self.core_mhz, weights=self.time_s))
 
+    def paces(self, order: Ints) -> tuple[Floats, float]:
+        """Return at which clocks kernels run, against the mean of the step.
+
+        Args:
+            order: Kernel of each launch. Shape (n,).
+
+        Returns:
+            Ratio of each kernel's mean clock to the step's, and by how much these differ from one:
+            the root of their mean square, over time. Shape (K,).
+        """
+        of_kernel_s = np.bincount(order, weights=self.time_s)
+        cycles = np.bincount(order, weights=self.time_s * self.core_mhz)
+        ratios: Floats = cycles / of_kernel_s / self.mean_mhz
+        return ratios, math.sqrt(float(np.average((ratios - 1.0) ** 2, weights=of_kernel_s)))
+
 
 def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
     """Return the greatest mean power in W that the loop sees in a step.
@@ -120,7 +138,7 @@ def is_uneven(sample: MixSample) -> bool:
     """
     mix = sample.mix
     rarely = sample.round_s / mix.pieces > WINDOW_S
-    return bool(not sample.kernel and mix.launches and has_company(mix) and rarely)
+    return sample.is_step and has_company(mix) and rarely
 
 
 def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
@@ -142,6 +160,32 @@ def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
 def has_company(mix: Mix) -> bool:
     """Whether something runs beside the kernels that moves their clock, not only tells it."""
     return mix.hot > 0 or mix.idle_s > _METER_S * mix.pieces
+
+
+def clock_moves(sample: MixSample) -> bool:
+    """Whether kernels of the step ran at clocks of their own under a cap, and nobody read which."""
+    moved = not sample.kernel_mhz and sample.core_spread_mhz > _HALF_BIN_MHZ
+    return sample.is_step and moved and sample.round_s > WINDOW_S
+
+
+def settled_at(cap: PowerCap, costs: LaunchCosts, mean_w: float) -> tuple[PowerCap, SettledStep]:
+    """Say where a step at auto settles whose mean power was measured; loops settle below the limit.
+
+    Args:
+        cap: What holds it, the limit a guess.
+        costs: Of one launch.
+        mean_w: Mean power of the step at auto.
+
+    Returns:
+        The cap, and the step under it.
+    """
+    asked = np.full(len(cap.order), cap.boost)
+    settled = settle(cap, costs, asked)
+    for _ in range(_ROUNDS):
+        predicted_w = float(settled.energy_j.sum() / settled.time_s.sum())
+        cap = dataclasses.replace(cap, limit_w=cap.limit_w * mean_w / predicted_w)
+        settled = settle(cap, costs, asked)
+    return cap, settled
 
 
 def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:

@@ -12,11 +12,9 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import driver_says
-from underclock.core.costs.power_window import PowerCap, SettledStep, settle
+from underclock.core.costs.power_window import PowerCap, SettledStep, settle, settled_at
 from underclock.core.costs.table import CostTable, step_means
 from underclock.records import Clocks, Closure, Cost, SampleSet
-
-_ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +45,15 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
     if boost is None:
         return None
     order = np.array(sample_set.order, dtype=np.int64)
-    asked = np.full(len(order), boost)
     real_s, real_j = step_means(sample_set.in_situ)
     if not math.isfinite(limit_w):
         limit_w = sample_set.gpu.power_limit_w or math.inf
     cap = PowerCap(limit_w=limit_w, order=order, boost=boost)
-    settled = settle(cap, table.launches, asked)
     if any(driver_says(sample.throttle_reasons) for sample in sample_set.in_situ):
         # The step is held, so its own mean power tells best where the loop settles.
-        for _ in range(_ROUNDS):
-            predicted_w = float(settled.energy_j.sum() / settled.time_s.sum())
-            cap = dataclasses.replace(cap, limit_w=cap.limit_w * real_j / real_s / predicted_w)
-            settled = settle(cap, table.launches, asked)
+        cap, settled = settled_at(cap, table.launches, real_j / real_s)
+    else:
+        settled = settle(cap, table.launches, np.full(len(order), boost))
     closure = Closure(
         time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
     )

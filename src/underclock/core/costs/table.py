@@ -211,7 +211,7 @@ def _baseline(
 
 def _lonely(sample_set: SampleSet, time_s: Floats) -> tuple[str, ...]:
     """Say which kernels leave nothing to choose."""
-    if any(sample.kernel_s for sample in sample_set.mixed):
+    if any(sample.kernel_s and sample.in_company for sample in sample_set.mixed):
         return ()  # company took kernels to other clocks
     names = [
         kernel.name

@@ -8,6 +8,7 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
+from underclock.core.model.step_paces import step_paces
 from underclock.core.model.subsample import fitted
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
@@ -18,7 +19,8 @@ STEADY_C = 55.0
 def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, FittedModel]:
     """Fit samples.
 
-    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
+    Company is taken off twice: how idle power follows the clock is first assumed, then fitted. So
+    it is with the clocks of launches inside a step within which the clock moves.
 
     Args:
         sample_set: The samples.
@@ -32,9 +34,12 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     """
     rows = rows_of(sample_set)
     model = fitted(rows, Shared(start_of(rows, settings)))
-    if any(sample.asked.is_auto for sample in sample_set.mixed):
+    steered = any(sample.asked.is_auto and sample.in_company for sample in sample_set.mixed)
+    paces = step_paces(sample_set, model, settings, temperature_of(sample_set))
+    if steered or paces is not None:
         parameters = model.parameters
-        rows = rows_of(sample_set, parameters.family.gpu(parameters.shared))
+        shape = parameters.family.gpu(parameters.shared) if steered else None
+        rows = rows_of(sample_set, shape, paces)
         model = fitted(rows, Shared(start_of(rows, settings)))
     return rows, model
 

@@ -4,6 +4,7 @@ Shape letters: R rows, K kernels, M memory clocks.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import (
     OFF_PEAK,
+    Left,
+    Paces,
     StepDraw,
     below_peak,
     companion_peak_w,
@@ -99,7 +102,9 @@ class Rows:
         return np.searchsorted(self.kernel, np.arange(len(self.names) + 1)).astype(np.int64)
 
 
-def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
+def rows_of(
+    sample_set: SampleSet, shape: GpuConstants | None = None, paces: Paces | None = None
+) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
     A measurement in company is a row at the clock that was read in its window, company taken off.
@@ -111,6 +116,7 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
         sample_set: The samples.
         shape: How idle power follows clock and temperature, for taking company off; by default as
             on recent GPUs.
+        paces: Of kernels inside the step, where its clock moves within it.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
@@ -133,12 +139,12 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
         (free if sample.asked.core_mhz is None else locked).append(row)
-    told = _in_company(sample_set, index, memory, shape)
-    mixed = list(told.rows)
-    _check_enough(sample_set, locked + mixed, len(memory))
-    each = Counter(row.kernel for row in locked + mixed)
-    steered = {row.kernel for row in mixed}
+    told = _in_company(sample_set, memory, shape, paces)
+    mixed = _company_rows(told, locked, index, _own_memory_mhz(sample_set, memory))
     rows = locked + mixed
+    _check_enough(sample_set, rows, len(memory))
+    each = Counter(row.kernel for row in rows if row.power_windows)
+    steered = {row.kernel for row in mixed if row.power_windows}
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
     columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
@@ -201,19 +207,16 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
 class _InCompany:
     """What measurements in company tell: of kernels, of the GPU's peak of power, of the step."""
 
-    rows: tuple[_Row, ...] = ()
+    left: tuple[Left, ...] = ()
     peak_w: float = math.inf
     step: tuple[StepDraw, ...] = ()
 
 
 def _in_company(
-    sample_set: SampleSet,
-    index: dict[str, int],
-    memory: list[float],
-    shape: GpuConstants | None,
+    sample_set: SampleSet, memory: list[float], shape: GpuConstants | None, paces: Paces | None
 ) -> _InCompany:
-    """Return what measurements in company tell."""
-    mixed = sample_set.mixed
+    """Return what measurements in company tell, and those of launches inside the step."""
+    mixed, kernels = sample_set.mixed, sample_set.kernels
     if not mixed:
         return _InCompany()
     shape = shape or unknown_gpu(
@@ -221,33 +224,52 @@ def _in_company(
         fastest_mhz=max(sample.core_mhz for sample in mixed),
         most_w=max(sample.round_j / sample.round_s for sample in mixed),
     )
-    company = Company.of(mixed, shape, memory[-1])
-    left = taken_off(mixed, sample_set.kernels, company)
+    own_mhz = _own_memory_mhz(sample_set, memory)
+    company = Company.of(mixed, shape, own_mhz)
+    left = taken_off(mixed, kernels, company, paces)
     limit_w = sample_set.gpu.power_limit_w or math.inf
     peak = min(peak_w(left, limit_w), companion_peak_w(mixed, company, limit_w))
     if math.isfinite(peak):
-        company = Company.of(mixed, shape, memory[-1], below_w=OFF_PEAK * peak)
-        left = below_peak(taken_off(mixed, sample_set.kernels, company), peak)
-    drawn: dict[str, list[tuple[float, float]]] = {}
-    for one in left:
+        company = Company.of(mixed, shape, own_mhz, below_w=OFF_PEAK * peak)
+        left = below_peak(taken_off(mixed, kernels, company, paces), peak)
+    # By itself the step runs at one clock: what it draws there is what auto is measured by.
+    steered = any(sample.is_step and sample.in_company for sample in mixed)
+    return _InCompany(
+        left=left, peak_w=peak, step=step_draws(mixed, kernels, company) if steered else ()
+    )
+
+
+def _company_rows(
+    told: _InCompany, locked: Sequence[_Row], index: dict[str, int], own_mem_mhz: float
+) -> list[_Row]:
+    """Return rows of kernels in company and inside the step.
+
+    Args:
+        told: What was left for kernels.
+        locked: Rows of kernels alone at held clocks.
+        index: Of kernels, by their names.
+        own_mem_mhz: Memory clock of a GPU left to itself.
+    """
+    drawn: dict[int, list[tuple[float, float]]] = {}
+    for row in locked:
+        drawn.setdefault(row.kernel, []).append((row.core_mhz, math.exp(row.log_w)))
+    for one in told.left:
         if one.power_w is not None:
-            drawn.setdefault(one.kernel, []).append((one.core_mhz, one.power_w))
-    rows = [
+            drawn.setdefault(index[one.kernel], []).append((one.core_mhz, one.power_w))
+    return [
         _Row(
             kernel=index[one.kernel],
             core_mhz=one.core_mhz,
-            mem_mhz=float(one.mem_mhz or memory[-1]),
+            mem_mhz=float(one.mem_mhz or own_mem_mhz),
             log_s=math.log(one.time_s),
-            log_w=math.log(one.power_w or _nearest(drawn[one.kernel], one.core_mhz)),
+            log_w=math.log(one.power_w or _nearest(drawn[index[one.kernel]], one.core_mhz)),
             temperature_c=_USUAL_C if one.temperature_c is None else one.temperature_c,
             time_windows=one.time_windows,
             power_windows=one.power_windows,
         )
-        for one in left
-        if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
+        for one in told.left
+        if index[one.kernel] in drawn  # costs of a kernel of unknown power cannot be told
     ]
-    draws = step_draws(mixed, sample_set.kernels, company)
-    return _InCompany(rows=tuple(rows), peak_w=peak, step=draws)
 
 
 def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:
@@ -292,6 +314,12 @@ def _memory_mhz(sample_set: SampleSet) -> list[float]:
     observed = [sample.observed for sample in sample_set.samples if sample.observed]
     read = {float(clocks.mem_mhz) for clocks in observed if clocks.mem_mhz}
     return sorted(asked or read or {UNKNOWN_MHZ})
+
+
+def _own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
+    """Return the memory clock of a GPU left to itself: as read in the step, else the fastest."""
+    read = [s.observed.mem_mhz for s in sample_set.in_situ if s.observed and s.observed.mem_mhz]
+    return float(statistics.median_low(read)) if read else memory[-1]
 
 
 def ceiling_mhz(samples: Sequence[Sample]) -> float:

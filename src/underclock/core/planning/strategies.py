@@ -30,7 +30,13 @@ from underclock.core.planning.chance_constraint import (
 )
 from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.under_cap import Proof, cheapest_within, is_held, proof_of_held
+from underclock.core.planning.under_cap import (
+    Proof,
+    as_it_runs,
+    cheapest_within,
+    is_held,
+    proof_of_held,
+)
 from underclock.core.statistics.verdict import TOLERANCE
 from underclock.records import (
     Aggregate,
@@ -277,6 +283,9 @@ def _choose(
     candidate = best(within)
     if task.aggregate is Aggregate.GLOBAL and any(_is_held(table, task, each) for each in seen):
         candidate = _better(table, candidate, best(below), goal.max_slowdown, risk)
+    if candidate is not None and _is_held(table, task, candidate):
+        asked = as_it_runs(table, task.groups, candidate.setting)
+        candidate = dataclasses.replace(candidate, setting=asked)
     # Auto is as fast as auto, whatever else is unsure.
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
         return _auto(table, task)

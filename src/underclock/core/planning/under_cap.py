@@ -10,6 +10,8 @@ Shape letters: G groups, S settings, K kernels, n launches.
 import dataclasses
 import math
 
+import numpy as np
+
 from underclock.arrays import Ints
 from underclock.core.costs.groups import Grouped
 from underclock.core.costs.power_window import PowerCap, greatest_mean_w
@@ -20,6 +22,7 @@ from underclock.core.planning.aim import Aim
 from underclock.records import Status
 
 _ROUNDS = 12  # choices looked at within a time budget
+_ROUNDING_MHZ = 1e-6
 _SMALL = 1e-9  # of a time or an energy: what rounding leaves
 
 
@@ -97,6 +100,42 @@ def cheapest_within(table: CostTable, groups: Grouped, solver: Solver, aim: Aim)
         rounds=_ROUNDS,
         priced_s=None if aim.prices is None else table.auto_time_s * groups.added(aim.prices),
     )
+
+
+def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
+    """Return the same choice, no group asking for a higher clock than the cap leaves it.
+
+    A ceiling that is taken to follow the mean at once makes them the same. A real one moves bin by
+    bin: it climbs while launches at low clocks run, and what asks for more runs above where it
+    would settle until it has come down.
+
+    Args:
+        table: Costs of the step.
+        groups: Who shares a setting.
+        setting: Of each kernel. Shape (K,).
+
+    Raises:
+        ValueError: Costs are of kernels alone.
+    """
+    order = cap_of(table).order
+    reached_mhz = np.zeros(len(groups.time_s))
+    settled = settled_step(table, setting[order])
+    np.maximum.at(reached_mhz, groups.member[order], settled.core_mhz)
+    core = np.array([clocks.core_mhz or math.nan for clocks in table.settings])
+    asked: Ints = setting.copy()
+    for g, least_mhz in enumerate(reached_mhz.tolist()):
+        mine = groups.member == g
+        own = int(setting[mine][0])
+        memory = table.settings[own].mem_mhz
+        enough = [
+            s
+            for s, clocks in enumerate(table.settings)
+            if clocks.mem_mhz == memory
+            and least_mhz - _ROUNDING_MHZ <= core[s] < core[own]
+            and np.isfinite(table.time_s[mine, s]).all()
+        ]
+        asked[mine] = min(enough, key=lambda s: float(core[s]), default=own)
+    return asked
 
 
 def proof_of_held(table: CostTable, groups: Grouped, solver: Solver, setting: Ints) -> Proof:

@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from underclock.arrays import Floats
 from underclock.core.costs.cap import CapMargin, driver_says
-from underclock.core.costs.power_window import is_uneven, with_durations
+from underclock.core.costs.power_window import clock_moves, is_uneven, with_durations
 from underclock.core.steering.company import WINDOW_NOISE, Company
 from underclock.records import Kernel, MixSample, SampleSet
 
@@ -48,20 +49,41 @@ class Left:
     temperature_c: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paces:
+    """At which clocks the kernels of a step run, where the cap moves the clock within the step.
+
+    Attributes:
+        ratio: Of each kernel's mean clock to the step's, in the order of the step. Shape (K,).
+        windows: How many windows of the usual length a time at that clock is worth. Shape (K,).
+    """
+
+    ratio: Floats
+    windows: Floats
+
+
 def taken_off(
-    mixed: Sequence[MixSample], kernels: Sequence[Kernel], company: Company
+    mixed: Sequence[MixSample],
+    kernels: Sequence[Kernel],
+    company: Company,
+    paces: Paces | None = None,
 ) -> tuple[Left, ...]:
     """Take off what company drew, of every measurement that a kernel was in.
 
     A measurement of the whole step tells each kernel's time at that clock, and no kernel's power.
+    Where the clock moved within the step it tells nothing until somebody knows how.
 
     Args:
         mixed: As measured.
         kernels: Of the step, in its order.
         company: What idling and the companion draw.
+        paces: Of kernels in steps within which the clock moves; ``None`` while nobody knows.
     """
     left: list[Left] = []
     for sample in with_durations(mixed):
+        if clock_moves(sample):
+            left += _at_paces(sample, kernels, paces) if paces is not None else ()
+            continue
         names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
             left += _by_spin(sample, names)
@@ -87,6 +109,26 @@ def taken_off(
             for name, time_s in zip(names, sample.kernel_s, strict=True)
         ]
     return tuple(left)
+
+
+def _at_paces(sample: MixSample, kernels: Sequence[Kernel], paces: Paces) -> list[Left]:
+    """Return what launches took in a step within which the clock moves."""
+    of_kernels = zip(
+        kernels, sample.kernel_s, paces.ratio.tolist(), paces.windows.tolist(), strict=True
+    )
+    return [
+        Left(
+            kernel=kernel.name,
+            core_mhz=ratio * sample.core_mhz,
+            mem_mhz=sample.asked.mem_mhz,
+            time_s=time_s,
+            power_w=None,
+            time_windows=windows,
+            power_windows=0.0,
+            temperature_c=sample.temperature_c,
+        )
+        for kernel, time_s, ratio, windows in of_kernels
+    ]
 
 
 def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
@@ -287,9 +329,11 @@ def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
         The clocks; ``None`` where clocks were held, or nothing ran in company.
     """
     asked = [s.asked for s in sample_set.samples] + [s.asked for s in sample_set.mixed]
-    held = not all(clocks.is_auto for clocks in asked)
+    steered = all(clocks.is_auto for clocks in asked) and any(
+        sample.in_company for sample in sample_set.mixed
+    )
     seen = [sample.core_mhz for sample in sample_set.mixed if sample.kernel_s]
-    return (min(seen), max(seen)) if seen and not held else None
+    return (min(seen), max(seen)) if seen and steered else None
 
 
 def told(sample_set: SampleSet) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Kind,
+    Mix,
+    MixSample,
     Sample,
     SampleSet,
     ThrottleReason,
@@ -262,3 +264,49 @@ def test_a_setting_that_no_gpu_has_is_refused_though_nobody_visited_it() -> None
 
     with pytest.raises(DataError, match="a memory clock of 2 MHz"):
         rows_of(_profile(_grid("a"), settings=odd))
+
+
+def _in_step(**changed: object) -> MixSample:
+    """Return a run of a step of two kernels at auto, its launches timed."""
+    fields: dict[str, object] = {
+        "kernel": "",
+        "mix": Mix(),
+        "core_mhz": 1740.0,
+        "core_spread_mhz": 0.0,
+        "round_s": 3.0,
+        "round_j": 300.0,
+        "kernel_s": (0.9, 1.9),
+        "window_s": 10.0,
+        **changed,
+    }
+    return MixSample(**fields)  # type: ignore[arg-type]
+
+
+def test_launches_inside_the_step_tell_times_at_its_clock() -> None:
+    step = _sample("w", None, None, observed=Clocks(core_mhz=1740, mem_mhz=5001))
+    rows = rows_of(
+        _profile([*_grid("a"), *_grid("b", energy_j=200.0)], mixed=(_in_step(),), in_situ=(step,))
+    )
+    inside = rows.windows[1] == 0.0
+
+    assert rows.kernel[inside].tolist() == [0, 1]
+    assert rows.core_mhz[inside].tolist() == [1740.0, 1740.0]
+    assert rows.mem_mhz[inside].tolist() == [5001.0, 5001.0]  # as read in the step
+    assert np.exp(rows.log_s[inside]) == pytest.approx([0.9, 1.9])
+    assert np.exp(rows.log_w[inside]) == pytest.approx([100.0, 200.0])
+    assert rows.windows[0, inside].tolist() == [1.0, 1.0]
+    # By itself it says nothing of what kernels draw more in the step.
+    assert rows.step == ()
+
+
+def test_a_kernel_whose_power_nobody_knows_gets_no_row_of_the_step() -> None:
+    rows = rows_of(_profile([*_grid("a"), _sample("b", None, None)], mixed=(_in_step(),)))
+
+    assert np.diff(rows.bounds).tolist() == [11, 0]
+
+
+def test_times_inside_the_step_do_not_stand_in_for_power_at_auto() -> None:
+    auto = _sample("b", None, None, observed=Clocks(core_mhz=1740, mem_mhz=9251))
+    rows = rows_of(_profile([*_grid("a"), _sample("b", 900), auto], mixed=(_in_step(),)))
+
+    assert sorted(rows.windows[1, rows.kernel == 1].tolist()) == [0.0, 0.04, 1.0]

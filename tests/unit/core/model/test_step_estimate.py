@@ -320,7 +320,7 @@ def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
 def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) -> None:
     mixed = tuple(
         MixSample(
-            mix=Mix(launches=1),
+            mix=Mix(idle_s=1e-3),
             window_s=1.0,
             kernel="k0",
             asked=AUTO,

@@ -24,6 +24,7 @@ from underclock.core.planning.power_curve import power_curve
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.planning.under_cap import (
+    as_it_runs,
     cheapest_within,
     is_held,
     proof_of_held,
@@ -372,3 +373,56 @@ def test_a_schedule_that_the_cap_holds_claims_no_more_than_its_gap() -> None:
                     assert cost.energy_j >= arm.energy_j * (1.0 - arm.gap) * (1.0 - 1e-9)
     assert arms
     assert all(arm.status is Status.BOUNDED for arm in arms)
+
+
+def test_nobody_asks_for_a_higher_clock_than_the_cap_leaves() -> None:
+    table = step(3, limit=0.5)
+    assert table.power_cap is not None
+    in_turns = dataclasses.replace(table.power_cap, order=np.array([0, 1, 2] * 10))
+    table = dataclasses.replace(table, power_cap=in_turns)
+    groups, order = grouped(table, Granularity.KERNEL), order_of(table)
+    boost = np.array([4, 4, 5])  # the last is left to the driver
+    asked = as_it_runs(table, groups, boost)
+    before, after = (settled_step(table, each[order]) for each in (boost, asked))
+
+    assert (asked[:2] < boost[:2]).all()
+    assert asked[2] == table.baseline
+    for k in range(2):
+        reached_mhz = before.core_mhz[order == k].max()
+        assert CORES[asked[k]] >= reached_mhz - 1e-6
+        assert CORES[asked[k] - 1] < reached_mhz
+    assert after.time_s.sum() == pytest.approx(before.time_s.sum(), rel=0.01)
+
+
+def test_a_choice_that_the_cap_leaves_alone_asks_for_what_it_asked() -> None:
+    table = step(3, limit=2.0)
+    choice = np.array([3, 4, 0])
+
+    asked = as_it_runs(table, grouped(table, Granularity.KERNEL), choice)
+    assert asked.tolist() == choice.tolist()
+
+
+def test_a_plan_asks_for_no_higher_clock_than_the_cap_leaves() -> None:
+    """One kernel takes less energy the faster it runs, so without a cap boost is best for it."""
+    part = CORES / CORES[-1]
+    time_s = np.stack([2e-3 / part, np.full(5, 3e-3)])
+    energy_j = time_s * np.stack([300.0 + 60.0 * part, 60.0 + 100.0 * part**3])
+    order = np.array([0, 1] * 20)
+    cap = PowerCap(limit_w=190.0, order=order, boost=4, window_s=0.5)
+    table = CostTable(
+        kernels=(Kernel(name="races", count=20), Kernel(name="waits", count=20)),
+        settings=(*(Clocks(core_mhz=int(core)) for core in CORES), AUTO),
+        time_s=20 * np.column_stack([time_s, np.ones(2)]),
+        energy_j=20 * np.column_stack([energy_j, np.ones(2)]),
+        baseline=5,
+        power_cap=cap,
+    )
+    auto = settle(cap, table.launches, np.full(len(order), 4))
+    for costs, launches in ((table.time_s, auto.time_s), (table.energy_j, auto.energy_j)):
+        costs[:, 5] = np.bincount(order, launches)
+    setting = solve_strategies(table, Goal(max_slowdown=0.0)).settings[Strategy.KERNEL_GLOBAL]
+
+    boost = settled_step(table, np.array([4, 0])[order])
+    assert boost.held > 0.0
+    assert boost.core_mhz == pytest.approx(np.full(len(order), 1000.0))
+    assert setting.tolist() == [0, 0]

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from underclock.core.model.start import unknown_gpu
@@ -12,13 +13,15 @@ from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, spin_mhz
 from underclock.core.steering.taking_off import (
     Left,
+    Paces,
     below_peak,
     companion_peak_w,
     peak_w,
+    reach_mhz,
     step_draws,
     taken_off,
 )
-from underclock.records import Kernel, Mix, MixSample
+from underclock.records import Evidence, GpuInfo, Kernel, Mix, MixSample, SampleSet
 
 _SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
 _KERNELS = (Kernel(name="a", count=2), Kernel(name="b"))
@@ -117,6 +120,57 @@ def test_a_metered_mix_without_a_power_tells_a_time_only() -> None:
     (left,) = taken_off([_of()], _KERNELS, Company.of([], _SHAPE, 1.0))
 
     assert (left.power_w, left.time_windows) == (None, 1.0)
+
+
+def _long_step(**changed: Any) -> MixSample:
+    """Return a step of 0.4 s by itself, its clock moving by 20 MHz around 1600."""
+    fields = {
+        "kernel": "",
+        "mix": Mix(),
+        "round_s": 0.4,
+        "round_j": 200.0,
+        "kernel_s": (0.1, 0.2),
+        "idle_s": None,
+        "spin_mhz": None,
+        "core_mhz": 1600.0,
+        "core_spread_mhz": 20.0,
+    }
+    return _of(**fields | changed)
+
+
+def test_a_long_step_whose_clock_moves_tells_nothing_until_it_is_known_how() -> None:
+    paces = Paces(ratio=np.array([0.99, 1.01]), windows=np.array([0.1, 1.0]))
+    left = taken_off([_long_step()], _KERNELS, _company(), paces)
+
+    assert taken_off([_long_step()], _KERNELS, _company()) == ()
+    assert [one.core_mhz for one in left] == pytest.approx([1584.0, 1616.0])
+    assert [one.time_s for one in left] == [0.1, 0.2]
+    assert [one.time_windows for one in left] == [0.1, 1.0]
+    assert {(one.power_w, one.power_windows) for one in left} == {(None, 0.0)}
+
+
+@pytest.mark.parametrize("changed", [{"core_spread_mhz": 0.0}, {"round_s": 0.05}])
+def test_in_a_step_that_is_short_or_steady_all_kernels_have_one_clock(
+    changed: dict[str, float],
+) -> None:
+    paces = Paces(ratio=np.array([0.99, 1.01]), windows=np.array([0.1, 0.1]))
+    left = taken_off([_long_step(**changed)], _KERNELS, _company(), paces)
+
+    assert [one.core_mhz for one in left] == [1600.0, 1600.0]
+
+
+def test_a_step_timed_by_itself_steers_nothing() -> None:
+    samples = SampleSet(
+        evidence=Evidence.SIMULATED,
+        gpu=GpuInfo(name="G"),
+        workload="w",
+        kernels=_KERNELS,
+        mixed=(_long_step(),),
+    )
+
+    assert reach_mhz(samples) is None
+    steered = msgspec.structs.replace(samples, mixed=(_long_step(), _of()))
+    assert reach_mhz(steered) == (1600.0, 2000.0)
 
 
 def test_the_steps_power_is_what_its_company_leaves() -> None:
