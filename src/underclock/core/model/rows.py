@@ -3,6 +3,7 @@
 Shape letters: R rows, K kernels, M memory clocks.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from underclock.core.model.checks import check_repeats, check_values, clocks_ask
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import (
+    COMPANION,
     OFF_PEAK,
     StepDraw,
     below_peak,
@@ -37,6 +39,8 @@ class CannotFitError(DataError):
 
 
 UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name it
+OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
+"""Attributes of `Rows` whose last axis is R."""
 _PILE = 3  # kernels at the same greatest power, from which a cap is concluded
 _KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
@@ -57,7 +61,8 @@ class Rows:
     """Samples at known clocks, sorted by kernel.
 
     Attributes:
-        names: Of the kernels. Length K.
+        names: Of the kernels; of what ran in company the hot companion is one more, the last,
+            which tells how power goes with the clock. Length K.
         kinds: What each mostly does, as a small number. Shape (K,).
         kernel: Index of each row's kernel, ascending. Shape (R,).
         core_mhz: As asked, and as read back where it was. Shape (R,).
@@ -75,6 +80,8 @@ class Rows:
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran in company.
+        company: How log power of each row moves with each error that company has in common, by its
+            standard deviation. Shape (R, H); ``None`` where nothing ran in company.
     """
 
     names: tuple[str, ...]
@@ -92,6 +99,30 @@ class Rows:
     peak_w: float = math.inf
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
+    company: Floats | None = None
+
+    def of_first(self, kernels: int) -> "Rows":
+        """Return the rows of the first kernels only.
+
+        Args:
+            kernels: How many.
+        """
+        if len(self.names) <= kernels:
+            return self
+        some = slice(int(self.bounds[kernels]))
+        of_rows = {name: getattr(self, name)[..., some] for name in OF_ROWS}
+        return dataclasses.replace(
+            self,
+            names=self.names[:kernels],
+            kinds=self.kinds[:kernels],
+            company=self.by_company[some],
+            **of_rows,
+        )
+
+    @property
+    def by_company(self) -> Floats:
+        """How log power moves with errors of company. Shape (R, H), H = 0 without any."""
+        return np.zeros((len(self.kernel), 0)) if self.company is None else self.company
 
     @property
     def bounds(self) -> Ints:
@@ -141,12 +172,17 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
     rows = locked + mixed
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
-    columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
+    company = np.array([row.by_company or (0.0,) * told.errors for row in rows])
+    columns = dict(zip(_Row._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
     windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
+    names, kinds = list(index), [_KINDS[kernel.kind] for kernel in sample_set.kernels]
+    if rows[-1].kernel == len(index):
+        names.append(COMPANION)
+        kinds.append(_KINDS[Kind.GEMM])
     return Rows(
-        names=tuple(index),
-        kinds=np.array([_KINDS[kernel.kind] for kernel in sample_set.kernels], dtype=np.int64),
+        names=tuple(names),
+        kinds=np.array(kinds, dtype=np.int64),
         kernel=of_kernel,
         windows=windows,
         **columns,
@@ -155,6 +191,7 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
         ceiling_mhz=ceiling,
         peak_w=told.peak_w,
         step=told.step,
+        company=company.reshape(len(rows), -1),
         idle=_idle(sample_set, memory[-1]),
     )
 
@@ -170,6 +207,7 @@ class _Row(NamedTuple):
     temperature_c: float
     time_windows: float
     power_windows: float
+    by_company: tuple[float, ...] = ()
 
 
 def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:
@@ -204,6 +242,7 @@ class _InCompany:
     rows: tuple[_Row, ...] = ()
     peak_w: float = math.inf
     step: tuple[StepDraw, ...] = ()
+    errors: int = 0
 
 
 def _in_company(
@@ -234,7 +273,7 @@ def _in_company(
             drawn.setdefault(one.kernel, []).append((one.core_mhz, one.power_w))
     rows = [
         _Row(
-            kernel=index[one.kernel],
+            kernel=index.get(one.kernel, len(index)),
             core_mhz=one.core_mhz,
             mem_mhz=float(one.mem_mhz or memory[-1]),
             log_s=math.log(one.time_s),
@@ -242,12 +281,13 @@ def _in_company(
             temperature_c=_USUAL_C if one.temperature_c is None else one.temperature_c,
             time_windows=one.time_windows,
             power_windows=one.power_windows,
+            by_company=tuple(one.by_company),
         )
         for one in left
         if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
     ]
     draws = step_draws(mixed, sample_set.kernels, company)
-    return _InCompany(rows=tuple(rows), peak_w=peak, step=draws)
+    return _InCompany(rows=tuple(rows), peak_w=peak, step=draws, errors=company.errors)
 
 
 def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:

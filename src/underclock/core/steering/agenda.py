@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from underclock.core.steering.company import USUAL_C, Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.taking_off import (
+    COMPANION,
     OFF_PEAK,
     Left,
     at_cap,
@@ -48,6 +50,7 @@ _TRIES = 4  # more than there are rungs, each corrected by what the last one rea
 _NEAR = 0.34  # of the distance between rungs: near enough
 _ALIKE = 0.02  # mixes that differ by less are the same
 _MIXES = 8  # of a kernel, beside alone
+_PLACES = 9  # at which a kernel's power may be measured
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
@@ -99,7 +102,8 @@ class SteeringAgenda:
         company = Company.of(mixed, shape, shape.mem_points_mhz[-1])
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
         for one in taken_off(mixed, samples.kernels, company):
-            left[one.kernel].append(one)
+            if one.kernel != COMPANION:
+                left[one.kernel].append(one)
         bench = None
         if company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
             bench = _bench(samples, company, list(itertools.chain(*left.values())))
@@ -189,7 +193,7 @@ class SteeringAgenda:
         return [
             Seen(core_mhz, draw.mean_w, step_s)
             for core_mhz, draw, step_s in draws
-            if draw is not None and draw.mean_w > draw.spread_w
+            if draw is not None and draw.mean_w > draw.total_w
         ]
 
     def _alone(self) -> Iterator[Wanted]:
@@ -209,12 +213,13 @@ class SteeringAgenda:
                 continue
             known = Known.of(self.left[kernel.name])
             targets = self._targets(bench, kernel.name)
-            for target in targets:
-                mix = mix_at(target, seen, bench)
+            # Where power is to be known no mix may lead; what it is nearby tells of it too.
+            for core_mhz in self._places(bench, kernel.name):
+                mix = mix_at(core_mhz, seen, bench)
                 if mix is None or sum(_alike(mix, other) for other in mixes) >= _REPEATS:
                     continue
-                own = bench.expected(seen, target)
-                then = known.after(target, variance_in(mix, own, bench))
+                own = bench.expected(seen, core_mhz)
+                then = known.after(core_mhz, variance_in(mix, own, bench))
                 before, after = (sum(of.variance(mhz) for mhz in targets) for of in (known, then))
                 energy_j = kernel.count * own.power_w * own.time_s
                 round_s = mix.launches * own.time_s + mix.idle_s
@@ -226,13 +231,18 @@ class SteeringAgenda:
 
     def _targets(self, bench: Bench, name: str) -> list[float]:
         """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""
+        low, *_, high = self._places(bench, name)
+        wanted = sorted([low, min(self.step_mhz(), high), high])
+        return [b for a, b in itertools.pairwise([0.0, *wanted]) if b - a > _CLOSE_MHZ]
+
+    def _places(self, bench: Bench, name: str) -> list[float]:
+        """Return clocks from the lowest to the highest at which a kernel may be measured."""
         seen = self._seen(name)
         low = min(one.core_mhz for one in (*bench.hot, *seen))
-        wanted = [low, self.step_mhz()]
+        even = np.linspace(low, bench.boost_mhz, _PLACES).tolist()
         # More is held by what no clock shows.
-        if bench.expected(seen, bench.boost_mhz).power_w < OFF_PEAK * bench.peak_w:
-            wanted.append(bench.boost_mhz)
-        return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
+        held_w = OFF_PEAK * bench.peak_w
+        return [mhz for mhz in even if mhz == low or bench.expected(seen, mhz).power_w < held_w]
 
     def _seen(self, name: str) -> list[Seen]:
         return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
@@ -263,7 +273,7 @@ def _bench(samples: SampleSet, company: Company, left: Sequence[Left]) -> Bench:
         if sample.hot_s is None:
             continue
         draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
-        if draw is not None and draw.mean_w > draw.spread_w:
+        if draw is not None and draw.mean_w > draw.total_w:
             seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
     capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]

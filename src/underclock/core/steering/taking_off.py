@@ -5,11 +5,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from underclock.arrays import Floats
 from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.costs.power_window import is_uneven
-from underclock.core.steering.company import WINDOW_NOISE, Company
+from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
 from underclock.records import Kernel, MixSample, SampleSet
 
+COMPANION = ""
+"""Stands for the name of the hot companion, which is no kernel of the step."""
 HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
 _SURE = 0.2  # windows' worth of power from which it may tell of a peak
@@ -27,14 +32,16 @@ class Left:
     """What one measurement in company tells of one kernel.
 
     Attributes:
-        kernel: Its name.
+        kernel: Its name; `COMPANION` for the hot companion by itself.
         core_mhz: Mean core clock it ran at.
         mem_mhz: Memory clock asked for; ``None`` is what the driver chose.
         time_s: Of a launch.
         power_w: While it ran; ``None`` where that cannot be told from the others'.
         time_windows: How many windows of the usual length that time is worth.
-        power_windows: How many that power is worth; 0 where there is none.
+        power_windows: How many that power is worth, were company known; 0 where there is none.
         temperature_c: ``None`` where it was not read.
+        by_company: How log power moves with each error of company, by its standard deviation.
+            Shape (H,).
     """
 
     kernel: str
@@ -45,6 +52,14 @@ class Left:
     time_windows: float
     power_windows: float
     temperature_c: float | None
+    by_company: Floats
+
+    @property
+    def variance(self) -> float:
+        """Of log power, errors of company included; ``inf`` where there is none."""
+        if not self.power_windows:
+            return math.inf
+        return WINDOW_NOISE**2 / self.power_windows + float(self.by_company @ self.by_company)
 
 
 def taken_off(
@@ -52,7 +67,9 @@ def taken_off(
 ) -> tuple[Left, ...]:
     """Take off what company drew, of every measurement that a kernel was in.
 
-    A measurement of the whole step tells each kernel's time at that clock, and no kernel's power.
+    A measurement of the whole step tells each kernel's time at that clock, and no kernel's power;
+    one of the companion by itself tells what that is, of which a model learns how power goes with
+    the clock.
 
     Args:
         mixed: As measured.
@@ -61,18 +78,19 @@ def taken_off(
     """
     left: list[Left] = []
     for sample in mixed:
-        if not sample.kernel_s or is_uneven(sample):
+        times_s = _times_s(sample, kernels)
+        if not times_s or is_uneven(sample):
             continue
-        names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
         if sample.spin_mhz is not None:
-            left += _by_spin(sample, names)
+            left += _by_spin(sample, times_s, company.errors)
         scale = _as_in_window(sample, kernels)
-        power_w, windows = _power(sample, company, scale) if sample.kernel else (None, 0.0)
-        if sample.spin_mhz is not None and power_w is None:
+        whole_step = sample.mix.launches and not sample.kernel
+        draw = None if whole_step else _power(sample, company, scale)
+        if sample.spin_mhz is not None and draw is None:
             continue
         steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
-        apart = 0.0 if sample.kernel else scale - 1.0
+        apart = scale - 1.0 if whole_step else 0.0
         sure = steady / (1.0 + (apart / _TIME_NOISE) ** 2)
         left += [
             Left(
@@ -80,17 +98,28 @@ def taken_off(
                 core_mhz=sample.core_mhz,
                 mem_mhz=sample.asked.mem_mhz,
                 time_s=scale * time_s,
-                power_w=power_w,
+                power_w=draw.mean_w if draw else None,
                 time_windows=sure if sample.spin_mhz is None else 0.0,
-                power_windows=steady * windows,
+                power_windows=steady * _windows(draw) if draw else 0.0,
                 temperature_c=sample.temperature_c,
+                by_company=draw.shared_w / draw.mean_w if draw else np.zeros(company.errors),
             )
-            for name, time_s in zip(names, sample.kernel_s, strict=True)
+            for name, time_s in times_s.items()
         ]
     return tuple(left)
 
 
-def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
+def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Return what a launch of each kernel took, or of the companion by itself."""
+    if not sample.mix.launches:
+        return {} if sample.hot_s is None else {COMPANION: sample.hot_s}
+    if not sample.kernel_s:
+        return {}
+    names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
+    return dict(zip(names, sample.kernel_s, strict=True))
+
+
+def _by_spin(sample: MixSample, times_s: dict[str, float], errors: int) -> list[Left]:
     """Return what launches took at the clock at which they were timed."""
     return [
         Left(
@@ -102,8 +131,9 @@ def _by_spin(sample: MixSample, names: Sequence[str]) -> list[Left]:
             time_windows=1.0,
             power_windows=0.0,
             temperature_c=sample.temperature_c,
+            by_company=np.zeros(errors),
         )
-        for name, time_s in zip(names, sample.kernel_s, strict=True)
+        for name, time_s in times_s.items()
     ]
 
 
@@ -122,14 +152,16 @@ def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
 
 def _once_s(sample: MixSample, kernels: Sequence[Kernel]) -> float:
     """Return how long the kernel of a mix, or one step, took when it was timed."""
+    if not sample.mix.launches:
+        return 0.0
     if sample.kernel:
         return sample.kernel_s[0]
     counted = zip(kernels, sample.kernel_s, strict=True)
     return math.fsum(kernel.count * each_s for kernel, each_s in counted)
 
 
-def _power(sample: MixSample, company: Company, scale: float) -> tuple[float | None, float]:
-    """Return the power of the kernel of a mix in W, and how many windows it is worth.
+def _power(sample: MixSample, company: Company, scale: float) -> Draw | None:
+    """Return the power of the kernel of a mix, or of the companion; ``None`` if hardly known.
 
     Args:
         sample: The mix.
@@ -137,10 +169,14 @@ def _power(sample: MixSample, company: Company, scale: float) -> tuple[float | N
         scale: By how much launches took longer in its window than when timed.
     """
     hot_s = scale * sample.mix.hot * (sample.hot_s or 0.0)
-    draw = company.left(sample, hot_s, scale * sample.mix.launches * sample.kernel_s[0])
-    if draw is None or draw.spread_w >= _MOST_SPREAD * draw.mean_w:
-        return None, 0.0
-    return draw.mean_w, min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
+    own_s = scale * sample.mix.launches * sample.kernel_s[0] if sample.mix.launches else 0.0
+    draw = company.left(sample, hot_s, own_s)
+    return None if draw is None or draw.total_w >= _MOST_SPREAD * draw.mean_w else draw
+
+
+def _windows(draw: Draw) -> float:
+    """Return how many windows of the usual length a power is worth, company apart."""
+    return min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
 
 
 def peak_w(left: Sequence[Left], limit_w: float) -> float:
@@ -158,7 +194,8 @@ def peak_w(left: Sequence[Left], limit_w: float) -> float:
     boost_mhz = max((one.core_mhz for one in left), default=0.0)
     for one in left:
         boosts = one.core_mhz >= _BOOSTS * boost_mhz
-        if boosts and one.power_w is not None and one.power_windows >= _SURE:
+        sure = one.kernel != COMPANION and one.variance <= WINDOW_NOISE**2 / _SURE
+        if boosts and one.power_w is not None and sure:
             most[one.kernel] = max(one.power_w, most.get(one.kernel, 0.0))
     greatest_w = max(most.values(), default=0.0)
     pile = [power_w for power_w in most.values() if power_w >= OFF_PEAK * greatest_w]
@@ -251,9 +288,9 @@ def step_draws(
         scale = _as_in_window(sample, kernels)
         step_s = scale * sample.mix.launches * _once_s(sample, kernels)
         draw = company.left(sample, scale * sample.mix.hot * (sample.hot_s or 0.0), step_s)
-        if draw is not None and draw.spread_w < _MOST_SPREAD * draw.mean_w:
+        if draw is not None and draw.total_w < _MOST_SPREAD * draw.mean_w:
             draws.append(
-                StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.spread_w)
+                StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.total_w)
             )
     return tuple(draws)
 
