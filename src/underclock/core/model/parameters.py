@@ -32,7 +32,8 @@ _OF_KERNEL = ("core_mcycles", "dram_mcycles", "fixed_s", "work_j_per_v2")
 _COLUMNS = {name: column for column, name in enumerate(BY_KERNEL)}
 _DRAM_J, _XBAR = len(_NAMED), len(_NAMED) + 1
 _DRAM_J_SPREAD, _XBAR_SPREAD, _MEM_W_SPREAD, _EFFICIENCY_SPREAD = 1.5, 1.0, 0.7, 0.15
-_GIVEN_DRAM_J, _GIVEN_XBAR = 0.005, 0.05  # J per Mcycle; crossbar cycles per DRAM cycle
+_TRAFFIC = 0.75  # power of DRAM traffic at its peak, over that of memory at rest
+_GIVEN_XBAR = 0.05  # crossbar cycles per DRAM cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class Shared:
         """Return the vector to begin with; also the mean of the prior. Shape (S,)."""
         values = [getattr(self.base, name) for name in _NAMED]
         efficiency = self.base.mem_points_efficiency[:-1]
-        given = [_GIVEN_DRAM_J, _GIVEN_XBAR]
+        # An HBM cycle moves ten times the bytes of one of GDDR, and takes ten times the energy.
+        dram_j = _TRAFFIC * self.base.mem_points_w[-1] / self.base.mem_points_mhz[-1]
+        given = [dram_j, _GIVEN_XBAR]
         logs = np.log([*values, *given, *self.base.mem_points_w, *efficiency])
         return np.concatenate([logs, np.zeros(self.company)])
 

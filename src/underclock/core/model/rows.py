@@ -16,16 +16,11 @@ from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_repeats, check_values, clocks_asked
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import (
     COMPANION,
-    OFF_PEAK,
     StepDraw,
-    below_peak,
-    companion_peak_w,
-    peak_w,
     step_draws,
-    taken_off,
+    taken_apart,
 )
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
@@ -260,15 +255,11 @@ def _in_company(
         fastest_mhz=max(sample.core_mhz for sample in mixed),
         most_w=max(sample.round_j / sample.round_s for sample in mixed),
     )
-    company = Company.of(mixed, shape, memory[-1])
-    left = taken_off(mixed, sample_set.kernels, company)
-    limit_w = sample_set.gpu.power_limit_w or math.inf
-    peak = min(peak_w(left, limit_w), companion_peak_w(mixed, company, limit_w))
-    if math.isfinite(peak):
-        company = Company.of(mixed, shape, memory[-1], below_w=OFF_PEAK * peak)
-        left = below_peak(taken_off(mixed, sample_set.kernels, company), peak)
+    apart = taken_apart(
+        mixed, sample_set.kernels, shape, memory[-1], sample_set.gpu.power_limit_w
+    )
     drawn: dict[str, list[tuple[float, float]]] = {}
-    for one in left:
+    for one in apart.left:
         if one.power_w is not None:
             drawn.setdefault(one.kernel, []).append((one.core_mhz, one.power_w))
     rows = [
@@ -283,11 +274,13 @@ def _in_company(
             power_windows=one.power_windows,
             by_company=tuple(one.by_company),
         )
-        for one in left
+        for one in apart.left
         if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told
     ]
-    draws = step_draws(mixed, sample_set.kernels, company)
-    return _InCompany(rows=tuple(rows), peak_w=peak, step=draws, errors=company.errors)
+    draws = step_draws(mixed, sample_set.kernels, apart.company)
+    return _InCompany(
+        rows=tuple(rows), peak_w=apart.peak_w, step=draws, errors=apart.company.errors
+    )
 
 
 def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:

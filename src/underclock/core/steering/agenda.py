@@ -14,16 +14,15 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from underclock.core.steering.company import USUAL_C, Company
+from underclock.core.steering.company import USUAL_C
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.taking_off import (
     COMPANION,
     OFF_PEAK,
+    Apart,
     Left,
     at_cap,
-    companion_peak_w,
-    peak_w,
-    taken_off,
+    taken_apart,
 )
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.cap import WINDOW_S
@@ -99,14 +98,16 @@ class SteeringAgenda:
         # What was measured at held clocks, in the same file, steers nothing.
         mixed = tuple(sample for sample in samples.mixed if sample.asked.is_auto)
         samples = msgspec.structs.replace(samples, mixed=mixed)
-        company = Company.of(mixed, shape, shape.mem_points_mhz[-1])
+        apart = taken_apart(
+            mixed, samples.kernels, shape, shape.mem_points_mhz[-1], samples.gpu.power_limit_w
+        )
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
-        for one in taken_off(mixed, samples.kernels, company):
+        for one in apart.left:
             if one.kernel != COMPANION:
                 left[one.kernel].append(one)
         bench = None
-        if company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
-            bench = _bench(samples, company, list(itertools.chain(*left.values())))
+        if apart.company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
+            bench = _bench(samples, apart)
             if not companion:
                 bench = dataclasses.replace(bench, hot=())
         agenda = cls(samples=samples, bench=bench, left=left, companion=companion, error=math.inf)
@@ -148,6 +149,15 @@ class SteeringAgenda:
             return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
         yield from self._climb(bench, _LADDER, of_hot, lambda: (), 1)
+        # Once more where it is taken off: its error is one of all kernels.
+        lowest = min(one.core_mhz for one in bench.hot)
+        reach = bench.boost_mhz - lowest
+        taken = [
+            share
+            for share in _LADDER
+            if bench.expected(bench.hot, lowest + share * reach).power_w < bench.held_w
+        ]
+        yield from self._climb(bench, taken, of_hot, lambda: (), 1, times=_REPEATS)
 
     def _steps(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the whole step in company, which tells the time of every kernel at once."""
@@ -167,18 +177,20 @@ class SteeringAgenda:
         taken: Sequence[MixSample],
         seen: Callable[[], Sequence[Seen]],
         most_launches: int,
+        times: int = 1,
     ) -> Iterator[Wanted]:
         """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
         lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
-        if len(taken) >= _TRIES + len(rungs):
+        if len(taken) >= _TRIES + times * len(_LADDER):
             return
         for rung in rungs:
-            if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
+            near = [s for s in taken if abs(s.core_mhz - rung) <= _NEAR * apart_mhz]
+            if len(near) >= times:
                 continue
             mix = mix_at(rung, seen(), bench, most_launches=most_launches)
-            if mix is not None and not any(_alike(mix, sample.mix) for sample in taken):
+            if mix is not None and sum(_alike(mix, sample.mix) for sample in taken) < times:
                 yield Wanted("", mix)
 
     def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
@@ -241,8 +253,9 @@ class SteeringAgenda:
         low = min(one.core_mhz for one in (*bench.hot, *seen))
         even = np.linspace(low, bench.boost_mhz, _PLACES).tolist()
         # More is held by what no clock shows.
-        held_w = OFF_PEAK * bench.peak_w
-        return [mhz for mhz in even if mhz == low or bench.expected(seen, mhz).power_w < held_w]
+        return [
+            mhz for mhz in even if mhz == low or bench.expected(seen, mhz).power_w < bench.held_w
+        ]
 
     def _seen(self, name: str) -> list[Seen]:
         return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
@@ -265,8 +278,9 @@ class SteeringAgenda:
         return math.hypot(math.sqrt(noise2), shared_j) / total_j
 
 
-def _bench(samples: SampleSet, company: Company, left: Sequence[Left]) -> Bench:
+def _bench(samples: SampleSet, apart: Apart) -> Bench:
     """Describe where mixes run; company was measured."""
+    company = apart.company
     alone = [s for s in samples.mixed if not s.mix.launches]
     seen = []
     for sample in alone:
@@ -277,14 +291,14 @@ def _bench(samples: SampleSet, company: Company, left: Sequence[Left]) -> Bench:
             seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
     capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
-    limit_w = samples.gpu.power_limit_w or math.inf
+    below = [one for one in seen if one.power_w < OFF_PEAK * apart.peak_w]
     return Bench(
         company=company,
-        hot=tuple(seen),
+        hot=tuple(below or seen),
         limit_w=sum(capped) / len(capped) if capped else math.inf,
         boost_mhz=max(sample.core_mhz for sample in samples.mixed),
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
-        peak_w=min(peak_w(left, limit_w), companion_peak_w(samples.mixed, company, limit_w)),
+        peak_w=apart.peak_w,
     )
 
 

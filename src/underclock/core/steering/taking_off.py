@@ -11,6 +11,7 @@ from underclock.arrays import Floats
 from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.costs.power_window import is_uneven
 from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
+from underclock.physics.constants import GpuConstants
 from underclock.records import Kernel, MixSample, SampleSet
 
 COMPANION = ""
@@ -191,13 +192,20 @@ def peak_w(left: Sequence[Left], limit_w: float) -> float:
         limit_w: Power limit of the GPU.
     """
     most: dict[str, float] = {}
+    companion_w = 0.0
     boost_mhz = max((one.core_mhz for one in left), default=0.0)
     for one in left:
         boosts = one.core_mhz >= _BOOSTS * boost_mhz
-        sure = one.kernel != COMPANION and one.variance <= WINDOW_NOISE**2 / _SURE
-        if boosts and one.power_w is not None and sure:
+        if not boosts or one.power_w is None or one.variance > WINDOW_NOISE**2 / _SURE:
+            continue
+        if one.kernel == COMPANION:
+            companion_w = max(one.power_w, companion_w)
+        else:
             most[one.kernel] = max(one.power_w, most.get(one.kernel, 0.0))
+    # What the companion exceeds is no peak: kernels may be alike.
     greatest_w = max(most.values(), default=0.0)
+    if companion_w * OFF_PEAK > greatest_w:
+        return math.inf
     pile = [power_w for power_w in most.values() if power_w >= OFF_PEAK * greatest_w]
     if len(pile) < _PILE or statistics.median(pile) < _ABOVE * limit_w:
         return math.inf
@@ -254,6 +262,47 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
             and (one.power_w is None or one.power_w < held_w)
         )
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Measurements in company, taken apart.
+
+    Attributes:
+        company: What idling and the companion draw, where no peak of power holds it.
+        left: What is left for kernels and for the companion by itself, where none holds them.
+        peak_w: The peak; ``inf`` where none was seen.
+    """
+
+    company: Company
+    left: tuple[Left, ...]
+    peak_w: float
+
+
+def taken_apart(
+    mixed: Sequence[MixSample],
+    kernels: Sequence[Kernel],
+    shape: GpuConstants,
+    fastest_mem_mhz: float,
+    limit_w: float | None,
+) -> Apart:
+    """Take off what company drew, where everything ran at the clock that was read.
+
+    Args:
+        mixed: As measured.
+        kernels: Of the step, in its order.
+        shape: How idle power is assumed to follow clock and temperature.
+        fastest_mem_mhz: Memory clock of a GPU left to itself.
+        limit_w: Power limit of the GPU.
+    """
+    company = Company.of(mixed, shape, fastest_mem_mhz)
+    left = taken_off(mixed, kernels, company)
+    limit_w = limit_w or math.inf
+    peak = min(peak_w(left, limit_w), companion_peak_w(mixed, company, limit_w))
+    if math.isfinite(peak):
+        company = Company.of(mixed, shape, fastest_mem_mhz, below_w=OFF_PEAK * peak)
+        left = below_peak(taken_off(mixed, kernels, company), peak)
+    return Apart(company=company, left=left, peak_w=peak)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
