@@ -75,6 +75,8 @@ class Rows:
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran in company.
+        apart: Standard deviation of log clock that rows of a kernel in the whole step have in common.
+            Shape (R,); ``None`` where no step ran.
         company: How log power of each row moves with each error that company has in common, by its
             standard deviation. Shape (R, H); ``None`` where nothing ran in company.
     """
@@ -94,6 +96,7 @@ class Rows:
     peak_w: float = math.inf
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
+    apart: Floats | None = None
     company: Floats | None = None
 
     def of_first(self, kernels: int) -> "Rows":
@@ -110,6 +113,7 @@ class Rows:
             self,
             names=self.names[:kernels],
             kinds=self.kinds[:kernels],
+            apart=None if self.apart is None else self.apart[some],
             company=self.by_company[some],
             **of_rows,
         )
@@ -202,6 +206,7 @@ class _Row(NamedTuple):
     temperature_c: float
     time_windows: float
     power_windows: float
+    apart: float = 0.0
     by_company: tuple[float, ...] = ()
 
 
@@ -272,6 +277,7 @@ def _in_company(
             temperature_c=_USUAL_C if one.temperature_c is None else one.temperature_c,
             time_windows=one.time_windows,
             power_windows=one.power_windows,
+            apart=one.apart,
             by_company=tuple(one.by_company),
         )
         for one in apart.left

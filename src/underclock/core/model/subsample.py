@@ -87,7 +87,8 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
 def _only(rows: Rows, chosen: Ints) -> Rows:
     """Return some rows of the same kernels."""
     some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
-    return dataclasses.replace(rows, **some, company=rows.by_company[chosen])
+    apart = None if rows.apart is None else rows.apart[chosen]
+    return dataclasses.replace(rows, **some, apart=apart, company=rows.by_company[chosen])
 
 
 def _of(rows: Rows, kernels: Ints) -> Rows:

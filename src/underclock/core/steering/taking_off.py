@@ -24,6 +24,7 @@ _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
+_STAYS = 0.2  # of the spread of a step's clock, in the mean clock of one of its kernels: simulated
 _TIME_NOISE = 0.002  # of a duration in a window
 _MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
 
@@ -43,6 +44,9 @@ class Left:
         temperature_c: ``None`` where it was not read.
         by_company: How log power moves with each error of company, by its standard deviation.
             Shape (H,).
+        apart: How far its clock in the whole step is from the mean that was read, as a standard
+            deviation of its logarithm: it meets the power loop at the same place each time, so
+            measurements have it in common. 0 where nothing else ran.
     """
 
     kernel: str
@@ -54,6 +58,7 @@ class Left:
     power_windows: float
     temperature_c: float | None
     by_company: Floats
+    apart: float = 0.0
 
     @property
     def variance(self) -> float:
@@ -82,17 +87,19 @@ def taken_off(
         times_s = _times_s(sample, kernels)
         if not times_s or is_uneven(sample):
             continue
+        whole_step = not sample.kernel and sample.mix.launches > 0
+        moves = sample.core_spread_mhz / sample.core_mhz
+        apart = _STAYS * moves if whole_step and len(times_s) > 1 else 0.0
         if sample.spin_mhz is not None:
-            left += _by_spin(sample, times_s, company.errors)
+            left += _by_spin(sample, times_s, company.errors, apart)
         scale = _as_in_window(sample, kernels)
-        whole_step = sample.mix.launches and not sample.kernel
         draw = None if whole_step else _power(sample, company, scale)
         if sample.spin_mhz is not None and draw is None:
             continue
         steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
-        apart = scale - 1.0 if whole_step else 0.0
-        sure = steady / (1.0 + (apart / _TIME_NOISE) ** 2)
+        moved = scale - 1.0 if whole_step else 0.0
+        sure = steady / (1.0 + (moved / _TIME_NOISE) ** 2)
         left += [
             Left(
                 kernel=name,
@@ -104,6 +111,7 @@ def taken_off(
                 power_windows=steady * _windows(draw) if draw else 0.0,
                 temperature_c=sample.temperature_c,
                 by_company=draw.shared_w / draw.mean_w if draw else np.zeros(company.errors),
+                apart=apart,
             )
             for name, time_s in times_s.items()
         ]
@@ -120,7 +128,9 @@ def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:
     return dict(zip(names, sample.kernel_s, strict=True))
 
 
-def _by_spin(sample: MixSample, times_s: dict[str, float], errors: int) -> list[Left]:
+def _by_spin(
+    sample: MixSample, times_s: dict[str, float], errors: int, apart: float
+) -> list[Left]:
     """Return what launches took at the clock at which they were timed."""
     return [
         Left(
@@ -133,6 +143,7 @@ def _by_spin(sample: MixSample, times_s: dict[str, float], errors: int) -> list[
             power_windows=0.0,
             temperature_c=sample.temperature_c,
             by_company=np.zeros(errors),
+            apart=apart,
         )
         for name, time_s in times_s.items()
     ]
