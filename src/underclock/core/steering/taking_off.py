@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ _RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of tim
 _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
+_AS_HOT = 0.94  # of a peak: what draws as much would be near it
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
 _STAYS = 0.2  # of the spread of a step's clock, in the mean clock of one of its kernels: simulated
 _TIME_NOISE = 0.002  # of a duration in a window
@@ -203,33 +205,56 @@ def peak_w(left: Sequence[Left], limit_w: float) -> float:
         limit_w: Power limit of the GPU.
     """
     most: dict[str, float] = {}
-    companion_w = 0.0
     boost_mhz = max((one.core_mhz for one in left), default=0.0)
     for one in left:
         boosts = one.core_mhz >= _BOOSTS * boost_mhz
-        if not boosts or one.power_w is None or one.variance > WINDOW_NOISE**2 / _SURE:
-            continue
-        if one.kernel == COMPANION:
-            companion_w = max(one.power_w, companion_w)
-        else:
+        sure = one.kernel != COMPANION and one.variance <= WINDOW_NOISE**2 / _SURE
+        if boosts and one.power_w is not None and sure:
             most[one.kernel] = max(one.power_w, most.get(one.kernel, 0.0))
-    # What the companion exceeds is no peak: kernels may be alike.
     greatest_w = max(most.values(), default=0.0)
-    if companion_w * OFF_PEAK > greatest_w:
-        return math.inf
     pile = [power_w for power_w in most.values() if power_w >= OFF_PEAK * greatest_w]
     if len(pile) < _PILE or statistics.median(pile) < _ABOVE * limit_w:
         return math.inf
     return statistics.median(pile)
 
 
-def companion_peak_w(mixed: Sequence[MixSample], company: Company, limit_w: float) -> float:
-    """Return the power at which the hot companion gains no speed any more; ``inf`` if it does.
+class AtBoost(NamedTuple):
+    """What the hot companion did at boost.
+
+    Attributes:
+        power_w: It drew.
+        exponent: Of its time against the clock, between its fastest rung and the next.
+    """
+
+    power_w: float
+    exponent: float
+
+
+def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> float:
+    """Return the peak of power that kernels and the companion show together; ``inf`` for none.
+
+    Kernels that are alike draw alike, whatever holds them: so the companion must not be seen to
+    draw as much and to follow the clock, nor to draw more.
+
+    Args:
+        pile_w: What several kernels draw at most; ``inf`` where they differ.
+        companion: At boost; ``None`` where it was not seen there.
+        limit_w: Power limit of the GPU.
+    """
+    if companion is None:
+        return pile_w
+    if companion.exponent < _NO_FASTER and companion.power_w >= _ABOVE * limit_w:
+        alike = pile_w >= OFF_PEAK * companion.power_w
+        return min(pile_w, companion.power_w) if alike else companion.power_w
+    return math.inf if companion.power_w >= _AS_HOT * pile_w else pile_w
+
+
+def companion_at_boost(mixed: Sequence[MixSample], company: Company) -> AtBoost | None:
+    """Return what the hot companion did at boost; ``None`` where it was at one clock at most.
 
     Args:
         mixed: As measured.
         company: What idling draws.
-        limit_w: Power limit of the GPU.
     """
     rungs = []
     for sample in mixed:
@@ -240,13 +265,11 @@ def companion_peak_w(mixed: Sequence[MixSample], company: Company, limit_w: floa
             core_mhz = sample.spin_mhz or sample.core_mhz
             rungs.append((core_mhz, sample.hot_s, draw.mean_w))
     rungs.sort()
-    boost_mhz, boost_s, boost_w = rungs[-1] if rungs else (0.0, 0.0, 0.0)
-    slower = [rung for rung in rungs if rung[0] < (1.0 - _RUNG) * boost_mhz]
-    if not slower or boost_w < _ABOVE * limit_w:
-        return math.inf
-    below_mhz, below_s, _ = slower[-1]
-    exponent = math.log(below_s / boost_s) / math.log(boost_mhz / below_mhz)
-    return boost_w if exponent < _NO_FASTER else math.inf
+    slower = [rung for rung in rungs if rung[0] < (1.0 - _RUNG) * rungs[-1][0]]
+    if not slower:
+        return None
+    (below_mhz, below_s, _), (boost_mhz, boost_s, boost_w) = slower[-1], rungs[-1]
+    return AtBoost(boost_w, math.log(below_s / boost_s) / math.log(boost_mhz / below_mhz))
 
 
 def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
@@ -309,7 +332,7 @@ def taken_apart(
     company = Company.of(mixed, shape, fastest_mem_mhz)
     left = taken_off(mixed, kernels, company)
     limit_w = limit_w or math.inf
-    peak = min(peak_w(left, limit_w), companion_peak_w(mixed, company, limit_w))
+    peak = peak_seen_w(peak_w(left, limit_w), companion_at_boost(mixed, company), limit_w)
     if math.isfinite(peak):
         company = Company.of(mixed, shape, fastest_mem_mhz, below_w=OFF_PEAK * peak)
         left = below_peak(taken_off(mixed, kernels, company), peak)
