@@ -75,8 +75,8 @@ class Rows:
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran in company.
-        apart: Standard deviation of log clock that rows of a kernel in the whole step have in common.
-            Shape (R,); ``None`` where no step ran.
+        apart: Standard deviation of log clock that rows of a kernel in the whole step have in
+            common. Shape (R,); ``None`` where none has any.
         company: How log power of each row moves with each error that company has in common, by its
             standard deviation. Shape (R, H); ``None`` where nothing ran in company.
     """
@@ -260,9 +260,7 @@ def _in_company(
         fastest_mhz=max(sample.core_mhz for sample in mixed),
         most_w=max(sample.round_j / sample.round_s for sample in mixed),
     )
-    apart = taken_apart(
-        mixed, sample_set.kernels, shape, memory[-1], sample_set.gpu.power_limit_w
-    )
+    apart = taken_apart(mixed, sample_set.kernels, shape, memory[-1], sample_set.gpu.power_limit_w)
     drawn: dict[str, list[tuple[float, float]]] = {}
     for one in apart.left:
         if one.power_w is not None:
@@ -278,7 +276,7 @@ def _in_company(
             time_windows=one.time_windows,
             power_windows=one.power_windows,
             apart=one.apart,
-            by_company=tuple(one.by_company),
+            by_company=one.by_company,
         )
         for one in apart.left
         if one.kernel in drawn  # the costs of a kernel whose power nobody knows cannot be told

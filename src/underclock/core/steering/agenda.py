@@ -180,11 +180,11 @@ class SteeringAgenda:
         times: int = 1,
     ) -> Iterator[Wanted]:
         """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
+        if not shares or len(taken) >= _TRIES + times * len(shares):
+            return
         lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
-        if len(taken) >= _TRIES + times * len(_LADDER):
-            return
         for rung in rungs:
             near = [s for s in taken if abs(s.core_mhz - rung) <= _NEAR * apart_mhz]
             if len(near) >= times:

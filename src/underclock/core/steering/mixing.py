@@ -66,7 +66,9 @@ class Bench:
     boost_mhz: float
     temperature_c: float
     peak_w: float = math.inf
-    _known: dict[float, tuple[float | None, float]] = field(default_factory=dict, compare=False)
+    _known: dict[float, tuple[float | None, float]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @property
     def held_w(self) -> float:

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from underclock.arrays import Floats
 from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.costs.power_window import is_uneven
 from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
@@ -45,7 +42,7 @@ class Left:
         power_windows: How many that power is worth, were company known; 0 where there is none.
         temperature_c: ``None`` where it was not read.
         by_company: How log power moves with each error of company, by its standard deviation.
-            Shape (H,).
+            Length H.
         apart: How far its clock in the whole step is from the mean that was read, as a standard
             deviation of its logarithm: it meets the power loop at the same place each time, so
             measurements have it in common. 0 where nothing else ran.
@@ -59,7 +56,7 @@ class Left:
     time_windows: float
     power_windows: float
     temperature_c: float | None
-    by_company: Floats
+    by_company: tuple[float, ...] = ()
     apart: float = 0.0
 
     @property
@@ -67,7 +64,7 @@ class Left:
         """Of log power, errors of company included; ``inf`` where there is none."""
         if not self.power_windows:
             return math.inf
-        return WINDOW_NOISE**2 / self.power_windows + float(self.by_company @ self.by_company)
+        return WINDOW_NOISE**2 / self.power_windows + math.hypot(*self.by_company) ** 2
 
 
 def taken_off(
@@ -93,7 +90,7 @@ def taken_off(
         moves = sample.core_spread_mhz / sample.core_mhz
         apart = _STAYS * moves if whole_step and len(times_s) > 1 else 0.0
         if sample.spin_mhz is not None:
-            left += _by_spin(sample, times_s, company.errors, apart)
+            left += _by_spin(sample, times_s, apart)
         scale = _as_in_window(sample, kernels)
         draw = None if whole_step else _power(sample, company, scale)
         if sample.spin_mhz is not None and draw is None:
@@ -112,7 +109,7 @@ def taken_off(
                 time_windows=sure if sample.spin_mhz is None else 0.0,
                 power_windows=steady * _windows(draw) if draw else 0.0,
                 temperature_c=sample.temperature_c,
-                by_company=draw.shared_w / draw.mean_w if draw else np.zeros(company.errors),
+                by_company=tuple((draw.shared_w / draw.mean_w).tolist()) if draw else (),
                 apart=apart,
             )
             for name, time_s in times_s.items()
@@ -130,9 +127,7 @@ def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:
     return dict(zip(names, sample.kernel_s, strict=True))
 
 
-def _by_spin(
-    sample: MixSample, times_s: dict[str, float], errors: int, apart: float
-) -> list[Left]:
+def _by_spin(sample: MixSample, times_s: dict[str, float], apart: float) -> list[Left]:
     """Return what launches took at the clock at which they were timed."""
     return [
         Left(
@@ -144,7 +139,6 @@ def _by_spin(
             time_windows=1.0,
             power_windows=0.0,
             temperature_c=sample.temperature_c,
-            by_company=np.zeros(errors),
             apart=apart,
         )
         for name, time_s in times_s.items()
