@@ -207,8 +207,10 @@ def page(outcomes: Sequence[Outcome], kernels: int) -> str:
     of = f"{SIZES['layers']} layer and batch {SIZES['batch']} ({kernels} kernels)"
     lines = [
         _HEAD.format(gpu=GPU, workload=WORKLOAD, of=of),
-        "| limit, seed | mixes | GPU s | reach | against | N | time: rms, max "
-        "| energy: rms, mean, max |",
+        (
+            "| limit, seed | mixes | GPU s | reach | against | N | time: rms, max "
+            "| energy: rms, mean, max |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:

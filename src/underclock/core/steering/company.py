@@ -104,7 +104,7 @@ class _Curve:
             highest=float(log_mhz.max() - middle),
             middle=middle,
             coefficients=coefficients,
-            errors=np.linalg.cholesky(covariance),
+            errors=np.asarray(np.linalg.cholesky(covariance), dtype=np.float64),
             misfit=math.sqrt(max(excess, 0.0)) * float(spread.mean()),
             of_idle=covariance @ (columns.T @ (of_idle / spread[:, None] ** 2)),
         )

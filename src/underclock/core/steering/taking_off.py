@@ -21,6 +21,7 @@ _RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of tim
 _BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
 _PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
 OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
+_STILL = 0.85  # of the usual exponent: a peak within the last rung would show
 _AS_HOT = 0.94  # of a peak: what draws as much would be near it
 _ABOVE = 1.15  # of the limit: a peak below that is the cap's own
 _STAYS = 0.2  # of the spread of a step's clock, in the mean clock of one of its kernels: simulated
@@ -218,10 +219,17 @@ class AtBoost(NamedTuple):
     Attributes:
         power_w: It drew.
         exponent: Of its time against the clock, between its fastest rung and the next.
+        usual: The same below; ``None`` where it was not seen at a third clock.
     """
 
     power_w: float
     exponent: float
+    usual: float | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether it surely gets faster all the way to boost."""
+        return self.usual is not None and self.exponent >= _STILL * self.usual
 
 
 def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> float:
@@ -240,7 +248,8 @@ def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> flo
     if companion.exponent < _NO_FASTER and companion.power_w >= _ABOVE * limit_w:
         alike = pile_w >= OFF_PEAK * companion.power_w
         return min(pile_w, companion.power_w) if alike else companion.power_w
-    return math.inf if companion.power_w >= _AS_HOT * pile_w else pile_w
+    free = companion.follows and companion.power_w >= _AS_HOT * pile_w
+    return math.inf if free else pile_w
 
 
 def companion_at_boost(mixed: Sequence[MixSample], company: Company) -> AtBoost | None:
@@ -262,8 +271,14 @@ def companion_at_boost(mixed: Sequence[MixSample], company: Company) -> AtBoost 
     slower = [rung for rung in rungs if rung[0] < (1.0 - _RUNG) * rungs[-1][0]]
     if not slower:
         return None
-    (below_mhz, below_s, _), (boost_mhz, boost_s, boost_w) = slower[-1], rungs[-1]
-    return AtBoost(boost_w, math.log(below_s / boost_s) / math.log(boost_mhz / below_mhz))
+    slowest, next_, boost = slower[0], slower[-1], rungs[-1]
+    third = slowest[0] < (1.0 - _RUNG) * next_[0]
+    return AtBoost(boost[2], _exponent(next_, boost), _exponent(slowest, next_) if third else None)
+
+
+def _exponent(slow: tuple[float, ...], fast: tuple[float, ...]) -> float:
+    """Return the exponent of time against the clock, between a clock with a time and another."""
+    return math.log(slow[1] / fast[1]) / math.log(fast[0] / slow[0])
 
 
 def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:

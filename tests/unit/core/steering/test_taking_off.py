@@ -199,6 +199,20 @@ def test_a_companion_at_boost_is_known_by_its_power_and_how_it_follows_the_clock
     # Idling at 1700 MHz draws less than at 2000, so the power is not exactly what was made up.
     assert seen.power_w == pytest.approx(960.0, rel=0.01)
     assert seen.exponent == pytest.approx(math.log(1.02) / math.log(2000 / 1700))
+    assert seen.usual is None
+    assert not seen.follows
+
+
+def test_a_companion_follows_the_clock_where_it_does_as_it_did_below() -> None:
+    rungs = [_rung(mhz, 2.0 / mhz, mhz / 2.1) for mhz in (1600.0, 1800.0, 2000.0)]
+    free = companion_at_boost(rungs, _company())
+    held = companion_at_boost([*rungs[:2], _rung(2000.0, 1.05e-3, 960.0)], _company())
+
+    assert free is not None
+    assert free.usual == pytest.approx(1.0)
+    assert free.follows
+    assert held is not None
+    assert not held.follows
 
 
 @pytest.mark.parametrize(
@@ -230,8 +244,10 @@ _STUCK, _FREE = 0.1, 0.8  # exponents
         (970.0, AtBoost(960.0, _STUCK), 960.0),
         (950.0, AtBoost(960.0, _STUCK), 950.0),
         (920.0, AtBoost(960.0, _STUCK), 960.0),  # kernels that are alike below the peak
-        (970.0, AtBoost(960.0, _FREE), math.inf),  # alike, and nothing holds the companion
-        (970.0, AtBoost(800.0, _FREE), 970.0),  # too cool to be held
+        (970.0, AtBoost(960.0, _FREE, 0.85), math.inf),  # alike, and nothing holds the companion
+        (970.0, AtBoost(960.0, 0.45, 0.85), 970.0),  # held on the way from the last rung
+        (970.0, AtBoost(960.0, _FREE), 970.0),  # nobody knows how it follows the clock else
+        (970.0, AtBoost(800.0, _FREE, 0.85), 970.0),  # too cool to be held
         (970.0, AtBoost(720.0, _STUCK), 970.0),  # the cap's own
     ],
 )
