@@ -20,7 +20,7 @@ from underclock.core.steering.taking_off import (
     step_draws,
     taken_off,
 )
-from underclock.records import Kernel, Mix, MixSample
+from underclock.records import Clocks, Kernel, Mix, MixSample
 
 _SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
 _KERNELS = (Kernel(name="a", count=2), Kernel(name="b"))
@@ -299,3 +299,23 @@ def test_what_a_peak_held_is_left_out_and_what_ran_below_it_stays() -> None:
     unseen = _left("b", 970.0), _left("b", None, core_mhz=1500.0)  # never seen below it
 
     assert below_peak([cool, hot, below, timed, fast, *unseen], 970.0) == (cool, below, timed)
+
+
+def test_launches_that_were_not_timed_tell_nothing() -> None:
+    assert taken_off([_of(kernel_s=())], _KERNELS, _company()) == ()
+
+
+def test_the_companions_error_at_one_memory_clock_is_none_at_another() -> None:
+    slow, fast = Clocks(mem_mhz=1), Clocks(mem_mhz=2)
+    rungs = [
+        msgspec.structs.replace(_rung(mhz, 2.0 / mhz, mhz / 2.1), asked=memory)
+        for memory in (slow, fast)
+        for mhz in (1700.0, 2000.0)
+    ]
+    company = _company(*rungs)
+    at_slow, at_fast = (company.hot_w(1800.0, mem_mhz) for mem_mhz in (1.0, 2.0))
+
+    assert at_slow is not None
+    assert at_fast is not None
+    assert (at_slow.shared_w[4:] == 0.0).all()
+    assert (at_fast.shared_w[2:4] == 0.0).all()
