@@ -35,13 +35,16 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     rows = rows_of(sample_set)
     model = fitted(rows, Shared(start_of(rows, settings)))
     steered = any(sample.asked.is_auto and sample.in_company for sample in sample_set.mixed)
-    paces = step_paces(sample_set, model, settings, temperature_of(sample_set))
+    own = model.of_first(len(sample_set.kernels))
+    paces = step_paces(sample_set, own, settings, temperature_of(sample_set))
     if steered or paces is not None:
         parameters = model.parameters
         shape = parameters.family.gpu(parameters.shared) if steered else None
         rows = rows_of(sample_set, shape, paces)
         model = fitted(rows, Shared(start_of(rows, settings)))
-    return rows, model
+    # The companion told how power goes with the clock; it is no kernel of the step.
+    kernels = len(sample_set.kernels)
+    return rows.of_first(kernels), model.of_first(kernels)
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:

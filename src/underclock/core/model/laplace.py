@@ -4,6 +4,7 @@ Shape letters: R rows, K kernels, S shared parameters, P parameters of a kernel,
 leading 2 is time and power.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,32 @@ class FittedModel:
     by_shared: Floats
     by_kernel: Floats
     alternatives: Alternatives
+
+    def of_first(self, kernels: int) -> "FittedModel":
+        """Return the model of the first kernels only; what was learned of the others stays.
+
+        Args:
+            kernels: How many.
+        """
+        if len(self.rows.names) <= kernels:
+            return self
+        rows = self.rows.of_first(kernels)
+        some, told = slice(kernels), slice(len(rows.kernel))
+        parameters, other = self.parameters, self.alternatives
+        return dataclasses.replace(
+            self,
+            rows=rows,
+            parameters=dataclasses.replace(
+                parameters, kernels=parameters.kernels[some], serial=parameters.serial[some]
+            ),
+            scale=self.scale[some],
+            kernel_cov=self.kernel_cov[some],
+            gain=self.gain[some],
+            residuals=self.residuals[:, told],
+            by_shared=self.by_shared[:, told],
+            by_kernel=self.by_kernel[:, told],
+            alternatives=Alternatives(other.kernels[:, some], other.probability[:, some]),
+        )
 
 
 def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None) -> FittedModel:

@@ -32,7 +32,8 @@ _OF_KERNEL = ("core_mcycles", "dram_mcycles", "fixed_s", "work_j_per_v2")
 _COLUMNS = {name: column for column, name in enumerate(BY_KERNEL)}
 _DRAM_J, _XBAR = len(_NAMED), len(_NAMED) + 1
 _DRAM_J_SPREAD, _XBAR_SPREAD, _MEM_W_SPREAD, _EFFICIENCY_SPREAD = 1.5, 1.0, 0.7, 0.15
-_GIVEN_DRAM_J, _GIVEN_XBAR = 0.005, 0.05  # J per Mcycle; crossbar cycles per DRAM cycle
+_TRAFFIC = 0.75  # power of DRAM traffic at its peak, over that of memory at rest
+_GIVEN_XBAR = 0.05  # crossbar cycles per DRAM cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,22 @@ class Shared:
 
     Attributes:
         base: Constants that no sweep tells, and where the others begin.
+        company: How many errors company has in common: the last of the vector, each over its
+            standard deviation.
     """
 
     base: GpuConstants
+    company: int = 0
 
     def start(self) -> Floats:
         """Return the vector to begin with; also the mean of the prior. Shape (S,)."""
         values = [getattr(self.base, name) for name in _NAMED]
         efficiency = self.base.mem_points_efficiency[:-1]
-        given = [_GIVEN_DRAM_J, _GIVEN_XBAR]
-        return np.log([*values, *given, *self.base.mem_points_w, *efficiency])
+        # An HBM cycle moves ten times the bytes of one of GDDR, and takes ten times the energy.
+        dram_j = _TRAFFIC * self.base.mem_points_w[-1] / self.base.mem_points_mhz[-1]
+        given = [dram_j, _GIVEN_XBAR]
+        logs = np.log([*values, *given, *self.base.mem_points_w, *efficiency])
+        return np.concatenate([logs, np.zeros(self.company)])
 
     def spread(self) -> Floats:
         """Return the prior's standard deviations. Shape (S,)."""
@@ -61,12 +68,13 @@ class Shared:
                 *(_DRAM_J_SPREAD, _XBAR_SPREAD),
                 *[_MEM_W_SPREAD] * points,
                 *[_EFFICIENCY_SPREAD] * (points - 1),
+                *[1.0] * self.company,
             ]
         )
 
     def gpu(self, shared: Floats) -> GpuConstants:
         """Return the constants of a vector."""
-        values = np.exp(shared)
+        values = np.exp(shared[: len(shared) - self.company])
         points = len(self.base.mem_points_mhz)
         memory = values[_XBAR + 1 :].tolist()
         return dataclasses.replace(
@@ -86,12 +94,15 @@ class Points:
         core_mhz: Shape (R,).
         mem_mhz: Shape (R,).
         temperature_c: Shape (R,).
+        by_company: How log power as measured moves with errors of company. Shape (R, H); ``None``
+            where it does not.
     """
 
     kernel: Ints
     core_mhz: Floats
     mem_mhz: Floats
     temperature_c: Floats
+    by_company: Floats | None = None
 
     @classmethod
     def of(cls, rows: Rows) -> "Points":
@@ -101,6 +112,7 @@ class Points:
             core_mhz=rows.core_mhz,
             mem_mhz=rows.mem_mhz,
             temperature_c=rows.temperature_c,
+            by_company=rows.by_company,
         )
 
 
@@ -137,8 +149,12 @@ class PredictedRows:
 
     @property
     def log(self) -> Floats:
-        """Logarithms of time in s and power in W. Shape (2, R)."""
-        return self.costs.log
+        """Logarithms of time in s and power in W, as they would be measured. Shape (2, R)."""
+        company, by = self.parameters.family.company, self.at.by_company
+        if not company or by is None:
+            return self.costs.log
+        errors = by @ self.parameters.shared[-company:]
+        return self.costs.log + np.stack([np.zeros_like(errors), errors])
 
     def by_kernel(self) -> Floats:
         """Return derivatives by the kernel's own parameters. Shape (2, R, P)."""
@@ -155,7 +171,10 @@ class PredictedRows:
         per_dram = by_constant[:, :, [_COLUMNS["dram_j"], _COLUMNS["xbar_mcycles"]]]
         # The greatest memory clock is what efficiency is relative to.
         memory = by_gpu[:, :, len(BY_GPU) : -1]
-        return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory], axis=2)
+        company = np.zeros((*memory.shape[:2], self.parameters.family.company))
+        if self.at.by_company is not None:
+            company[1] = self.at.by_company
+        return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory, company], axis=2)
 
 
 def predict(parameters: Parameters, at: Points) -> PredictedRows:

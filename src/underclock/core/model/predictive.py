@@ -13,7 +13,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.laplace import FittedModel
-from underclock.core.model.parameters import Points, predict
+from underclock.core.model.parameters import CORE, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import alike
@@ -187,6 +187,14 @@ def _conditioned(
         doubt = predicted.apart[:, c, i] - predicted.apart_rows[:, c, near] @ weights.T
         doubt2 = model.alternatives.probability[:, k, None] * doubt**2
         discrepancy[c] += doubt2.max(axis=0, initial=0.0)
+        if c == 0 and rows.apart is not None:
+            # What rows in the step have in common no more of them take away: what the estimate
+            # makes of it, through the residuals and through the kernel's parameters.
+            off = rows.apart[near] * model.by_kernel[c, near, CORE]
+            among_off = np.linalg.solve(shared2 * among + np.diag(noise2), off)
+            moved = model.kernel_cov[k] @ (model.by_kernel[c, near].T @ among_off)
+            through = weights @ off + by_kernel[c] @ moved / model.scale[k] ** 2
+            discrepancy[c] += through**2
     return log, by_shared, by_kernel, discrepancy
 
 

@@ -3,6 +3,7 @@
 Shape letters: R rows, K kernels, M memory clocks.
 """
 
+import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -16,17 +17,13 @@ from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_repeats, check_values, clocks_asked
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import (
-    OFF_PEAK,
+    COMPANION,
     Left,
     Paces,
     StepDraw,
-    below_peak,
-    companion_peak_w,
-    peak_w,
     step_draws,
-    taken_off,
+    taken_apart,
 )
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
@@ -40,6 +37,8 @@ class CannotFitError(DataError):
 
 
 UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name it
+OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
+"""Attributes of `Rows` whose last axis is R."""
 _PILE = 3  # kernels at the same greatest power, from which a cap is concluded
 _KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
@@ -60,7 +59,8 @@ class Rows:
     """Samples at known clocks, sorted by kernel.
 
     Attributes:
-        names: Of the kernels. Length K.
+        names: Of the kernels; of what ran in company the hot companion is one more, the last,
+            which tells how power goes with the clock. Length K.
         kinds: What each mostly does, as a small number. Shape (K,).
         kernel: Index of each row's kernel, ascending. Shape (R,).
         core_mhz: As asked, and as read back where it was. Shape (R,).
@@ -78,6 +78,10 @@ class Rows:
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran in company.
+        apart: Standard deviation of log clock that rows of a kernel in the whole step have in
+            common. Shape (R,); ``None`` where none has any.
+        company: How log power of each row moves with each error that company has in common, by its
+            standard deviation. Shape (R, H); ``None`` where nothing ran in company.
     """
 
     names: tuple[str, ...]
@@ -95,6 +99,32 @@ class Rows:
     peak_w: float = math.inf
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
+    apart: Floats | None = None
+    company: Floats | None = None
+
+    def of_first(self, kernels: int) -> "Rows":
+        """Return the rows of the first kernels only.
+
+        Args:
+            kernels: How many.
+        """
+        if len(self.names) <= kernels:
+            return self
+        some = slice(int(self.bounds[kernels]))
+        of_rows = {name: getattr(self, name)[..., some] for name in OF_ROWS}
+        return dataclasses.replace(
+            self,
+            names=self.names[:kernels],
+            kinds=self.kinds[:kernels],
+            apart=None if self.apart is None else self.apart[some],
+            company=self.by_company[some],
+            **of_rows,
+        )
+
+    @property
+    def by_company(self) -> Floats:
+        """How log power moves with errors of company. Shape (R, H), H = 0 without any."""
+        return np.zeros((len(self.kernel), 0)) if self.company is None else self.company
 
     @property
     def bounds(self) -> Ints:
@@ -147,12 +177,17 @@ def rows_of(
     steered = {row.kernel for row in mixed if row.power_windows}
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
-    columns = dict(zip(_Row._fields, np.array(rows).T, strict=True))
+    company = np.array([row.by_company or (0.0,) * told.errors for row in rows])
+    columns = dict(zip(_Row._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
     windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
+    names, kinds = list(index), [_KINDS[kernel.kind] for kernel in sample_set.kernels]
+    if rows[-1].kernel == len(index):
+        names.append(COMPANION)
+        kinds.append(_KINDS[Kind.GEMM])
     return Rows(
-        names=tuple(index),
-        kinds=np.array([_KINDS[kernel.kind] for kernel in sample_set.kernels], dtype=np.int64),
+        names=tuple(names),
+        kinds=np.array(kinds, dtype=np.int64),
         kernel=of_kernel,
         windows=windows,
         **columns,
@@ -161,6 +196,7 @@ def rows_of(
         ceiling_mhz=ceiling,
         peak_w=told.peak_w,
         step=told.step,
+        company=company.reshape(len(rows), -1),
         idle=_idle(sample_set, memory[-1]),
     )
 
@@ -176,6 +212,8 @@ class _Row(NamedTuple):
     temperature_c: float
     time_windows: float
     power_windows: float
+    apart: float = 0.0
+    by_company: tuple[float, ...] = ()
 
 
 def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:
@@ -210,6 +248,7 @@ class _InCompany:
     left: tuple[Left, ...] = ()
     peak_w: float = math.inf
     step: tuple[StepDraw, ...] = ()
+    errors: int = 0
 
 
 def _in_company(
@@ -224,18 +263,21 @@ def _in_company(
         fastest_mhz=max(sample.core_mhz for sample in mixed),
         most_w=max(sample.round_j / sample.round_s for sample in mixed),
     )
-    own_mhz = _own_memory_mhz(sample_set, memory)
-    company = Company.of(mixed, shape, own_mhz)
-    left = taken_off(mixed, kernels, company, paces)
-    limit_w = sample_set.gpu.power_limit_w or math.inf
-    peak = min(peak_w(left, limit_w), companion_peak_w(mixed, company, limit_w))
-    if math.isfinite(peak):
-        company = Company.of(mixed, shape, own_mhz, below_w=OFF_PEAK * peak)
-        left = below_peak(taken_off(mixed, kernels, company, paces), peak)
+    apart = taken_apart(
+        mixed,
+        kernels,
+        shape,
+        _own_memory_mhz(sample_set, memory),
+        sample_set.gpu.power_limit_w,
+        paces,
+    )
     # By itself the step runs at one clock: what it draws there is what auto is measured by.
     steered = any(sample.is_step and sample.in_company for sample in mixed)
     return _InCompany(
-        left=left, peak_w=peak, step=step_draws(mixed, kernels, company) if steered else ()
+        left=apart.left,
+        peak_w=apart.peak_w,
+        step=step_draws(mixed, kernels, apart.company) if steered else (),
+        errors=apart.company.errors,
     )
 
 
@@ -250,25 +292,32 @@ def _company_rows(
         index: Of kernels, by their names.
         own_mem_mhz: Memory clock of a GPU left to itself.
     """
+
+    def place(one: Left) -> int:
+        """Return the index of a kernel; the companion comes after those of the step."""
+        return index.get(one.kernel, len(index))
+
     drawn: dict[int, list[tuple[float, float]]] = {}
     for row in locked:
         drawn.setdefault(row.kernel, []).append((row.core_mhz, math.exp(row.log_w)))
     for one in told.left:
         if one.power_w is not None:
-            drawn.setdefault(index[one.kernel], []).append((one.core_mhz, one.power_w))
+            drawn.setdefault(place(one), []).append((one.core_mhz, one.power_w))
     return [
         _Row(
-            kernel=index[one.kernel],
+            kernel=place(one),
             core_mhz=one.core_mhz,
             mem_mhz=float(one.mem_mhz or own_mem_mhz),
             log_s=math.log(one.time_s),
-            log_w=math.log(one.power_w or _nearest(drawn[index[one.kernel]], one.core_mhz)),
+            log_w=math.log(one.power_w or _nearest(drawn[place(one)], one.core_mhz)),
             temperature_c=_USUAL_C if one.temperature_c is None else one.temperature_c,
             time_windows=one.time_windows,
             power_windows=one.power_windows,
+            apart=one.apart,
+            by_company=one.by_company,
         )
         for one in told.left
-        if index[one.kernel] in drawn  # costs of a kernel of unknown power cannot be told
+        if place(one) in drawn  # costs of a kernel of unknown power cannot be told
     ]
 
 

@@ -42,6 +42,7 @@ class FitProblem:
     @classmethod
     def of(cls, rows: Rows, family: Shared) -> "FitProblem":
         """Prepare rows; the work of a fit grows with K · L², so see `subsample` for how many."""
+        family = dataclasses.replace(family, company=rows.by_company.shape[1])
         return cls(
             rows=rows,
             at=Points.of(rows),

@@ -12,7 +12,7 @@ from underclock.arrays import Ints
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.most_likely import fit_all, fit_kernels
 from underclock.core.model.parameters import Shared
-from underclock.core.model.rows import Rows
+from underclock.core.model.rows import OF_ROWS, Rows
 
 MOST_ROWS = 64  # of a kernel
 MOST_KERNELS = 150  # that what is shared is fitted to
@@ -86,8 +86,9 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
 
 def _only(rows: Rows, chosen: Ints) -> Rows:
     """Return some rows of the same kernels."""
-    names = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
-    return dataclasses.replace(rows, **{name: getattr(rows, name)[..., chosen] for name in names})
+    some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
+    apart = None if rows.apart is None else rows.apart[chosen]
+    return dataclasses.replace(rows, **some, apart=apart, company=rows.by_company[chosen])
 
 
 def _of(rows: Rows, kernels: Ints) -> Rows:

@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from underclock.core.costs.power_window import has_company
-from underclock.core.steering.company import USUAL_C, Company
+from underclock.core.steering.company import USUAL_C
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
 from underclock.core.steering.spreading import spread
 from underclock.core.steering.taking_off import (
+    COMPANION,
     OFF_PEAK,
+    Apart,
     Left,
     at_cap,
-    companion_peak_w,
-    peak_w,
-    taken_off,
+    taken_apart,
 )
 from underclock.core.steering.worth import Known, variance_in
 from underclock.physics.constants import GpuConstants
@@ -51,6 +52,7 @@ _TRIES = 2  # more than there are rungs, each corrected by what the last one rea
 _NEAR = 0.34  # of the distance between rungs: near enough
 _ALIKE = 0.02  # mixes that differ by less are the same
 _MIXES = 8  # of a kernel, beside alone
+_PLACES = 9  # at which a kernel's power may be measured
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
 _REPEATS = 2  # of a kernel's mix
@@ -98,13 +100,16 @@ class SteeringAgenda:
         # What was measured at held clocks, in the same file, steers nothing.
         mixed = tuple(sample for sample in samples.mixed if sample.asked.is_auto)
         samples = msgspec.structs.replace(samples, mixed=mixed)
-        company = Company.of(mixed, shape, shape.mem_points_mhz[-1])
+        apart = taken_apart(
+            mixed, samples.kernels, shape, shape.mem_points_mhz[-1], samples.gpu.power_limit_w
+        )
         left: dict[str, list[Left]] = {kernel.name: [] for kernel in samples.kernels}
-        for one in taken_off(mixed, samples.kernels, company):
-            left[one.kernel].append(one)
+        for one in apart.left:
+            if one.kernel != COMPANION:
+                left[one.kernel].append(one)
         bench = None
-        if company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
-            bench = _bench(samples, company, list(itertools.chain(*left.values())))
+        if apart.company.idle and (not companion or any(s.mix == COMPANIONS for s in mixed)):
+            bench = _bench(samples, apart)
             if not companion:
                 bench = dataclasses.replace(bench, hot=())
         agenda = cls(samples=samples, bench=bench, left=left, companion=companion, error=math.inf)
@@ -154,6 +159,15 @@ class SteeringAgenda:
             return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
         yield from self._climb(bench, shares, of_hot, lambda: (), 1)
+        # Once more where it is taken off: its error is one of all kernels.
+        lowest = min(one.core_mhz for one in bench.hot)
+        reach = bench.boost_mhz - lowest
+        taken = [
+            share
+            for share in shares
+            if bench.expected(bench.hot, lowest + share * reach).power_w < bench.held_w
+        ]
+        yield from self._climb(bench, taken, of_hot, lambda: (), 1, times=_REPEATS)
 
     def _steps(self, bench: Bench) -> Iterator[Wanted]:
         """Offer the whole step in company, which tells the time of every kernel at once."""
@@ -180,20 +194,23 @@ class SteeringAgenda:
         taken: Sequence[MixSample],
         seen: Callable[[], Sequence[Seen]],
         most_launches: int,
+        times: int = 1,
     ) -> Iterator[Wanted]:
         """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
+        tried = sum(has_company(sample.mix) for sample in taken)
+        if not shares or tried >= _TRIES + times * len(shares):
+            return
         lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
-        if sum(has_company(sample.mix) for sample in taken) >= _TRIES + len(rungs):
-            return
         for rung in rungs:
-            if any(abs(sample.core_mhz - rung) <= _NEAR * apart_mhz for sample in taken):
+            near = [s for s in taken if abs(s.core_mhz - rung) <= _NEAR * apart_mhz]
+            if len(near) >= times:
                 continue
             mix = mix_at(rung, seen(), bench, most_launches=most_launches)
             if mix is not None and mix.launches:
                 mix = self._spread(mix)
-            if mix is not None and not any(_alike(mix, sample.mix) for sample in taken):
+            if mix is not None and sum(_alike(mix, sample.mix) for sample in taken) < times:
                 yield Wanted("", mix)
 
     def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
@@ -208,7 +225,7 @@ class SteeringAgenda:
         seen = [
             Seen(core_mhz, draw.mean_w, step_s)
             for core_mhz, draw, step_s in draws
-            if draw is not None and draw.mean_w > draw.spread_w
+            if draw is not None and draw.mean_w > draw.total_w
         ]
         # At boost a peak of power may hold launches back: what it draws there misleads below.
         return [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ] or seen
@@ -230,12 +247,13 @@ class SteeringAgenda:
                 continue
             known = Known.of(self.left[kernel.name])
             targets = self._targets(bench, kernel.name)
-            for target in targets:
-                mix = mix_at(target, seen, bench)
+            # Where power is to be known no mix may lead; what it is nearby tells of it too.
+            for core_mhz in self._places(bench, kernel.name):
+                mix = mix_at(core_mhz, seen, bench)
                 if mix is None or sum(_alike(mix, other) for other in mixes) >= _REPEATS:
                     continue
-                own = bench.expected(seen, target)
-                then = known.after(target, variance_in(mix, own, bench))
+                own = bench.expected(seen, core_mhz)
+                then = known.after(core_mhz, variance_in(mix, own, bench))
                 before, after = (sum(of.variance(mhz) for mhz in targets) for of in (known, then))
                 energy_j = kernel.count * own.power_w * own.time_s
                 round_s = mix.launches * own.time_s + mix.idle_s
@@ -247,13 +265,19 @@ class SteeringAgenda:
 
     def _targets(self, bench: Bench, name: str) -> list[float]:
         """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""
+        low, *_, high = self._places(bench, name)
+        wanted = sorted([low, min(self.step_mhz(), high), high])
+        return [b for a, b in itertools.pairwise([0.0, *wanted]) if b - a > _CLOSE_MHZ]
+
+    def _places(self, bench: Bench, name: str) -> list[float]:
+        """Return clocks from the lowest to the highest at which a kernel may be measured."""
         seen = self._seen(name)
         low = min(one.core_mhz for one in (*bench.hot, *seen))
-        wanted = [low, self.step_mhz()]
+        even = np.linspace(low, bench.boost_mhz, _PLACES).tolist()
         # More is held by what no clock shows.
-        if bench.expected(seen, bench.boost_mhz).power_w < OFF_PEAK * bench.peak_w:
-            wanted.append(bench.boost_mhz)
-        return [b for a, b in itertools.pairwise([0.0, *sorted(wanted)]) if b - a > _CLOSE_MHZ]
+        return [
+            mhz for mhz in even if mhz == low or bench.expected(seen, mhz).power_w < bench.held_w
+        ]
 
     def _seen(self, name: str) -> list[Seen]:
         return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
@@ -276,26 +300,27 @@ class SteeringAgenda:
         return math.hypot(math.sqrt(noise2), shared_j) / total_j
 
 
-def _bench(samples: SampleSet, company: Company, left: Sequence[Left]) -> Bench:
+def _bench(samples: SampleSet, apart: Apart) -> Bench:
     """Describe where mixes run; company was measured."""
+    company = apart.company
     alone = [s for s in samples.mixed if not s.mix.launches]
     seen = []
     for sample in alone:
         if sample.hot_s is None:
             continue
         draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
-        if draw is not None and draw.mean_w > draw.spread_w:
+        if draw is not None and draw.mean_w > draw.total_w:
             seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
     capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
-    limit_w = samples.gpu.power_limit_w or math.inf
+    below = [one for one in seen if one.power_w < OFF_PEAK * apart.peak_w]
     return Bench(
         company=company,
-        hot=tuple(seen),
+        hot=tuple(below or seen),
         limit_w=sum(capped) / len(capped) if capped else math.inf,
         boost_mhz=max(sample.core_mhz for sample in samples.mixed),
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
-        peak_w=min(peak_w(left, limit_w), companion_peak_w(samples.mixed, company, limit_w)),
+        peak_w=apart.peak_w,
     )
 
 

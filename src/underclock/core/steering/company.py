@@ -18,16 +18,31 @@ WINDOW_NOISE = 0.004
 """Of the mean power of a window, as a fraction: eight windows of one kernel on an H200, aligned to
 counter ticks, differed by 0.26 to 0.41 % (docs/evidence/h200)."""
 _ASSUMED = 1.0 / 3.0  # of what idle power is assumed to change by, away from where it was measured
+_OF_IDLE = 2  # errors of idling: how it follows the clock, and its level
 _BENDS = 2  # degree of the companion's log power in log clock
 USUAL_C = 55.0  # where no temperature was read
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A power and its standard deviation, in W."""
+    """A power and its errors, in W.
+
+    Attributes:
+        mean_w: The power.
+        spread_w: Standard deviation of what no other power shares.
+        shared_w: Standard deviations by each error that company has in common: how idling is
+            assumed to follow the clock, its level, and what makes up the companion's curves.
+            Shape (H,).
+    """
 
     mean_w: float
     spread_w: float
+    shared_w: Floats
+
+    @property
+    def total_w(self) -> float:
+        """Standard deviation, all errors together."""
+        return math.hypot(self.spread_w, *self.shared_w.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +62,18 @@ class _Curve:
     Attributes:
         lowest: Logarithm of the lowest clock measured.
         highest: Of the highest.
+        middle: Logarithm of the clock that the others are relative to.
         coefficients: Highest power first. Shape (P,).
-        covariance: Of these. Shape (P, P).
+        errors: How these move with each error of their own. Shape (P, P).
         misfit: What the curve leaves over, as a fraction.
-        of_idle: By how much it moves with what idling was assumed to draw. Shape (P,).
+        of_idle: How these move with the errors of idling. Shape (P, I).
     """
 
     lowest: float
     highest: float
+    middle: float
     coefficients: Floats
-    covariance: Floats
+    errors: Floats
     misfit: float
     of_idle: Floats
 
@@ -68,12 +85,12 @@ class _Curve:
             core_mhz: Shape (N,).
             power_w: Shape (N,).
             spread: Standard deviations, as fractions. Shape (N,).
-            of_idle: Standard deviations that all have in common, as fractions. Shape (N,).
+            of_idle: Standard deviations by the errors of idling, as fractions. Shape (N, I).
         """
         log_mhz, log_w = np.log(core_mhz), np.log(power_w)
         apart = len(np.unique(np.round(core_mhz / 15.0)))  # a clock bin: closer ones are the same
         degree = min(_BENDS, apart - 1)
-        middle = log_mhz.mean()
+        middle = float(log_mhz.mean())
         columns = np.vander(log_mhz - middle, degree + 1)
         normal = columns.T @ (columns / spread[:, None] ** 2)
         covariance: Floats = np.asarray(np.linalg.inv(normal), dtype=np.float64)
@@ -85,22 +102,25 @@ class _Curve:
         return cls(
             lowest=float(log_mhz.min() - middle),
             highest=float(log_mhz.max() - middle),
-            coefficients=np.concatenate([coefficients, [middle]]),
-            covariance=covariance,
+            middle=middle,
+            coefficients=coefficients,
+            errors=np.asarray(np.linalg.cholesky(covariance), dtype=np.float64),
             misfit=math.sqrt(max(excess, 0.0)) * float(spread.mean()),
-            of_idle=covariance @ (columns.T @ (of_idle / spread**2)),
+            of_idle=covariance @ (columns.T @ (of_idle / spread[:, None] ** 2)),
         )
 
-    def at(self, core_mhz: float) -> tuple[float, float]:
-        """Return the power in W and its standard deviation as a fraction."""
-        coefficients, middle = self.coefficients[:-1], float(self.coefficients[-1])
-        x = math.log(core_mhz) - middle
-        column = np.vander([x], len(coefficients))[0]
-        beyond = max(self.lowest - x, x - self.highest, 0.0)
-        known2 = float(column @ self.covariance @ column)
+    def at(self, core_mhz: float) -> tuple[float, float, Floats, Floats]:
+        """Return the power in W, and its standard deviations as fractions.
+
+        Those are its own, then by the errors of idling, (I,), and by the curve's, (P,).
+        """
+        x = math.log(core_mhz) - self.middle
+        column = np.vander([x], len(self.coefficients))[0]
         # Outside what was measured nobody saw the curve: a slope of one is all that is expected.
-        spread = math.hypot(math.sqrt(known2), self.misfit, float(column @ self.of_idle), beyond)
-        return math.exp(float(column @ coefficients)), spread
+        beyond = max(self.lowest - x, x - self.highest, 0.0)
+        mean_w = math.exp(float(column @ self.coefficients))
+        own = math.hypot(self.misfit, beyond)
+        return mean_w, own, column @ self.of_idle, column @ self.errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,17 +173,18 @@ class Company:
                 continue
             mem_mhz = float(sample.asked.mem_mhz or fastest_mem_mhz)
             left = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
-            if left is not None and left.spread_w < left.mean_w < below_w:
-                noise_w = WINDOW_NOISE * sample.round_j / (sample.mix.hot * sample.hot_s)
-                of_idle = math.sqrt(max(left.spread_w**2 - noise_w**2, 0.0))
-                row = (
-                    sample.core_mhz,
-                    *(w / left.mean_w for w in (left.mean_w**2, noise_w, of_idle)),
-                )
-                hot.setdefault(mem_mhz, []).append(row)
+            if left is not None and left.total_w < left.mean_w < below_w:
+                relative = np.array([left.spread_w, *left.shared_w]) / left.mean_w
+                hot.setdefault(mem_mhz, []).append((sample.core_mhz, left.mean_w, *relative))
         for mem_mhz, rows in hot.items():
-            company.hot[mem_mhz] = _Curve.of(*np.array(rows).T)
+            core_mhz, power_w, spread, *of_idle = np.array(rows).T
+            company.hot[mem_mhz] = _Curve.of(core_mhz, power_w, spread, np.array(of_idle).T)
         return company
+
+    @property
+    def errors(self) -> int:
+        """How many errors company has in common."""
+        return _OF_IDLE + sum(len(curve.coefficients) for curve in self.hot.values())
 
     def idle_w(self, core_mhz: float, mem_mhz: float, temperature_c: float) -> Draw | None:
         """Return what idling draws; ``None`` where it was never measured.
@@ -184,16 +205,24 @@ class Company:
             )
         )
         mean_w = near.power_w * here_w / there_w
-        assumed_w = _ASSUMED * abs(mean_w - near.power_w)
-        return Draw(mean_w, math.hypot(assumed_w, WINDOW_NOISE * near.power_w))
+        errors_w = np.zeros(self.errors)
+        errors_w[:_OF_IDLE] = _ASSUMED * (mean_w - near.power_w), WINDOW_NOISE * mean_w
+        return Draw(mean_w, 0.0, errors_w)
 
     def hot_w(self, core_mhz: float, mem_mhz: float) -> Draw | None:
         """Return what the companion draws; ``None`` where it was never measured."""
         curve = self.hot.get(mem_mhz)
         if curve is None:
             return None
-        mean_w, spread = curve.at(core_mhz)
-        return Draw(mean_w, mean_w * spread)
+        mean_w, own, of_idle, of_curve = curve.at(core_mhz)
+        errors = np.zeros(self.errors)
+        errors[:_OF_IDLE] = of_idle
+        begin = _OF_IDLE
+        for other_mhz, other in self.hot.items():
+            if other_mhz == mem_mhz:
+                errors[begin : begin + len(of_curve)] = of_curve
+            begin += len(other.coefficients)
+        return Draw(mean_w, mean_w * own, mean_w * errors)
 
     def left(self, sample: MixSample, hot_s: float, kernel_s: float) -> Draw | None:
         """Return the mean power of one part of a mix, the others taken off.
@@ -218,13 +247,15 @@ class Company:
         if kernel_s and hot_s:
             taken.append((hot_s, self.hot_w(sample.core_mhz, mem_mhz)))
         taken_j, spread_j = 0.0, [WINDOW_NOISE * sample.round_j]
+        shared_j = np.zeros(self.errors)
         for for_s, draw in taken:
             if draw is None:
                 return None
             taken_j += for_s * draw.mean_w
             spread_j.append(for_s * draw.spread_w)
+            shared_j -= for_s * draw.shared_w
         own_s = kernel_s or hot_s
-        return Draw((round_j - taken_j) / own_s, math.hypot(*spread_j) / own_s)
+        return Draw((round_j - taken_j) / own_s, math.hypot(*spread_j) / own_s, shared_j / own_s)
 
     def _idle_in(self, sample: MixSample, mem_mhz: float) -> Draw | None:
         warm_c = USUAL_C if sample.temperature_c is None else sample.temperature_c

@@ -3,10 +3,11 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from underclock.core.steering.company import Company
+from underclock.core.steering.taking_off import OFF_PEAK
 from underclock.physics.power import voltage_v
 from underclock.records import Mix
 
@@ -92,11 +93,28 @@ class Bench:
     boost_mhz: float
     temperature_c: float
     peak_w: float = math.inf
+    _known: dict[float, tuple[float | None, float]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    @property
+    def held_w(self) -> float:
+        """Power from which something may run slower than the clock that is read."""
+        return OFF_PEAK * self.peak_w
 
     def idle_w(self, core_mhz: float) -> float | None:
         """Return what idling is expected to draw in W; ``None`` where it was never measured."""
-        draw = self.company.idle_w(core_mhz, self.company.fastest_mem_mhz, self.temperature_c)
-        return None if draw is None else draw.mean_w
+        return self._at(core_mhz)[0]
+
+    def _at(self, core_mhz: float) -> tuple[float | None, float]:
+        """Return what idling draws in W, and the voltage; looked up often, so remembered."""
+        known = self._known.get(core_mhz)
+        if known is None:
+            company = self.company
+            draw = company.idle_w(core_mhz, company.fastest_mem_mhz, self.temperature_c)
+            idle_w = None if draw is None else draw.mean_w
+            known = self._known[core_mhz] = idle_w, float(voltage_v(company.shape, core_mhz))
+        return known
 
     def expected(self, seen: Sequence[Seen], core_mhz: float) -> Seen:
         """Return what something is expected to draw and to take at a clock.
@@ -106,10 +124,9 @@ class Bench:
         """
         near = min(seen, key=lambda one: abs(one.core_mhz - core_mhz))
         time_s = near.time_s * (near.core_mhz / core_mhz) ** _exponent(seen, near, core_mhz)
-        volts = [float(voltage_v(self.company.shape, mhz)) for mhz in (core_mhz, near.core_mhz)]
-        here_w, there_w = self.idle_w(core_mhz) or 0.0, self.idle_w(near.core_mhz) or 0.0
-        own_w = (near.power_w - there_w) * (volts[0] / volts[1]) ** 2 * near.time_s / time_s
-        return Seen(core_mhz, here_w + own_w, time_s)
+        (here_w, volts), (there_w, near_volts) = self._at(core_mhz), self._at(near.core_mhz)
+        own_w = (near.power_w - (there_w or 0.0)) * (volts / near_volts) ** 2
+        return Seen(core_mhz, (here_w or 0.0) + own_w * near.time_s / time_s, time_s)
 
 
 def _exponent(seen: Sequence[Seen], near: Seen, core_mhz: float) -> float:
@@ -154,7 +171,7 @@ def mix_at(
     if not seen or not bench.hot:
         return None
     hot = bench.expected(bench.hot, core_mhz)
-    if hot.power_w <= limit_w:
+    if not limit_w < hot.power_w < bench.held_w:
         return None
     ratio = own.time_s * (limit_w - own.power_w) / (hot.time_s * (hot.power_w - limit_w))
     return _heated(ratio, own.time_s, hot.time_s, most_launches)

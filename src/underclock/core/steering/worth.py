@@ -40,7 +40,7 @@ class Known:
         known = cls()
         for one in left:
             if one.power_windows > 0.0:
-                known = known.after(one.core_mhz, WINDOW_NOISE**2 / one.power_windows)
+                known = known.after(one.core_mhz, one.variance)
         return known
 
     def after(self, core_mhz: float, variance: float) -> "Known":
@@ -93,5 +93,5 @@ def variance_in(mix: Mix, own: Seen, bench: Bench) -> float:
         if draw is None:
             return math.inf
         round_j += for_s * draw.mean_w
-        spread2 += (for_s * draw.spread_w) ** 2
+        spread2 += (for_s * draw.total_w) ** 2
     return (spread2 + (WINDOW_NOISE * round_j) ** 2) / own_j**2

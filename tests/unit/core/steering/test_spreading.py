@@ -39,7 +39,7 @@ def test_company_is_even_in_time_and_hardly_more_or_less(
         return
     asked = Mix(hot=hot, idle_s=idle_s)
     mix = spread(asked, launches_s, 1.6e-3)
-    if mix == asked:
+    if mix.pieces == 1:
         return
 
     assert abs(mix.hot - hot) <= mix.pieces / 2

@@ -357,9 +357,9 @@ def test_idling_below_boost_is_as_sure_as_a_part_of_the_change() -> None:
     assert below is not None
     assert here.mean_w == pytest.approx(float(idle_w(_GPU, _BOOST_MHZ, _MEM_MHZ, _WARM_C)))
     assert below.mean_w < here.mean_w
-    assert below.spread_w > (here.mean_w - below.mean_w) / 4 > here.spread_w
+    assert below.total_w > (here.mean_w - below.mean_w) / 4 > here.total_w
     true_w = float(idle_w(_GPU, 1500.0, _MEM_MHZ, _WARM_C))
-    assert abs(below.mean_w - true_w) < 2 * below.spread_w
+    assert abs(below.mean_w - true_w) < 2 * below.total_w
 
 
 def test_idling_at_held_clocks_is_measured_where_it_is_needed() -> None:
@@ -370,7 +370,7 @@ def test_idling_at_held_clocks_is_measured_where_it_is_needed() -> None:
 
     assert draw is not None
     assert draw.mean_w == pytest.approx(float(idle_w(_GPU, 1500.0, _MEM_MHZ, _WARM_C)))
-    assert draw.spread_w == pytest.approx(0.004 * draw.mean_w)
+    assert draw.total_w == pytest.approx(0.004 * draw.mean_w)
 
 
 def test_the_companion_is_less_sure_outside_of_where_it_ran() -> None:

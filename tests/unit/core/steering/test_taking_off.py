@@ -12,16 +12,19 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, spin_mhz
 from underclock.core.steering.taking_off import (
+    COMPANION,
+    AtBoost,
     Left,
     Paces,
     below_peak,
-    companion_peak_w,
+    companion_at_boost,
+    peak_seen_w,
     peak_w,
     reach_mhz,
     step_draws,
     taken_off,
 )
-from underclock.records import Evidence, GpuInfo, Kernel, Mix, MixSample, SampleSet
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Mix, MixSample, SampleSet
 
 _SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
 _KERNELS = (Kernel(name="a", count=2), Kernel(name="b"))
@@ -243,13 +246,28 @@ def _rung(core_mhz: float, hot_s: float, power_w: float, **changed: Any) -> MixS
     )
 
 
-def test_a_companion_that_gains_no_speed_any_more_shows_a_peak() -> None:
+def test_a_companion_at_boost_is_known_by_its_power_and_how_it_follows_the_clock() -> None:
     slow, fast = _rung(1700.0, 1.02e-3, 800.0), _rung(2000.0, 1e-3, 960.0)
+    seen = companion_at_boost([_IDLE, _of(), slow, fast], _company())
 
+    assert seen is not None
     # Idling at 1700 MHz draws less than at 2000, so the power is not exactly what was made up.
-    assert companion_peak_w([_IDLE, slow, fast], _company(), 700.0) == pytest.approx(
-        960.0, rel=0.01
-    )
+    assert seen.power_w == pytest.approx(960.0, rel=0.01)
+    assert seen.exponent == pytest.approx(math.log(1.02) / math.log(2000 / 1700))
+    assert seen.usual is None
+    assert not seen.follows
+
+
+def test_a_companion_follows_the_clock_where_it_does_as_it_did_below() -> None:
+    rungs = [_rung(mhz, 2.0 / mhz, mhz / 2.1) for mhz in (1600.0, 1800.0, 2000.0)]
+    free = companion_at_boost(rungs, _company())
+    held = companion_at_boost([*rungs[:2], _rung(2000.0, 1.05e-3, 960.0)], _company())
+
+    assert free is not None
+    assert free.usual == pytest.approx(1.0)
+    assert free.follows
+    assert held is not None
+    assert not held.follows
 
 
 @pytest.mark.parametrize(
@@ -258,18 +276,75 @@ def test_a_companion_that_gains_no_speed_any_more_shows_a_peak() -> None:
         [],
         [_rung(2000.0, 1e-3, 960.0)],  # nothing to compare with
         [_rung(1980.0, 1.01e-3, 960.0), _rung(2000.0, 1e-3, 960.0)],  # too near
-        [_rung(1700.0, 1.02e-3, 700.0), _rung(2000.0, 1e-3, 750.0)],  # the cap's own
-        [_rung(1700.0, 1.17e-3, 800.0), _rung(2000.0, 1e-3, 960.0)],  # still gains
     ],
 )
-def test_a_companion_that_gains_speed_shows_none(rungs: list[MixSample]) -> None:
-    assert math.isinf(companion_peak_w([_of(), *rungs], _company(), 700.0))
+def test_a_companion_at_one_clock_tells_nothing(rungs: list[MixSample]) -> None:
+    assert companion_at_boost(rungs, _company()) is None
 
 
-def test_company_that_is_not_known_shows_no_peak() -> None:
+def test_a_companion_beside_idling_that_is_not_known_tells_nothing() -> None:
     rungs = [_rung(1700.0, 1.02e-3, 800.0), _rung(2000.0, 1e-3, 960.0)]
 
-    assert math.isinf(companion_peak_w(rungs, Company.of([], _SHAPE, 1.0), 700.0))
+    assert companion_at_boost(rungs, Company.of([], _SHAPE, 1.0)) is None
+
+
+_STUCK, _FREE = 0.1, 0.8  # exponents
+
+
+@pytest.mark.parametrize(
+    ("pile_w", "companion", "peak"),
+    [
+        (970.0, None, 970.0),
+        (math.inf, AtBoost(960.0, _STUCK), 960.0),
+        (970.0, AtBoost(960.0, _STUCK), 960.0),
+        (950.0, AtBoost(960.0, _STUCK), 950.0),
+        (920.0, AtBoost(960.0, _STUCK), 960.0),  # kernels that are alike below the peak
+        (970.0, AtBoost(960.0, _FREE, 0.85), math.inf),  # alike, and nothing holds the companion
+        (970.0, AtBoost(960.0, 0.45, 0.85), 970.0),  # held on the way from the last rung
+        (970.0, AtBoost(960.0, _FREE), 970.0),  # nobody knows how it follows the clock else
+        (970.0, AtBoost(800.0, _FREE, 0.85), 970.0),  # too cool to be held
+        (970.0, AtBoost(720.0, _STUCK), 970.0),  # the cap's own
+    ],
+)
+def test_a_peak_is_one_for_kernels_and_companion(
+    pile_w: float, companion: AtBoost | None, peak: float
+) -> None:
+    assert peak_seen_w(pile_w, companion, 700.0) == peak
+
+
+def test_the_companion_by_itself_tells_how_power_goes_with_the_clock() -> None:
+    (left,) = taken_off([_rung(2000.0, 1e-3, 960.0)], _KERNELS, _company())
+
+    assert (left.kernel, left.core_mhz, left.time_s) == (COMPANION, 2000.0, 1e-3)
+    assert left.power_w == pytest.approx(960.0)
+
+
+def test_errors_of_company_are_those_of_all_that_share_it() -> None:
+    rungs = [_rung(mhz, 2.0 / mhz, power_w) for mhz, power_w in ((1700.0, 700.0), (2000.0, 950.0))]
+    beside = _of(mix=Mix(hot=1), round_s=2e-3, round_j=1.3, idle_s=None, hot_s=1e-3, spin_mhz=None)
+    (little,) = taken_off([beside], _KERNELS, _company(*rungs))
+    (alone,) = taken_off(
+        [_of(mix=Mix(), round_s=1e-3, round_j=0.35, idle_s=None, spin_mhz=None)],
+        _KERNELS,
+        _company(*rungs),
+    )
+
+    assert little.power_w == pytest.approx(350.0, rel=0.01)
+    # More power of the companion is less of the kernel's, each way of erring by itself.
+    assert len(little.by_company) == 4
+    assert max(abs(part) for part in little.by_company) > 0.005
+    assert little.variance > 0.004**2 / little.power_windows
+    assert alone.variance == pytest.approx(0.004**2)
+    assert math.isinf(_left("a", None).variance)
+
+
+def test_kernels_of_a_step_have_in_common_where_they_meet_the_power_loop() -> None:
+    step = _of(kernel="", mix=Mix(), kernel_s=(1e-3, 2e-3), core_spread_mhz=20.0, idle_s=None)
+    own = _of(core_spread_mhz=20.0)
+    in_step, by_itself = (taken_off([one], _KERNELS, _company())[0] for one in (step, own))
+
+    assert in_step.apart == pytest.approx(0.002)
+    assert by_itself.apart == 0.0
 
 
 def test_what_a_peak_held_is_left_out_and_what_ran_below_it_stays() -> None:
@@ -307,3 +382,23 @@ def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
         (1950.0, 1e-3, None),
         (2050.0, 2e-3, None),
     ]
+
+
+def test_launches_that_were_not_timed_tell_nothing() -> None:
+    assert taken_off([_of(kernel_s=())], _KERNELS, _company()) == ()
+
+
+def test_the_companions_error_at_one_memory_clock_is_none_at_another() -> None:
+    slow, fast = Clocks(mem_mhz=1), Clocks(mem_mhz=2)
+    rungs = [
+        msgspec.structs.replace(_rung(mhz, 2.0 / mhz, mhz / 2.1), asked=memory)
+        for memory in (slow, fast)
+        for mhz in (1700.0, 2000.0)
+    ]
+    company = _company(*rungs)
+    at_slow, at_fast = (company.hot_w(1800.0, mem_mhz) for mem_mhz in (1.0, 2.0))
+
+    assert at_slow is not None
+    assert at_fast is not None
+    assert (at_slow.shared_w[4:] == 0.0).all()
+    assert (at_fast.shared_w[2:4] == 0.0).all()

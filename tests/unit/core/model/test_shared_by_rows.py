@@ -1,0 +1,132 @@
+"""What rows have in common besides the GPU: errors of their company, and of a clock in the step."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import fit_all
+from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predictive import posterior_of
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.start import unknown_gpu
+from underclock.core.model.subsample import fitted
+from underclock.records import Clocks
+
+_FAMILY = Shared(unknown_gpu([3000.0], fastest_mhz=2000.0, most_w=700.0))
+_KERNELS, _CLOCKS = 6, 7
+_ERROR = 1.5  # of company, in its standard deviations
+_SETTINGS = (Clocks(core_mhz=1300), Clocks(core_mhz=1700))
+
+
+def _rows() -> Rows:
+    """Return rows of which every other was measured beside company that is off."""
+    random = np.random.default_rng(1)
+    own = np.log(random.uniform(0.1, 1.0, (_KERNELS, PER_KERNEL))) - 7.0
+    own[:, :2] += math.log(2000.0)
+    own[:, 2] -= 4.0
+    own[:, 3] += math.log(400.0)
+    at = Points(
+        kernel=np.repeat(np.arange(_KERNELS), _CLOCKS),
+        core_mhz=np.tile(np.linspace(1000.0, 2000.0, _CLOCKS), _KERNELS),
+        mem_mhz=np.full(_KERNELS * _CLOCKS, 3000.0),
+        temperature_c=np.full(_KERNELS * _CLOCKS, 55.0),
+    )
+    serial = np.zeros(_KERNELS, dtype=bool)
+    truth = Parameters(family=_FAMILY, shared=_FAMILY.start(), kernels=own, serial=serial)
+    company = np.zeros((len(at.kernel), 1))
+    company[::2] = 0.03
+    log = predict(truth, at).log + random.normal(0.0, 0.001, (2, len(at.kernel)))
+    return Rows(
+        names=tuple(f"k{k}" for k in range(_KERNELS)),
+        kinds=np.zeros(_KERNELS, dtype=np.int64),
+        kernel=at.kernel,
+        core_mhz=at.core_mhz,
+        mem_mhz=at.mem_mhz,
+        log_s=log[0],
+        log_w=log[1] + _ERROR * company[:, 0],
+        temperature_c=at.temperature_c,
+        windows=np.ones((2, len(at.kernel))),
+        mem_points_mhz=np.array([3000.0]),
+        limit_w=math.inf,
+        ceiling_mhz=math.inf,
+        company=company,
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> FittedModel:
+    return fit_all(_rows(), _FAMILY)
+
+
+def _posterior(model: FittedModel) -> Posterior:
+    return posterior_of(model, _SETTINGS, temperature_c=55.0, limit_w=math.inf)
+
+
+def test_an_error_of_company_is_told_from_all_that_share_it(model: FittedModel) -> None:
+    assert model.parameters.shared[-1] == pytest.approx(_ERROR, abs=0.2)
+    assert math.sqrt(model.shared_cov[-1, -1]) < 0.2
+
+
+def test_costs_do_not_have_the_error_that_company_had(model: FittedModel) -> None:
+    ignored = fit_all(dataclasses.replace(_rows(), company=None), _FAMILY)
+    rows = _rows()
+    alone = np.flatnonzero(rows.core_mhz == rows.core_mhz[1])  # rows that nothing was beside
+    alone = alone[rows.by_company[alone, 0] == 0.0]
+    at = (Clocks(core_mhz=round(rows.core_mhz[1])),)
+    off, off_ignored = (
+        posterior_of(one, at, temperature_c=55.0, limit_w=math.inf).log_w[rows.kernel[alone], 0]
+        - rows.log_w[alone]
+        for one in (model, ignored)
+    )
+
+    assert np.abs(off).max() < 0.005 < np.abs(off_ignored).max()
+
+
+def test_the_companion_is_left_out_once_it_told(model: FittedModel) -> None:
+    apart = dataclasses.replace(model.rows, apart=np.full(len(model.rows.kernel), 0.01))
+    fewer = model.of_first(_KERNELS - 1)
+    rows = apart.of_first(_KERNELS - 1)
+
+    assert model.of_first(_KERNELS) is model
+    assert apart.of_first(_KERNELS) is apart
+    assert rows.apart is not None
+    assert len(rows.apart) == len(rows.by_company) == len(rows.kernel)
+    everybody, others = _posterior(model), _posterior(fewer)
+    assert others.log_w == pytest.approx(everybody.log_w[:-1])
+    assert others.variance(1.0, 1.0) == pytest.approx(everybody.variance(1.0, 1.0)[:-1])
+
+
+def test_a_clock_that_rows_have_in_common_leaves_times_unsure(model: FittedModel) -> None:
+    apart = np.full(len(model.rows.kernel), 0.01)
+    unsure = dataclasses.replace(model, rows=dataclasses.replace(model.rows, apart=apart))
+    here, there = _posterior(model), _posterior(unsure)
+
+    assert there.log_s == pytest.approx(here.log_s)
+    more = np.sqrt(there.discrepancy[0] - here.discrepancy[0])
+    # What all rows are off by, the prediction is off by: times as far as they follow the clock.
+    core = here.by_kernel[0, :, :, 0]
+    assert (more > 0.0).all()
+    assert (more < 0.015).all()
+    assert core.shape == more.shape
+    assert there.discrepancy[1] == pytest.approx(here.discrepancy[1])
+
+
+def test_some_rows_keep_what_they_share() -> None:
+    rows = _rows()
+    rows = dataclasses.replace(rows, apart=np.linspace(0.0, 0.01, len(rows.kernel)))
+    few = fitted(rows, _FAMILY, most_rows=4).rows
+
+    assert few.apart is not None
+    assert len(few.apart) == len(few.by_company) == len(few.kernel) == 4 * _KERNELS
+
+
+def test_dram_is_expected_to_draw_as_its_cycles_carry() -> None:
+    gddr = Shared(unknown_gpu([9500.0], fastest_mhz=1900.0, most_w=350.0)).start()
+    hbm = Shared(unknown_gpu([1215.0], fastest_mhz=1410.0, most_w=400.0)).start()
+
+    assert np.exp(gddr[8]) == pytest.approx(0.0055, rel=0.05)
+    assert np.exp(hbm[8]) == pytest.approx(0.05, rel=0.05)
