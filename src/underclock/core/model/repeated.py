@@ -1,0 +1,174 @@
+"""A table with repeats, as a sample of the GPU: what each row is expected to cost, and how surely.
+
+Of many noisy rows the cheapest was lucky. So each is drawn towards what rows at like clocks say, as
+far as its own runs leave open, and a plan's promise and its time budget know what is left. No
+physics is fitted: a row is believed where its runs agree.
+
+Shape letters: K kernels, S settings, N runs, C rows (a kernel at a setting); a leading 2 is time
+and energy.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.model.smoothing import smoothed
+from underclock.core.statistics.repeats import Runs, weighed
+from underclock.records import Clocks, SampleSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedTable:
+    """Expected costs, and how unsure each is by itself.
+
+    Attributes:
+        table: Expected costs.
+        variance: Of the logarithms of time and energy, ``nan`` where not measured.
+            Shape (2, K, S).
+    """
+
+    table: CostTable
+    variance: Floats
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        """Say what a choice is expected to change.
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        time = change_of(self.table.time_s, self.variance[0], self.table.baseline, setting)
+        energy = change_of(self.table.energy_j, self.variance[1], self.table.baseline, setting)
+        return PredictedChange(
+            time_change=time[0],
+            time_spread=time[1],
+            energy_change=energy[0],
+            energy_spread=energy[1],
+        )
+
+
+def change_of(costs: Floats, variance: Floats, baseline: int, setting: Ints) -> tuple[float, float]:
+    """Return what a choice changes, as a fraction, and its standard deviation.
+
+    Args:
+        costs: In s or in J. Shape (K, S).
+        variance: Of their logarithms, each independent. Shape (K, S).
+        baseline: Index of the setting called auto.
+        setting: Index of each kernel's. Shape (K,).
+    """
+    kernels = np.arange(len(setting))
+    auto, chosen = costs[:, baseline], costs[kernels, setting]
+    total = math.fsum(auto)
+    ratio = math.fsum(chosen) / total
+    moved = setting != baseline
+    # A kernel left at auto is in both sums, and an error of it nearly cancels.
+    by_auto = (np.where(moved, 0.0, 1.0) - ratio) * auto / total
+    by_choice = np.where(moved, chosen / total, 0.0)
+    squares = by_auto**2 * variance[:, baseline] + by_choice**2 * variance[kernels, setting]
+    return ratio - 1.0, math.sqrt(float(squares.sum()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRuns:
+    """Runs of a table, by the places of its rows.
+
+    Attributes:
+        kernel: Which kernel each row is of. Shape (C,).
+        setting: Which of the settings. Shape (C,).
+        mem_mhz: Memory clock of each row, 0 where it was left to the driver. Shape (C,).
+        quantities: Logarithms of time and energy.
+    """
+
+    kernel: Ints
+    setting: Ints
+    mem_mhz: Floats
+    quantities: tuple[Runs, Runs]
+
+
+def runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
+    """Return the runs of a table's rows."""
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    columns = {clocks: s for s, clocks in enumerate(settings)}
+    samples = sample_set.samples
+    places = np.array([names[s.kernel] * len(settings) + columns[s.asked] for s in samples])
+    rows, row = np.unique(places, return_inverse=True)
+    kernel, setting = np.divmod(rows, len(settings))
+    log_mhz = np.array([math.log(c.core_mhz) if c.core_mhz else math.nan for c in settings])
+    mem_mhz = np.array([float(c.mem_mhz or 0) for c in settings])
+    values = np.log([[s.time_s for s in samples], [s.energy_j for s in samples]])
+    time, energy = (
+        Runs(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
+    )
+    return TableRuns(
+        kernel=kernel, setting=setting, mem_mhz=mem_mhz[setting], quantities=(time, energy)
+    )
+
+
+def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> RepeatedTable:
+    """Return what a table with repeats says of every row.
+
+    Args:
+        sample_set: Samples, of which some are repeats.
+        baseline: The setting to call auto; as for `cost_table`.
+
+    Raises:
+        DataError: The samples cannot be costed.
+    """
+    table = cost_table(sample_set, baseline=baseline)
+    runs = runs_of(sample_set, table.settings)
+    costs = np.full((2, *table.time_s.shape), math.inf)
+    variance = np.full(costs.shape, math.nan)
+    counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
+    for c, quantity in enumerate(runs.quantities):
+        mean, own = _expected(quantity, runs.mem_mhz)
+        costs[c, runs.kernel, runs.setting] = np.exp(mean) * counts[runs.kernel]
+        variance[c, runs.kernel, runs.setting] = own
+    return RepeatedTable(
+        table=dataclasses.replace(table, time_s=costs[0], energy_j=costs[1]), variance=variance
+    )
+
+
+def _expected(runs: Runs, mem_mhz: Floats) -> tuple[Floats, Floats]:
+    """Return the logarithm of what one run of each row is expected to take, and its variance."""
+    by_itself = weighed(runs)
+    each = np.bincount(runs.row, by_itself.weight)
+    mean, variance = by_itself.mean.copy(), by_itself.scatter**2 / each
+    locked = ~np.isnan(runs.log_mhz)
+    for k in range(int(runs.kernel.max()) + 1):
+        rows = np.flatnonzero(locked & (runs.kernel == k))
+        if not len(rows):
+            continue
+        mine = _some_rows(runs, rows)
+        expected = smoothed(mine, mem_mhz[rows], by_itself.scatter[rows])
+        more, more2 = _excess(mine, expected.mean)
+        mean[rows] = expected.mean + more
+        variance[rows] = expected.variance + more2
+    return mean, variance
+
+
+def _some_rows(runs: Runs, rows: Ints) -> Runs:
+    """Return the runs of some rows, in ascending order, as if there were no others."""
+    some = np.isin(runs.row, rows)
+    return Runs(
+        log=runs.log[some],
+        row=np.searchsorted(rows, runs.row[some]),
+        kernel=runs.kernel[rows],
+        log_mhz=runs.log_mhz[rows],
+    )
+
+
+def _excess(runs: Runs, mean: Floats) -> tuple[float, float]:
+    """Return by how much runs take more on average than the usual one does, and the variance.
+
+    Odd runs take more time and energy, hardly ever less: where they are frequent, they are part of
+    what a kernel costs. One that came once tells nothing of that, and its error shrinks it away.
+    """
+    beyond = np.expm1(runs.log - mean[runs.row])
+    average = float(beyond.mean())
+    error2 = float(beyond.var()) / len(beyond)
+    part = max(0.0, 1.0 - error2 / max(average**2, 1e-300))
+    return math.log1p(part * average), part * error2
