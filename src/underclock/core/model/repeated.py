@@ -21,6 +21,8 @@ from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs, weighed
 from underclock.records import Clocks, SampleSet
 
+_USUAL = 2.0  # rows that are taken to scatter as others do
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedTable:
@@ -123,9 +125,12 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     costs = np.full((2, *table.time_s.shape), math.inf)
     variance = np.full(costs.shape, math.nan)
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
+    auto = runs.setting == table.baseline
     for c, quantity in enumerate(runs.quantities):
         mean, own = _expected(quantity, runs.mem_mhz)
-        costs[c, runs.kernel, runs.setting] = np.exp(mean) * counts[runs.kernel]
+        cost = np.exp(mean) * counts[runs.kernel]
+        own = np.where(auto, own * _of_sum(quantity, np.where(auto, cost, 0.0)), own)
+        costs[c, runs.kernel, runs.setting] = cost
         variance[c, runs.kernel, runs.setting] = own
     return RepeatedTable(
         table=dataclasses.replace(table, time_s=costs[0], energy_j=costs[1]), variance=variance
@@ -148,6 +153,25 @@ def _expected(runs: Runs, mem_mhz: Floats) -> tuple[Floats, Floats]:
         mean[rows] = expected.mean + more
         variance[rows] = expected.variance + more2
     return mean, variance
+
+
+def _of_sum(runs: Runs, cost: Floats) -> float:
+    """Return by how much the variance of a sum of rows is greater than that of its usual runs.
+
+    The sum at auto is in every promise, and few kernels make most of it: how theirs scatter matters,
+    odd runs and all.
+
+    Args:
+        runs: The runs.
+        cost: Of each row in the sum, 0 of others. Shape (C,).
+    """
+    by_itself = weighed(runs)
+    rows = np.bincount(runs.row, by_itself.off**2)
+    freedom = runs.taken - 1.0
+    usual = cost**2 * by_itself.scatter**2
+    seen = float((cost**2 * rows)[freedom > 0].sum()) + _USUAL * float(usual.mean())
+    expected = float((usual * freedom).sum()) + _USUAL * float(usual.mean())
+    return max(1.0, seen / expected)
 
 
 def _some_rows(runs: Runs, rows: Ints) -> Runs:
