@@ -29,11 +29,12 @@ from underclock.core.model.predicted_change import (
     scheduled_change,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
-from underclock.records import Clocks, Closure, Evidence, SampleSet
+from underclock.records import Clocks, Closure, SampleSet
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -55,7 +56,7 @@ class CostEstimate:
         can: Which can be planned. A kernel without rows, because all of its
             samples ran at the power cap, say, only where it was measured; so is every kernel of a
             table, of which another row costs nothing but a look. Shape (K, C).
-        exact: Whether a measurement is the truth, as in a table that is replayed.
+        exact: Whether a measurement is the truth, as in a replayed table without repeats.
         step_error: By how much more than its own errors the model misses the step at auto, as
             fractions: time, energy.
     """
@@ -141,7 +142,7 @@ def estimate(
     Raises:
         DataError: The samples cannot be costed or fitted.
     """
-    measured = cost_table(sample_set, baseline=baseline)
+    measured = cost_table(sample_set, baseline=baseline, weights=sample_weights(sample_set))
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = settings = settings_of(sample_set, auto)
@@ -153,7 +154,7 @@ def estimate(
     posterior = posterior_of(
         model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
     )
-    exact = sample_set.evidence is Evidence.REPLAYED
+    exact = sample_set.is_exact
     log_s, log_w, repeats = measured_means(sample_set, settings)
     unknown = np.diff(rows.bounds) == 0
     if exact:
@@ -171,7 +172,7 @@ def estimate(
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
-        warnings=(*measured.warnings, *told(sample_set)),
+        warnings=(*measured.warnings, *odd_repeats(sample_set), *told(sample_set)),
         settings=(*settings, auto),
         time_s=np.column_stack([time_s, auto_s]),
         energy_j=np.column_stack([energy_j, auto_j]),

@@ -17,6 +17,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.model.row_runs import run_variances, runs_of
 from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs, weighed
 from underclock.records import Clocks, SampleSet
@@ -74,42 +75,6 @@ def change_of(costs: Floats, variance: Floats, baseline: int, setting: Ints) -> 
     return ratio - 1.0, math.sqrt(float(squares.sum()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRuns:
-    """Runs of a table, by the places of its rows.
-
-    Attributes:
-        kernel: Which kernel each row is of. Shape (C,).
-        setting: Which of the settings. Shape (C,).
-        mem_mhz: Memory clock of each row, 0 where it was left to the driver. Shape (C,).
-        quantities: Logarithms of time and energy.
-    """
-
-    kernel: Ints
-    setting: Ints
-    mem_mhz: Floats
-    quantities: tuple[Runs, Runs]
-
-
-def runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
-    """Return the runs of a table's rows."""
-    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    columns = {clocks: s for s, clocks in enumerate(settings)}
-    samples = sample_set.samples
-    places = np.array([names[s.kernel] * len(settings) + columns[s.asked] for s in samples])
-    rows, row = np.unique(places, return_inverse=True)
-    kernel, setting = np.divmod(rows, len(settings))
-    log_mhz = np.array([math.log(c.core_mhz) if c.core_mhz else math.nan for c in settings])
-    mem_mhz = np.array([float(c.mem_mhz or 0) for c in settings])
-    values = np.log([[s.time_s for s in samples], [s.energy_j for s in samples]])
-    time, energy = (
-        Runs(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
-    )
-    return TableRuns(
-        kernel=kernel, setting=setting, mem_mhz=mem_mhz[setting], quantities=(time, energy)
-    )
-
-
 def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> RepeatedTable:
     """Return what a table with repeats says of every row.
 
@@ -135,6 +100,30 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     return RepeatedTable(
         table=dataclasses.replace(table, time_s=costs[0], energy_j=costs[1]), variance=variance
     )
+
+
+def as_measured(
+    sample_set: SampleSet, variances: Floats | None = None, *, baseline: Clocks | None = None
+) -> RepeatedTable:
+    """Return a table as it was measured, no row drawn towards others, and how unsure its means are.
+
+    Args:
+        sample_set: Samples, of which some are repeats.
+        variances: Of the logarithms of each sample's time and energy; by default as its own
+            repeats tell. Shape (2, N).
+        baseline: The setting to call auto; as for `cost_table`.
+
+    Raises:
+        DataError: The samples cannot be costed.
+    """
+    table = cost_table(sample_set, baseline=baseline)
+    runs = runs_of(sample_set, table.settings)
+    each = run_variances(sample_set) if variances is None else variances
+    variance = np.full((2, *table.time_s.shape), math.nan)
+    for c, quantity in enumerate(runs.quantities):
+        sums = np.bincount(quantity.row, each[c])
+        variance[c, runs.kernel, runs.setting] = sums / quantity.taken**2
+    return RepeatedTable(table=table, variance=variance)
 
 
 def _expected(runs: Runs, mem_mhz: Floats) -> tuple[Floats, Floats]:
