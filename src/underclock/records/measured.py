@@ -285,8 +285,8 @@ class SampleSet(Record, frozen=True, kw_only=True):
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
         source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
-        sampled: Whether a table that was replayed has repeats, also where none of them was taken: it
-            is a sample of the GPU.
+        sampled: Whether a table that was replayed has repeats, even if none was taken: it is a
+            sample of the GPU.
         lacking: Clock pairs of ``settings`` at which a kernel cannot be measured, by its name.
         warnings: Sentences the reader must see beside the numbers.
     """
@@ -311,7 +311,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
 
     @property
     def is_exact(self) -> bool:
-        """Whether each row is all there is to know of it, as in a replayed table without repeats."""
+        """Whether a row is all there is to know, as in a replayed table without repeats."""
         if self.evidence is not Evidence.REPLAYED or self.sampled:
             return False
         return not any(sample.repeat for sample in self.samples)

@@ -111,9 +111,8 @@ def promise_text(plan: Plan) -> str | None:
     if arm.energy_interval is None or arm.time_interval is None:
         if plan.arm(plan.chosen).energy_interval is not None:
             return f"promises {energy}; how sure that is was not worked out"
-        if plan.evidence is Evidence.REPLAYED:
-            return f"promises {energy} of this table, each row taken for the truth"
-        return f"promises {energy}, each setting's own samples taken for the truth"
+        table = " of this table" if plan.evidence is Evidence.REPLAYED else ""
+        return f"promises {energy}{table}, each setting's own samples taken for the truth"
     text = f"promises {energy} ± {_margin(arm.energy_interval)}"
     if plan.max_slowdown is None:
         return f"{text}, {change_text(arm.time_change)} time (95 %)"

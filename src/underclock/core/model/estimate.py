@@ -16,7 +16,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.auto_errors import auto_spread, kernel_errors
+from underclock.core.model.auto_errors import auto_spread, errors_from_repeats, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step, step_ratio
@@ -29,12 +29,13 @@ from underclock.core.model.predicted_change import (
     scheduled_change,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.repeated import auto_variances
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
-from underclock.records import Clocks, Closure, SampleSet
+from underclock.records import Clocks, Closure, Evidence, SampleSet
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -185,6 +186,13 @@ def estimate(
         table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
         auto_s, auto_j = table.time_s[:, -1], table.energy_j[:, -1]
     whole_step = sample_set.in_situ if known is not None else ()
+    if exact:
+        errors = (0.0, 0.0), np.zeros_like(posterior.noise)
+    elif sample_set.evidence is Evidence.REPLAYED:
+        errors = errors_from_repeats(auto_variances(sample_set, measured), (auto_s, auto_j))
+    else:
+        spread = auto_spread(sample_set, posterior, (auto_s, auto_j), whole_step)
+        errors = spread, kernel_errors(posterior)
     estimated = CostEstimate(
         rows=rows,
         model=model,
@@ -193,10 +201,8 @@ def estimate(
         baseline=Baseline(
             time_s=auto_s,
             energy_j=auto_j,
-            spread=(0.0, 0.0)
-            if exact
-            else auto_spread(sample_set, posterior, (auto_s, auto_j), whole_step),
-            of_kernels=np.zeros_like(posterior.noise) if exact else kernel_errors(posterior),
+            spread=errors[0],
+            of_kernels=errors[1],
         ),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),

@@ -13,16 +13,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.predicted_change import PredictedChange
-from underclock.core.model.row_runs import run_variances, runs_of
+from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
 from underclock.core.model.smoothing import smoothed
-from underclock.core.statistics.repeats import Runs, weighed
+from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.records import Clocks, SampleSet
 
-_USUAL = 2.0  # rows that are taken to scatter as others do
+_ONE_SIDE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,20 +93,27 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
     auto = runs.setting == table.baseline
     for c, quantity in enumerate(runs.quantities):
-        mean, own = _expected(quantity, runs.mem_mhz)
+        by_itself = weighed(quantity)
+        mean, own = _expected(quantity, by_itself, runs.mem_mhz)
         cost = np.exp(mean) * counts[runs.kernel]
-        own = np.where(auto, own * _of_sum(quantity, np.where(auto, cost, 0.0)), own)
+        own[auto] *= _of_sum(quantity, by_itself, np.where(auto, cost, 0.0))
         costs[c, runs.kernel, runs.setting] = cost
         variance[c, runs.kernel, runs.setting] = own
     return RepeatedTable(
-        table=dataclasses.replace(table, time_s=costs[0], energy_j=costs[1]), variance=variance
+        table=dataclasses.replace(
+            table,
+            time_s=costs[0],
+            energy_j=costs[1],
+            warnings=(*table.warnings, *odd_repeats(sample_set)),
+        ),
+        variance=variance,
     )
 
 
 def as_measured(
     sample_set: SampleSet, variances: Floats | None = None, *, baseline: Clocks | None = None
 ) -> RepeatedTable:
-    """Return a table as it was measured, no row drawn towards others, and how unsure its means are.
+    """Return a table as it was measured, no row drawn towards others, and how unsure means are.
 
     Args:
         sample_set: Samples, of which some are repeats.
@@ -126,9 +134,8 @@ def as_measured(
     return RepeatedTable(table=table, variance=variance)
 
 
-def _expected(runs: Runs, mem_mhz: Floats) -> tuple[Floats, Floats]:
+def _expected(runs: Runs, by_itself: Weighed, mem_mhz: Floats) -> tuple[Floats, Floats]:
     """Return the logarithm of what one run of each row is expected to take, and its variance."""
-    by_itself = weighed(runs)
     each = np.bincount(runs.row, by_itself.weight)
     mean, variance = by_itself.mean.copy(), by_itself.scatter**2 / each
     locked = ~np.isnan(runs.log_mhz)
@@ -144,23 +151,52 @@ def _expected(runs: Runs, mem_mhz: Floats) -> tuple[Floats, Floats]:
     return mean, variance
 
 
-def _of_sum(runs: Runs, cost: Floats) -> float:
-    """Return by how much the variance of a sum of rows is greater than that of its usual runs.
+def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats) -> float:
+    """Return by how much the variance of a sum of rows is greater than its rows' scatter says.
 
-    The sum at auto is in every promise, and few kernels make most of it: how theirs scatter matters,
-    odd runs and all.
+    The sum at auto is in every promise, and few kernels make most of it: how theirs scatter
+    matters, odd runs and all. Few repeats tell that badly, hence Student's t (Welch-Satterthwaite).
 
     Args:
         runs: The runs.
+        by_itself: What repeats say of each row.
         cost: Of each row in the sum, 0 of others. Shape (C,).
     """
-    by_itself = weighed(runs)
-    rows = np.bincount(runs.row, by_itself.off**2)
     freedom = runs.taken - 1.0
-    usual = cost**2 * by_itself.scatter**2
-    seen = float((cost**2 * rows)[freedom > 0].sum()) + _USUAL * float(usual.mean())
-    expected = float((usual * freedom).sum()) + _USUAL * float(usual.mean())
-    return max(1.0, seen / expected)
+    known = (freedom > 0) & (cost > 0)
+    if not known.any():
+        return 1.0
+    usual = (cost**2 * by_itself.scatter**2)[known]
+    seen = (cost**2 * np.bincount(runs.row, by_itself.off**2))[known]
+    each = np.maximum(seen, usual * freedom[known]) / freedom[known]
+    effective = float(each.sum()) ** 2 / float((each**2 / freedom[known]).sum())
+    wider = float(stdtrit(effective, _ONE_SIDE)) / ONE_SIDED
+    return max(1.0, float(seen.sum()) / float((usual * freedom[known]).sum())) * wider**2
+
+
+def auto_variances(sample_set: SampleSet, table: CostTable) -> Floats:
+    """Return how unsure repeats leave each kernel's time and energy at auto.
+
+    Args:
+        sample_set: Samples, of which some are repeats.
+        table: Their means; only its baseline is asked for.
+
+    Returns:
+        Variances of the logarithms. Shape (2, K).
+    """
+    settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
+    runs = runs_of(sample_set, settings)
+    at = np.flatnonzero(runs.setting == settings.index(table.settings[table.baseline]))
+    variances = np.empty((2, len(table.kernels)))
+    for c, (quantity, costs) in enumerate(
+        zip(runs.quantities, (table.time_s, table.energy_j), strict=True)
+    ):
+        by_itself = weighed(quantity)
+        cost = np.zeros(len(runs.kernel))
+        cost[at] = costs[runs.kernel[at], table.baseline]
+        each = by_itself.scatter**2 / np.bincount(quantity.row, by_itself.weight)
+        variances[c, runs.kernel[at]] = each[at] * _of_sum(quantity, by_itself, cost)
+    return variances
 
 
 def _some_rows(runs: Runs, rows: Ints) -> Runs:

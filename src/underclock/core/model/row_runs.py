@@ -98,11 +98,12 @@ def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:
     sample = sample_set.samples[repeated[worst]]
     what = ("time", "energy")[c]
     many = int(odd.sum())
-    return (
+    words = (
         f"{many} of {len(repeated)} repeats {'is' if many == 1 else 'are'} odd, most of all "
         f"{sample.kernel!r} at {sample.asked}: {math.expm1(off[c, worst]):+.0%} {what} against the "
-        "others. They hardly count; where a plan hangs on such a row, measure it again",
+        "mean of its row. They hardly count; where a plan hangs on such a row, measure it again"
     )
+    return (words,)
 
 
 def _repeated(samples: tuple[Sample, ...]) -> Ints:

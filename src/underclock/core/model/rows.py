@@ -105,8 +105,9 @@ def rows_of(sample_set: SampleSet, shape: GpuConstants | None = None) -> Rows:
 
     A measurement in company is a row at the clock that was read in its window, company taken off.
     Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
-    higher than the GPU boosts. Odd repeats count little. Rows at auto of which the clock was read only at the window's end
-    count little, and only for kernels with few others: a clock that is free moves with temperature.
+    higher than the GPU boosts. Odd repeats count little. So do rows at auto of which the clock was
+    read only at the window's end, for kernels with few others; for the rest they do not count at
+    all, as a clock that is free moves with temperature.
 
     Args:
         sample_set: The samples.

@@ -1,9 +1,9 @@
 """A quantity of one kernel over clocks, from noisy runs, without any physics: a Gaussian process.
 
 It follows a straight line in log f, a departure from it that bends where clocks throttle (Matérn
-3/2, for such bends are sharp), and what every row has of its own, such as a clock bin. Runs weigh by
-how far they are from what all of them say (`core.statistics.repeats`), so a wild run is known by its
-neighbours too, where it was not repeated.
+3/2, for such bends are sharp), and what every row has of its own, such as a clock bin. Runs weigh
+by how far they are from what all of them say (`core.statistics.repeats`), so a wild run is known by
+its neighbours too, where it was not repeated.
 
 Shape letters: N runs, C rows.
 """
