@@ -15,6 +15,8 @@ from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Kind, SampleSet, Step
+from underclock.report.answer import headline
+from underclock.report.wording import promise_text
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
@@ -93,11 +95,10 @@ def test_few_rows_of_a_table_find_most_of_its_saving(sweep: Path, adapted: Sampl
     really = score(made, table)
     assert really.energy_change < 0.9 * full.promise.energy_change < 0
     assert really.time_change < 0.012
-    arm = made.arm(made.chosen)
-    assert arm.energy_interval is not None
-    assert arm.time_interval is not None
-    assert sum(arm.energy_interval) / 2 == pytest.approx(made.promise.energy_change)
-    assert arm.time_interval[1] <= 0.0125
+    # Each row was run once: what they say of the table is certain, of the GPU unknown.
+    assert made.arm(made.chosen).energy_interval is None
+    assert "of this table" in headline(made)
+    assert "\N{PLUS-MINUS SIGN}" not in (promise_text(made) or "")
 
 
 def test_no_row_is_taken_twice_from_a_table(adapted: SampleSet) -> None:

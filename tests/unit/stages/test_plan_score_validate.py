@@ -264,7 +264,7 @@ def test_validating_on_a_table_of_single_rows_warns(table: Path) -> None:
 def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:
     rows = _TABLE.splitlines()
     table.write_text("\n".join([*rows, *rows[1:]]) + "\n")
-    validation = validate(plan(table), gpu=f"replay:{table}", repeats=2)
+    validation = validate(plan(table, raw=True), gpu=f"replay:{table}", repeats=2)
 
     assert validation.warnings == ()
 
@@ -293,7 +293,7 @@ def _noisy_table(table: Path, rows: int, *, less: float = 0.0) -> Path:
 
 
 def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
-    made = plan(_noisy_table(table, 10))
+    made = plan(_noisy_table(table, 10), raw=True)
     validation = validate(made, gpu=f"replay:{table}")
 
     assert validation.verdict is Verdict.KEPT
@@ -309,7 +309,7 @@ def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
 
 
 def test_a_promise_that_is_broken_is_not_kept(table: Path) -> None:
-    made = plan(_noisy_table(table, 10))
+    made = plan(_noisy_table(table, 10), raw=True)
     worse = validate(made, gpu=f"replay:{_noisy_table(table, 10, less=-0.1)}")
 
     assert worse.verdict is Verdict.NOT_KEPT
@@ -318,7 +318,7 @@ def test_a_promise_that_is_broken_is_not_kept(table: Path) -> None:
 
 
 def test_rows_that_come_round_again_are_judged_once(table: Path) -> None:
-    made = plan(_noisy_table(table, 3))
+    made = plan(_noisy_table(table, 3), raw=True)
     thrice, often = (validate(made, gpu=f"replay:{table}", repeats=n) for n in (3, 30))
 
     assert often.energy_interval == thrice.energy_interval
@@ -327,7 +327,7 @@ def test_rows_that_come_round_again_are_judged_once(table: Path) -> None:
 
 
 def test_a_single_repeat_gives_no_interval(table: Path) -> None:
-    validation = validate(plan(_noisy_table(table, 3)), gpu=f"replay:{table}", repeats=1)
+    validation = validate(plan(_noisy_table(table, 3), raw=True), gpu=f"replay:{table}", repeats=1)
 
     assert (validation.energy_interval, validation.time_interval) == (None, None)
     assert validation.verdict is Verdict.INCONCLUSIVE
