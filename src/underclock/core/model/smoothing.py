@@ -24,6 +24,7 @@ _OWN = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _ROUNDS, _CHOOSING = 8, (0, 2, 5)  # when the two deviations are chosen anew
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
+_BOUND = 4.0  # deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,9 @@ def _likeliest(bend: Floats, line: Floats, noise2: Floats, centred: Floats) -> t
         for each in _OWN:
             factor = np.linalg.cholesky(line + noise + bends**2 * bend + each**2 * own)
             white = np.linalg.solve(factor, centred)
-            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(factor)).sum())
+            # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
+            misfit = float(np.minimum(white**2, _BOUND**2).sum())
+            likelihood = -0.5 * misfit - float(np.log(np.diag(factor)).sum())
             best = max(best, (likelihood, bends, each))
     return best[1:]
 
