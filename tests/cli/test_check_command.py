@@ -79,7 +79,8 @@ def test_a_sentence_a_table_and_a_page(capsys: pytest.CaptureFixture[str]) -> No
     assert "6 of 18 rows have no repeats" in said.err
     assert all(f" {budget} % " in words for budget in (0, 1, 5))
 
-    main("check good.csv --splits 2 --seed 7 --max-slowdown 1% --markdown".split())
+    options = ["--splits", "2", "--seed", "7", "--max-slowdown", "1%", "--markdown"]
+    main(["check", "good.csv", *options])
     page = capsys.readouterr().out
     assert page.startswith("# Calibration of promises")
     assert "check good.csv --max-slowdown 0.01 --splits 2 --seed 7 --markdown" in page

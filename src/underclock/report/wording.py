@@ -120,6 +120,11 @@ def promise_text(plan: Plan) -> str | None:
     return f"{text} at ≤ {slower} slower (95 %)"
 
 
+def margin_text(interval: tuple[float, float] | None) -> str:
+    """Write a margin to stand behind a number; nothing where it is not known."""
+    return "" if interval is None else f" ± {_margin(interval)}"
+
+
 def _margin(interval: tuple[float, float]) -> str:
     """Write half the width of an interval."""
     return format_percent((interval[1] - interval[0]) / 2).removeprefix("+")

@@ -26,6 +26,7 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.report.answer import headline
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
@@ -267,6 +268,27 @@ def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:
     validation = validate(plan(table, raw=True), gpu=f"replay:{table}", repeats=2)
 
     assert validation.warnings == ()
+
+
+def test_a_score_is_as_sure_as_the_table_s_repeats(table: Path) -> None:
+    made = plan(table)
+    assert "of this table" in headline(made)
+    alone = score(made, table).arms[-1]
+    assert alone.energy_interval is None
+
+    repeated = score(made, _noisy_table(table, 4)).arms[-1]
+    assert repeated.energy_interval is not None
+    assert repeated.energy_interval[0] < (repeated.energy_change or 0) < repeated.energy_interval[1]
+
+
+def test_a_plan_of_a_table_with_repeats_has_an_interval(table: Path) -> None:
+    made = plan(_noisy_table(table, 10), underclock.Goal(max_slowdown=0.2))
+    arm = made.arm(made.chosen)
+
+    assert arm.energy_interval is not None
+    assert arm.energy_interval[1] - arm.energy_interval[0] > 1e-4
+    assert "of this table" not in headline(made)
+    assert plan(table, underclock.Goal(max_slowdown=0.2), raw=True).promise.energy_change < 0
 
 
 def test_a_plan_without_a_time_budget_counts_no_pairs_that_keep_it(table: Path) -> None:

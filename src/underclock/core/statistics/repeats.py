@@ -80,9 +80,9 @@ def weighed(runs: Runs) -> Weighed:
     scatter = np.full(len(runs.kernel), _USUAL)
     for _ in range(_ROUNDS):
         off = runs.log - mean[runs.row]
-        squares = np.bincount(runs.row, off**2, len(runs.kernel))
-        most = freedom * (_BOUND * scatter) ** 2
-        scatter = _scatter(runs, among, np.minimum(squares, most) / _WITHIN, freedom)
+        squares = _sums(runs, off**2)
+        bounded: Floats = np.minimum(squares, freedom * (_BOUND * scatter) ** 2) / _WITHIN
+        scatter = _scatter(runs, among, bounded, freedom)
         unsure = scatter**2 / np.bincount(runs.row, weight)
         weight = counts_for(off**2 + unsure[runs.row], scatter[runs.row])
         mean = means(runs, weight)
@@ -90,11 +90,17 @@ def weighed(runs: Runs) -> Weighed:
     # What the bound leaves out of tails that are heavy, though no run in them is odd.
     # Auto is in every sum, so there even an odd run is part of how unsure it is.
     whole = np.where(np.isnan(runs.log_mhz)[runs.row], 1.0, weight)
-    squares = np.bincount(runs.row, whole * off**2, len(runs.kernel))
+    squares = _sums(runs, whole * off**2)
     scatter = np.maximum(scatter, _scatter(runs, among, squares, freedom))
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
     return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
+
+
+def _sums(runs: Runs, each: Floats) -> Floats:
+    """Return the sum over the runs of every row. Shape (C,)."""
+    sums: Floats = np.bincount(runs.row, each, len(runs.kernel))
+    return sums
 
 
 def _medians(runs: Runs) -> Floats:

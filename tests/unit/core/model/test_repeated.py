@@ -1,11 +1,13 @@
 """A table with repeats is a sample of the GPU: what is expected of it, and how surely."""
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pytest
 
+from underclock.arrays import Floats
 from underclock.core.model.repeated import RepeatedTable, as_measured, repeated_table
 from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
 from underclock.core.model.smoothing import smoothed
@@ -51,9 +53,10 @@ def _table(samples: list[Sample], **more: object) -> SampleSet:
     )
 
 
-def _energy_errors(table: RepeatedTable) -> np.ndarray:
+def _energy_errors(table: RepeatedTable) -> Floats:
     truth = [2 * _truth(c.core_mhz or 1950)[1] for c in table.table.settings]
-    return np.log(table.table.energy_j / np.array(truth))
+    errors: Floats = np.log(table.table.energy_j / np.array(truth))
+    return errors
 
 
 def test_rows_are_drawn_towards_their_neighbours_and_know_their_errors() -> None:
@@ -70,14 +73,16 @@ def test_rows_are_drawn_towards_their_neighbours_and_know_their_errors() -> None
 
 def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
     """The winner's curse, over several tables."""
-    curse: dict[bool, list[float]] = {True: [], False: []}
-    for seed in range(6):
-        set_ = _table(_samples("a", 0.04, seed))
-        for smooth in curse:
-            made = (repeated_table if smooth else as_measured)(set_)
+
+    def curse(make: Callable[[SampleSet], RepeatedTable]) -> float:
+        errors = []
+        for seed in range(6):
+            made = make(_table(_samples("a", 0.04, seed)))
             column = int(made.table.energy_j[0, :-1].argmin())
-            curse[smooth].append(float(_energy_errors(made)[0, column]))
-    assert abs(np.mean(curse[True])) < 0.6 * abs(np.mean(curse[False]))
+            errors.append(float(_energy_errors(made)[0, column]))
+        return abs(float(np.mean(errors)))
+
+    assert curse(repeated_table) < 0.6 * curse(as_measured)
 
 
 def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> None:
