@@ -99,8 +99,7 @@ def weighed(runs: Runs) -> Weighed:
 
 def _sums(runs: Runs, each: Floats) -> Floats:
     """Return the sum over the runs of every row. Shape (C,)."""
-    sums: Floats = np.bincount(runs.row, each, len(runs.kernel))
-    return sums
+    return np.bincount(runs.row, each, len(runs.kernel)).astype(np.float64)
 
 
 def _medians(runs: Runs) -> Floats:

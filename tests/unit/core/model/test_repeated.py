@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats
-from underclock.core.model.repeated import RepeatedTable, as_measured, repeated_table
+from underclock.core.costs.table import cost_table
+from underclock.core.model.estimate import estimate
+from underclock.core.model.repeated import (
+    RepeatedTable,
+    as_measured,
+    auto_variances,
+    repeated_table,
+)
 from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
 from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs
@@ -189,3 +196,41 @@ def test_nothing_repeated_is_nothing_odd() -> None:
     assert set_.is_exact
     assert not msgspec.structs.replace(set_, sampled=True).is_exact
     assert not _table(_samples("a", 0.3, 0)).is_exact
+
+
+@pytest.mark.parametrize("seed", [0, 186])  # the weights of the second do not settle
+def test_rows_run_once_with_heavy_tails_are_smoothed(seed: int) -> None:
+    log_mhz = np.log(np.linspace(500, 2000, 14))
+    runs = Runs(
+        log=-log_mhz + 0.01 * np.random.default_rng(seed).standard_t(1.2, 14),
+        row=np.arange(14),
+        kernel=np.zeros(14, dtype=np.int64),
+        log_mhz=log_mhz,
+    )
+    made = smoothed(runs, np.ones(14), np.full(14, 0.01))
+
+    assert np.median(np.abs(made.mean + log_mhz)) < 0.02
+    assert (made.variance > 0).all()
+
+
+def test_a_fit_of_a_table_with_repeats_is_as_sure_of_auto_as_they_are() -> None:
+    samples = [s for k in range(3) for s in _samples(f"k{k}", 0.01, k)]
+    sample_set = _table(samples)
+    fitted = estimate(sample_set)
+
+    assert not fitted.exact
+    assert 0.0 < fitted.baseline.spread[0] < 0.02
+    assert 0.0 < fitted.baseline.spread[1] < 0.02
+    calm, wild = (
+        auto_variances(_table(each), cost_table(_table(each)))
+        for each in (
+            samples,
+            [
+                msgspec.structs.replace(s, energy_j=s.energy_j * (0.8, 1.0, 1.2)[s.repeat])
+                if s.asked == AUTO
+                else s
+                for s in samples
+            ],
+        )
+    )
+    assert (wild[1] > 10.0 * calm[1]).all()
