@@ -47,6 +47,8 @@ bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 
 evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
 	$(BIN)/python benchmarks/replayed.py
+	$(BIN)/underclock check ../shared/data/measured/rtx_laptop_repeats.csv --markdown \
+		> docs/evidence/calibration_of_promises.md
 
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py

@@ -183,7 +183,6 @@ def _backwards() -> str:
         (_two_gpus, "samples from two GPUs or drivers in one fit: G", "each by themselves"),
         (_two_drivers, "G (driver 1, 300 W) and G (driver 2, 300 W)", "measure again"),
         (_too_few, "1 samples away from the power cap are fewer than", "more clock pairs"),
-        (lambda: _file("r.db", again=1.5), "contradict each other", "another process on the GPU?"),
         (lambda: _file("c.db", capped="abcdefgh"), "all 64 samples ran", "lower core clocks"),
         (_backwards, "sample 17 is not as it was written", "measure again"),
         (_none, "no samples to fit", "measure first"),

@@ -24,6 +24,7 @@ _COMMANDS = {
     "plan": "Choose clocks for every kernel.",
     "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
+    "check": "Say what promises are worth, from a table's repeats.",
     "validate": "Measure a plan again, against auto clocks.",
     "report": "Write a plan as one offline page.",
     "calibrate": "Make a simulated GPU of a measured sweep, or check one.",

@@ -85,6 +85,7 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
+    from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.taking_off import told
     from underclock.records import Step
     from underclock.stages.campaign import PRECISION, Campaign, ClockControl, Grid
@@ -116,7 +117,7 @@ def command(
             progress=show,
             run=step_file(step, source),
         )
-    warn((*sample_set.warnings, *told(sample_set)))
+    warn((*sample_set.warnings, *odd_repeats(sample_set), *told(sample_set)))
     if as_json:
         print_json(_summary(sample_set, output))
         return

@@ -321,6 +321,8 @@ class SampleSet(Record, frozen=True, kw_only=True):
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
         source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
+        sampled: Whether a table that was replayed has repeats, even if none was taken: it is a
+            sample of the GPU.
         lacking: Clock pairs of ``settings`` at which a kernel cannot be measured, by its name.
         warnings: Sentences the reader must see beside the numbers.
     """
@@ -339,8 +341,16 @@ class SampleSet(Record, frozen=True, kw_only=True):
     order: tuple[int, ...] = ()
     source: StepSource | None = None
     provenance: Provenance | None = None
+    sampled: bool = False
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a row is all there is to know, as in a replayed table without repeats."""
+        if self.evidence is not Evidence.REPLAYED or self.sampled:
+            return False
+        return not any(sample.repeat for sample in self.samples)
 
     def __repr__(self) -> str:
         return as_line("SampleSet", self._heading, self._facts)

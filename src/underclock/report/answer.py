@@ -1,6 +1,6 @@
 """What a reader should take away from a plan: which saving is real, and which clocks to hold."""
 
-from underclock.records import Arm, Clocks, Objective, Plan, Strategy
+from underclock.records import Arm, Clocks, Evidence, Objective, Plan, Strategy
 from underclock.report.expected import gives_nothing
 from underclock.report.wording import (
     accounting_words,
@@ -33,7 +33,13 @@ def saving(plan: Plan) -> str:
 
 def basis(plan: Plan) -> str:
     """Say how a plan's numbers are known, and what they are sums of."""
-    return f"{plan.evidence} on {plan.gpu.name}: {accounting_words(plan.accounting)}"
+    table = ", of this table" if _is_of_table(plan) else ""
+    return f"{plan.evidence} on {plan.gpu.name}{table}: {accounting_words(plan.accounting)}"
+
+
+def _is_of_table(plan: Plan) -> bool:
+    """Whether a plan's numbers are a table's own, of which nobody knows how sure they are."""
+    return plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
 
 
 def limit_sentence(plan: Plan) -> str | None:

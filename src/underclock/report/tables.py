@@ -32,6 +32,7 @@ from underclock.report.wording import (
     energy_text,
     interval_text,
     keeping_time_text,
+    margin_text,
     measured_changes,
     no_change,
     promise_text,
@@ -176,17 +177,24 @@ def score_table(score: Score) -> Table:
     for header in ("promised", "actual", "auto\nper step", "plan\nper step"):
         table.add_column(header, justify="right", no_wrap=True)
     auto = next((arm for arm in score.arms if arm.name is Strategy.AUTO), None)
+    given = next((arm for arm in score.arms if arm.name is score.plan), None)
+    if given is None or given.energy_interval is None:
+        table.caption = Text("actual: of this table, its means taken for the truth")
+    else:
+        table.caption = Text("actual: with 95 %, as the table's repeats leave it")
     table.add_row(
         Text("time"),
         Text(change_text(score.promised_time_change)),
-        Text(change_text(score.time_change)),
+        Text(change_text(score.time_change) + margin_text(given.time_interval if given else None)),
         Text(duration_text(auto.time_s if auto else None)),
         Text(duration_text(score.time_s)),
     )
     table.add_row(
         Text("energy"),
         Text(change_text(score.promised_energy_change)),
-        Text(change_text(score.energy_change)),
+        Text(
+            change_text(score.energy_change) + margin_text(given.energy_interval if given else None)
+        ),
         Text(energy_text(auto.energy_j if auto else None)),
         Text(energy_text(score.energy_j)),
     )

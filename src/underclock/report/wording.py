@@ -111,12 +111,18 @@ def promise_text(plan: Plan) -> str | None:
     if arm.energy_interval is None or arm.time_interval is None:
         if plan.arm(plan.chosen).energy_interval is not None:
             return f"promises {energy}; how sure that is was not worked out"
-        return f"promises {energy}, each setting's own samples taken for the truth"
+        table = " of this table" if plan.evidence is Evidence.REPLAYED else ""
+        return f"promises {energy}{table}, each setting's own samples taken for the truth"
     text = f"promises {energy} ± {_margin(arm.energy_interval)}"
     if plan.max_slowdown is None:
         return f"{text}, {change_text(arm.time_change)} time (95 %)"
     slower = format_percent(plan.max_slowdown).removeprefix("+")
     return f"{text} at ≤ {slower} slower (95 %)"
+
+
+def margin_text(interval: tuple[float, float] | None) -> str:
+    """Write a margin to stand behind a number; nothing where it is not known."""
+    return "" if interval is None else f" ± {_margin(interval)}"
 
 
 def _margin(interval: tuple[float, float]) -> str:

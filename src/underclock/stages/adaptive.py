@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.cap import driver_says
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
@@ -338,7 +338,9 @@ class AdaptiveRun:
             counts=fit.counts,
             auto_s=auto_s,
             auto_j=auto_j,
-            measurable=fit.measurable if fit.exact else fit.measurable & locked & fit.holds_alone,
+            measurable=fit.measurable
+            if fit.exact
+            else fit.measurable & locked & fit.holds_alone & self._unused(posterior.settings),
         )
         total = np.zeros_like(posterior.log_s)
         for budget, multiplier, plan in zip(
@@ -358,6 +360,17 @@ class AdaptiveRun:
         wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
         return [*wanted, *self._reference(fit)], sharp
 
+    def _unused(self, settings: Sequence[Clocks]) -> Bools:
+        """Return where there is an answer that was not yet given: a table has so many rows."""
+        unused = np.ones((len(self._kernels), len(settings)), dtype=bool)
+        for k, kernel in enumerate(self._kernels):
+            for c, clocks in enumerate(settings):
+                rows = self._bench.repeats(kernel, clocks)
+                if rows is None:
+                    return unused
+                unused[k, c] = self._taken[kernel.name, clocks] < rows
+        return unused
+
     def _plans(self, fit: CostEstimate) -> tuple[list[Ints | None], bool]:
         """Return the plan of each time budget, and whether their promises are sharp enough.
 
@@ -368,7 +381,7 @@ class AdaptiveRun:
         goals = [Goal(max_slowdown=slowdown) for slowdown in self._limits.slowdowns]
         plans = [choose_kernels(fit.table, goal, fit) for goal in goals]
         # A table answers at once: its samples are limited by number, not by what is enough.
-        if fit.exact:
+        if Capability.RUN not in self._bench.capabilities:
             return plans, False
         made = [plan for plan in plans if plan is not None]
         all_auto = all((plan == fit.table.baseline).all() for plan in made)

@@ -231,6 +231,7 @@ def survey(
         expected_samples=None
         if adaptive
         else campaign.repeats * sum(len(some) for _, some in points),
+        sampled=any((measurer.repeats(k, c) or 0) > 1 for c, some in points for k in some),
         lacking=_lacking(kernels, points) if adaptive else {},
         order=order,
         source=step.source if step is not None else None,

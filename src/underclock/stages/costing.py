@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
+from underclock.core.model.repeated import RepeatedTable, repeated_table
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
@@ -23,7 +24,7 @@ class PlanCosts:
     """
 
     table: CostTable
-    risk: CostEstimate | LimitedEstimate | None
+    risk: CostEstimate | LimitedEstimate | RepeatedTable | None
     known: CostTable
 
 
@@ -65,8 +66,11 @@ def costs_of(
 ) -> PlanCosts:
     """Return what everything costs."""
     asked = raw
-    if raw is None:
-        raw = _is_whole_table(sample_set)
+    if raw is None and _is_whole_table(sample_set):
+        if any(sample.repeat for sample in sample_set.samples):
+            repeated = repeated_table(sample_set, baseline=baseline)
+            return PlanCosts(table=repeated.table, risk=repeated, known=repeated.table)
+        raw = sample_set.is_exact
     if raw:
         table = cost_table(sample_set, baseline=baseline)
         return PlanCosts(table=table, risk=None, known=table)
@@ -79,7 +83,9 @@ def costs_of(
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
         table = dataclasses.replace(table, warnings=(*table.warnings, words))
         return PlanCosts(table=table, risk=None, known=table)
-    return PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
+    # What was queried of a table is certain, and nothing else of it is planned.
+    risk = None if estimated.exact else estimated
+    return PlanCosts(table=estimated.table, risk=risk, known=estimated.table)
 
 
 def _is_whole_table(sample_set: SampleSet) -> bool:

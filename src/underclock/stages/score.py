@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.planning.strategies import cost_of
+from underclock.core.model.repeated import as_measured
+from underclock.core.planning.strategies import cost_of, with_intervals
 from underclock.errors import DataError
 from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status, Strategy
 from underclock.stages.sources import as_plan, as_samples, check_gpu
@@ -40,10 +43,20 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
         promised_energy_change=plan.promise.energy_change,
         arms=(
             Arm.of(Strategy.AUTO, auto, Status.BASELINE),
-            Arm.of(plan.chosen, cost, Status.GIVEN),
+            _with_noise(Arm.of(plan.chosen, cost, Status.GIVEN), plan, sample_set),
         ),
         warnings=(*warnings, *costs.warnings),
     )
+
+
+def _with_noise(arm: Arm, plan: Plan, sample_set: SampleSet) -> Arm:
+    """Return an arm with the 95 % intervals that the table's repeats leave, where it has some."""
+    if not any(sample.repeat for sample in sample_set.samples):
+        return arm
+    measured = as_measured(sample_set, baseline=plan.baseline)
+    columns = {clocks: c for c, clocks in enumerate(measured.table.settings)}
+    setting = [columns[plan.kernels[kernel.name].clocks] for kernel in measured.table.kernels]
+    return with_intervals(arm, measured.predicted_change(np.array(setting)))
 
 
 def _cost(plan: Plan, costs: CostTable) -> Cost:

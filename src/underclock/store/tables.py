@@ -248,4 +248,4 @@ def _repeat_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
                     f"{words}: no repeats differ that much",
                     hint="remove the wrong row, or give what was measured differently another name",
                 )
-    return (f"{words}: their mean is used",) if words else ()
+    return (words,) if words else ()

@@ -26,6 +26,7 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.report.answer import headline
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
@@ -267,9 +268,30 @@ def test_validating_on_a_table_of_single_rows_warns(table: Path) -> None:
 def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:
     rows = _TABLE.splitlines()
     table.write_text("\n".join([*rows, *rows[1:]]) + "\n")
-    validation = validate(plan(table), gpu=f"replay:{table}", repeats=2)
+    validation = validate(plan(table, raw=True), gpu=f"replay:{table}", repeats=2)
 
     assert validation.warnings == ()
+
+
+def test_a_score_is_as_sure_as_the_table_s_repeats(table: Path) -> None:
+    made = plan(table)
+    assert "of this table" in headline(made)
+    alone = score(made, table).arms[-1]
+    assert alone.energy_interval is None
+
+    repeated = score(made, _noisy_table(table, 4)).arms[-1]
+    assert repeated.energy_interval is not None
+    assert repeated.energy_interval[0] < (repeated.energy_change or 0) < repeated.energy_interval[1]
+
+
+def test_a_plan_of_a_table_with_repeats_has_an_interval(table: Path) -> None:
+    made = plan(_noisy_table(table, 10), underclock.Goal(max_slowdown=0.2))
+    arm = made.arm(made.chosen)
+
+    assert arm.energy_interval is not None
+    assert arm.energy_interval[1] - arm.energy_interval[0] > 1e-4
+    assert "of this table" not in headline(made)
+    assert plan(table, underclock.Goal(max_slowdown=0.2), raw=True).promise.energy_change < 0
 
 
 def test_a_plan_without_a_time_budget_counts_no_pairs_that_keep_it(table: Path) -> None:
@@ -310,7 +332,7 @@ def test_pairs_keep_the_time_budget_to_the_tolerance_that_the_verdict_uses(table
 
 
 def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
-    made = plan(_noisy_table(table, 10))
+    made = plan(_noisy_table(table, 10), raw=True)
     validation = validate(made, gpu=f"replay:{table}")
 
     assert validation.verdict is Verdict.KEPT
@@ -326,7 +348,7 @@ def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
 
 
 def test_a_promise_that_is_broken_is_not_kept(table: Path) -> None:
-    made = plan(_noisy_table(table, 10))
+    made = plan(_noisy_table(table, 10), raw=True)
     worse = validate(made, gpu=f"replay:{_noisy_table(table, 10, less=-0.1)}")
 
     assert worse.verdict is Verdict.NOT_KEPT
@@ -335,7 +357,7 @@ def test_a_promise_that_is_broken_is_not_kept(table: Path) -> None:
 
 
 def test_rows_that_come_round_again_are_judged_once(table: Path) -> None:
-    made = plan(_noisy_table(table, 3))
+    made = plan(_noisy_table(table, 3), raw=True)
     thrice, often = (validate(made, gpu=f"replay:{table}", repeats=n) for n in (3, 30))
 
     assert often.energy_interval == thrice.energy_interval
@@ -344,7 +366,7 @@ def test_rows_that_come_round_again_are_judged_once(table: Path) -> None:
 
 
 def test_a_single_repeat_gives_no_interval(table: Path) -> None:
-    validation = validate(plan(_noisy_table(table, 3)), gpu=f"replay:{table}", repeats=1)
+    validation = validate(plan(_noisy_table(table, 3), raw=True), gpu=f"replay:{table}", repeats=1)
 
     assert (validation.energy_interval, validation.time_interval) == (None, None)
     assert validation.verdict is Verdict.INCONCLUSIVE

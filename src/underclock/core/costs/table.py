@@ -91,18 +91,22 @@ class CostTable:
             return None
 
 
-def cost_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> CostTable:
+def cost_table(
+    sample_set: SampleSet, *, baseline: Clocks | None = None, weights: Floats | None = None
+) -> CostTable:
     """Average repeats, weigh by count, settle what auto costs.
 
     Args:
         sample_set: Samples of at least one setting per kernel.
         baseline: The setting to call auto; by default auto/auto, or in a table without it the
             fastest clocks that every kernel has.
+        weights: How much each of N samples counts in the mean time and energy of its row; by
+            default all alike. Shape (2, N).
 
     Raises:
         DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
     """
-    settings, time_s, energy_j = _means(sample_set)
+    settings, time_s, energy_j = _means(sample_set, weights)
     lacking = ~np.isfinite(time_s).any(axis=1)
     missing = [sample_set.kernels[k].name for k in np.flatnonzero(lacking).tolist()]
     if missing:
@@ -139,7 +143,9 @@ def step_means(in_situ: Sequence[Sample]) -> tuple[float, float]:
     )
 
 
-def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:
+def _means(
+    sample_set: SampleSet, weights: Floats | None
+) -> tuple[tuple[Clocks, ...], Floats, Floats]:
     """Return the settings, and mean time and energy of one invocation, ``inf`` without a sample.
 
     Means are those of `math.fsum`; most tables have one row of everything, and need none.
@@ -158,6 +164,7 @@ def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:
     costs = np.array(
         [[s.time_s for s in sample_set.samples], [s.energy_j for s in sample_set.samples]]
     )
+    counts_for = np.ones_like(costs) if weights is None else weights
     means = np.full((2, len(index), len(columns)), math.inf)
     means[:, row, column] = costs
     cell = row * len(columns) + column
@@ -166,7 +173,10 @@ def _means(sample_set: SampleSet) -> tuple[tuple[Clocks, ...], Floats, Floats]:
     lengths = np.diff(begins, append=len(order))
     for begin, length in zip(begins[lengths > 1], lengths[lengths > 1], strict=True):
         same = order[begin : begin + length]
-        means[:, row[same[0]], column[same[0]]] = [math.fsum(c) / length for c in costs[:, same]]
+        means[:, row[same[0]], column[same[0]]] = [
+            math.fsum(c * w) / math.fsum(w)
+            for c, w in zip(costs[:, same], counts_for[:, same], strict=True)
+        ]
     settings = tuple(sorted(columns, key=lambda clocks: clocks.rank))
     time_s, energy_j = means[:, :, [columns[setting] for setting in settings]]
     return settings, time_s, energy_j

@@ -1,12 +1,8 @@
 """Samples that cannot be what they say: refused before they reach a fit."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-
 from underclock.errors import DataError
-from underclock.records import Clocks, Sample, SampleSet
+from underclock.records import Clocks, SampleSet
 
-_CONTRADICTION = 0.25  # repeats of one row lie within a few per cent of each other
 # What no GPU, of any age, is near to; beyond it a value is damaged or in another unit.
 _PLAUSIBLE_MHZ = (10.0, 20_000.0)
 _PLAUSIBLE_W = (0.1, 100_000.0)
@@ -77,28 +73,6 @@ def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
         ):
             if not least <= value <= most:
                 raise DataError(f"{what} in company ran at {value:.3g} {unit}", hint=damaged)
-
-
-def check_repeats(samples: Sequence[Sample]) -> None:
-    """Refuse repeats of one row that cannot be of the same thing.
-
-    Raises:
-        DataError: Two differ by a quarter or more.
-    """
-    groups: dict[object, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.kernel, sample.asked].append(sample)
-    for alike in groups.values():
-        for what, values in (
-            ("time", [s.time_s for s in alike]),
-            ("energy", [s.energy_j for s in alike]),
-        ):
-            if max(values) > (1.0 + _CONTRADICTION) * min(values):
-                raise DataError(
-                    f"repeats of {alike[0].kernel!r} at {alike[0].asked} contradict each other: "
-                    f"their {what} differs by {max(values) / min(values) - 1:.0%}",
-                    hint="was another process on the GPU? measure this kernel again on an idle one",
-                )
 
 
 def clocks_asked(sample_set: SampleSet) -> list[Clocks]:

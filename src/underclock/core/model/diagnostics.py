@@ -16,6 +16,7 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.rows import UNKNOWN_MHZ, Rows
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import Constant, GpuFit, KernelFit
@@ -83,7 +84,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
                 rows=np.diff(rows.bounds)[known].tolist(),
             ),
         ),
-        warnings=(*sample_set.warnings, *_without_rows(rows)),
+        warnings=(*sample_set.warnings, *odd_repeats(sample_set), *_without_rows(rows)),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.costs.step import memories_like_auto
+from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows, ceiling_mhz
 from underclock.core.steering.taking_off import reach_mhz
 from underclock.records import Clocks, SampleSet
@@ -63,17 +64,22 @@ def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
 def measured_means(
     sample_set: SampleSet, settings: Sequence[Clocks]
 ) -> tuple[Floats, Floats, Floats]:
-    """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats."""
+    """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats.
+
+    An odd repeat counts for little, in the means and as a repeat.
+    """
     place = {clocks: c for c, clocks in enumerate(settings)}
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    sums = np.zeros((3, len(index), len(settings)))
-    for sample in sample_set.samples:
+    sums = np.zeros((4, len(index), len(settings)))
+    weights = sample_weights(sample_set).T.tolist()
+    for sample, (of_time, of_energy) in zip(sample_set.samples, weights, strict=True):
         c = place.get(sample.asked)
         if c is not None:
-            sums[:, index[sample.kernel], c] += (1.0, sample.time_s, sample.energy_j)
+            cell = sums[:, index[sample.kernel], c]
+            cell += (of_time, of_energy, of_time * sample.time_s, of_energy * sample.energy_j)
     with np.errstate(divide="ignore", invalid="ignore"):
-        time_s, energy_j = sums[1:] / sums[0]
-        return np.log(time_s), np.log(energy_j / time_s), sums[0]
+        time_s, energy_j = sums[2:] / sums[:2]
+        return np.log(time_s), np.log(energy_j / time_s), sums[:2].min(axis=0)
 
 
 def measurable(sample_set: SampleSet, rows: Rows, settings: Sequence[Clocks]) -> Bools:

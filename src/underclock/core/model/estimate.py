@@ -17,7 +17,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.auto_errors import auto_spread, kernel_errors
+from underclock.core.model.auto_errors import auto_spread, errors_from_repeats, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step, step_ratio
@@ -36,6 +36,8 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.repeated import auto_variances
+from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows, held_back
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
@@ -62,7 +64,7 @@ class CostEstimate:
         can: Which can be planned. A kernel without rows, because all of its
             samples ran at the power cap, say, only where it was measured; so is every kernel of a
             table, of which another row costs nothing but a look. Shape (K, C).
-        exact: Whether a measurement is the truth, as in a table that is replayed.
+        exact: Whether a measurement is the truth, as in a replayed table without repeats.
         step_error: By how much more than its own errors the model misses the step at auto, as
             fractions: time, energy.
     """
@@ -155,7 +157,7 @@ def estimate(
     Raises:
         DataError: The samples cannot be costed or fitted.
     """
-    measured = cost_table(sample_set, baseline=baseline)
+    measured = cost_table(sample_set, baseline=baseline, weights=sample_weights(sample_set))
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = settings = settings_of(sample_set, auto)
@@ -167,7 +169,7 @@ def estimate(
     posterior = posterior_of(
         model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
     )
-    exact = sample_set.evidence is Evidence.REPLAYED
+    exact = sample_set.is_exact
     log_s, log_w, repeats = measured_means(sample_set, settings)
     unknown = np.diff(rows.bounds) == 0
     if exact:
@@ -190,7 +192,7 @@ def estimate(
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
-        warnings=(*measured.warnings, *told(sample_set)),
+        warnings=(*measured.warnings, *odd_repeats(sample_set), *told(sample_set)),
         settings=(*settings, auto),
         time_s=np.column_stack([time_s, auto_s]),
         energy_j=np.column_stack([energy_j, auto_j]),
@@ -203,6 +205,13 @@ def estimate(
         table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
         auto_s, auto_j = table.time_s[:, -1], table.energy_j[:, -1]
     whole_step = sample_set.in_situ if known is not None else ()
+    if exact:
+        errors = (0.0, 0.0), np.zeros_like(posterior.noise)
+    elif sample_set.evidence is Evidence.REPLAYED:
+        errors = errors_from_repeats(auto_variances(sample_set, measured), (auto_s, auto_j))
+    else:
+        spread = auto_spread(sample_set, posterior, (auto_s, auto_j), whole_step)
+        errors = spread, kernel_errors(posterior)
     estimated = CostEstimate(
         rows=rows,
         model=model,
@@ -211,10 +220,8 @@ def estimate(
         baseline=Baseline(
             time_s=auto_s,
             energy_j=auto_j,
-            spread=(0.0, 0.0)
-            if exact
-            else auto_spread(sample_set, posterior, (auto_s, auto_j), whole_step),
-            of_kernels=np.zeros_like(posterior.noise) if exact else kernel_errors(posterior),
+            spread=errors[0],
+            of_kernels=errors[1],
         ),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),

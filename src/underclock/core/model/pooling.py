@@ -59,6 +59,7 @@ def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
         mixed=tuple(mixed),
         in_situ=tuple(sample for sample_set in sample_sets for sample in sample_set.in_situ),
         settings=tuple(dict.fromkeys(s for sample_set in sample_sets for s in sample_set.settings)),
+        sampled=any(sample_set.sampled for sample_set in sample_sets),
         warnings=tuple(dict.fromkeys(w for sample_set in sample_sets for w in sample_set.warnings)),
     )
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
-from underclock.core.model.checks import check_repeats, check_values, clocks_asked
+from underclock.core.model.checks import check_values, clocks_asked
+from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.taking_off import (
     COMPANION,
@@ -139,8 +140,9 @@ def rows_of(
 
     A measurement in company is a row at the clock that was read in its window, company taken off.
     Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
-    higher than the GPU boosts. Rows at auto of which the clock was read only at the window's end
-    count little, and only for kernels with few others: a clock that is free moves with temperature.
+    higher than the GPU boosts. Odd repeats count little. So do rows at auto of which the clock was
+    read only at the window's end, for kernels with few others; for the rest they do not count at
+    all, as a clock that is free moves with temperature.
 
     Args:
         sample_set: The samples.
@@ -155,7 +157,6 @@ def rows_of(
     if not sample_set.samples and not sample_set.mixed:
         raise DataError("there are no samples to fit", hint="measure first")
     check_values(sample_set)
-    check_repeats(sample_set.samples)
     memory = _memory_mhz(sample_set)
     limit_w, capped = _cap(sample_set)
     ceiling = ceiling_mhz(sample_set.samples)
@@ -164,10 +165,18 @@ def rows_of(
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     locked: list[_Row] = []
     free: list[_Row] = []
-    for sample, at_cap in zip(sample_set.samples, capped, strict=True):
+    weights = sample_weights(sample_set).T.tolist()
+    for sample, at_cap, (of_time, of_energy) in zip(
+        sample_set.samples, capped, weights, strict=True
+    ):
         if at_cap or (sample.asked.core_mhz is not None and not _holds(sample)):
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
+        # Power is energy over time, so it is odd where one of them is.
+        row = row._replace(
+            time_windows=of_time * row.time_windows,
+            power_windows=min(of_time, of_energy) * row.power_windows,
+        )
         (free if sample.asked.core_mhz is None else locked).append(row)
     told = _in_company(sample_set, memory, shape, paces)
     mixed = _company_rows(told, locked, index, _own_memory_mhz(sample_set, memory))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.model.checks import check_repeats
 from underclock.core.model.rows import CannotFitError, ceiling_mhz, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
@@ -170,18 +169,34 @@ def test_fewer_samples_than_constants_cannot_be_fitted() -> None:
         rows_of(_profile(_grid("a")[:3]))
 
 
-@given(st.floats(1.27, 100.0), st.sampled_from(["time_s", "energy_j"]))
-def test_repeats_that_contradict_each_other_are_refused(factor: float, what: str) -> None:
-    first = _sample("a", 900, time_s=100.0)
-    again = msgspec.structs.replace(first, repeat=1, **{what: factor * 100.0})
-    with pytest.raises(DataError, match="contradict each other") as raised:
-        check_repeats([first, again])
-    assert "another process on the GPU" in raised.value.hint
+@given(st.floats(1.5, 100.0), st.sampled_from(["time_s", "energy_j"]))
+def test_an_odd_repeat_hardly_counts_and_refuses_nothing(factor: float, what: str) -> None:
+    grid = [*_grid("a"), *_grid("a", repeat=1), *_grid("a", repeat=2)]
+    usual = getattr(grid[0], what)
+    odd = msgspec.structs.replace(grid[0], repeat=3, **{what: factor * usual})
+
+    rows = rows_of(_profile([*grid, odd]))
+
+    assert len(rows.kernel) == len(grid) + 1
+    assert rows.windows[:, :-1].min() == 1.0
+    assert rows.windows[1, -1] < 0.25
+    assert (rows.windows[0, -1] < 0.25) == (what == "time_s")
 
 
-@given(st.floats(1.0, 1.24))
-def test_repeats_that_differ_a_little_pass(factor: float) -> None:
-    check_repeats([_sample("a", 900), _sample("a", 900, repeat=1, time_s=factor)])
+def test_two_repeats_that_contradict_each_other_count_little_both() -> None:
+    grid = _grid("a")
+    rows = rows_of(_profile([*grid, msgspec.structs.replace(grid[0], repeat=1, time_s=2.0)]))
+
+    assert rows.windows[0].tolist().count(1.0) == len(grid) - 1
+    assert sorted(rows.windows[0])[1] < 0.25
+
+
+@given(st.floats(1.0, 1.05))
+def test_repeats_that_differ_a_little_count_fully(factor: float) -> None:
+    grid = _grid("a")
+    rows = rows_of(_profile([*grid, msgspec.structs.replace(grid[0], repeat=1, time_s=factor)]))
+
+    assert (rows.windows == 1.0).all()
 
 
 def test_the_ceiling_is_the_least_clock_seen_away_from_the_cap() -> None:

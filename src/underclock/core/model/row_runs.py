@@ -1,0 +1,121 @@
+"""Samples as runs of rows: which of them are odd, and how far each may be off.
+
+Shape letters: N samples, C rows (a kernel at a setting); a leading 2 is time and energy.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.statistics.repeats import Runs, Weighed, weighed
+from underclock.records import Clocks, Sample, SampleSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRuns:
+    """Runs of a table, by the places of its rows.
+
+    Attributes:
+        kernel: Which kernel each row is of. Shape (C,).
+        setting: Which of the settings. Shape (C,).
+        mem_mhz: Memory clock of each row, 0 where it was left to the driver. Shape (C,).
+        quantities: Logarithms of time and energy.
+    """
+
+    kernel: Ints
+    setting: Ints
+    mem_mhz: Floats
+    quantities: tuple[Runs, Runs]
+
+
+def runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
+    """Return the runs of a table's rows."""
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    return _runs(sample_set.samples, names, settings)
+
+
+def _runs(
+    samples: Sequence[Sample], names: dict[str, int], settings: tuple[Clocks, ...]
+) -> TableRuns:
+    columns = {clocks: s for s, clocks in enumerate(settings)}
+    places = np.array([names[s.kernel] * len(settings) + columns[s.asked] for s in samples])
+    rows, row = np.unique(places, return_inverse=True)
+    kernel, setting = np.divmod(rows, len(settings))
+    log_mhz = np.array([math.log(c.core_mhz) if c.core_mhz else math.nan for c in settings])
+    mem_mhz = np.array([float(c.mem_mhz or 0) for c in settings])
+    values = np.log([[s.time_s for s in samples], [s.energy_j for s in samples]])
+    time, energy = (
+        Runs(log=each, row=row, kernel=kernel, log_mhz=log_mhz[setting]) for each in values
+    )
+    return TableRuns(
+        kernel=kernel, setting=setting, mem_mhz=mem_mhz[setting], quantities=(time, energy)
+    )
+
+
+def run_variances(sample_set: SampleSet) -> Floats:
+    """Return how far each sample may be off: as runs of its row usually are, and as it is seen to.
+
+    Returns:
+        Variances of the logarithms of time and energy. Shape (2, N).
+    """
+    settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
+    variances = []
+    for runs in runs_of(sample_set, settings).quantities:
+        each = weighed(runs)
+        variances.append(each.scatter[runs.row] ** 2 + each.off**2)
+    return np.stack(variances)
+
+
+def sample_weights(sample_set: SampleSet) -> Floats:
+    """Return how much each sample counts in time and energy: 1, and less where it is an odd repeat.
+
+    Returns:
+        Shape (2, N).
+    """
+    repeated = _repeated(sample_set.samples)
+    weights = np.ones((2, len(sample_set.samples)))
+    if len(repeated):
+        for c, each in enumerate(_weighed_repeats(sample_set, repeated)):
+            weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
+    return weights
+
+
+def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:
+    """Say how many repeats are odd, and which is farthest off; nothing where none are."""
+    repeated = _repeated(sample_set.samples)
+    if not len(repeated):
+        return ()
+    both = _weighed_repeats(sample_set, repeated)
+    odd = np.any([each.odd for each in both], axis=0)
+    if not odd.any():
+        return ()
+    off = np.array([np.where(each.odd, each.off, 0.0) for each in both])
+    c, worst = np.unravel_index(np.abs(off).argmax(), off.shape)
+    sample = sample_set.samples[repeated[worst]]
+    what = ("time", "energy")[c]
+    many = int(odd.sum())
+    words = (
+        f"{many} of {len(repeated)} repeats {'is' if many == 1 else 'are'} odd, most of all "
+        f"{sample.kernel!r} at {sample.asked}: {math.expm1(off[c, worst]):+.0%} {what} against the "
+        "mean of its row. They hardly count; where a plan hangs on such a row, measure it again"
+    )
+    return (words,)
+
+
+def _repeated(samples: tuple[Sample, ...]) -> Ints:
+    """Return which samples are of a row that was run more than once."""
+    taken = Counter((sample.kernel, sample.asked) for sample in samples)
+    many = [i for i, sample in enumerate(samples) if taken[sample.kernel, sample.asked] > 1]
+    return np.array(many, dtype=np.int64)
+
+
+def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
+    """Return what repeats say of time and energy; rows run once do not matter to it."""
+    samples = [sample_set.samples[i] for i in repeated.tolist()]
+    settings = tuple(dict.fromkeys(sample.asked for sample in samples))
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    return [weighed(runs) for runs in _runs(samples, names, settings).quantities]

@@ -1,0 +1,99 @@
+"""A quantity of one kernel over clocks, from noisy runs, without any physics: a Gaussian process.
+
+It follows a straight line in log f, a departure from it that bends where clocks throttle (Matérn
+3/2, for such bends are sharp), and what every row has of its own, such as a clock bin. Runs weigh
+by how far they are from what all of them say (`core.statistics.repeats`), so a wild run is known by
+its neighbours too, where it was not repeated.
+
+Shape letters: N runs, C rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from underclock.arrays import Floats, Ints
+from underclock.core.statistics.repeats import Runs, counts_for, means
+
+_LENGTH = 0.3  # core clocks this far apart, as a logarithm, still bend together
+_ACROSS = 0.5  # correlation at two memory clocks
+_BROAD = 4.0  # variance of the line's height and slope: nothing is known of them
+_BENDS = (0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
+_OWN = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+_ROUNDS, _CHOOSING = 8, (0, 2, 5)  # when the two deviations are chosen anew
+_ENOUGH = 64  # rows to choose them by
+_SETTLED = 1e-3
+_BOUND = 4.0  # deviations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smoothed:
+    """What is expected of every row. Each of shape (C,), the weights of shape (N,)."""
+
+    mean: Floats
+    variance: Floats
+    weight: Floats
+
+
+def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
+    """Return what the rows of one kernel say of each other.
+
+    Args:
+        runs: Of one kernel, at locked core clocks.
+        mem_mhz: Memory clock of each row. Shape (C,).
+        scatter: Usual deviation of a run of each row. Shape (C,).
+    """
+    bend, line = _correlations(runs.log_mhz, mem_mhz)
+    own = np.eye(len(scatter))
+    weight = np.ones(len(runs.log))
+    deviations = _BENDS[0], _OWN[0]
+    mean = variance = np.empty(0)
+    for turn in range(_ROUNDS):
+        measured = means(runs, weight)
+        noise2 = scatter**2 / np.bincount(runs.row, weight)
+        level = float(np.average(measured, weights=1.0 / noise2))
+        if turn in _CHOOSING:
+            deviations = _likeliest(bend, line, noise2, measured - level)
+        prior = line + deviations[0] ** 2 * bend + deviations[1] ** 2 * own
+        factor = cho_factor(prior + np.diag(noise2), lower=True)
+        mean = level + prior @ cho_solve(factor, measured - level)
+        explained = np.einsum("ij,ji->i", prior, cho_solve(factor, prior))
+        variance = np.maximum(np.diag(prior) - explained, 0.0)
+        off2 = (runs.log - mean[runs.row]) ** 2 + variance[runs.row]
+        before, weight = weight, counts_for(off2, scatter[runs.row])
+        if np.abs(weight - before).max() < _SETTLED and turn >= _CHOOSING[1]:
+            break
+    return Smoothed(mean=mean, variance=variance, weight=weight)
+
+
+def _correlations(log_mhz: Floats, mem_mhz: Floats) -> tuple[Floats, Floats]:
+    """Return the correlations of bends, and the covariance of lines. Shapes (C, C)."""
+    apart = np.sqrt(3.0) * np.abs(log_mhz[:, None] - log_mhz) / _LENGTH
+    same = np.where(mem_mhz[:, None] == mem_mhz, 1.0, _ACROSS)
+    centred = log_mhz - log_mhz.mean()
+    line: Floats = _BROAD * (1.0 + np.outer(centred, centred)) * same
+    bend: Floats = same * (1.0 + apart) * np.exp(-apart)
+    return bend, line
+
+
+def _likeliest(bend: Floats, line: Floats, noise2: Floats, centred: Floats) -> tuple[float, float]:
+    """Return the deviations of bends and of what is a row's own that explain means best."""
+    some = _spread_evenly(len(centred))
+    bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
+    own, noise = np.eye(len(some)), np.diag(noise2[some])
+    best = -np.inf, _BENDS[0], _OWN[0]
+    for bends in _BENDS:
+        for each in _OWN:
+            factor = np.linalg.cholesky(line + noise + bends**2 * bend + each**2 * own)
+            white = np.linalg.solve(factor, centred)
+            # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
+            misfit = float(np.minimum(white**2, _BOUND**2).sum())
+            likelihood = -0.5 * misfit - float(np.log(np.diag(factor)).sum())
+            best = max(best, (likelihood, bends, each))
+    return best[1:]
+
+
+def _spread_evenly(rows: int) -> Ints:
+    """Return rows to choose by: all, or some from end to end."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, _ENOUGH)).astype(np.int64))

@@ -1,0 +1,189 @@
+"""Repeats of rows: how far they usually scatter, and how much an odd one counts.
+
+Most repeats of a kernel at the same clocks lie close together; some are far off, because something
+else ran, the GPU was cold or a sensor stuck. Three runs do not tell how far is far, so scatters are
+pooled: over rows of a kernel at like clocks, and over kernels. A run within three such deviations
+counts fully, one further off by the inverse square of its distance, so that a single run moves no
+mean by more than three deviations. Where odd runs are frequent they widen the scatter, and are odd
+no more.
+
+Values are logarithms. Shape letters: N runs, C rows of a table, K kernels.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+
+_FULL = 3.0  # deviations within which a run counts fully
+_ODD = 0.25  # of a full run: what counts less, from six deviations on, is called odd
+_OFF = 0.05  # and differs by this much: less is not worth a reader's time
+_REACH = 0.2  # rows whose clocks differ by this, as a logarithm, scatter alike
+_OF_KERNEL, _OF_ALL = 6.0, 6.0  # repeats that a kernel's, and all kernels', scatter is worth
+_USUAL, _OF_USUAL = 0.01, 4.0  # scatter where nothing was repeated, and repeats that it is worth
+_BOUND, _WITHIN = 1.5, 0.8  # a row's scatter counts up to so many deviations; what is left then
+_LEAST = 1e-9  # clocks and sensors are digital: repeats may agree to the last digit
+_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Runs of the rows of a table.
+
+    Attributes:
+        log: Logarithm of what was measured. Shape (N,).
+        row: Which row a run is of; every row has one. Shape (N,).
+        kernel: Which kernel a row is of. Shape (C,).
+        log_mhz: Logarithm of its core clock; ``nan`` where that was left to the driver. Shape (C,).
+    """
+
+    log: Floats
+    row: Ints
+    kernel: Ints
+    log_mhz: Floats
+
+    @property
+    def taken(self) -> Floats:
+        """How many runs each row has. Shape (C,)."""
+        return np.bincount(self.row, minlength=len(self.kernel)).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What repeats say of each row.
+
+    Attributes:
+        mean: Weighed. Shape (C,).
+        scatter: Usual standard deviation of a run. Shape (C,).
+        weight: How much each run counts, against an ordinary one. Shape (N,).
+        off: How far each run is from its row's mean. Shape (N,).
+    """
+
+    mean: Floats
+    scatter: Floats
+    weight: Floats
+    off: Floats
+
+    @property
+    def odd(self) -> Bools:
+        """Which runs hardly count, and are so far off that a reader should know. Shape (N,)."""
+        odd: Bools = (self.weight < _ODD) & (np.abs(self.off) > _OFF)
+        return odd
+
+
+def weighed(runs: Runs) -> Weighed:
+    """Weigh the repeats of every row by how far they are from each other."""
+    among = _neighbours(runs)
+    freedom = runs.taken - 1.0
+    weight, mean = np.ones(len(runs.log)), _medians(runs)
+    scatter = np.full(len(runs.kernel), _USUAL)
+    for _ in range(_ROUNDS):
+        off = runs.log - mean[runs.row]
+        squares = _sums(runs, off**2)
+        bounded: Floats = np.minimum(squares, freedom * (_BOUND * scatter) ** 2) / _WITHIN
+        scatter = _scatter(runs, among, bounded, freedom)
+        unsure = scatter**2 / np.bincount(runs.row, weight)
+        weight = counts_for(off**2 + unsure[runs.row], scatter[runs.row])
+        mean = means(runs, weight)
+    off = runs.log - mean[runs.row]
+    # What the bound leaves out of tails that are heavy, though no run in them is odd.
+    # Auto is in every sum, so there even an odd run is part of how unsure it is.
+    whole = np.where(np.isnan(runs.log_mhz)[runs.row], 1.0, weight)
+    squares = _sums(runs, whole * off**2)
+    scatter = np.maximum(scatter, _scatter(runs, among, squares, freedom))
+    # A row that was run once has nothing to be odd against.
+    alone = freedom[runs.row] == 0.0
+    return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
+
+
+def _sums(runs: Runs, each: Floats) -> Floats:
+    """Return the sum over the runs of every row. Shape (C,)."""
+    return np.bincount(runs.row, each, len(runs.kernel)).astype(np.float64)
+
+
+def _medians(runs: Runs) -> Floats:
+    """Return the median of every row, from which an odd run shows as odd. Shape (C,)."""
+    ordered = runs.log[np.lexsort((runs.log, runs.row))]
+    taken = runs.taken.astype(np.int64)
+    first = np.cumsum(taken) - taken
+    medians: Floats = 0.5 * (ordered[first + (taken - 1) // 2] + ordered[first + taken // 2])
+    return medians
+
+
+def means(runs: Runs, weight: Floats) -> Floats:
+    """Return the weighed mean of every row. Shape (C,)."""
+    rows = len(runs.kernel)
+    mean: Floats = np.bincount(runs.row, weight * runs.log, rows) / np.bincount(
+        runs.row, weight, rows
+    )
+    return mean
+
+
+def counts_for(square: Floats, scatter: Floats) -> Floats:
+    """Return how much runs count, against one at the mean.
+
+    Args:
+        square: Expected square of their distance from the mean. Shape (N,).
+        scatter: Usual standard deviation of each. Shape (N,).
+    """
+    weight: Floats = np.minimum(1.0, (_FULL * scatter) ** 2 / np.maximum(square, 1e-300))
+    return weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """Rows of a kernel away from auto, and how much alike their clocks are."""
+
+    rows: Ints
+    alike: Floats
+
+
+def _neighbours(runs: Runs) -> list[_Kernel]:
+    """Return which rows may be expected to scatter alike; auto as the fastest locked clock does."""
+    kernels = []
+    for k in range(int(runs.kernel.max()) + 1):
+        rows = np.flatnonzero(runs.kernel == k)
+        log_mhz = runs.log_mhz[rows]
+        free = np.isnan(log_mhz)
+        log_mhz = np.where(free, log_mhz[~free].max(initial=0.0), log_mhz)
+        apart = (log_mhz[:, None] - log_mhz) / _REACH
+        kernels.append(_Kernel(rows, np.exp(-0.5 * apart**2)))
+    return kernels
+
+
+def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats) -> Floats:
+    """Return the usual deviation of a run of each row, pooled. Shape (C,).
+
+    Args:
+        runs: The runs.
+        among: Which rows are alike.
+        squares: Weighed sum of squares of each row. Shape (C,).
+        freedom: Runs of each row but one. Shape (C,).
+    """
+    free = np.isnan(runs.log_mhz)
+    ratio = 1.0
+    pooled = np.empty(len(squares))
+    for _ in range(2):  # once as if auto scattered like locked clocks, once as it does
+        alike = np.where(free, squares / ratio, squares)
+        of_kernel = np.bincount(runs.kernel, alike) + 1e-300
+        repeats = np.bincount(runs.kernel, freedom)
+        known = repeats > 0
+        # Kernels differ by orders of magnitude: their geometric mean is what is usual.
+        logs = np.log(np.maximum(of_kernel[known] / repeats[known], _LEAST**2))
+        many = np.minimum(repeats[known], _OF_USUAL)
+        usual = np.exp(
+            (float(many @ logs) + _OF_USUAL * np.log(_USUAL**2)) / (many.sum() + _OF_USUAL)
+        )
+        mine = (of_kernel + _OF_ALL * usual) / (repeats + _OF_ALL)
+        for k, each in enumerate(among):
+            sums = each.alike @ alike[each.rows] + _OF_KERNEL * mine[k]
+            pooled[each.rows] = sums / (each.alike @ freedom[each.rows] + _OF_KERNEL)
+        at_auto = free & (freedom > 0)
+        ratio = max(
+            1.0,
+            (float((squares / pooled)[at_auto].sum()) + _OF_USUAL)
+            / (float(freedom[at_auto].sum()) + _OF_USUAL),
+        )
+    scatter: Floats = np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
+    return scatter

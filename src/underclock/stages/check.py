@@ -1,0 +1,264 @@
+"""check: plan on one half of a table's repeats, execute on the other, many times."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from underclock.arrays import Bools, Floats
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.model.estimate import estimate
+from underclock.core.model.repeated import RepeatedTable, as_measured, repeated_table
+from underclock.core.model.row_runs import odd_repeats, run_variances
+from underclock.core.model.rows import CannotFitError
+from underclock.core.planning.chance_constraint import RiskModel
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import choose_kernels
+from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
+from underclock.errors import DataError, InfeasibleError, UsageError
+from underclock.records import Clocks, Sample, SampleSet
+from underclock.records.checked import CheckedNumber, CheckedPromise, CostSource, PromiseCheck
+from underclock.stages.sources import as_samples
+from underclock.units import format_percent
+
+BUDGETS = (0.0, 0.01, 0.05)
+SPLITS = 100
+
+Progress = Callable[[int, int, str], None]
+
+
+def check(
+    samples: SampleSet | str | Path,
+    *,
+    slowdowns: Sequence[float] = BUDGETS,
+    splits: int = SPLITS,
+    seed: int = 0,
+    baseline: Clocks | None = None,
+    progress: Progress | None = None,
+) -> PromiseCheck:
+    """Check on a table's own repeats what promises are worth.
+
+    The repeats of every row are split at random. On one half clocks are planned, once on the table
+    itself and once on a fit of it; on the other half these clocks are looked up. Rows without
+    repeats cannot be split and take no part.
+
+    Args:
+        samples: A CSV table, a samples file, or what was read of one.
+        slowdowns: Time budgets to plan for.
+        splits: How often to split.
+        seed: Of the splits.
+        baseline: The clocks to call auto; as for `plan`.
+        progress: Told how many splits are done, of how many, and what is done next.
+
+    Raises:
+        UsageError: No splits, or no budgets.
+        DataError: The table cannot be read, or no kernel has repeats at auto and elsewhere.
+        InfeasibleError: No choice keeps a budget.
+    """
+    if splits < 1:
+        raise UsageError(f"cannot check {splits} splits", hint="--splits 100 takes some minutes")
+    budgets = tuple(dict.fromkeys(slowdowns))
+    if not budgets:
+        raise UsageError("there is no time budget to check", hint="for example --max-slowdown 1%")
+    given = as_samples(samples)
+    kept, auto = _repeated_rows(given, baseline)
+    table = cost_table(kept, baseline=auto)
+    checker = _Checker(kept=kept, auto=auto, budgets=budgets, variances=run_variances(kept))
+    tell = progress or (lambda _done, _total, _doing: None)
+    for split in range(splits):
+        tell(split, splits, "planning on halves")
+        checker.split(np.random.default_rng([seed, split]))
+    tell(splits, splits, "done")
+    return PromiseCheck(
+        evidence=kept.evidence,
+        gpu=kept.gpu,
+        workload=kept.workload,
+        baseline=auto,
+        splits=splits,
+        seed=seed,
+        kernels=len(kept.kernels),
+        rows=int(np.isfinite(table.time_s).sum()),
+        runs=len(kept.samples),
+        promises=checker.promises(),
+        warnings=(*given.warnings, *odd_repeats(kept), *_left_out(given, kept), *checker.warnings),
+    )
+
+
+def _repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[SampleSet, Clocks]:
+    """Return what can be split: rows with repeats, of kernels that have them at auto too."""
+    whole = cost_table(sample_set, baseline=wanted)
+    auto = whole.settings[whole.baseline]
+    taken = Counter((sample.kernel, sample.asked) for sample in sample_set.samples)
+    repeated = {place for place, runs in taken.items() if runs > 1}
+    elsewhere = {kernel for kernel, clocks in repeated if clocks != auto}
+    names = {kernel for kernel, clocks in repeated if clocks == auto} & elsewhere
+    if not names:
+        raise DataError(
+            f"{sample_set.workload} has no kernel with repeats both at {auto} and elsewhere: there "
+            "is no second half to execute on",
+            hint="give each row two runs or more, as lines of their own; "
+            "`underclock measure --repeats 3` does",
+        )
+    samples = [s for s in sample_set.samples if s.kernel in names]
+    kept = [sample for sample in samples if (sample.kernel, sample.asked) in repeated]
+    kernels = tuple(kernel for kernel in sample_set.kernels if kernel.name in names)
+    # Kernels by themselves: a whole step was not run under the plan.
+    isolated = msgspec.structs.replace(
+        sample_set, kernels=kernels, in_situ=(), mixed=(), order=(), warnings=()
+    )
+    return _with(isolated, kept), auto
+
+
+def _with(sample_set: SampleSet, samples: Sequence[Sample]) -> SampleSet:
+    """Return a sample set as if these samples were all there is."""
+    repeats: Counter[tuple[str, Clocks]] = Counter()
+    numbered = []
+    for sample in samples:
+        place = sample.kernel, sample.asked
+        numbered.append(msgspec.structs.replace(sample, repeat=repeats[place]))
+        repeats[place] += 1
+    settings = tuple(dict.fromkeys(sample.asked for sample in samples))
+    lacking = {
+        kernel.name: tuple(clocks for clocks in settings if not repeats[kernel.name, clocks])
+        for kernel in sample_set.kernels
+    }
+    return msgspec.structs.replace(
+        sample_set,
+        samples=tuple(numbered),
+        expected_samples=len(samples),
+        settings=settings,
+        sampled=True,
+        lacking={name: clocks for name, clocks in lacking.items() if clocks},
+    )
+
+
+def _left_out(given: SampleSet, kept: SampleSet) -> tuple[str, ...]:
+    """Say what takes no part."""
+    rows, splittable = (
+        len({(sample.kernel, sample.asked) for sample in each.samples}) for each in (given, kept)
+    )
+    if rows == splittable:
+        return ()
+    without = len(given.kernels) - len(kept.kernels)
+    words = f"{rows - splittable} of {rows} rows have no repeats or no auto row that has: left out"
+    return (f"{words}, and with them {without} kernels" if without else words,)
+
+
+@dataclass(slots=True)
+class _Series:
+    """What became of the plans of one source for one budget, eight numbers a split."""
+
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+
+    def outcomes(self) -> tuple[Outcomes, Outcomes]:
+        """Return time's and energy's."""
+        columns = np.array(self.rows).T
+        time, energy = (
+            Outcomes(promised=each[0], spread=each[1], executed=each[2], noise=each[3])
+            for each in (columns[:4], columns[4:])
+        )
+        return time, energy
+
+
+@dataclass(slots=True, kw_only=True)
+class _Checker:
+    """Splits, plans and executes, and keeps what became of it."""
+
+    kept: SampleSet
+    auto: Clocks
+    budgets: tuple[float, ...]
+    variances: Floats
+    warnings: list[str] = field(default_factory=list)
+    _series: dict[tuple[CostSource, float], _Series] = field(default_factory=dict)
+
+    def split(self, random: np.random.Generator) -> None:
+        """Plan on a random half of the repeats, and execute on the other."""
+        places = {place: r for r, place in enumerate(dict.fromkeys(map(_place, self.kept.samples)))}
+        row = np.array([places[_place(sample)] for sample in self.kept.samples])
+        first = halves(row, random)
+        mine = _with(self.kept, self._some(first))
+        other = as_measured(
+            _with(self.kept, self._some(~first)), self.variances[:, ~first], baseline=self.auto
+        )
+        on_table = repeated_table(mine, baseline=self.auto)
+        self._execute(CostSource.TABLE, on_table.table, on_table, other)
+        try:
+            fitted = estimate(mine, baseline=self.auto, isolated=True)
+        except CannotFitError as exc:
+            sentence = f"plans on a fit are not checked: {exc}"
+            self.warnings += [] if sentence in self.warnings else [sentence]
+            return
+        self._execute(CostSource.FIT, fitted.table, fitted, other)
+
+    def _some(self, chosen: Bools) -> list[Sample]:
+        return [self.kept.samples[i] for i in np.flatnonzero(chosen).tolist()]
+
+    def _execute(
+        self, source: CostSource, table: CostTable, risk: RiskModel, other: RepeatedTable
+    ) -> None:
+        """Plan for every budget, and look up what the other half says of it."""
+        columns = np.array([other.table.settings.index(clocks) for clocks in table.settings])
+        for budget in self.budgets:
+            setting = choose_kernels(table, Goal(max_slowdown=budget), risk)
+            if setting is None:
+                raise InfeasibleError(
+                    f"on a half, no choice of clocks changes time by {format_percent(budget)} or "
+                    "less",
+                    hint="raise --max-slowdown",
+                )
+            promise = risk.predicted_change(setting)
+            came = other.predicted_change(columns[setting])
+            series = self._series.setdefault((source, budget), _Series())
+            series.rows.append(
+                (
+                    promise.time_change,
+                    promise.time_spread,
+                    came.time_change,
+                    came.time_spread,
+                    promise.energy_change,
+                    promise.energy_spread,
+                    came.energy_change,
+                    came.energy_spread,
+                )
+            )
+
+    def promises(self) -> tuple[CheckedPromise, ...]:
+        """Return what became of all plans, budget by budget."""
+        return tuple(
+            _summary(source, budget, *series.outcomes())
+            for source in CostSource
+            for (which, budget), series in self._series.items()
+            if which is source
+        )
+
+
+def _place(sample: Sample) -> tuple[str, Clocks]:
+    return sample.kernel, sample.asked
+
+
+def _summary(source: CostSource, budget: float, time: Outcomes, energy: Outcomes) -> CheckedPromise:
+    return CheckedPromise(
+        source=source,
+        max_slowdown=budget,
+        promised_energy=_number(mean_of(energy.promised)),
+        executed_energy=_number(mean_of(energy.executed)),
+        energy_bias=_number(mean_of(energy.bias)),
+        time_bias=_number(mean_of(time.bias)),
+        energy_coverage=_number(share_of(energy.covered)),
+        time_coverage=_number(share_of(time.covered)),
+        over_budget=_number(share_of(time.executed > budget + 1e-9)),
+        beyond_noise=_number(share_of(time.breaks(budget))),
+    )
+
+
+def _number(estimate_: Estimate) -> CheckedNumber:
+    """Return a number for a reader; an end at infinity is none."""
+    finite = np.isfinite(estimate_.low) and np.isfinite(estimate_.high)
+    return CheckedNumber(
+        value=estimate_.value,
+        low=estimate_.low if finite else None,
+        high=estimate_.high if finite else None,
+    )

@@ -1,0 +1,247 @@
+"""A table with repeats is a sample of the GPU: what is expected of it, and how surely."""
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.arrays import Floats
+from underclock.core.costs.table import cost_table
+from underclock.core.model.estimate import estimate
+from underclock.core.model.repeated import (
+    RepeatedTable,
+    as_measured,
+    auto_variances,
+    repeated_table,
+)
+from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
+from underclock.core.model.smoothing import smoothed
+from underclock.core.statistics.repeats import Runs
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+
+_CORES = tuple(range(600, 2000, 100))
+
+
+def _truth(core_mhz: float) -> tuple[float, float]:
+    time_s = (1.0 + (1000.0 / core_mhz) ** 3) ** (1 / 3)
+    return time_s, time_s * (60.0 + 80.0 * (core_mhz / 1500.0) ** 2.5)
+
+
+def _samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> list[Sample]:
+    random = np.random.default_rng(seed)
+    samples = []
+    for core in (None, *_CORES):
+        time_s, energy_j = _truth(core or 1950)
+        for repeat in range(repeats):
+            off = np.exp(noise * random.standard_normal(2))
+            samples.append(
+                Sample(
+                    kernel=kernel,
+                    asked=Clocks(core_mhz=core),
+                    repeat=repeat,
+                    time_s=time_s * float(off[0]),
+                    energy_j=energy_j * float(off[1]),
+                )
+            )
+    return samples
+
+
+def _table(samples: list[Sample], **more: object) -> SampleSet:
+    names = dict.fromkeys(sample.kernel for sample in samples)
+    return SampleSet(
+        evidence=Evidence.REPLAYED,
+        gpu=GpuInfo(name="G"),
+        workload="t",
+        kernels=tuple(Kernel(name=name, count=2) for name in names),
+        samples=tuple(samples),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _energy_errors(table: RepeatedTable) -> Floats:
+    truth = [2 * _truth(c.core_mhz or 1950)[1] for c in table.table.settings]
+    errors: Floats = np.log(table.table.energy_j / np.array(truth))
+    return errors
+
+
+def test_rows_are_drawn_towards_their_neighbours_and_know_their_errors() -> None:
+    samples = [s for k in range(4) for s in _samples(f"k{k}", 0.03, k)]
+    smooth = repeated_table(_table(samples))
+    plain = as_measured(_table(samples))
+    locked = [c.core_mhz is not None for c in smooth.table.settings]
+
+    off, before = _energy_errors(smooth)[:, locked], _energy_errors(plain)[:, locked]
+    assert np.std(off) < 0.9 * np.std(before)
+    z = off / np.sqrt(smooth.variance[1][:, locked])
+    assert 0.5 < np.sqrt(np.mean(z**2)) < 1.6
+
+
+def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
+    """The winner's curse, over several tables."""
+
+    def curse(make: Callable[[SampleSet], RepeatedTable]) -> float:
+        errors = []
+        for seed in range(6):
+            made = make(_table(_samples("a", 0.04, seed)))
+            column = int(made.table.energy_j[0, :-1].argmin())
+            errors.append(float(_energy_errors(made)[0, column]))
+        return abs(float(np.mean(errors)))
+
+    assert curse(repeated_table) < 0.6 * curse(as_measured)
+
+
+def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> None:
+    samples = _samples("a", 0.005, 0)
+    place = Clocks(core_mhz=1000)
+    samples = [s for s in samples if s.asked != place or s.repeat == 0]
+    wild = [
+        msgspec.structs.replace(s, energy_j=3.0 * s.energy_j) if s.asked == place else s
+        for s in samples
+    ]
+    made = repeated_table(_table(wild))
+    column = made.table.column(place)
+    assert column is not None
+    assert abs(_energy_errors(made)[0, column]) < 0.15
+
+
+def test_what_stays_at_auto_is_sure_and_what_moves_is_not() -> None:
+    made = repeated_table(_table(_samples("a", 0.02, 0) + _samples("b", 0.02, 1)))
+    auto = made.table.baseline
+    still = made.predicted_change(np.array([auto, auto]))
+    moved = made.predicted_change(np.array([0, auto]))
+
+    assert (still.time_change, still.energy_change) == (0.0, 0.0)
+    assert (still.time_spread, still.energy_spread) == pytest.approx((0.0, 0.0), abs=1e-12)
+    assert moved.time_change > 0.1
+    assert moved.time_spread > 0.003
+
+
+def test_runs_at_auto_that_scatter_make_promises_unsure() -> None:
+    calm = _samples("a", 0.002, 0)
+    wild = [
+        msgspec.structs.replace(s, energy_j=s.energy_j * (0.9, 1.0, 1.1)[s.repeat])
+        if s.asked == AUTO
+        else s
+        for s in calm
+    ]
+    sure, unsure = (
+        repeated_table(_table(each)).predicted_change(np.array([5])) for each in (calm, wild)
+    )
+    assert unsure.energy_spread > 4.0 * sure.energy_spread
+
+
+@pytest.mark.parametrize("cores", [(), (900,), (900, 1200)])
+def test_few_rows_are_no_trouble(cores: tuple[int, ...]) -> None:
+    samples = [s for s in _samples("a", 0.01, 0) if s.asked.core_mhz in {None, *cores}]
+    made = repeated_table(_table(samples))
+
+    assert np.isfinite(made.table.energy_j).all()
+    assert (made.variance > 0).all()
+
+
+def test_auto_without_repeats_and_no_auto_at_all() -> None:
+    samples = [s for s in _samples("a", 0.01, 0) if s.asked != AUTO or s.repeat == 0]
+    assert repeated_table(_table(samples)).predicted_change(np.array([3])).energy_spread > 0
+    locked = [s for s in samples if s.asked != AUTO]
+    made = repeated_table(_table(locked))
+    assert made.table.settings[made.table.baseline] == Clocks(core_mhz=_CORES[-1])
+
+
+def test_many_rows_are_smoothed_too() -> None:
+    rows = 150
+    log_mhz = np.log(np.linspace(500, 2000, rows))
+    noise = 0.01 * np.random.default_rng(0).standard_normal(rows)
+    runs = Runs(
+        log=-log_mhz + noise,
+        row=np.arange(rows),
+        kernel=np.zeros(rows, dtype=np.int64),
+        log_mhz=log_mhz,
+    )
+    made = smoothed(runs, np.repeat([5001.0, 9501.0], rows // 2), np.full(rows, 0.01))
+
+    assert np.std(made.mean + log_mhz) < 0.005
+
+
+def test_odd_repeats_are_told_and_weighed() -> None:
+    samples = _samples("a", 0.005, 0)
+    set_ = _table(samples)
+    assert odd_repeats(set_) == ()
+    assert (sample_weights(set_) == 1.0).all()
+    place = 7
+    odd = samples[place]
+    samples[place] = msgspec.structs.replace(odd, energy_j=2.0 * odd.energy_j)
+
+    (sentence,) = odd_repeats(_table(samples))
+    assert "1 of 45 repeats is odd, most of all 'a'" in sentence
+    assert str(odd.asked) in sentence
+    assert "% energy" in sentence
+    assert np.flatnonzero(sample_weights(_table(samples))[1] < 1.0).tolist() == [place]
+    off = run_variances(_table(samples))[1]
+    assert math.sqrt(off[place]) == pytest.approx(math.log(2.0), rel=0.05)
+
+    samples[place + 1] = msgspec.structs.replace(
+        samples[place + 1], time_s=0.1 * samples[place + 1].time_s
+    )
+    samples[20] = msgspec.structs.replace(samples[20], time_s=2.0 * samples[20].time_s)
+    assert "repeats are odd" in odd_repeats(_table(samples))[0]
+
+
+def test_nothing_repeated_is_nothing_odd() -> None:
+    set_ = _table(_samples("a", 0.3, 0, repeats=1))
+
+    assert odd_repeats(set_) == ()
+    assert (sample_weights(set_) == 1.0).all()
+    assert set_.is_exact
+    assert not msgspec.structs.replace(set_, sampled=True).is_exact
+    assert not _table(_samples("a", 0.3, 0)).is_exact
+
+
+@pytest.mark.parametrize("seed", [0, 186])  # the weights of the second do not settle
+def test_rows_run_once_with_heavy_tails_are_smoothed(seed: int) -> None:
+    log_mhz = np.log(np.linspace(500, 2000, 14))
+    runs = Runs(
+        log=-log_mhz + 0.01 * np.random.default_rng(seed).standard_t(1.2, 14),
+        row=np.arange(14),
+        kernel=np.zeros(14, dtype=np.int64),
+        log_mhz=log_mhz,
+    )
+    made = smoothed(runs, np.ones(14), np.full(14, 0.01))
+
+    assert np.median(np.abs(made.mean + log_mhz)) < 0.02
+    assert (made.variance > 0).all()
+
+
+def test_a_fit_of_a_table_with_repeats_is_as_sure_of_auto_as_they_are() -> None:
+    samples = [s for k in range(3) for s in _samples(f"k{k}", 0.01, k)]
+    sample_set = _table(samples)
+    fitted = estimate(sample_set)
+
+    assert not fitted.exact
+    assert 0.0 < fitted.baseline.spread[0] < 0.02
+    assert 0.0 < fitted.baseline.spread[1] < 0.02
+    calm, wild = (
+        auto_variances(_table(each), cost_table(_table(each)))
+        for each in (
+            samples,
+            [
+                msgspec.structs.replace(s, energy_j=s.energy_j * (0.8, 1.0, 1.2)[s.repeat])
+                if s.asked == AUTO
+                else s
+                for s in samples
+            ],
+        )
+    )
+    assert (wild[1] > 10.0 * calm[1]).all()
+
+
+def test_variance_is_shared_out_among_kernels() -> None:
+    table = repeated_table(_table([s for k in "abc" for s in _samples(k, 0.02, ord(k))]))
+    random = np.random.default_rng(1)
+    for _ in range(5):
+        setting = random.integers(0, len(table.table.settings), 3)
+        shared = table.time_variance(setting)
+        whole = shared.rest + shared.of_entries[np.arange(3), setting].sum()
+        assert whole == pytest.approx(table.predicted_change(setting).time_spread ** 2)
+    assert shared.of_entries.shape == table.table.time_s.shape

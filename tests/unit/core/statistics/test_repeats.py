@@ -1,0 +1,109 @@
+"""Repeats of rows: scatters are pooled, and odd runs hardly count."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.arrays import Floats
+from underclock.core.statistics.repeats import Runs, weighed
+
+_ROWS = 12
+
+
+def _runs(log: Floats, *, auto: bool = False) -> Runs:
+    """Return as many runs of each of a kernel's rows as there are columns."""
+    rows, many = log.shape
+    log_mhz = np.log(np.linspace(500, 2000, rows))
+    if auto:
+        log_mhz[-1] = np.nan
+    return Runs(
+        log=log.ravel(),
+        row=np.repeat(np.arange(rows), many),
+        kernel=np.zeros(rows, dtype=np.int64),
+        log_mhz=log_mhz,
+    )
+
+
+def _normal(seed: int, scatter: float, many: int = 3) -> Floats:
+    return scatter * np.random.default_rng(seed).standard_normal((_ROWS, many))
+
+
+@given(st.integers(0, 1000), st.sampled_from([1e-3, 0.01, 0.1]))
+def test_ordinary_runs_count_fully_and_tell_their_scatter(seed: int, scatter: float) -> None:
+    told = weighed(_runs(_normal(seed, scatter)))
+
+    assert told.odd.sum() <= 1
+    assert 0.4 * scatter < np.median(told.scatter) < 2.5 * scatter
+
+
+@given(st.integers(0, 1000), st.floats(0.2, 5.0), st.booleans())
+def test_a_wild_run_moves_its_mean_by_little(seed: int, off: float, below: bool) -> None:  # noqa: FBT001
+    log = _normal(seed, 0.005)
+    wild = log.copy()
+    wild[3, 1] += -off if below else off
+
+    told = weighed(_runs(wild))
+
+    assert np.flatnonzero(told.odd).tolist() == [3 * 3 + 1]
+    assert abs(told.mean[3] - log[3, [0, 2]].mean()) < 0.02
+
+
+def test_two_runs_that_contradict_each_other_are_odd_both() -> None:
+    log = np.zeros((_ROWS, 2))
+    log[5] = 0.0, 0.5
+
+    told = weighed(_runs(log))
+
+    assert np.flatnonzero(told.odd).tolist() == [10, 11]
+    assert told.mean[5] == pytest.approx(0.25)
+
+
+def test_where_runs_are_often_far_off_that_is_their_scatter() -> None:
+    log = _normal(1, 0.01)
+    log[::2, 0] += 0.4
+
+    told = weighed(_runs(log))
+
+    assert not told.odd.any()
+    assert np.median(told.scatter) > 0.1
+
+
+def test_a_run_without_repeats_is_never_odd() -> None:
+    log = np.random.default_rng(0).normal(0.0, 3.0, (_ROWS, 1))
+
+    told = weighed(_runs(log))
+
+    assert (told.weight == 1.0).all()
+    assert not told.odd.any()
+    np.testing.assert_allclose(told.mean, log[:, 0])
+    np.testing.assert_allclose(told.scatter, 0.01, rtol=0.1)
+
+
+def test_auto_scatters_more_where_its_repeats_do() -> None:
+    log = _normal(2, 0.001)
+    log[-1] = -0.02, 0.0, 0.02
+
+    told = weighed(_runs(log, auto=True))
+
+    assert told.scatter[-1] > 2.0 * told.scatter[-2]
+    assert told.scatter[-1] > 3.0 * weighed(_runs(_normal(2, 0.001), auto=True)).scatter[-1]
+
+
+def test_a_kernel_at_auto_alone_has_a_scatter_too() -> None:
+    log = np.array([[0.0, 0.01, -0.01]])
+    runs = Runs(
+        log=log.ravel(),
+        row=np.zeros(3, dtype=np.int64),
+        kernel=np.zeros(1, dtype=np.int64),
+        log_mhz=np.array([np.nan]),
+    )
+
+    assert 0.002 < weighed(runs).scatter[0] < 0.05
+
+
+def test_repeats_that_agree_to_the_last_digit_divide_by_nothing() -> None:
+    told = weighed(_runs(np.ones((_ROWS, 3))))
+
+    assert np.isfinite(told.scatter).all()
+    np.testing.assert_allclose(told.mean, 1.0)
