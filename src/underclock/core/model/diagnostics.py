@@ -135,16 +135,19 @@ def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
 
 
 def _constants(model: FittedModel) -> tuple[Constant, ...]:
-    gpu = model.parameters.family.gpu(model.parameters.shared)
-    deviations = np.sqrt(np.diag(model.shared_cov))
-    told = np.clip(1.0 - (deviations / model.parameters.family.spread()) ** 2, 0.0, 1.0)
+    family = model.parameters.family
+    gpu = family.gpu(model.parameters.shared)
+    # The errors of company come last, and are no constants of the GPU.
+    own = slice(len(model.parameters.shared) - family.company)
+    deviations = np.sqrt(np.diag(model.shared_cov))[own]
+    told = np.clip(1.0 - (deviations / family.spread()[own]) ** 2, 0.0, 1.0)
     memory = [f"{mhz:g} MHz" for mhz in gpu.mem_points_mhz if mhz > UNKNOWN_MHZ] or ["any clock"]
     words = (
         *_WORDS,
         *[(f"memory at {clock}", "W", 1.0) for clock in memory],
         *[(f"bytes per cycle at {clock}", f"of {memory[-1]}", 1.0) for clock in memory[:-1]],
     )
-    values = np.exp(model.parameters.shared)
+    values = np.exp(model.parameters.shared[own])
     return tuple(
         Constant(
             name=name,

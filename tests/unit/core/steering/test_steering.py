@@ -256,6 +256,16 @@ def test_what_comes_next_follows_from_what_is_on_file() -> None:
         assert (wanted.kernel, wanted.mix) == (whole.mixed[cut].kernel, whole.mixed[cut].mix)
 
 
+def test_without_a_companion_only_idling_steers() -> None:
+    gpu = _Synthetic(seed=1)
+    samples = gpu.samples(order=_ORDER)
+    for _ in range(20):
+        wanted = SteeringAgenda.of(samples, _SHAPE, companion=False).next(_takes_s, 0.003)
+        assert wanted is not None
+        assert wanted.mix.hot == 0
+        samples = gpu.with_one(samples, wanted)
+
+
 def test_the_step_runs_over_the_whole_reach(steered: SampleSet) -> None:
     steps = sorted(s.core_mhz for s in steered.mixed if not s.kernel and s.kernel_s)
 
