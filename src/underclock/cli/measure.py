@@ -43,6 +43,13 @@ if TYPE_CHECKING:
     help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
 )
 @click.option(
+    "--max-slowdown",
+    "slowdowns",
+    type=FRACTION,
+    multiple=True,
+    help="Adaptive: of the plan to measure for; more than once for several. [default: 0, 1%]",
+)
+@click.option(
     "--precision",
     type=FRACTION,
     help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
@@ -66,6 +73,7 @@ def command(
     output: Path,
     grid: str | None,
     clocks: str | None,
+    slowdowns: tuple[float, ...],
     precision: float | None,
     budget: float | None,
     max_samples: int | None,
@@ -88,7 +96,7 @@ def command(
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.taking_off import told
     from underclock.records import Step
-    from underclock.stages.campaign import PRECISION, Campaign, ClockControl, Grid
+    from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.stages.measure import measure
     from underclock.store import read_document
 
@@ -99,6 +107,7 @@ def command(
             core_mhz=core_mhz,
             mem_mhz=mem_mhz,
             repeats=repeats,
+            slowdowns=slowdowns or SLOWDOWNS,
             precision=PRECISION if precision is None else precision,
             budget_s=budget,
             max_samples=max_samples,

@@ -103,6 +103,15 @@ def test_few_rows_of_a_table_find_most_of_its_saving(sweep: Path, adapted: Sampl
     assert "\N{PLUS-MINUS SIGN}" not in (promise_text(made) or "")
 
 
+def test_what_is_measured_depends_on_the_time_budget_it_is_for(
+    sweep: Path, adapted: SampleSet, tmp_path: Path
+) -> None:
+    wide = _adapt(sweep, tmp_path / "s.db", len(adapted.samples), slowdowns=(0.3,))
+    goal = Goal(max_slowdown=0.3)
+
+    assert plan(wide, goal).promise.energy_change < plan(adapted, goal).promise.energy_change
+
+
 def test_no_row_is_taken_twice_from_a_table(adapted: SampleSet) -> None:
     taken = Counter((s.kernel, s.asked) for s in adapted.samples)
     assert set(taken.values()) == {1}
@@ -219,6 +228,10 @@ def test_a_table_without_a_common_pair_has_nothing_to_compare_with(tmp_path: Pat
         ({"grid": Grid.FULL, "max_samples": 5}, "measured whole"),
         ({"grid": Grid.COARSE, "budget_s": 5.0}, "measured whole"),
         ({"grid": Grid.ADAPTIVE, "repeats": 2}, "decides on repeats itself"),
+        ({"slowdowns": ()}, "at least one"),
+        ({"slowdowns": (1.0,)}, "below 1"),
+        ({"grid": Grid.FULL, "slowdowns": (0.05,)}, "measure for every plan"),
+        ({"clocks": "steer", "slowdowns": (0.05,)}, "measure for every plan"),
     ],
 )
 def test_campaigns_that_mean_nothing_are_refused(wrong: dict[str, object], sentence: str) -> None:
