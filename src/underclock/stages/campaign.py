@@ -64,42 +64,33 @@ class Campaign:
             if given is not None:
                 object.__setattr__(self, name, member(kinds, given, name))
         self._check_steering()
-        self._check_slowdowns()
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        if not self.precision > 0:
-            raise ValueError(f"precision must be positive, got {self.precision}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"the budget must be positive, got {self.budget_s} s")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
-        limited = self.budget_s is not None or self.max_samples is not None
-        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
-            raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
-        if not self.precision > 0:
-            raise ValueError(f"precision must be positive, got {self.precision}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"the budget must be positive, got {self.budget_s} s")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
-        limited = self.budget_s is not None or self.max_samples is not None
-        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
-            raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
-        if self.slowdowns != SLOWDOWNS and not self._seeks:
-            raise ValueError(
-                "only an adaptive campaign at held clocks measures for a time budget: grids and "
-                "steering measure for every plan"
-            )
-        if self.grid is Grid.ADAPTIVE and self.repeats > 1:
-            raise ValueError("an adaptive campaign decides on repeats itself")
-
-    def _check_slowdowns(self) -> None:
-        """Reject time budgets that no step can have, and those that play no part."""
+        self._check_ends()
         if not self.slowdowns or not all(-1.0 < each < 1.0 for each in self.slowdowns):
             raise ValueError(
                 "time budgets are fractions above -1 and below 1, such as 0.01 for 1 %, and at "
                 f"least one; got {self.slowdowns}"
             )
+        if self.slowdowns != SLOWDOWNS and not self._seeks:
+            raise ValueError(
+                "only an adaptive campaign at held clocks measures for a time budget: grids and "
+                "steering measure for every plan"
+            )
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        if self.grid is Grid.ADAPTIVE and self.repeats > 1:
+            raise ValueError("an adaptive campaign decides on repeats itself")
+
+    def _check_ends(self) -> None:
+        """Reject ends that no campaign reaches, or that play no part."""
+        if not self.precision > 0:
+            raise ValueError(f"precision must be positive, got {self.precision}")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise ValueError(f"the budget must be positive, got {self.budget_s} s")
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
+        limited = self.budget_s is not None or self.max_samples is not None
+        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
+            raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
 
     @property
     def _seeks(self) -> bool:
