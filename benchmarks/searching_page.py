@@ -28,7 +28,7 @@ is the same grid without it. No clocks of a real GPU were set. Command:
 - *Adaptive* is ours: `measure --grid adaptive` for one time budget. On a table it plans on the rows
   it took, as the others do; on the simulator with the fit, within the budget at 95 % confidence,
   while the others take each sample for the truth. One run each: on a table there is no chance in
-  it, and [promises.md](promises.md) has 200 runs of the simulator. There it is not asked for more
+  it, and [promises.md](promises.md) has ten runs of the simulator. There it is not asked for more
   than 16 samples a kernel.
 - Samples include the baseline of every kernel (auto, or in a table without it the fastest clocks
   every kernel has): no plan can do without.

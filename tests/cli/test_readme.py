@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -58,8 +58,14 @@ def _few() -> Step:
     return Step(name="few", kernels=kernels, order=(0, 1, 0, 1))
 
 
-def _sweep(path: Path, hunger_w: float) -> None:
-    """Write a table as somebody with an RTX 3080 Ti may have it; boards differ in their hunger."""
+def _sweep(path: Path, hunger_w: float, runs: Sequence[float] = (1.0,)) -> None:
+    """Write a table as somebody with an RTX 3080 Ti may have it; boards differ in their hunger.
+
+    Args:
+        path: Where to.
+        hunger_w: Of the board.
+        runs: What each run of a row takes, against the usual one.
+    """
     rows = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"]
     for kernel, core_s, dram_s in (("product", 2e-3, 5e-4), ("copy", 3e-4, 2e-3)):
         for core, mem in ((0, 0), *itertools.product((600, 900, 1200, 1800), (5001, 9501))):
@@ -67,7 +73,10 @@ def _sweep(path: Path, hunger_w: float) -> None:
             time_s = max(core_s / ghz, dram_s / share) + 1e-4
             power_w = 70 + 30 * share + hunger_w * min(1, core_s / ghz / time_s) * ghz**2
             clocks = f"{core or ''},{mem or ''}"
-            rows.append(f"RTX 3080 Ti,{kernel},{clocks},{time_s},{time_s * power_w},")
+            rows += [
+                f"RTX 3080 Ti,{kernel},{clocks},{run * time_s},{run * time_s * power_w},"
+                for run in runs
+            ]
     path.write_text("\n".join(rows) + "\n")
 
 
@@ -91,6 +100,7 @@ def test_the_readme_works_from_top_to_bottom(
     (tmp_path / "docs").symlink_to(_ROOT / "docs")
     for name, hunger_w in (("sweep.csv", 90.0), ("unit0.csv", 90.0), ("unit1.csv", 99.0)):
         _sweep(tmp_path / name, hunger_w)
+    _sweep(tmp_path / "repeats.csv", 90.0, runs=(1.0, 1.001, 0.999))
     ran = set()
     for line in _lines(_README):
         command, *rest = shlex.split(line)
@@ -107,8 +117,8 @@ def test_the_readme_works_from_top_to_bottom(
         ran.add(command)
 
     assert ran == {
-        *("breakdown", "calibrate", "fit", "latency", "measure", "plan", "refine", "report"),
-        *("score", "trace", "validate"),
+        *("breakdown", "calibrate", "check", "fit", "latency", "measure", "plan", "refine"),
+        *("report", "score", "trace", "validate"),
     }
     python = "\n".join(re.findall(r"```python\n(.*?)```", _README, re.DOTALL))
     python = python.replace('underclock.trace("gpt3-xl", batch=8)', "few()")
@@ -126,6 +136,8 @@ def _smaller(command: str, rest: list[str]) -> list[str]:
     """Return a command line that takes less time: on a table, or of fewer samples."""
     if command == "latency":  # a table has no clocks to change
         return [command, *rest, "--targets", "2", "--repeats", "2"]
+    if command == "check":
+        return [command, *rest, "--splits", "1"]
     if "sim:mygpu.json" in rest:
         fewer = "--core-mhz 600,auto --mem-mhz auto --warmup 100ms --window 200ms"
         return [command, *rest, *fewer.split()]

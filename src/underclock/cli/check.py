@@ -25,7 +25,7 @@ from underclock.records import Clocks
 @click.option("--splits", default=100, show_default=True, help="How often repeats are split.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
-@click.option("--markdown", is_flag=True, help="Print a page, with intervals over splits.")
+@click.option("--markdown", is_flag=True, help="Print a page of Markdown, with intervals.")
 @json_option
 def command(
     *,
@@ -37,9 +37,10 @@ def command(
     markdown: bool,
     as_json: bool,
 ) -> None:
-    """Say what promises are worth, from the repeats of TABLE.
+    """Say what promises are worth, from the repeats of TABLE: a CSV table or a samples file.
 
-    Splits them at random, plans on one half, on the table and on a fit, and executes on the other.
+    Splits them at random, plans on one half, once on its rows and once on a fit, and looks up on
+    the other what the planned clocks cost there. Nothing is run, and no clock is set.
 
     Example: underclock check sweep.csv --max-slowdown 1% --splits 100
     """

@@ -54,7 +54,11 @@ if TYPE_CHECKING:
     type=FRACTION,
     help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
 )
-@click.option("--budget", type=DURATION, help="Adaptive: or until this GPU time is spent: 20min.")
+@click.option(
+    "--budget",
+    type=DURATION,
+    help="Adaptive: or until this GPU time is spent: 20min. [default: 10min where steered]",
+)
 @click.option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
 @click.option(
     "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
