@@ -126,11 +126,13 @@ def _ceilings(means_w: Floats, limit_w: float) -> Floats:
     rise_w = means_w[rows, following] - means_w[rows, highest]
     room_w = limit_w - means_w[rows, highest]
     share = np.clip(room_w / np.where(rise_w > 0.0, rise_w, np.inf), 0.0, 1.0)
-    return highest + share * (following - highest)
+    places: Floats = highest + share * (following - highest)
+    return places
 
 
 def _late(place: Floats, time_s: Floats, late_s: float) -> Floats:
     """Return what held launches some time before, in a round that repeats."""
     ends_s = np.cumsum(time_s)
     seen_s = (ends_s - time_s / 2.0 - late_s) % ends_s[-1]
-    return np.interp(seen_s, np.append(0.0, ends_s), np.append(place[-1], place))
+    held: Floats = np.interp(seen_s, np.append(0.0, ends_s), np.append(place[-1], place))
+    return held
