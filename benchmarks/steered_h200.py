@@ -95,7 +95,8 @@ _INSIDE = """
 - `xl-3`, (a): its company came at the end of rounds of 0.25 to 0.8 s, in which the step has no one
   clock. Those looks are not used, so nothing tells its kernels' times inside the step.
 - `small-4` and `llama-6`, (a): nothing of the step in company was measured. How much more kernels
-  draw in the step than alone is therefore not known, and energy misses by that much.
+  draw in the step than alone is therefore not known, and energy is 6 % too low. That nothing then
+  holds the step puts its clock too high.
 - `xl-5`: its clock is not one.
 
 ### The clock inside a long step
