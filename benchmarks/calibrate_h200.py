@@ -114,12 +114,13 @@ def shared_constants(sample_set: SampleSet, spec: GpuModel) -> GpuConstants:
 def settled(sample_set: SampleSet) -> SampleSet:
     """Leave out a step beside its companion that is longer than the cap averages over.
 
-    Such a round has no one clock: the step's part runs faster than the companion's.
+    Such a round has no one clock: the step's part runs faster than the companion's. It stays where
+    company was spread, for then each kernel's clock is known.
     """
     step_s = statistics.fmean(sample.time_s for sample in sample_set.in_situ)
     if step_s < WINDOW_S:
         return sample_set
-    mixed = tuple(s for s in sample_set.mixed if s.kernel or not (s.kernel_s and s.mix.hot))
+    mixed = tuple(s for s in sample_set.mixed if s.kernel_mhz or not (s.is_step and s.mix.hot))
     return msgspec.structs.replace(sample_set, mixed=mixed)
 
 

@@ -144,8 +144,8 @@ def is_uneven(sample: MixSample) -> bool:
 def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
     """Return the measurements that say how long launches took at which clock.
 
-    Kernels of a long step run at clocks of their own. Where some looks at the step tell these,
-    looks that know but their mean are passed over.
+    Kernels of a step longer than the window run at clocks of their own. Where some looks tell
+    these, looks at such a step that know but their mean are passed over.
     """
     by_kernel = any(sample.kernel_mhz for sample in mixed)
     return [
@@ -153,7 +153,7 @@ def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
         for sample in mixed
         if sample.kernel_s
         and not is_uneven(sample)
-        and (sample.kernel or sample.kernel_mhz or not by_kernel)
+        and (sample.kernel or sample.kernel_mhz or not by_kernel or sample.round_s <= WINDOW_S)
     ]
 
 

@@ -114,13 +114,14 @@ def taken_off(
         moves = sample.core_spread_mhz / sample.core_mhz
         known = not whole_step or sample.kernel_mhz or len(times_s) == 1
         apart = 0.0 if known else _STAYS * moves
+        steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
         if sample.spin_mhz is not None:
-            left += _by_spin(sample, times_s, apart)
+            # Idling tells the clock at its own place in the round, and kernels ran elsewhere.
+            left += _by_spin(sample, times_s, apart, steady if apart else 1.0)
         scale = _as_in_window(sample, kernels)
         draw = None if whole_step else _power(sample, company, scale)
         if sample.spin_mhz is not None and draw is None:
             continue
-        steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
         moved = scale - 1.0 if whole_step else 0.0
         sure = steady / (1.0 + (moved / _TIME_NOISE) ** 2)
@@ -170,7 +171,9 @@ def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:
     return dict(zip(names, sample.kernel_s, strict=True))
 
 
-def _by_spin(sample: MixSample, times_s: dict[str, float], apart: float) -> list[Left]:
+def _by_spin(
+    sample: MixSample, times_s: dict[str, float], apart: float, windows: float
+) -> list[Left]:
     """Return what launches took at the clock at which they were timed."""
     # The companion by itself has no launches of ours.
     clocks_mhz = sample.timed_mhz or (sample.spin_mhz or sample.core_mhz,) * len(times_s)
@@ -181,7 +184,7 @@ def _by_spin(sample: MixSample, times_s: dict[str, float], apart: float) -> list
             mem_mhz=sample.asked.mem_mhz,
             time_s=time_s,
             power_w=None,
-            time_windows=1.0,
+            time_windows=windows,
             power_windows=0.0,
             temperature_c=sample.temperature_c,
             apart=apart,

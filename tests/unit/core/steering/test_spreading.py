@@ -98,6 +98,9 @@ def test_a_look_that_tells_kernels_clocks_takes_the_place_of_one_that_does_not()
 
     assert with_durations([alone, kernel, company]) == [alone, kernel]
     assert with_durations([alone, kernel, metered]) == [kernel, metered]
+    # A round shorter than the window has one clock, so its mean is every kernel's.
+    short = _step(Mix(), round_s=0.09)
+    assert with_durations([alone, short, metered]) == [short, metered]
     assert [s.timed_mhz for s in (alone, metered)] == [(1700.0,), (1690.0,)]
 
 

@@ -13,6 +13,7 @@ from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, spin_mhz
 from underclock.core.steering.taking_off import (
     COMPANION,
+    HUNTS_MHZ,
     AtBoost,
     Left,
     Paces,
@@ -110,6 +111,18 @@ def test_a_step_that_was_timed_at_another_clock_without_a_meter_counts_little() 
 
     assert (as_timed.time_s, as_timed.time_windows) == (1e-3, 1.0)
     assert (moved.time_s, moved.time_windows) == pytest.approx((1.01e-3, 1 / 26))
+
+
+def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place() -> None:
+    wild = _of(kernel="", kernel_s=(1e-3, 2e-3), round_s=4e-3, core_spread_mhz=2 * HUNTS_MHZ)
+    by_kernel = msgspec.structs.replace(wild, kernel_mhz=(1990.0, 2010.0))
+    alone = _of(core_spread_mhz=2 * HUNTS_MHZ)
+    windows = [
+        taken_off([sample], _KERNELS, _company())[0].time_windows
+        for sample in (wild, by_kernel, alone)
+    ]
+
+    assert windows == pytest.approx([0.25, 1.0, 1.0])
 
 
 def test_gaps_between_launches_are_not_taken_for_a_slower_clock() -> None:
