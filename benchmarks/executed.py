@@ -388,14 +388,14 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 _NOTE = """
-What is missed is missed on `sim:a40`, a step of 65 s with launches of some 100 ms: the loop of a real
-and of a simulated GPU follows the mean power late, and the model takes it to follow at once. That is
-the likely reason, and it was not tested.
+What is missed is missed on `sim:a40`, a step of 65 s with launches of some 100 ms: the loop of a
+real and of a simulated GPU follows the mean power late, and the model takes it to follow at once.
+That is the likely reason, and it was not tested.
 
 With every cost known the best plan at 0 % and free switching saves 0.39 % on `sim:h200` (0.51 % at
 0.1 %, 1.10 % at 1 %) and 2.80 % on `sim:a40` (4.37 % at 1 %): `Truth.best` of
-`benchmarks/promises_truth.py`, with 40 runs at auto. So the 3 % wanted of an H200 at 0 % are not there
-in the GPU that is fitted to real ones.
+`benchmarks/promises_truth.py`, with 40 runs at auto. So the 3 % wanted of an H200 at 0 % are not
+there in the GPU that is fitted to real ones.
 """
 
 
