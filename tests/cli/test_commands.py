@@ -470,7 +470,7 @@ def test_options_stay_few() -> None:
         if (command := cli.get_command(click.Context(cli), name)) is not None
     }
 
-    assert max(counts.values()) <= 16
+    assert max(counts.values()) <= 17  # of `measure`, which takes what it measures for
     assert sum(counts.values()) <= 7 * len(counts)
 
 
