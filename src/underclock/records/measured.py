@@ -346,6 +346,11 @@ class SampleSet(Record, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     @property
+    def launches(self) -> tuple[Kernel, ...]:
+        """The kernel of every launch of the step, in order; none where the order is unknown."""
+        return tuple(self.kernels[k] for k in self.order)
+
+    @property
     def is_exact(self) -> bool:
         """Whether a row is all there is to know, as in a replayed table without repeats."""
         if self.evidence is not Evidence.REPLAYED or self.sampled:

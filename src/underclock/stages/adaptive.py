@@ -122,7 +122,7 @@ class AdaptiveRun:
         self._random = np.random.default_rng([seed, zlib.crc32(b"campaign")])
         header = file.header
         self._kernels = header.kernels
-        self._launches = [header.kernels[i] for i in header.order] if in_situ else []
+        self._launches = header.launches if in_situ else ()
         self._started_s = self._bench.now_s() - file.gpu_s  # what earlier runs spent counts too
         before = file.sample_set()
         self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)

@@ -33,7 +33,7 @@ class SteeringRun:
         self._tell = tell
         header = recorder.file.header
         self._kernels = {kernel.name: kernel for kernel in header.kernels}
-        self._launches = [header.kernels[i] for i in header.order] if in_situ else []
+        self._launches = header.launches if in_situ else ()
         self._started_s = self._bench.now_s() - recorder.file.gpu_s  # earlier runs count too
         clocks = [c.core_mhz for c in header.settings if c.core_mhz is not None]
         self._highest_mhz = float(max(clocks))

@@ -22,7 +22,7 @@ class StepRuns:
         header = recorder.file.header
         self._recorder = recorder
         self._tell = tell
-        self._launches = [header.kernels[i] for i in header.order]
+        self._launches = header.launches
         self.can_time = Capability.MIX in recorder.measurer.capabilities
         self._timed = sum(sample.is_step for sample in recorder.file.sample_set().mixed)
 

@@ -25,7 +25,8 @@ from underclock.physics.mean_power import window_means_w
 from underclock.records import Clocks, Mix, MixSample
 
 _METER_S = 1e-3  # a piece of idling of less only tells the clock
-_HALF_BIN_MHZ = 7.5
+HALF_BIN_MHZ = 7.5
+"""Half of what core clocks are apart on recent GPUs."""
 _ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
@@ -164,7 +165,7 @@ def has_company(mix: Mix) -> bool:
 
 def clock_moves(sample: MixSample) -> bool:
     """Whether kernels of the step ran at clocks of their own under a cap, and nobody read which."""
-    moved = not sample.kernel_mhz and sample.core_spread_mhz > _HALF_BIN_MHZ
+    moved = not sample.kernel_mhz and sample.core_spread_mhz > HALF_BIN_MHZ
     return sample.is_step and moved and sample.round_s > WINDOW_S
 
 

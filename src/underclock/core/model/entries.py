@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Bools, Floats
+from underclock.core.costs.power_window import HALF_BIN_MHZ
 from underclock.core.costs.step import memories_like_auto
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows, ceiling_mhz
 from underclock.core.steering.taking_off import reach_mhz
 from underclock.records import Clocks, SampleSet
-
-_HALF_BIN_MHZ = 7.5
 
 
 def settings_of(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
@@ -47,7 +46,7 @@ def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clo
     for memory in memories_like_auto(settings, sample_set)[:1]:
         cores = [c.core_mhz or 0 for c in settings if c.mem_mhz == memory]
         fastest_mhz = max((mhz for mhz in cores if mhz <= boost_mhz), default=0)
-        if fastest_mhz < boost_mhz - _HALF_BIN_MHZ and math.isfinite(boost_mhz):
+        if fastest_mhz < boost_mhz - HALF_BIN_MHZ and math.isfinite(boost_mhz):
             boost = Clocks(core_mhz=round(boost_mhz), mem_mhz=memory)
             return tuple(sorted((*settings, boost), key=lambda clocks: clocks.rank))
     return settings
@@ -58,7 +57,7 @@ def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
     core_mhz = clocks.core_mhz
     if clocks.mem_mhz is not None or core_mhz is None:
         return False
-    return lowest_mhz - _HALF_BIN_MHZ <= core_mhz <= highest_mhz + _HALF_BIN_MHZ
+    return lowest_mhz - HALF_BIN_MHZ <= core_mhz <= highest_mhz + HALF_BIN_MHZ
 
 
 def measured_means(
@@ -83,20 +82,15 @@ def measured_means(
 
 
 def measurable(sample_set: SampleSet, rows: Rows, settings: Sequence[Clocks]) -> Bools:
-    """Return which settings a kernel has an answer at. Shape (K, C).
+    """Return where the GPU holds a lock and the table has a row. Shape (K, C).
 
     Args:
         sample_set: The samples.
         rows: What of them could be fitted.
         settings: Length C.
     """
-    return _answered(sample_set, settings, rows.ceiling_mhz)
-
-
-def _answered(sample_set: SampleSet, settings: Sequence[Clocks], highest_mhz: float) -> Bools:
-    """Return where the GPU holds a lock and the table has a row. Shape (K, C)."""
     can = np.ones((len(sample_set.kernels), len(settings)), dtype=bool)
-    can[:, [(clocks.core_mhz or 0) > highest_mhz for clocks in settings]] = False
+    can[:, [(clocks.core_mhz or 0) > rows.ceiling_mhz for clocks in settings]] = False
     place = {clocks: c for c, clocks in enumerate(settings)}
     for k, kernel in enumerate(sample_set.kernels):
         # What a table lacks may be auto, which is no setting to choose.

@@ -8,6 +8,7 @@ Shape letters: K kernels, C settings but the baseline, n launches.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +21,7 @@ from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.auto_errors import auto_spread, errors_from_repeats, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
-from underclock.core.model.in_step import StepRatio, in_step, step_ratio
+from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.posterior import (
     Posterior,
@@ -42,7 +43,7 @@ from underclock.core.model.rows import Rows, held_back
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
-from underclock.records import Clocks, Closure, Evidence, SampleSet
+from underclock.records import Clocks, Closure, Evidence, Sample, SampleSet
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -165,28 +166,10 @@ def estimate(
         locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
         settings = with_boost(locked, sample_set)
     rows, model = fit_rows(sample_set, settings)
-    limit_w = rows.peak_w if whole else rows.limit_w
-    posterior = posterior_of(
-        model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
-    )
-    exact = sample_set.is_exact
-    log_s, log_w, repeats = measured_means(sample_set, settings)
-    unknown = np.diff(rows.bounds) == 0
-    if exact:
-        posterior = with_measured(posterior, log_s, log_w)
-    else:
-        as_measured = np.where(unknown[:, None], log_s, np.nan)
-        posterior = with_means(posterior, as_measured, log_w, repeats)
-        if not whole:
-            # Alone, what the cap makes of a lock is what that lock costs.
-            at_cap = msgspec.structs.replace(sample_set, samples=held_back(sample_set))
-            posterior = with_means(posterior, *measured_means(at_cap, settings))
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
-    ratio = step_ratio(rows, posterior, counts) if whole else StepRatio()
-    posterior = in_step(posterior, ratio)
+    posterior, known_entries = _posterior(sample_set, rows, model, settings, counts, whole=whole)
     answered = measurable(sample_set, rows, settings)
-    predicted = np.zeros_like(unknown) if exact else ~unknown
-    can = answered & (np.isfinite(log_s) | predicted[:, None])
+    can = answered & known_entries
     at = measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
@@ -205,32 +188,86 @@ def estimate(
         table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
         auto_s, auto_j = table.time_s[:, -1], table.energy_j[:, -1]
     whole_step = sample_set.in_situ if known is not None else ()
-    if exact:
-        errors = (0.0, 0.0), np.zeros_like(posterior.noise)
-    elif sample_set.evidence is Evidence.REPLAYED:
-        errors = errors_from_repeats(auto_variances(sample_set, measured), (auto_s, auto_j))
-    else:
-        spread = auto_spread(sample_set, posterior, (auto_s, auto_j), whole_step)
-        errors = spread, kernel_errors(posterior)
     estimated = CostEstimate(
         rows=rows,
         model=model,
         posterior=posterior,
         counts=counts,
-        baseline=Baseline(
-            time_s=auto_s,
-            energy_j=auto_j,
-            spread=errors[0],
-            of_kernels=errors[1],
-        ),
+        baseline=_baseline(sample_set, measured, posterior, (auto_s, auto_j), whole_step),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
         can=can,
-        exact=exact,
+        exact=sample_set.is_exact,
     )
     if known is None or table.closure is None:
         return estimated
     return _with_step_error(estimated, table.closure, known.at_auto)
+
+
+def _posterior(
+    sample_set: SampleSet,
+    rows: Rows,
+    model: FittedModel,
+    settings: Sequence[Clocks],
+    counts: Floats,
+    *,
+    whole: bool,
+) -> tuple[Posterior, Bools]:
+    """Return what the fit and measurements say of every entry, and of which they say anything.
+
+    Args:
+        sample_set: As measured.
+        rows: What of it could be fitted.
+        model: The fit of them.
+        settings: Length C.
+        counts: Launches of each kernel. Shape (K,).
+        whole: Whether costs are those inside the step, the cap apart.
+    """
+    limit_w = rows.peak_w if whole else rows.limit_w
+    posterior = posterior_of(
+        model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
+    )
+    log_s, log_w, repeats = measured_means(sample_set, settings)
+    unknown = np.diff(rows.bounds) == 0
+    if sample_set.is_exact:
+        posterior, known = with_measured(posterior, log_s, log_w), np.isfinite(log_s)
+    else:
+        as_measured = np.where(unknown[:, None], log_s, np.nan)
+        posterior = with_means(posterior, as_measured, log_w, repeats)
+        known = np.isfinite(log_s) | ~unknown[:, None]
+        if not whole:
+            # Alone, what the cap makes of a lock is what that lock costs.
+            at_cap = msgspec.structs.replace(sample_set, samples=held_back(sample_set))
+            posterior = with_means(posterior, *measured_means(at_cap, settings))
+    if whole:
+        posterior = in_step(posterior, step_ratio(rows, posterior, counts))
+    return posterior, known
+
+
+def _baseline(
+    sample_set: SampleSet,
+    measured: CostTable,
+    posterior: Posterior,
+    auto: tuple[Floats, Floats],
+    whole_step: Sequence[Sample],
+) -> Baseline:
+    """Return what auto costs, and how sure that is.
+
+    Args:
+        sample_set: As measured.
+        measured: Costs of it.
+        posterior: Of kernels.
+        auto: Time in s and energy in J of each kernel at auto. Shapes (K,).
+        whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
+    """
+    if sample_set.is_exact:
+        spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
+    elif sample_set.evidence is Evidence.REPLAYED:
+        spread, of_kernels = errors_from_repeats(auto_variances(sample_set, measured), auto)
+    else:
+        spread = auto_spread(sample_set, posterior, auto, whole_step)
+        of_kernels = kernel_errors(posterior)
+    return Baseline(time_s=auto[0], energy_j=auto[1], spread=spread, of_kernels=of_kernels)
 
 
 def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat | None:

@@ -135,7 +135,7 @@ class _Search:
     choose: Choose
     risk: RiskModel
     tolerance: float
-    free: tuple[Candidate, PredictedChange] | None = None
+    free: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
     best: tuple[Candidate, PredictedChange] | None = field(default=None, init=False)
 
     def by_aim(self) -> None:
@@ -170,7 +170,7 @@ class _Search:
         here, change = self.free
         spread = change.time_spread
         for share in _WIDTHS:
-            if not self._lost() > _WORTH:
+            if self._lost() <= _WORTH:
                 return
             width = share * spread
             for _ in range(_TURNS):

@@ -149,16 +149,7 @@ def _at_paces(sample: MixSample, kernels: Sequence[Kernel], paces: Paces) -> lis
         kernels, sample.kernel_s, paces.ratio.tolist(), paces.windows.tolist(), strict=True
     )
     return [
-        Left(
-            kernel=kernel.name,
-            core_mhz=ratio * sample.core_mhz,
-            mem_mhz=sample.asked.mem_mhz,
-            time_s=time_s,
-            power_w=None,
-            time_windows=windows,
-            power_windows=0.0,
-            temperature_c=sample.temperature_c,
-        )
+        _timed(sample, kernel.name, ratio * sample.core_mhz, time_s, windows=windows)
         for kernel, time_s, ratio, windows in of_kernels
     ]
 
@@ -178,19 +169,32 @@ def _by_spin(
     # The companion by itself has no launches of ours.
     clocks_mhz = sample.timed_mhz or (sample.spin_mhz or sample.core_mhz,) * len(times_s)
     return [
-        Left(
-            kernel=name,
-            core_mhz=core_mhz,
-            mem_mhz=sample.asked.mem_mhz,
-            time_s=time_s,
-            power_w=None,
-            time_windows=windows,
-            power_windows=0.0,
-            temperature_c=sample.temperature_c,
-            apart=apart,
-        )
+        _timed(sample, name, core_mhz, time_s, windows=windows, apart=apart)
         for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
     ]
+
+
+def _timed(
+    sample: MixSample,
+    kernel: str,
+    core_mhz: float,
+    time_s: float,
+    *,
+    windows: float,
+    apart: float = 0.0,
+) -> Left:
+    """Return what a launch took at a clock, where nothing tells what it drew."""
+    return Left(
+        kernel=kernel,
+        core_mhz=core_mhz,
+        mem_mhz=sample.asked.mem_mhz,
+        time_s=time_s,
+        power_w=None,
+        time_windows=windows,
+        power_windows=0.0,
+        temperature_c=sample.temperature_c,
+        apart=apart,
+    )
 
 
 def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
