@@ -15,17 +15,19 @@ from underclock.core.tracing.alignment import (
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.cuda.batches import Batches, same_batches
 from underclock.hw.cuda.driver import torch
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.state import preserved
+from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import (
     CannotCaptureError,
     StepFunction,
     captured,
     check_same,
     profile,
+    quiet,
     recorded,
     warm_up,
 )
@@ -103,16 +105,21 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
         NotSupportedError: Also where the step cannot be captured; says why.
         MeasurementError: Also where the step is fed with constants.
     """
-    with preserved(step) as snapshot:
+    with quiet(), preserved(step), same_batches(torch()) as batches:
+        run, step = step, _from_first_batch(step, batches)
         warm_up(step)
+        # Every attempt sets out from here: what a step computes may decide what it launches.
+        warm = Snapshot(run)
         trace = profile(step)
         seen = activities(trace)
         try:
+            warm.restore()
             with recorded() as capture, captured(step) as once:
                 first = [node.node for node in once.nodes]
             del once
             calls = captured_calls(capture)
             inputs = candidates(torch())
+            warm.restore()
             with captured(step) as graph:
                 nodes = [node.node for node in graph.nodes]
                 check_same(first_difference(first, nodes))
@@ -126,12 +133,20 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
                     warnings=[other] if other else [],
                 )
                 check_inputs(inputs, graph.nodes)
-                yield CudaLauncher(graph, traced, snapshot)
+                yield CudaLauncher(graph, traced, warm)
         except CannotCaptureError as exc:
             obstacle = obstacle_of(str(exc), synchronising(trace))
             blind = nodes_of(seen)
             traced = traced_step(name, blind, seen, obstacle=obstacle)
             raise _Uncapturable(traced) from exc
+
+
+def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
+    def again() -> object:
+        batches.rewind()
+        return step()
+
+    return again
 
 
 class _Uncapturable(NotSupportedError):  # noqa: N818 - not seen outside but as its base

@@ -1,11 +1,13 @@
 """Which activity of a profile is which node of the graph captured of the same step."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from underclock.records.launches import Node, NodeKind, TracedActivity
 
 _FEW = 0.01  # of the launches, or of the time
+_NAMED = 3
 _Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]
 
 
@@ -66,13 +68,21 @@ def otherwise_captured(
     matched = {id(activity) for activity in aligned if activity is not None}
     added = working - len(matched)
     total_s = sum(activity.duration_s for activity in plain)
-    lost_s = sum(activity.duration_s for activity in plain if id(activity) not in matched)
+    lost: defaultdict[str, float] = defaultdict(float)
+    for activity in plain:
+        if id(activity) not in matched:
+            lost[activity.operator or activity.function] += activity.duration_s
+    lost_s = sum(lost.values())
     if added <= _FEW * working and lost_s <= _FEW * total_s:
         return None
+    share = lost_s / total_s if total_s else 0.0
+    names = sorted(lost, key=lambda name: -lost[name])[:_NAMED]
+    most = ", ".join(f"{name} {lost[name] / total_s:.1%}" for name in names if total_s)
     return (
         f"while it is captured the step launches {added} kernels, memsets or copies that a plain "
-        f"run does not, and leaves out {lost_s / total_s if total_s else 0.0:.1%} of a plain run's "
-        "GPU time: what is measured is the captured step"
+        f"run does not, and leaves out {share:.1%} of a plain run's GPU time"
+        + (f" ({most})" if most else "")
+        + ": what is measured is the captured step"
     )
 
 

@@ -5,6 +5,7 @@ the operators, modules and autograd functions that were open on its thread at th
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,10 +86,10 @@ def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
 
 
 def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
-    """Return what a step's capture recorded, in order: one call for each node of its graph.
+    """Return what a step's capture recorded, in order: one call for each node of its graphs.
 
-    Nothing runs meanwhile, so that neither functions nor durations are known (empty, 0 s); what
-    asked for each node is known exactly.
+    Captured calls run later, so that neither functions nor durations are known (empty, 0 s); what
+    asked for each node is known exactly. What runs between two parts is no call of theirs.
 
     Args:
         trace: As for `activities`, of a capture.
@@ -98,12 +99,18 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """
     events = complete_events(trace)
     host = host_timeline(events)
-    begun = min((float(e["ts"]) for e in events if e["name"] == _CAPTURE_BEGINS), default=math.inf)
-    ended = max((float(e["ts"]) for e in events if e["name"] == _CAPTURE_ENDS), default=-math.inf)
+    marks = {_CAPTURE_BEGINS: True, _CAPTURE_ENDS: False}
+    turns = sorted((float(e["ts"]), marks[e["name"]]) for e in events if e["name"] in marks)
+    moments = [moment for moment, _ in turns]
+
+    def is_captured(event: Mapping[str, Any]) -> bool:
+        before = bisect_left(moments, float(event["ts"]))
+        return before > 0 and turns[before - 1][1]
+
     calls = [
         (event, kind)
         for event in events
-        if event.get("cat") in CALLS and begun < float(event["ts"]) < ended
+        if event.get("cat") in CALLS and is_captured(event)
         for mark, kind in _LAUNCHING
         if mark in event["name"]
     ]

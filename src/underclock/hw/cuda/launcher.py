@@ -38,7 +38,7 @@ class CudaLauncher:
     """Runs the kernels of one captured step.
 
     Attributes:
-        captured: The step's graph.
+        captured: The step's graphs.
         traced: Its kernels, and where they are in the graph.
         snapshot: What the step's tensors held before it ran.
     """
@@ -95,10 +95,10 @@ class CudaLauncher:
     def _whole(self, round_: Round, company: Places) -> Iterator[CudaLoop]:
         """Launch the step, state put back before, with its company.
 
-        Where that comes after the step, the step's own graph is replayed; where it comes between
+        Where that comes after the step, the step's own graphs are replayed; where it comes between
         launches, a graph of our own has all of them.
         """
-        torch, graph = self._torch, self.captured.graph
+        torch, parts = self._torch, self.captured.parts
         self.snapshot.restore_contents()
         step = step_graph(self.captured.nodes, self.traced.groups)
         if round_.mix.after:
@@ -114,7 +114,7 @@ class CudaLauncher:
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
                     for _ in range(replays):
-                        graph.replay()
+                        parts.replay()
                     if chain is not None:
                         chain.launch(stream.cuda_stream)
 

@@ -4,6 +4,7 @@ import functools
 import json
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from underclock.errors import DeviceError, MeasurementError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
+from underclock.hw.cuda.parts import Parts, splitting
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.records.launches import MODULE_MARK
 
@@ -32,12 +34,12 @@ class Captured:
     """A captured step.
 
     Attributes:
-        graph: PyTorch's graph; its nodes live as long as it.
-        nodes: In launch order.
+        parts: PyTorch's graphs; the nodes live as long as they.
+        nodes: Of all parts, in launch order.
         memory: Where its pointers point.
     """
 
-    graph: Any
+    parts: Parts
     nodes: tuple[GraphNode, ...]
     memory: Memory
 
@@ -96,41 +98,52 @@ def captured(step: StepFunction) -> Iterator[Captured]:
         NotSupportedError: Its graph cannot be taken apart.
     """
     torch = import_torch()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
     device = torch.cuda.current_device()
-    with finally_unless_stuck(functools.partial(_release, torch, graph)):
+    parts = Parts(torch)
+    with finally_unless_stuck(functools.partial(_release, torch, parts)):
         with _memory_errors(torch, "capturing the step"), _allocations(torch, device) as made:
-            try:
-                with torch.cuda.graph(graph):
-                    step()
-            except torch.OutOfMemoryError:
-                _recover(torch)
-                raise
-            except Exception as exc:
-                _recover(torch)
-                raise CannotCaptureError(_reason(exc)) from exc
-        graph.instantiate()
+            _capture(torch, step, parts)
         memory = Memory.of(torch, device, made)
-        nodes = walk(int(graph.raw_cuda_graph()), memory.holds)
-        yield Captured(graph=graph, nodes=nodes, memory=memory)
+        graphs = [int(graph.raw_cuda_graph()) for graph in parts.graphs]
+        nodes = tuple(node for graph in graphs for node in walk(graph, memory.holds))
+        yield Captured(parts=parts, nodes=nodes, memory=memory)
 
 
-def _release(torch: Any, graph: Any) -> None:
+def _capture(torch: Any, step: StepFunction, parts: Parts) -> None:
+    try:
+        with _side_stream(torch), splitting(torch, parts):
+            parts.begin()
+            try:
+                step()
+                parts.end()
+            except BaseException:
+                parts.abandon()  # on the stream it began on
+                raise
+    except torch.OutOfMemoryError:
+        _recover(torch, parts)
+        raise
+    except Exception as exc:
+        _recover(torch, parts)
+        raise CannotCaptureError(_reason(exc)) from exc
+
+
+def _release(torch: Any, parts: Parts) -> None:
     torch.cuda.synchronize()
-    graph.reset()
+    parts.release()
     torch.cuda.empty_cache()
 
 
-def _recover(torch: Any) -> None:
+def _recover(torch: Any, parts: Parts) -> None:
     """Get PyTorch out of a capture that failed.
 
     It leaves its random generator believing that a capture is under way, and every later draw
     fails; a capture that succeeds sets that right.
     """
     torch.cuda.synchronize()
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        pass
-    torch.cuda.synchronize()
+    with _side_stream(torch):
+        parts.begin()
+        parts.end()
+    _release(torch, parts)
 
 
 @contextmanager
@@ -173,6 +186,17 @@ def _memory_errors(torch: Any, doing: str) -> Iterator[None]:
             hint="a captured step and a copy of its state must fit: lower the batch, or end other "
             "processes",
         ) from exc
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep to ourselves what PyTorch has to say of our hooks; all else is said."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_HOOKS)
+        yield
+
+
+_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
 @contextmanager

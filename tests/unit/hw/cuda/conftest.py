@@ -18,6 +18,7 @@ import pytest
 from underclock.hw.cuda.graphs import walk
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import Memory
+from underclock.hw.cuda.parts import Parts
 from underclock.hw.cuda.torch_step import Captured
 from underclock.records import Kernel, Step
 from underclock.records.launches import LaunchGroup, Traced
@@ -122,9 +123,11 @@ class FakeGpu:
             order=tuple(range(len(takes_s))),
         )
         groups = tuple(LaunchGroup(nodes=(index,), activity=None) for index in range(len(takes_s)))
+        parts = Parts(fake_torch(self))
+        parts.graphs.append(graph)
         snapshot: Any = SimpleNamespace(restore_contents=lambda: None)
         return CudaLauncher(
-            Captured(graph=graph, nodes=nodes, memory=memory),
+            Captured(parts=parts, nodes=nodes, memory=memory),
             Traced(step=step, groups=groups),
             snapshot,
             _torch=fake_torch(self),
@@ -179,6 +182,7 @@ def fake_torch(gpu: FakeGpu) -> Any:
         current_stream=lambda: FakeMoment(gpu),
         empty_cache=lambda: None,
         graph=gpu.capture,
+        graph_pool_handle=lambda: (0, 1),
         mem_get_info=lambda: (gpu.free, 80 * 2**30),
         set_device=lambda _device: None,
         stream=lambda _stream: contextlib.nullcontext(),

@@ -1,0 +1,235 @@
+"""A step captured in parts, between the moments at which the host waits for the GPU.
+
+What is captured does not run. So where a step asks for a number (``item``), for a shape that
+depends on data (``nonzero``), for a copy in ordinary host memory, or waits for the GPU, the capture
+ends, what was captured is launched, the host is given the true answer, and the next part begins.
+The step thereby does all that it does in a plain run, and its graphs, replayed in turn, are all of
+it but what ran in between.
+
+PyTorch's kernels for such operators are wrapped below autograd and torch.compile, so that neither
+notices: nothing is traced or compiled anew.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+_SHAPING = (
+    "nonzero",
+    "nonzero.out",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "unique_dim_consecutive",
+)
+"""Operators of aten whose result's shape depends on data; others are made of these."""
+_CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
+
+
+class Parts:
+    """The graphs of one step, in turn.
+
+    Attributes:
+        graphs: PyTorch's; the last one is still being captured between `begin` and `end`.
+        between: How often each operator ran between two parts.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._pool = torch.cuda.graph_pool_handle()
+        self._capturing = False
+        self._kept: list[Any] = []  # the graphs read what was written between them
+        self.graphs: list[Any] = []
+        self.between: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Begin a part on the current stream, which must not be the default one."""
+        graph = self._torch.cuda.CUDAGraph(keep_graph=True)
+        self.graphs.append(graph)
+        # Relaxed: autograd's threads end parts that others began, and loaders pin memory meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+        self._capturing = True
+
+    def end(self) -> None:
+        """End the part, and launch it."""
+        self._capturing = False
+        graph = self.graphs[-1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a part may well be empty
+            graph.capture_end()
+        graph.instantiate()
+        graph.replay()
+
+    def abandon(self) -> None:
+        """End a capture that failed; keep nothing of it."""
+        if self._capturing:
+            self._capturing = False
+            with warnings.catch_warnings(), suppress(RuntimeError):  # the driver may have ended it
+                warnings.simplefilter("ignore")
+                self.graphs[-1].capture_end()
+        self.release()
+
+    def release(self) -> None:
+        """Give the graphs and what they read back."""
+        for graph in self.graphs:
+            graph.reset()
+        self.graphs.clear()
+        self._kept.clear()
+
+    def replay(self) -> None:
+        """Launch all parts on the current stream."""
+        for graph in self.graphs:
+            graph.replay()
+
+    @contextmanager
+    def paused(self, what: str) -> Iterator[bool]:
+        """Run the block between two parts; yield whether it is."""
+        if not self._capturing:  # before, after, or inside of another such block
+            yield False
+            return
+        self.between[what] += 1
+        self.end()
+        yield True
+        self.begin()  # not after an error, which ends the capture
+
+    def keep(self, thing: object) -> None:
+        """Keep what a part will read alive as long as the graphs."""
+        self._kept.append(thing)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a part is being captured now."""
+        return self._capturing
+
+
+@contextmanager
+def splitting(torch: Any, parts: Parts, *, backend: str = "CUDA") -> Iterator[None]:
+    """End and begin parts wherever the host waits for the GPU, as long as the block runs.
+
+    The capture check of PyTorch's optimisers is lifted: what they keep on the host then is the
+    same in each replay, and their kernels are those of the real step.
+
+    Args:
+        torch: PyTorch.
+        parts: Of the step that the block runs.
+        backend: Whose kernels to wrap, by PyTorch's name.
+    """
+    with ExitStack() as stack:
+        if hasattr(torch.library, "get_kernel"):  # torch 2.10 and newer
+            stack.callback(_wrap(torch, parts, backend)._destroy)  # noqa: SLF001 - its only way to end
+        for name in _CAPTURE_CHECKS:
+            if hasattr(torch.optim.Optimizer, name):
+                stack.enter_context(_replaced(torch.optim.Optimizer, name, lambda _self: None))
+        for holder, name in (
+            (torch.cuda, "synchronize"),
+            (torch.cuda, "empty_cache"),
+            (torch.cuda.Stream, "synchronize"),
+            (torch.cuda.Event, "synchronize"),
+            (torch.cuda.Event, "elapsed_time"),
+        ):
+            stack.enter_context(_replaced(holder, name, _pausing(parts, getattr(holder, name))))
+        yield
+
+
+def _wrap(torch: Any, parts: Parts, backend: str) -> Any:
+    """Put wrappers before PyTorch's own kernels; the library returned takes them away."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that a kernel is overridden, as is meant
+        copy = torch.library.get_kernel("aten::copy_", backend)
+        number = torch.library.get_kernel("aten::_local_scalar_dense", backend)
+        library.impl("copy_", _copying(torch, parts, copy), backend, with_keyset=True)
+        library.impl(
+            "_local_scalar_dense",
+            _reading(torch, parts, number, copy),
+            backend,
+            with_keyset=True,
+        )
+        for name in _SHAPING:
+            kernel = torch.library.get_kernel(f"aten::{name}", backend)
+            library.impl(name, _asking(parts, f"aten::{name}", kernel), backend, with_keyset=True)
+    return library
+
+
+def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
+    """Wrap an operator whose result's shape the host must know."""
+
+    def ask(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        with parts.paused(name) as paused:
+            result = kernel.call_boxed(keyset, *args, **kwargs)
+        if paused:
+            parts.keep(result)
+        return result
+
+    return ask
+
+
+def _reading(torch: Any, parts: Parts, kernel: Any, copy: Any) -> Callable[..., Any]:
+    """Wrap the reading of one number, whose copy to the host the next part has."""
+
+    def read(keyset: Any, source: Any) -> Any:
+        with parts.paused("aten::item") as paused:
+            value = kernel.call_boxed(keyset, source)
+            if paused:
+                place = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        if paused:
+            copy.call_boxed(keyset, place, source, True)
+            parts.keep((place, source))
+        return value
+
+    return read
+
+
+def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
+    """Wrap copies: those for which the host waits run between parts.
+
+    The next part has the same copy by pinned memory, which a graph can hold.
+    """
+
+    def copy(keyset: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyTorch calls it
+        if not torch.is_tensor(source):  # a number comes as a number of Python's
+            dtype = torch.float64 if isinstance(source, float) else None
+            source = torch.tensor(source, dtype=dtype)
+        if not parts.capturing or to.is_cuda == source.is_cuda:
+            return kernel.call_boxed(keyset, to, source, non_blocking)
+        host = source if to.is_cuda else to
+        if non_blocking and host.is_pinned():
+            parts.keep(host)
+            return kernel.call_boxed(keyset, to, source, True)
+        with parts.paused("aten::copy_"):
+            kernel.call_boxed(keyset, to, source, non_blocking)
+            like = to if to.is_cuda else source
+            pinned = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+            if to.is_cuda:
+                pinned.copy_(source)
+        one, other = (to, pinned) if to.is_cuda else (pinned, source)
+        kernel.call_boxed(keyset, one, other, True)
+        parts.keep((one, other))
+        return to
+
+    return copy
+
+
+def _pausing(parts: Parts, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        with parts.paused(function.__qualname__):
+            return function(*args, **kwargs)
+
+    return wait
+
+
+@contextmanager
+def _replaced(holder: Any, name: str, thing: Any) -> Iterator[None]:
+    """Give an attribute another value as long as the block runs."""
+    own = name in vars(holder)
+    before = getattr(holder, name)
+    setattr(holder, name, thing)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(holder, name, before)
+        else:
+            delattr(holder, name)
