@@ -1,6 +1,7 @@
 """``underclock trace``."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,31 +11,51 @@ from underclock.cli.terminal import say
 from underclock.errors import UsageError
 from underclock.records import Step
 
+if TYPE_CHECKING:
+    from underclock.stages.script import Script
+
 
 @click.command(name="trace")
 @click.argument("workload")
+@click.argument("arguments", nargs=-1)
 @output_option("step", required=False)
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
+@click.option(
+    "--steps",
+    metavar="A:B",
+    help="Of a training script: step A is profiled, B-1 captured; counted from 0. [default: 20:22]",
+)
 @json_option
 @force_option
 def command(
-    *, workload: str, output: Path | None, sizes: tuple[str, ...], as_json: bool, force: bool
+    *,
+    workload: str,
+    arguments: tuple[str, ...],
+    output: Path | None,
+    sizes: tuple[str, ...],
+    steps: str | None,
+    as_json: bool,
+    force: bool,
 ) -> None:
     """List the kernels of one training step of WORKLOAD.
 
     WORKLOAD is gpt3-125m … gpt3-175b, gpt3-xl; or path/to/train.py:step, a function that runs one
-    step on this machine's GPU, which is captured and left as it was.
+    step on this machine's GPU, which is captured and left as it was; or path/to/train.py, a
+    training script, run with ARGUMENTS (after --) until its steps A:B were looked at.
 
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
     threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
+
+    Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
     """
     from underclock.stages.trace import trace
 
     check_place(output, force=force)
     folder = output.parent if output and output != STDOUT else None
-    step = trace(workload, folder=folder, **dict(_size(text) for text in sizes))
+    what = _what(workload, arguments, steps)
+    step = trace(what, folder=folder, **dict(_size(text) for text in sizes))
     deliver(
         step,
         output,
@@ -43,6 +64,31 @@ def command(
         force=force,
         warnings=step.warnings,
     )
+
+
+def _what(workload: str, arguments: tuple[str, ...], steps: str | None) -> "str | Script":
+    """Tell a script from all else, which takes neither arguments nor steps."""
+    from underclock.stages.script import Script
+
+    if workload.endswith(".py"):
+        if not Path(workload).is_file():
+            raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
+        first, last = _steps(steps or "20:22")
+        return Script(path=Path(workload), arguments=arguments, first=first, last=last)
+    for given, what in ((arguments, "arguments"), (steps, "--steps")):
+        if given:
+            raise UsageError(
+                f"{workload!r} is no script and takes no {what}",
+                hint="name a script: underclock trace train.py --steps 20:22 -- ARGUMENTS",
+            )
+    return workload
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal()):
+        raise UsageError(f"cannot read {text!r} as steps", hint="write A:B, such as 20:22")
+    return int(first), int(end) - 1
 
 
 def _show(step: Step) -> None:

@@ -10,9 +10,9 @@ from typing import Final
 from underclock.errors import DataError
 
 SCHEMAS: Final = {
-    "step": 2,
-    "samples": 4,
-    "plan": 3,
+    "step": 3,
+    "samples": 5,
+    "plan": 4,
     "score": 3,
     "validation": 3,
     "latencies": 3,

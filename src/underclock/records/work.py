@@ -101,27 +101,36 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
 
 
 class StepSource(Record, frozen=True, kw_only=True):
-    """Where the function is that runs a traced step.
+    """Where the function is that runs a traced step, or the script whose step it is.
 
     Attributes:
         file: Its file, relative to the folder of the file that says so.
-        function: Its name there.
+        function: Its name there; empty for a script.
         sha256: Of the file's content when it was traced.
+        steps: First step of a script that was looked at, and the last; ``None`` for a function.
+        arguments: Of a script's command line.
     """
 
     file: str
-    function: str
+    function: str = ""
     sha256: str
+    steps: tuple[int, int] | None = None
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject what names nothing."""
-        if not self.file or not self.function.isidentifier():
-            raise ValueError(f"a step's source needs a file and a function, got {self}")
+        if not self.file:
+            raise ValueError("a step's source needs a file")
+        if self.steps is None and not self.function.isidentifier():
+            raise ValueError(f"a step's source needs a function or steps of a script, got {self}")
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.function}"
+        if self.steps is None:
+            return f"{self.file}:{self.function}"
+        first, last = self.steps
+        return " ".join([f"{self.file} --steps {first}:{last + 1}", *self.arguments])
 
 
 class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):

@@ -8,6 +8,7 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Launcher
 from underclock.hw.nvml import NvmlGpu, is_read_only
 from underclock.records import Step
+from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
 
 _NOT_LOCKED = "clocks may not be set here: they are left to the driver"
@@ -38,12 +39,17 @@ def held_launcher(
         raise untraced()
     if run is None:
         run = StepFile()
-    function = run.load(step.source) if isinstance(run, StepFile) else run
+    what = run.load(step.source) if isinstance(run, StepFile) else run
     # PyTorch is imported only now: every mistake above is told without it.
+    from underclock.stages.torch_script import held_script  # noqa: PLC0415
     from underclock.stages.torch_step import check_device, held_step  # noqa: PLC0415
 
     check_device(gpu.uuid())
-    with held_step(function, name=step.name) as launcher:
+    with (
+        held_script(what, name=step.name)
+        if isinstance(what, Script)
+        else held_step(what, name=step.name)
+    ) as launcher:
         check_step(step, launcher.traced.step)
         yield launcher
 

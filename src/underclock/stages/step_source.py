@@ -13,23 +13,27 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.records import StepSource
+from underclock.stages.script import Script
 
 StepFunction = Callable[[], object]
 
 
-def source_of(text: str, folder: Path) -> StepSource:
-    """Say where a function is, for a file in some folder.
+def source_of(what: str | Script, folder: Path) -> StepSource:
+    """Say where a function or a script is, for a file in some folder.
 
     Args:
-        text: ``FILE.py:FUNCTION``, which was just imported.
+        what: ``FILE.py:FUNCTION``, which was just imported, or a script that was run.
         folder: Of the file that will name it.
     """
-    file, _, function = text.rpartition(":")
-    path = Path(file).resolve()
+    script = what if isinstance(what, Script) else None
+    file, _, function = ("", "", "") if isinstance(what, Script) else what.rpartition(":")
+    path = (script.path if script else Path(file)).resolve()
     return StepSource(
         file=Path(os.path.relpath(path, folder.resolve())).as_posix(),
         function=function,
         sha256=_hash(path),
+        steps=(script.first, script.last) if script else None,
+        arguments=script.arguments if script else (),
     )
 
 
@@ -39,7 +43,8 @@ class StepFile:
 
     Attributes:
         folder: Of the step or plan file that names it.
-        named: ``FILE.py:FUNCTION`` from the user, who answers for it; empty where nothing is named.
+        named: ``FILE.py:FUNCTION`` or ``SCRIPT.py`` from the user, who answers for it; empty where
+            nothing is named.
         tell: Told which function is run, before it is.
     """
 
@@ -47,8 +52,8 @@ class StepFile:
     named: str = ""
     tell: Callable[[str], None] = lambda _sentence: None
 
-    def load(self, source: StepSource | None) -> StepFunction:
-        """Import a step's function.
+    def load(self, source: StepSource | None) -> StepFunction | Script:
+        """Import a step's function, or say which script has it.
 
         Args:
             source: What the step or plan file says.
@@ -56,10 +61,14 @@ class StepFile:
         Raises:
             UsageError: There is none, it changed, or it lies where nobody looks unless told.
         """
+        text = self.named or self._allowed(source)
+        if source is not None and source.steps is not None and text.endswith(".py"):
+            first, last = source.steps
+            self.tell(f"running {text} to its step {last}")
+            return Script(path=Path(text), arguments=source.arguments, first=first, last=last)
         # PyTorch is imported only by those who have a function to run.
         from underclock.stages.torch_step import load_step  # noqa: PLC0415
 
-        text = self.named or self._allowed(source)
         self.tell(f"running {text} as the training step")
         return load_step(text)
 
@@ -67,7 +76,7 @@ class StepFile:
         if source is None:
             raise untraced()
         path = (self.folder / source.file).resolve()
-        text = f"{path}:{source.function}"
+        text = f"{path}:{source.function}" if source.function else str(path)
         folder = self.folder.resolve()
         if not path.is_relative_to(folder):
             raise UsageError(

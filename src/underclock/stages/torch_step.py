@@ -2,9 +2,10 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from underclock.core.tracing.alignment import (
     align,
@@ -23,6 +24,7 @@ from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import (
     CannotCaptureError,
+    Captured,
     StepFunction,
     captured,
     check_same,
@@ -31,7 +33,7 @@ from underclock.hw.cuda.torch_step import (
     recorded,
     warm_up,
 )
-from underclock.records.launches import Traced
+from underclock.records.launches import Traced, TracedActivity
 from underclock.units import nearest
 
 
@@ -89,7 +91,7 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
     try:
         with held_step(step, name=name) as launcher:
             return launcher.traced
-    except _Uncapturable as exc:
+    except UncapturableError as exc:
         return exc.traced
 
 
@@ -117,28 +119,38 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
             with recorded() as capture, captured(step) as once:
                 first = [node.node for node in once.nodes]
             del once
-            calls = captured_calls(capture)
             inputs = candidates(torch())
             warm.restore()
             with captured(step) as graph:
-                nodes = [node.node for node in graph.nodes]
-                check_same(first_difference(first, nodes))
-                aligned = align(nodes, seen)
-                other = otherwise_captured(nodes, aligned, seen)
-                traced = traced_step(
-                    name,
-                    nodes,
-                    paired(nodes, calls) or aligned,
-                    cleared=cleared_before(graph.nodes),
-                    warnings=[other] if other else [],
-                )
+                check_same(first_difference(first, [node.node for node in graph.nodes]))
+                traced = as_step(name, graph, captured_calls(capture), seen)
                 check_inputs(inputs, graph.nodes)
                 yield CudaLauncher(graph, traced, warm)
         except CannotCaptureError as exc:
-            obstacle = obstacle_of(str(exc), synchronising(trace))
-            blind = nodes_of(seen)
-            traced = traced_step(name, blind, seen, obstacle=obstacle)
-            raise _Uncapturable(traced) from exc
+            raise UncapturableError(name, exc, trace, seen) from exc
+
+
+def as_step(
+    name: str, graph: Captured, calls: Sequence[TracedActivity], plain: Sequence[TracedActivity]
+) -> Traced:
+    """Make a step of what was captured.
+
+    Args:
+        name: What to call it.
+        graph: Its graphs.
+        calls: What asked for each node, as far as `profile.captured_calls` knows.
+        plain: What the GPU did in a plain run.
+    """
+    nodes = [node.node for node in graph.nodes]
+    aligned = align(nodes, plain)
+    other = otherwise_captured(nodes, aligned, plain)
+    return traced_step(
+        name,
+        nodes,
+        paired(nodes, calls) or aligned,
+        cleared=cleared_before(graph.nodes),
+        warnings=[other] if other else [],
+    )
 
 
 def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
@@ -149,12 +161,26 @@ def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
     return again
 
 
-class _Uncapturable(NotSupportedError):  # noqa: N818 - not seen outside but as its base
-    """Carries the trace of a step that cannot be captured."""
+class UncapturableError(NotSupportedError):
+    """Carries the trace of a step that cannot be captured.
 
-    def __init__(self, traced: Traced) -> None:
-        super().__init__(traced.step.obstacle, hint="take that out of the step, or trace it only")
-        self.traced = traced
+    Args:
+        name: What the step is called.
+        reason: Why not.
+        trace: PyTorch's, of a plain run.
+        seen: What the GPU did in it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reason: CannotCaptureError,
+        trace: Mapping[str, Any],
+        seen: Sequence[TracedActivity],
+    ) -> None:
+        obstacle = obstacle_of(str(reason), synchronising(trace))
+        self.traced = traced_step(name, nodes_of(seen), seen, obstacle=obstacle)
+        super().__init__(obstacle, hint="take that out of the step, or trace it only")
 
 
 def check_device(uuid: str) -> None:

@@ -6,40 +6,48 @@ import msgspec
 
 from underclock.errors import UsageError
 from underclock.records import Step
+from underclock.stages.script import Script
 from underclock.stages.step_source import StepFunction, source_of
 from underclock.workloads import workload
 
 
-def trace(what: str | StepFunction, *, folder: Path | None = None, **sizes: int) -> Step:
+def trace(what: str | StepFunction | Script, *, folder: Path | None = None, **sizes: int) -> Step:
     """List the kernels of one training step.
 
     Args:
         what: A named workload (``gpt3-125m`` … ``gpt3-175b``, ``gpt3-xl``); or a function that
-            runs one whole training step on the GPU, itself or as ``path/to/train.py:step``.
+            runs one whole training step on the GPU, itself or as ``path/to/train.py:step``; or a
+            training script, some of whose steps are looked at as it runs.
         folder: Where the step will be written; its source is named relative to that. By default
             the working directory.
         sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`.
 
     Raises:
-        UsageError: No such workload, file or function, or sizes that make no model.
+        UsageError: No such workload, file or function, sizes that make no model, or a script that
+            takes too few steps.
         NotSupportedError: A function was given, and there is no PyTorch with a CUDA device.
         DeviceError: The step does not fit into the GPU's memory.
-        MeasurementError: It launches different kernels each time, or is fed with constants.
+        MeasurementError: It launches different kernels each time, or is fed with constants; or the
+            script failed.
         DataError: It launches none.
     """
     if isinstance(what, str) and not is_source(what):
         return workload(what, sizes)
     if sizes:
         raise UsageError(
-            "a function's sizes are its own", hint="change them in its file, not with --size"
+            "a step's sizes are its own", hint="change them in its file, not with --size"
         )
     # PyTorch is imported for functions only.
+    from underclock.stages.torch_script import trace_script  # noqa: PLC0415
     from underclock.stages.torch_step import load_step, trace_step  # noqa: PLC0415
 
-    if not isinstance(what, str):
+    if isinstance(what, Script):
+        step = trace_script(what).step
+    elif isinstance(what, str):
+        step = trace_step(load_step(what)).step
+    else:
         return trace_step(what).step
-    step = trace_step(load_step(what)).step
     return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from underclock.cli import main
 from underclock.errors import UsageError
 from underclock.records import Kernel, Step, StepSource
+from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, source_of
 from underclock.store import write_document
 from underclock.testing import simulated_driver
@@ -50,8 +52,62 @@ def test_what_is_as_it_was_is_run_and_the_user_told_first(script: Path, tmp_path
     folder = tmp_path / "mine"
     step = StepFile(folder=folder, tell=tell).load(source_of(f"{script}:step", folder))
 
+    assert callable(step)
     assert step() == 7
     assert told == [f"running {script}:step as the training step"]
+
+
+def test_a_script_is_found_with_its_steps_and_arguments(script: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = tmp_path / "mine"
+    asked = Script(path=script, arguments=("--lr", "3e-4"), first=20, last=21)
+    source = source_of(asked, folder)
+
+    assert StepFile(folder=folder, tell=told.append).load(source) == asked
+    assert told == [f"running {script} to its step 21"]
+    assert str(source) == "code/train.py --steps 20:22 --lr 3e-4"
+    assert not _ran(script)
+    script.write_text(_CODE + "# changed\n")
+    with pytest.raises(UsageError, match="the file changed since the step was traced"):
+        StepFile(folder=folder).load(source)
+    assert StepFile(folder=folder, named=str(script)).load(source) == asked
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"), [(20, 20, "cannot trace steps 20:21 alone"), (1, 5, "step 1")]
+)
+def test_steps_that_cannot_be_looked_at_are_refused(first: int, last: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Script(path=Path("train.py"), first=first, last=last)
+
+
+@pytest.mark.parametrize("given", [{"file": ""}, {"steps": None}, {"sha256": "1"}])
+def test_a_source_that_names_nothing_is_refused(given: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"file": "train.py", "sha256": "0" * 64, "steps": (20, 21)}
+    StepSource(**good)
+    with pytest.raises(ValueError, match=r"source|sha256"):
+        StepSource(**good | given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("gone.py", "cannot read 'gone.py': no such file"),
+        ("{script} --steps 20", "cannot read '20' as steps"),
+        ("{script} --steps 5:x", "cannot read '5:x' as steps"),
+        ("{script} --size batch=8", "a step's sizes are its own"),
+        ("gpt3-xl --steps 20:22", "'gpt3-xl' is no script and takes no --steps"),
+        ("{script}:step -- --lr 1", "is no script and takes no arguments"),
+    ],
+)
+def test_what_is_asked_of_no_script_is_refused(
+    arguments: str, words: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", *arguments.format(script=script).split()])
+    assert ended.value.code == UsageError.exit_code
+    assert words in capsys.readouterr().err
+    assert not _ran(script)
 
 
 def _changed(script: Path, folder: Path) -> StepSource:
@@ -101,7 +157,9 @@ def test_anything_else_is_run_only_where_the_user_names_it(
     assert "--source" in refused.value.hint
     assert not _ran(script)
     found = next(path for path in script.parent.iterdir() if path.suffix == ".py")
-    assert StepFile(folder=folder / inside, named=f"{found}:step").load(source)() == 7
+    step = StepFile(folder=folder / inside, named=f"{found}:step").load(source)
+    assert callable(step)
+    assert step() == 7
 
 
 def test_a_step_that_was_never_traced_has_nothing_to_run() -> None:

@@ -90,7 +90,7 @@ def recorded() -> Iterator[Mapping[str, Any]]:
 
 @contextmanager
 def captured(step: StepFunction) -> Iterator[Captured]:
-    """Capture a step that was warmed up; its graph lives until the block ends.
+    """Capture a step that was warmed up; its graphs live until the block ends.
 
     Raises:
         CannotCaptureError: It cannot be captured.
@@ -98,33 +98,73 @@ def captured(step: StepFunction) -> Iterator[Captured]:
         NotSupportedError: Its graph cannot be taken apart.
     """
     torch = import_torch()
-    device = torch.cuda.current_device()
-    parts = Parts(torch)
-    with finally_unless_stuck(functools.partial(_release, torch, parts)):
-        with _memory_errors(torch, "capturing the step"), _allocations(torch, device) as made:
-            _capture(torch, step, parts)
-        memory = Memory.of(torch, device, made)
-        graphs = [int(graph.raw_cuda_graph()) for graph in parts.graphs]
-        nodes = tuple(node for graph in graphs for node in walk(graph, memory.holds))
-        yield Captured(parts=parts, nodes=nodes, memory=memory)
+    with capture() as taken:
+        with _side_stream(torch), taken.under_way():
+            step()
+        yield taken.captured()
 
 
-def _capture(torch: Any, step: StepFunction, parts: Parts) -> None:
-    try:
-        with _side_stream(torch), splitting(torch, parts):
-            parts.begin()
+@contextmanager
+def capture() -> Iterator["Capture"]:
+    """Yield what captures one step; its graphs live until the block ends."""
+    torch = import_torch()
+    taken = Capture(torch)
+    with finally_unless_stuck(functools.partial(_release, torch, taken.parts)):
+        yield taken
+
+
+class Capture:
+    """Captures whatever runs in a block.
+
+    Attributes:
+        parts: PyTorch's graphs of it.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.parts = Parts(torch)
+        self._torch = torch
+        self._device = torch.cuda.current_device()
+        self._made: list[tuple[int, int]] = []
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Capture what the block asks of the GPU, on the current stream; it is done as well.
+
+        Raises:
+            CannotCaptureError: It cannot be captured.
+            DeviceError: It does not fit into the GPU's memory a second time.
+        """
+        torch, parts = self._torch, self.parts
+        with (
+            _memory_errors(torch, "capturing the step"),
+            _allocations(torch, self._device) as self._made,
+        ):
             try:
-                step()
-                parts.end()
-            except BaseException:
-                parts.abandon()  # on the stream it began on
+                with splitting(torch, parts):
+                    parts.begin()
+                    try:
+                        yield
+                        parts.end()
+                    except BaseException:
+                        parts.abandon()  # on the stream it began on
+                        raise
+            except torch.OutOfMemoryError:
+                _recover(torch, parts)
                 raise
-    except torch.OutOfMemoryError:
-        _recover(torch, parts)
-        raise
-    except Exception as exc:
-        _recover(torch, parts)
-        raise CannotCaptureError(_reason(exc)) from exc
+            except Exception as exc:
+                _recover(torch, parts)
+                raise CannotCaptureError(reason_of(exc)) from exc
+
+    def captured(self) -> Captured:
+        """Take what was captured apart.
+
+        Raises:
+            NotSupportedError: It has nodes of another kind.
+        """
+        memory = Memory.of(self._torch, self._device, self._made)
+        graphs = [int(graph.raw_cuda_graph()) for graph in self.parts.graphs]
+        nodes = tuple(node for graph in graphs for node in walk(graph, memory.holds))
+        return Captured(parts=self.parts, nodes=nodes, memory=memory)
 
 
 def _release(torch: Any, parts: Parts) -> None:
@@ -234,8 +274,8 @@ def _named_modules(torch: Any) -> Iterator[None]:
             handle.remove()
 
 
-def _reason(exc: BaseException) -> str:
-    """Say what stopped a capture, and on which line of the user's."""
+def reason_of(exc: BaseException) -> str:
+    """Say what failed, and on which line of the user's."""
     chain: list[BaseException] = []
     cause: BaseException | None = exc
     while cause is not None:

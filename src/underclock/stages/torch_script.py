@@ -1,0 +1,75 @@
+"""A step of a training script, traced as the script runs, and held ready to be measured."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from underclock.core.tracing.profile import activities, captured_calls
+from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.inputs import candidates, check_inputs
+from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.script import Steps, held
+from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.torch_step import CannotCaptureError, capture, quiet, recorded
+from underclock.records.launches import Traced
+from underclock.stages.script import Script
+from underclock.stages.torch_step import UncapturableError, as_step
+
+
+def trace_script(script: Script) -> Traced:
+    """Trace a step of a script; a step that cannot be captured by the profiler alone.
+
+    Raises:
+        NotSupportedError: There is no PyTorch with a CUDA device.
+        UsageError: As for `held_script`. So MeasurementError and DeviceError.
+    """
+    try:
+        with held_script(script, name=script.path.stem) as launcher:
+            return launcher.traced
+    except UncapturableError as exc:
+        return exc.traced
+
+
+@contextmanager
+def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
+    """Run a script to a step, hold it there with that step captured, and end it after the block.
+
+    The first of the script's steps is profiled, the last one captured; it does all that it does in
+    a plain run. What the script prints goes to stderr.
+
+    Raises:
+        NotSupportedError: There is no PyTorch with a CUDA device, or the step cannot be captured.
+        UsageError: The script takes too few steps, or none with an optimiser of PyTorch's.
+        MeasurementError: The script fails, or feeds its step with constants.
+        DeviceError: It does not fit into the GPU's memory.
+    """
+    torch = import_torch()
+
+    def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
+        # The step in which the script begins counts as well.
+        for _ in range(script.first - 1):
+            yield
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(stream)
+        yield
+        with recorded() as trace:
+            yield
+            torch.cuda.synchronize()
+        seen = activities(trace)
+        for _ in range(script.last - script.first - 1):
+            yield
+        inputs, before = candidates(torch), Snapshot()
+        try:
+            with capture() as taken:
+                with recorded() as recording, taken.under_way():
+                    yield
+                graph = taken.captured()
+                traced = as_step(name, graph, captured_calls(recording), seen)
+                check_inputs(inputs, graph.nodes)
+                hand_over((CudaLauncher(graph, traced, before), torch.cuda.current_device()))
+        except CannotCaptureError as exc:
+            raise UncapturableError(name, exc, trace, seen) from exc
+
+    with quiet(), held(script.path, script.arguments, look) as (launcher, device):
+        torch.cuda.set_device(device)
+        yield launcher
