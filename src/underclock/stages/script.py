@@ -5,7 +5,7 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 
-_BEFORE = 2  # steps that an optimiser needs to make its state, and one on the stream of the capture
+_BEFORE = 2  # in the first the optimiser makes its state, in the second all is as in those after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,13 +45,10 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
     torch = import_torch()
 
     def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
-        # The step in which the script begins counts as well.
-        for _ in range(script.first - 1):
+        # From the start, for gradients are gathered on the stream on which a weight was used first.
+        torch.cuda.set_stream(torch.cuda.Stream())
+        for _ in range(script.first):
             yield
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        torch.cuda.set_stream(stream)
-        yield
         with recorded() as trace:
             yield
             torch.cuda.synchronize()
@@ -70,6 +67,8 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
         except CannotCaptureError as exc:
             raise UncapturableError(name, exc, trace, seen) from exc
 
+    with recorded():  # in this thread first, or PyTorch's profiler complains
+        pass
     with quiet(), held(script.path, script.arguments, look) as (launcher, device):
         torch.cuda.set_device(device)
         yield launcher

@@ -187,7 +187,10 @@ def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostT
         return Pass.BACKWARD
     # Between the last gradient and the optimizer's end: clipping, unscaling.
     finishing = host.backward_ends_us <= launched_us < host.optimizer_ends_us
-    if any(range_.is_optimizer for range_ in chain) or (names and finishing):
+    # An optimizer may be given all of the step to run, as a closure: then its work comes last.
+    optimizers = [range_ for range_ in chain if range_.is_optimizer]
+    closure = optimizers and launched_us < host.backward_ends_us <= optimizers[-1].end_us
+    if (optimizers and not closure) or (names and finishing):
         return Pass.OPTIMIZER
     # A step without a backward pass has a forward pass all the same.
     no_backward = not math.isfinite(host.backward_ends_us)

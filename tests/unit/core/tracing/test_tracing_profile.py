@@ -248,3 +248,58 @@ def test_a_kernel_whose_grid_the_profiler_left_out_has_one_block() -> None:
     bare["args"] = {"correlation": 1}
     (one,) = seen(host("aten::mm", 0, 10), launch(5, 1), bare)
     assert (one.grid, one.block) == ((1, 1, 1), (1, 1, 1))
+
+
+def test_what_an_optimizer_runs_as_a_closure_keeps_its_pass() -> None:
+    """Lightning gives the whole step to the optimizer; gradients are cleared in it as well."""
+    passes = [
+        a.pass_
+        for a in seen(
+            host("Optimizer.step#AdamW.step", 0, 100),
+            host("Optimizer.zero_grad#AdamW.zero_grad", 1, 5),
+            launch(2, 1),
+            host("aten::mm", 10, 20),
+            launch(11, 2),
+            host(BACKWARD, 30, 50),
+            launch(31, 3),
+            host("aten::_foreach_norm", 60, 65),
+            launch(61, 4),
+            # Another optimizer's step before a backward pass that is not its own.
+            host("Optimizer.step#SGD.step", 101, 110),
+            launch(102, 5),
+            host("aten::_local_scalar_dense", 90, 91),
+            *(kernel(200 + n, n) for n in range(1, 6)),
+        )
+    ]
+    assert passes == [
+        Pass.OPTIMIZER,
+        Pass.FORWARD,
+        Pass.BACKWARD,
+        Pass.OPTIMIZER,
+        Pass.OPTIMIZER,
+    ]
+
+
+def test_calls_of_every_part_are_captured_and_what_runs_between_is_not() -> None:
+    def call(name: str, at: float) -> dict[str, Any]:
+        return launch(at, -1, name=name)
+
+    calls = captured_calls(
+        {
+            "traceEvents": [
+                host("aten::mm", 0, 100),
+                call("cudaLaunchKernel", 1),
+                call("cudaStreamBeginCapture", 2),
+                call("cudaLaunchKernel", 3),
+                call("cudaMemcpyAsync", 4),
+                call("cudaStreamEndCapture", 5),
+                call("cudaGraphLaunch", 6),
+                call("cudaLaunchKernel", 7),
+                call("cudaStreamBeginCapture", 8),
+                call("cudaMemsetAsync", 9),
+                call("cudaStreamEndCapture", 10),
+                call("cudaLaunchKernel", 11),
+            ]
+        }
+    )
+    assert [one.kind for one in calls] == [NodeKind.KERNEL, NodeKind.COPY, NodeKind.MEMSET]
