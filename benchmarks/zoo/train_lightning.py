@@ -4,12 +4,11 @@ from typing import Any
 
 import lightning
 import torch
+from ordinary import BATCH, TOKENS, WORDS, Model
 from torch.utils.data import DataLoader, TensorDataset
 
-from ordinary import BATCH, TOKENS, WORDS, Model
 
-
-class Module(lightning.LightningModule):
+class Module(lightning.LightningModule):  # type: ignore[misc]
     """A language model."""
 
     def __init__(self) -> None:

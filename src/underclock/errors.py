@@ -54,6 +54,10 @@ class NotAppliedError(DeviceError):
     """The driver accepted a setting that the GPU does not run at."""
 
 
+class NoMemoryError(DeviceError):
+    """The GPU's memory is full."""
+
+
 class DataError(UnderclockError):
     """A file cannot be used as what it claims to be."""
 

@@ -56,6 +56,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
         shapes: The operator's input tensors, as in `records.Launch`.
         module: Path of the module it ran for; empty when unknown.
         pass_: Part of the step.
+        device: Index of the GPU it ran on.
     """
 
     kind: NodeKind
@@ -68,6 +69,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
     shapes: str = ""
     module: str = ""
     pass_: Pass = Pass.OTHER
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,16 @@ from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.script import Steps, held
 from underclock.hw.cuda.state import Snapshot
-from underclock.hw.cuda.torch_step import CannotCaptureError, capture, quiet, recorded
+from underclock.hw.cuda.torch_step import (
+    CannotCaptureError,
+    capture,
+    check_free,
+    quiet,
+    recorded,
+)
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
-from underclock.stages.torch_step import UncapturableError, as_step
+from underclock.stages.torch_step import UncapturableError, as_step, check_one_device
 
 
 def trace_script(script: Script) -> Traced:
@@ -53,6 +59,7 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
             yield
             torch.cuda.synchronize()
         seen = activities(trace)
+        check_one_device(seen)
         for _ in range(script.last - script.first - 1):
             yield
         inputs, before = candidates(torch), Snapshot()
@@ -67,6 +74,7 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
         except CannotCaptureError as exc:
             raise UncapturableError(name, exc, trace, seen) from exc
 
+    check_free(torch)
     with recorded():  # in this thread first, or PyTorch's profiler complains
         pass
     with quiet(), held(script.path, script.arguments, look) as (launcher, device):

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from underclock.core.tracing.alignment import (
 )
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.cuda.batches import Batches, same_batches
 from underclock.hw.cuda.driver import torch
 from underclock.hw.cuda.graphs import cleared_before
@@ -105,29 +105,54 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
 
     Raises:
         NotSupportedError: Also where the step cannot be captured; says why.
-        MeasurementError: Also where the step is fed with constants.
+        MeasurementError: Also where the step fails, or is fed with constants.
+        UsageError: Something is in the way: a profiler, a capture.
     """
-    with quiet(), preserved(step), same_batches(torch()) as batches:
+    with quiet(), preserved(step) as at_first, same_batches(torch()) as batches:
         run, step = step, _from_first_batch(step, batches)
         warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
         warm = Snapshot(run)
         trace = profile(step)
         seen = activities(trace)
+        check_one_device(seen)
         try:
-            warm.restore()
-            with recorded() as capture, captured(step) as once:
-                first = [node.node for node in once.nodes]
-            del once
-            inputs = candidates(torch())
-            warm.restore()
-            with captured(step) as graph:
-                check_same(first_difference(first, [node.node for node in graph.nodes]))
-                traced = as_step(name, graph, captured_calls(capture), seen)
-                check_inputs(inputs, graph.nodes)
-                yield CudaLauncher(graph, traced, warm)
+            with ExitStack() as stack:
+                try:
+                    launcher = _captured(stack, step, name, seen, warm)
+                except NoMemoryError:
+                    if not any([at_first.move_to_host(), warm.move_to_host()]):
+                        raise
+                    launcher = _captured(stack, step, name, seen, warm)
+                yield launcher
         except CannotCaptureError as exc:
             raise UncapturableError(name, exc, trace, seen) from exc
+
+
+def _captured(
+    stack: ExitStack,
+    step: StepFunction,
+    name: str,
+    seen: Sequence[TracedActivity],
+    warm: Snapshot,
+) -> CudaLauncher:
+    """Capture a step twice, the second time to keep until the stack is closed."""
+    with recorded() as recording, captured(step) as after:
+        first = [node.node for node in after.nodes]
+        depends = after.parts.shapes_depend_on_data
+    del after
+    warm.restore()
+    if depends:  # then another state launches something else, and the calls must be those kept
+        with recorded() as recording, captured(step) as once:
+            first = [node.node for node in once.nodes]
+        del once
+        warm.restore()
+    inputs = candidates(torch())
+    graph = stack.enter_context(captured(step))
+    check_same(first_difference(first, [node.node for node in graph.nodes]))
+    traced = as_step(name, graph, captured_calls(recording), seen)
+    check_inputs(inputs, graph.nodes)
+    return CudaLauncher(graph, traced, warm)
 
 
 def as_step(
@@ -198,6 +223,20 @@ def check_device(uuid: str) -> None:
         raise UsageError(
             "the step would run on another GPU than the one to be read",
             hint="make them one with CUDA_VISIBLE_DEVICES, or name the other with --gpu nvml:N",
+        )
+
+
+def check_one_device(seen: Sequence[TracedActivity]) -> None:
+    """Refuse a step whose work is on several GPUs.
+
+    Raises:
+        NotSupportedError: It is.
+    """
+    devices = sorted({activity.device for activity in seen})
+    if len(devices) > 1:
+        raise NotSupportedError(
+            f"the step runs on GPUs {', '.join(map(str, devices))} from one process",
+            hint="run one process for each GPU, as torchrun does, and trace each",
         )
 
 

@@ -156,6 +156,7 @@ def _activity(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> T
         shapes=_shapes(operator.arguments) if operator else "",
         module=_module(chain, host),
         pass_=_pass(event["name"], chain, launched_us, host),
+        device=int(event.get("args", {}).get("device", 0)),
     )
 
 

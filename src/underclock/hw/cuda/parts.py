@@ -99,6 +99,11 @@ class Parts:
         self._kept.append(thing)
 
     @property
+    def shapes_depend_on_data(self) -> bool:
+        """Whether the step asked for a shape that only the GPU knew."""
+        return any(f"aten::{name}" in self.between for name in _SHAPING)
+
+    @property
     def capturing(self) -> bool:
         """Whether a part is being captured now."""
         return self._capturing

@@ -44,6 +44,12 @@ class Snapshot:
             self._objects.append(_Attributes(owner))
         self._random = _RandomState(torch)
 
+    def move_to_host(self) -> bool:
+        """Make room on the GPU; return whether there was any to make."""
+        moved = [copy.is_cuda for _, copy in self._contents]
+        self._contents = [(storage, copy.cpu()) for storage, copy in self._contents]
+        return any(moved)
+
     def restore_contents(self) -> None:
         """Put back what tensors held, and nothing else: as before a kernel that is measured."""
         with self._torch.no_grad():

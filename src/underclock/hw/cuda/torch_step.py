@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import tempfile
 import traceback
 import warnings
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from underclock.errors import DeviceError, MeasurementError
+from underclock.errors import MeasurementError, NoMemoryError, UsageError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
@@ -48,12 +49,48 @@ def warm_up(step: StepFunction, times: int = _WARM_UPS) -> None:
     """Run a step on a stream of its own, as a capture will.
 
     Raises:
+        UsageError: Something is in the way.
+        MeasurementError: The step fails.
         DeviceError: It does not fit into the GPU's memory.
     """
     torch = import_torch()
+    check_free(torch)
     with _side_stream(torch), _memory_errors(torch, "running the step"):
         for _ in range(times):
-            step()
+            try:
+                step()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as exc:
+                raise MeasurementError(
+                    f"the step failed before it was looked at: {type(exc).__name__}: "
+                    f"{reason_of(exc)}",
+                    hint="a step is a function that takes nothing and trains once; run it by "
+                    "itself first",
+                ) from exc
+
+
+def check_free(torch: Any) -> None:
+    """Refuse to look at a step where something else does, or would be in the way.
+
+    Raises:
+        UsageError: It is so; says what to do.
+    """
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"}:
+        raise UsageError(
+            "CUDA_LAUNCH_BLOCKING is set, under which the host waits for every kernel",
+            hint="unset it: a step is captured as it runs without",
+        )
+    if torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "a CUDA graph is being captured on this stream already",
+            hint="trace the step outside of torch.cuda.graph",
+        )
+    if torch.autograd._profiler_enabled():  # noqa: SLF001 - there is no other way to ask
+        raise UsageError(
+            "a profiler of PyTorch's is active, and there can be one only",
+            hint="trace the step outside of it",
+        )
 
 
 def profile(step: StepFunction) -> Mapping[str, Any]:
@@ -220,7 +257,7 @@ def _memory_errors(torch: Any, doing: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as exc:
         free, total = torch.cuda.mem_get_info()
-        raise DeviceError(
+        raise NoMemoryError(
             f"the GPU ran out of memory while {doing}: {free / 2**30:.1f} of "
             f"{total / 2**30:.1f} GiB were free",
             hint="a captured step and a copy of its state must fit: lower the batch, or end other "

@@ -1,6 +1,6 @@
 """Ordinary training steps on this machine's GPU: traced, and left as they were.
 
-``python benchmarks/ordinary.py FOLDER [NAME …]`` writes one JSON file for each step of
+``python benchmarks/traced.py FOLDER [NAME …]`` writes one JSON file for each step of
 ``benchmarks/zoo/ordinary.py`` into a folder. Nothing is set on the GPU.
 """
 
