@@ -7,6 +7,7 @@
 import argparse
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from underclock.core.tracing.alignment import align
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.torch_step import profile
+from underclock.hw.cuda.torch_step import profile, profiler_taken_down
 
 ZOO = Path(__file__).parent / "zoo" / "ordinary.py"
 NAMES = (
@@ -37,7 +38,9 @@ NAMES = (
     "recurring",
     "accumulating",
 )
+LOSSES = ("losses_traced", "losses_plain", "losses_again")
 _BEFORE, _AFTER = 10, 20
+ENVIRONMENT = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for the same losses twice
 
 
 def main() -> None:
@@ -45,31 +48,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=NAMES)
-    parser.add_argument("--one", choices=("traced", "plain"))
+    parser.add_argument(
+        "--one", choices=("traced", "losses_traced", "losses_plain", "losses_again")
+    )
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.one:
-        print(json.dumps(run(asked.names[0], traced=asked.one == "traced")))
+        print(json.dumps(run(asked.names[0], asked.one)))
         return
     for name in asked.names:
         runs = {"traced": in_a_process(name, asked.folder, "traced")}
-        with ThreadPoolExecutor() as both:  # for their losses: their speed does not matter
-            plain = [both.submit(in_a_process, name, asked.folder, "plain") for _ in range(2)]
-            runs |= dict(zip(("plain", "again"), (one.result() for one in plain), strict=True))
+        with ThreadPoolExecutor() as together:  # for their losses: their speed does not matter
+            more = {
+                label: together.submit(in_a_process, name, asked.folder, label) for label in LOSSES
+            }
+            runs |= {label: one.result() for label, one in more.items()}
         (asked.folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
-        traced, first, again = runs["traced"], runs["plain"], runs["again"]
+        losses = runs["losses_plain"].get("losses")
         alike = {
-            label: "losses" in other and other["losses"] == first.get("losses")
-            for label, other in (("traced", traced), ("again", again))
+            label: losses is not None and runs[label].get("losses") == losses
+            for label in ("losses_traced", "losses_again")
         }
-        shown = {k: v for k, v in traced.items() if k != "losses"}
-        print(name, "same losses:", alike, json.dumps(shown)[:1500], flush=True)
+        print(name, alike, json.dumps(runs["traced"])[:400], flush=True)
 
 
 def in_a_process(name: str, folder: Path, how: str) -> dict[str, Any]:
     """Run one step in a new process; return what it found, or its last words."""
     command = [sys.executable, __file__, str(folder), name, "--one", how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT
+    )
     if done.returncode:
         return {"failed": done.stderr[-1500:]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -77,26 +85,25 @@ def in_a_process(name: str, folder: Path, how: str) -> dict[str, Any]:
     return found
 
 
-def run(name: str, *, traced: bool) -> dict[str, Any]:
+def run(name: str, how: str) -> dict[str, Any]:
     """Run a step, trace it in between if asked, run it on; return what was seen."""
     import torch  # noqa: PLC0415 - the user's own
 
     from underclock.stages.torch_step import load_step  # noqa: PLC0415 - needs a GPU
 
+    if how != "traced":  # losses can be compared only where the model gives the same twice
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
     step = load_step(f"{ZOO}:{name}")
     for _ in range(_BEFORE):
         step()
-    found: dict[str, Any] = {}
-    if traced:
-        found["before_s"] = seconds_per_step(torch, step)
-        found |= trace(torch, step, name)
-    else:
-        seconds_per_step(torch, step)  # as many steps as the traced run has taken
+    if how == "traced":
+        before_s = seconds_per_step(torch, step)
+        found = trace(torch, step, name)
+        return found | {"before_s": before_s, "after_s": seconds_per_step(torch, step)}
+    if how == "losses_traced":
+        trace(torch, step, name)
     losses = [float(step()) for _ in range(_AFTER)]  # type: ignore[arg-type]
-    found["losses"] = [loss.hex() for loss in losses]
-    if traced:
-        found["after_s"] = seconds_per_step(torch, step)
-    return found
+    return {"losses": [loss.hex() for loss in losses]}
 
 
 def trace(torch: ModuleType, step: Callable[[], object], name: str) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def trace(torch: ModuleType, step: Callable[[], object], name: str) -> dict[str,
     with warnings.catch_warnings(record=True) as warned, redirect_stderr(said):
         warnings.simplefilter("always")
         try:
-            with torch_step.held_step(step, name=name) as launcher:
+            with profiler_taken_down(), torch_step.held_step(step, name=name) as launcher:
                 taken_s = time.perf_counter() - begun
                 found = captured_share(torch, launcher, step)
         except UnderclockError as exc:
@@ -157,7 +164,7 @@ def captured_share(
     }
 
 
-def seconds_per_step(torch: ModuleType, step: Callable[[], object], times: int = 20) -> float:
+def seconds_per_step(torch: ModuleType, step: Callable[[], object], times: int = 40) -> float:
     """Time some steps in a row."""
     torch.cuda.synchronize()
     begun = time.perf_counter()

@@ -23,7 +23,8 @@ def _trained() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
 def _train(rows: int = 4096) -> None:
     model, optimizer, data = _trained()
     optimizer.zero_grad()
-    functional.mse_loss(model(data[:rows]), data[:rows]).backward()
+    loss: Any = functional.mse_loss(model(data[:rows]), data[:rows])
+    loss.backward()
     optimizer.step()
 
 
@@ -57,7 +58,8 @@ def without_optimizer() -> None:
     """Leave the gradients where they are."""
     model, _, data = _trained()
     model.zero_grad()
-    functional.mse_loss(model(data), data).backward()
+    loss: Any = functional.mse_loss(model(data), data)
+    loss.backward()
 
 
 def capturing() -> None:
@@ -69,8 +71,16 @@ def capturing() -> None:
 
 
 def waiting() -> None:
-    """Wait for the GPU, and time itself with events."""
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    """Wait for the GPU after the step, and read a number."""
+    _train()
+    torch.cuda.synchronize()
+    float(_trained()[2].sum())
+
+
+def timing() -> None:
+    """Time itself with events."""
+    event: Any = torch.cuda.Event
+    begun, ended = (event(enable_timing=True) for _ in range(2))
     begun.record()
     _train()
     ended.record()
@@ -91,7 +101,7 @@ def _filled() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     torch.manual_seed(0)
     _, total = torch.cuda.mem_get_info()
     width = 16384
-    layers = int(0.62 * total / (16 * width * width))
+    layers = int(0.5 * total / (16 * width * width))
     with torch.device("cuda"):
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
         data = torch.randn(256, width)
@@ -102,7 +112,7 @@ def _filled() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     configs=[triton.Config({"BLOCK": size}) for size in (256, 1024, 4096)], key=["count"]
 )
 @triton.jit  # type: ignore[untyped-decorator]
-def _double(source: Any, to: Any, count: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803 - Triton's way
+def _double(source, to, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = places < count
     tl.store(to + places, 2 * tl.load(source + places, mask=mask), mask=mask)

@@ -29,6 +29,7 @@ from underclock.hw.cuda.torch_step import (
     captured,
     check_same,
     profile,
+    profiler_taken_down,
     quiet,
     recorded,
     warm_up,
@@ -89,7 +90,7 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
     """
     name = name or getattr(step, "__name__", "step")
     try:
-        with held_step(step, name=name) as launcher:
+        with profiler_taken_down(), held_step(step, name=name) as launcher:
             return launcher.traced
     except UncapturableError as exc:
         return exc.traced
@@ -112,7 +113,8 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
         run, step = step, _from_first_batch(step, batches)
         warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
-        warm = Snapshot(run)
+        warm = Snapshot(run, known=at_first)
+        warm.restore()
         trace = profile(step)
         seen = activities(trace)
         check_one_device(seen)
@@ -123,6 +125,7 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
                 except NoMemoryError:
                     if not any([at_first.move_to_host(), warm.move_to_host()]):
                         raise
+                    warm.restore()
                     launcher = _captured(stack, step, name, seen, warm)
                 yield launcher
         except CannotCaptureError as exc:

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.stages.torch_step import load_step, obstacle_of
+from underclock.records.launches import NodeKind, TracedActivity
+from underclock.stages.torch_step import check_one_device, load_step, obstacle_of
 from underclock.stages.trace import trace
 
 
@@ -63,3 +64,13 @@ def test_an_obstacle_names_the_operator(operators: tuple[str, ...], cause: str) 
     sentence = obstacle_of("why", operators)
     assert cause in sentence
     assert sentence.endswith("planned by pass only")
+
+
+def test_a_step_on_several_gpus_is_refused() -> None:
+    def on(device: int) -> TracedActivity:
+        return TracedActivity(kind=NodeKind.KERNEL, start_s=0, duration_s=1, device=device)
+
+    check_one_device([on(1), on(1)])
+    with pytest.raises(NotSupportedError, match="GPUs 0, 1 from one process") as refused:
+        check_one_device([on(1), on(0)])
+    assert "torchrun" in refused.value.hint

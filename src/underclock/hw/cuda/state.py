@@ -8,7 +8,7 @@ needs to declare nothing. What a step reads from outside, a data loader say, can
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -26,16 +26,26 @@ class Snapshot:
     """Everything a step may change, as it was when this was made.
 
     Tensors of a GPU are kept on it where the room allows, in the host's memory otherwise.
+
+    Args:
+        step: The function that will run; simple variables of its are kept as well.
+        known: Of an earlier moment; what it holds of a tensor is held here as well, not what the
+            tensor holds now. Two copies of a large model fit nowhere.
+
+    Attributes:
+        contents: Every storage that is kept, as bytes, and the copy of what it held.
     """
 
-    def __init__(self, step: Callable[..., object] | None = None) -> None:
+    def __init__(
+        self, step: Callable[..., object] | None = None, known: "Snapshot | None" = None
+    ) -> None:
         import torch  # noqa: PLC0415 - the user's own
 
         self._torch = torch
         self._objects = [_Attributes(thing) for thing in holders(torch)]
         leaves = [t for t in live_tensors(torch) if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
-        self._contents = _contents(torch)
+        self.contents: list[tuple[Any, Any]] = _contents(torch, known.contents if known else ())
         function = getattr(step, "__func__", step)
         self._variables = _Variables(function) if isinstance(function, FunctionType) else None
         # A method counts in its object, and an object that is called in itself.
@@ -46,14 +56,15 @@ class Snapshot:
 
     def move_to_host(self) -> bool:
         """Make room on the GPU; return whether there was any to make."""
-        moved = [copy.is_cuda for _, copy in self._contents]
-        self._contents = [(storage, copy.cpu()) for storage, copy in self._contents]
+        moved = [copy.is_cuda for _, copy in self.contents]
+        for index, (storage, copy) in enumerate(self.contents):
+            self.contents[index] = (storage, copy.cpu())
         return any(moved)
 
     def restore_contents(self) -> None:
         """Put back what tensors held, and nothing else: as before a kernel that is measured."""
         with self._torch.no_grad():
-            for storage, copy in self._contents:
+            for storage, copy in self.contents:
                 storage.copy_(copy)
 
     def restore(self) -> None:
@@ -216,20 +227,25 @@ def _is_fake(tensor: Any) -> bool:
     }
 
 
-def _contents(torch: Any) -> list[tuple[Any, Any]]:
+def _contents(torch: Any, known: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Copy what every tensor's storage holds, each storage once, as bytes.
+
+    Storages that are known keep the copy that there is; as long as it is, so is the storage.
 
     Of the host's tensors only those are copied that a step is likely to write: of modules and
     optimizers, and small ones. A data set in the host's memory is not.
     """
+    kept = list(known)
+    copied = {(str(whole.device), whole.data_ptr()) for whole, _ in known}
     seen: dict[tuple[str, int], tuple[Any, int]] = {}
     for tensor in live_tensors(torch):
         storage = tensor.untyped_storage()
         size = storage.nbytes()
+        if (str(storage.device), storage.data_ptr()) in copied:
+            continue
         if size and (tensor.is_cuda or tensor.requires_grad or size <= _SMALL):
             seen.setdefault((str(storage.device), storage.data_ptr()), (storage, size))
     on_gpu = _fits(torch, sum(size for storage, size in seen.values() if _is_cuda(storage)))
-    kept = []
     for storage, _ in seen.values():
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         kept.append((whole, whole.clone() if on_gpu or not whole.is_cuda else whole.cpu()))

@@ -204,3 +204,34 @@ def test_views_of_one_storage_are_kept_once() -> None:
         views[1].fill_(7)
     assert base[:32].abs().sum() > 0
     assert not torch.equal(base[32:], torch.full((32,), 7.0))
+
+
+def test_a_later_snapshot_shares_what_an_earlier_one_holds() -> None:
+    """It puts the model back where it was at first, and the optimiser's state where it is now."""
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
+    first = Snapshot()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (weight * 2).sum().backward()
+        optimizer.step()
+
+    step()
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    warm = Snapshot(known=first)
+    shared = {id(copy) for _, copy in first.contents}
+    assert shared <= {id(copy) for _, copy in warm.contents}
+    step()
+    warm.restore()
+    assert weight.tolist() == [1.0] * 4
+    assert optimizer.state[weight]["momentum_buffer"] is momentum
+    assert momentum.tolist() == [2.0] * 4
+    first.restore()
+    assert not optimizer.state
+
+
+def test_on_a_machine_without_a_gpu_nothing_can_be_moved_off_it() -> None:
+    snapshot = Snapshot()
+    assert not snapshot.move_to_host()
+    snapshot.restore()

@@ -1,16 +1,19 @@
 """What is said where no GPU can be used, and the parts that need none."""
 
+import os
 import sys
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from underclock.errors import DeviceError, NotSupportedError
+from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.state import StuckError
+from underclock.hw.cuda.torch_step import check_free, profiler_taken_down
 
 
 class Code(int):
@@ -100,3 +103,41 @@ def test_launches_that_never_end_are_not_waited_for_for_ever() -> None:
 
     fake.ended.set()
     feed.close()
+
+
+def free_torch(*, capturing: bool = False, profiled: bool = False) -> Any:
+    return SimpleNamespace(
+        cuda=SimpleNamespace(is_current_stream_capturing=lambda: capturing),
+        autograd=SimpleNamespace(_profiler_enabled=lambda: profiled),
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocking", "torch", "words"),
+    [
+        ("1", free_torch(), "CUDA_LAUNCH_BLOCKING is set"),
+        ("0", free_torch(capturing=True), "being captured on this stream already"),
+        ("", free_torch(profiled=True), "a profiler of PyTorch's is active"),
+    ],
+)
+def test_what_is_in_the_way_of_a_trace_is_named(
+    blocking: str, torch: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    check_free(free_torch())
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    with pytest.raises(UsageError, match=words) as refused:
+        check_free(torch)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_profiler_is_taken_down_unless_the_user_says_otherwise(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    if before is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", before)
+    with profiler_taken_down():
+        assert os.environ["TEARDOWN_CUPTI"] == (before or "1")
+    assert os.environ.get("TEARDOWN_CUPTI") == before
