@@ -40,6 +40,7 @@ NAMES = (
 )
 LOSSES = ("losses_traced", "losses_plain", "losses_again")
 _BEFORE, _AFTER = 10, 20
+_TOGETHER = 6
 ENVIRONMENT = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for the same losses twice
 
 
@@ -56,13 +57,16 @@ def main() -> None:
     if asked.one:
         print(json.dumps(run(asked.names[0], asked.one)))
         return
-    for name in asked.names:
-        runs = {"traced": in_a_process(name, asked.folder, "traced")}
-        with ThreadPoolExecutor() as together:  # for their losses: their speed does not matter
-            more = {
-                label: together.submit(in_a_process, name, asked.folder, label) for label in LOSSES
-            }
-            runs |= {label: one.result() for label, one in more.items()}
+    found = {name: {"traced": in_a_process(name, asked.folder, "traced")} for name in asked.names}
+    with ThreadPoolExecutor(_TOGETHER) as together:  # for losses, whose speed does not matter
+        more = {
+            (name, label): together.submit(in_a_process, name, asked.folder, label)
+            for name in asked.names
+            for label in LOSSES
+        }
+        for (name, label), one in more.items():
+            found[name][label] = one.result()
+    for name, runs in found.items():
         (asked.folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
         losses = runs["losses_plain"].get("losses")
         alike = {
