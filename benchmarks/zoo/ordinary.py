@@ -259,7 +259,7 @@ def _reading() -> Step:
 @cache
 def _convolving() -> Step:
     torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     model, images = Network().cuda(), torch.randn(128, 3, 224, 224, device="cuda")
     targets = torch.randint(1000, (128,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)

@@ -29,10 +29,17 @@ class GraphLaunch:
     places: tuple[int | None, ...]
     times: Mapping[int, int]
 
+    @property
+    def working(self) -> tuple[Node, ...]:
+        """Those of its nodes that do work."""
+        return tuple(node for node in self.nodes if node.kind is not NodeKind.OTHER)
 
-def mean_durations(
-    seen: Iterable[Sequence[TracedActivity]], graphs: Sequence[GraphLaunch]
-) -> dict[int, float] | None:
+
+Runs = tuple[tuple[GraphLaunch, ...], ...]
+"""What is launched over and over, each a graph or several in turn: the parts of a step."""
+
+
+def mean_durations(seen: Iterable[Sequence[TracedActivity]], runs: Runs) -> dict[int, float] | None:
     """Return the mean duration in s of a launch of each place, without the gaps between launches.
 
     A launch lasts until it ends or the next begins: on an H200 the timestamps of kernels that write
@@ -42,27 +49,32 @@ def mean_durations(
 
     Args:
         seen: What the GPU did for each launch of a graph, in order; also of other graphs.
-        graphs: Those that were launched.
+        runs: What was launched.
 
     Returns:
-        By place; ``None`` where some graph was not seen whole.
+        By place; ``None`` where some run was not seen whole.
     """
     took_s: dict[int, float] = defaultdict(float)
     times: Counter[int] = Counter()
-    missing = set(range(len(graphs)))
-    every = list(seen)
-    for number, activities in enumerate(every):
-        found = _found(activities, graphs)
-        if found is None:
-            continue
-        index, places = found
-        after = every[number + 1][0].start_s if number + 1 < len(every) else math.inf
-        begins_s = [*(activity.start_s for activity in activities[1:]), after]
-        for activity, place, next_s in zip(activities, places, begins_s, strict=True):
-            if place is not None:
-                took_s[place] += _lasted_s(activity, next_s)
-        times.update(graphs[index].times)
-        missing.discard(index)
+    missing = set(range(len(runs)))
+    every = [activities for activities in seen if activities]
+    known = _alike(every, runs)
+    begins_s = [activities[0].start_s for activities in every] + [math.inf]
+    counted: set[int] = set()
+    for number in range(len(every)):
+        for index, graphs in enumerate(runs):
+            launches = _whole(known, number, index, len(graphs)) if number not in counted else []
+            counted.update(launches)
+            for launch, graph in zip(launches, graphs, strict=False):
+                places = _places(every[launch], graph)
+                next_s = [*(one.start_s for one in every[launch][1:]), begins_s[launch + 1]]
+                for activity, place, after_s in zip(every[launch], places, next_s, strict=True):
+                    if place is not None:
+                        took_s[place] += _lasted_s(activity, after_s)
+                times.update(graph.times)
+            if launches:
+                missing.discard(index)
+                break
     if missing:
         return None
     return {place: took_s[place] / count for place, count in times.items()}
@@ -76,24 +88,55 @@ def _lasted_s(activity: TracedActivity, next_s: float) -> float:
     return min(activity.duration_s, until_next_s) if in_turn else activity.duration_s
 
 
-def _found(
-    activities: Sequence[TracedActivity], graphs: Sequence[GraphLaunch]
-) -> tuple[int, list[int | None]] | None:
-    """Return which graph ran, and the place of each activity; ``None`` where none ran whole.
+def _alike(every: Sequence[Sequence[TracedActivity]], runs: Runs) -> list[set[tuple[int, int]]]:
+    """Return for each launch which graphs it may have been of: of which run, and which in that.
 
-    Of equal launches the first seen is the first launched, whatever ran beside them. Where a
-    profiler writes functions in another way than the driver, launches go by their order alone.
+    Where a profiler writes functions in another way than the driver, launches of a graph are told
+    by their number alone.
     """
-    for key in (_by_function, _by_kind):
-        seen = Counter(map(key, activities))
-        for index, graph in enumerate(graphs):
-            waiting: dict[tuple[NodeKind, str], deque[int | None]] = defaultdict(deque)
-            for node, place in zip(graph.nodes, graph.places, strict=True):
-                if node.kind is not NodeKind.OTHER:
-                    waiting[key(node)].append(place)
-            if seen == {each: len(places) for each, places in waiting.items()}:
-                return index, [waiting[key(activity)].popleft() for activity in activities]
-    return None
+    ran = [(key, [Counter(map(key, launch)) for launch in every]) for key in _KEYS]
+    known: list[set[tuple[int, int]]] = [set() for _ in every]
+    for run, graphs in enumerate(runs):
+        for part, graph in enumerate(graphs):
+            for key, counts in ran:
+                wanted = Counter(map(key, graph.working))
+                alike = [launch for launch, count in enumerate(counts) if count == wanted]
+                for launch in alike:
+                    known[launch].add((run, part))
+                if alike:
+                    break
+    return known
+
+
+def _whole(known: Sequence[set[tuple[int, int]]], number: int, run: int, parts: int) -> list[int]:
+    """Return the launches of one run, from a launch on; none where it is not whole.
+
+    Between its parts PyTorch launches what sets its random generator.
+    """
+    launches: list[int] = []
+    for launch in range(number, len(known)):
+        if (run, len(launches)) in known[launch]:
+            launches.append(launch)
+            if len(launches) == parts:
+                return launches
+        elif known[launch] or launch == number:
+            break
+    return []
+
+
+def _places(activities: Sequence[TracedActivity], graph: GraphLaunch) -> list[int | None]:
+    """Return the place of each activity of a graph's launch.
+
+    Of equal launches the first seen is the first launched, whatever ran beside them.
+    """
+    for key in _KEYS:
+        waiting: dict[tuple[NodeKind, str], deque[int | None]] = defaultdict(deque)
+        for node, place in zip(graph.nodes, graph.places, strict=True):
+            if node.kind is not NodeKind.OTHER:
+                waiting[key(node)].append(place)
+        if Counter(map(key, activities)) == {each: len(its) for each, its in waiting.items()}:
+            break
+    return [waiting[key(activity)].popleft() for activity in activities]
 
 
 def _by_function(one: Node | TracedActivity) -> tuple[NodeKind, str]:
@@ -102,3 +145,6 @@ def _by_function(one: Node | TracedActivity) -> tuple[NodeKind, str]:
 
 def _by_kind(one: Node | TracedActivity) -> tuple[NodeKind, str]:
     return one.kind, ""
+
+
+_KEYS = (_by_function, _by_kind)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from underclock.errors import UsageError
@@ -14,7 +15,7 @@ from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
-from underclock.hw.cuda.launch_durations import GraphLaunch
+from underclock.hw.cuda.launch_durations import GraphLaunch, Runs
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
@@ -100,14 +101,15 @@ class CudaLauncher:
         """
         torch, parts = self._torch, self.captured.parts
         self.snapshot.restore_contents()
-        step = step_graph(self.captured.nodes, self.traced.groups)
+        step = step_graphs(self.captured.nodes, self.captured.ends, self.traced.groups)
         if round_.mix.after:
             nodes, pieced = in_pieces(self.captured.nodes, self.traced.groups, round_, company)
-            graphs, replays = [pieced], 0
+            runs: Runs = ((pieced,),)
+            replays = 0
         else:
             after = parts_of(round_.company(0), company)
             nodes, replays = _flat(after), round_.mix.launches
-            graphs = [step, *([graph_of(after)] if after else [])]
+            runs = (step, (graph_of(after),)) if after else (step,)
         with ExitStack() as stack:
             chain = stack.enter_context(Chain(nodes)) if nodes else None
 
@@ -125,9 +127,9 @@ class CudaLauncher:
                 for _ in range(rounds):
                     once(stream)
 
-            events = replays * len(step.nodes) + len(nodes)
+            events = replays * len(self.captured.nodes) + len(nodes)
             feed = stack.enter_context(feeding(torch, launch, rounds))
-            yield self._running(feed, round_, graphs, rounds, events * rounds)
+            yield self._running(feed, round_, runs, rounds, events * rounds)
 
     @contextmanager
     def _some(self, indices: Sequence[int], round_: Round, company: Places) -> Iterator[CudaLoop]:
@@ -142,19 +144,24 @@ class CudaLauncher:
             before = self._uniformity(indices[0]) if only is not None else []
             with feeding(torch, lambda stream: chain.launch(stream.cuda_stream), count) as feed:
                 graph = graph_of(parts * count)
-                yield self._running(feed, round_, [graph], count, len(graph.nodes))
+                yield self._running(feed, round_, ((graph,),), count, len(graph.nodes))
             if only is not None:
                 self._note_decay(only, indices[0], before)
 
     def _running(
-        self, feed: Feed, round_: Round, graphs: Sequence[GraphLaunch], rounds: int, events: int
+        self,
+        feed: Feed,
+        round_: Round,
+        runs: Runs,
+        rounds: int,
+        events: int,
     ) -> CudaLoop:
         return CudaLoop(
             torch=self._torch,
             clock=self._clock,
             feed=feed,
             round=round_,
-            graphs=tuple(graphs),
+            runs=runs,
             rounds=rounds,
             events=events,
         )
@@ -253,22 +260,38 @@ def _flat(parts: Parts) -> list[GraphNode]:
     return [node for _, nodes in parts for node in nodes]
 
 
-def step_graph(nodes: Sequence[GraphNode], groups: Sequence[LaunchGroup]) -> GraphLaunch:
-    """Describe the graph of a whole step.
+def step_graphs(
+    nodes: Sequence[GraphNode], ends: Sequence[int], groups: Sequence[LaunchGroup]
+) -> tuple[GraphLaunch, ...]:
+    """Describe the graphs of a whole step; those that do no work are left out.
 
     Args:
-        nodes: Its nodes.
+        nodes: Of all of them.
+        ends: Where each graph ends in them.
         groups: Those of each launch; a memset may serve several, but runs once.
     """
+    places = _places_of(groups)
+    graphs = []
+    for begin, end in pairwise([0, *ends]):
+        graph = GraphLaunch(
+            nodes=tuple(node.node for node in nodes[begin:end]),
+            places=tuple(places.get(index) for index in range(begin, end)),
+            times={
+                place: 1 for place, group in enumerate(groups) if begin <= group.nodes[-1] < end
+            },
+        )
+        if graph.working:
+            graphs.append(graph)
+    return tuple(graphs)
+
+
+def _places_of(groups: Sequence[LaunchGroup]) -> dict[int, int]:
+    """Return which launch each node serves; the first, where several."""
     places: dict[int, int] = {}
     for place, group in enumerate(groups):
         for node in group.nodes:
             places.setdefault(node, place)
-    return GraphLaunch(
-        nodes=tuple(node.node for node in nodes),
-        places=tuple(places.get(index) for index in range(len(nodes))),
-        times=dict.fromkeys(range(len(groups)), 1),
-    )
+    return places
 
 
 def in_pieces(
@@ -285,8 +308,9 @@ def in_pieces(
         round_: After which launches company runs.
         company: What runs there.
     """
-    step = step_graph(nodes, groups)
-    launches = [*zip(nodes, step.places, strict=True)] * round_.mix.launches
+    places_of = _places_of(groups)
+    step = [(node, places_of.get(index)) for index, node in enumerate(nodes)]
+    launches = step * round_.mix.launches
     runs: list[tuple[GraphNode, int | None]] = []
     begin = 0
     for piece, after in enumerate(round_.mix.after):

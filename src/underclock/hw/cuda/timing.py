@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.cuda.feed import IN_FLIGHT
-from underclock.hw.cuda.launch_durations import GraphLaunch, mean_durations
+from underclock.hw.cuda.launch_durations import Runs, mean_durations
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
@@ -43,7 +43,7 @@ class CudaLoop:
         clock: The host's.
         feed: Launches them.
         round: What a round is made of.
-        graphs: What it launches.
+        runs: What it launches, each a graph or several in turn.
         rounds: Rounds in a launch of the feed.
         events: Kernels, memsets and copies in a launch of the feed.
     """
@@ -52,7 +52,7 @@ class CudaLoop:
     clock: Clock
     feed: Fed
     round: Round
-    graphs: tuple[GraphLaunch, ...]
+    runs: Runs
     rounds: int
     events: int
 
@@ -82,7 +82,7 @@ class CudaLoop:
                     hint=_HINT,
                 )
             settled = [launch for launch in seen if launch[0].start_s >= _SETTLE_S]
-            mean_s = mean_durations(settled, self.graphs)
+            mean_s = mean_durations(settled, self.runs)
             if mean_s is not None:
                 return self.round.durations(mean_s)
             watch_s *= 2
@@ -125,7 +125,7 @@ def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]
     profiler = torch.profiler
     with (
         _stays_attached(),
-        profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile,
+        profiler.profile(activities=[profiler.ProfilerActivity.CUDA], acc_events=True) as profile,
     ):
         clock.sleep_s(for_s)
     on_gpu = torch.autograd.DeviceType.CUDA

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,13 @@ class Captured:
     Attributes:
         parts: PyTorch's graphs; the nodes live as long as they.
         nodes: Of all parts, in launch order.
+        ends: Where each part ends in them.
         memory: Where its pointers point.
     """
 
     parts: Parts
     nodes: tuple[GraphNode, ...]
+    ends: tuple[int, ...]
     memory: Memory
 
 
@@ -217,8 +220,10 @@ class Capture:
         """
         memory = Memory.of(self._torch, self._device, self._made)
         graphs = [int(graph.raw_cuda_graph()) for graph in self.parts.graphs]
-        nodes = tuple(node for graph in graphs for node in walk(graph, memory.holds))
-        return Captured(parts=self.parts, nodes=nodes, memory=memory)
+        each = [walk(graph, memory.holds) for graph in graphs]
+        nodes = tuple(node for part in each for node in part)
+        ends = tuple(accumulate(len(part) for part in each))
+        return Captured(parts=self.parts, nodes=nodes, ends=ends, memory=memory)
 
 
 def _release(torch: Any, parts: Parts) -> None:

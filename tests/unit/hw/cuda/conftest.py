@@ -127,7 +127,7 @@ class FakeGpu:
         parts.graphs.append(graph)
         snapshot: Any = SimpleNamespace(restore_contents=lambda: None)
         return CudaLauncher(
-            Captured(parts=parts, nodes=nodes, memory=memory),
+            Captured(parts=parts, nodes=nodes, ends=(len(nodes),), memory=memory),
             Traced(step=step, groups=groups),
             snapshot,
             _torch=fake_torch(self),

@@ -4,7 +4,7 @@ from typing import Any
 
 from underclock.hw.cuda.graphs import GraphNode
 from underclock.hw.cuda.launch_durations import GraphLaunch
-from underclock.hw.cuda.launcher import graph_of, step_graph
+from underclock.hw.cuda.launcher import graph_of, step_graphs
 from underclock.records.launches import LaunchGroup, Node, NodeKind
 
 _KERNEL, _MEMSET, _EVENT = (
@@ -36,8 +36,20 @@ def test_a_memset_far_before_its_kernel_serves_it_and_counts_once() -> None:
     nodes = _handled(_MEMSET, _EVENT, _KERNEL, _KERNEL, _KERNEL)
     groups = (_group(2), _group(0, 3), _group(0, 4))
 
-    assert step_graph(nodes, groups) == GraphLaunch(
-        nodes=(_MEMSET, _EVENT, _KERNEL, _KERNEL, _KERNEL),
-        places=(1, None, 0, 1, 2),
-        times={0: 1, 1: 1, 2: 1},
+    assert step_graphs(nodes, [5], groups) == (
+        GraphLaunch(
+            nodes=(_MEMSET, _EVENT, _KERNEL, _KERNEL, _KERNEL),
+            places=(1, None, 0, 1, 2),
+            times={0: 1, 1: 1, 2: 1},
+        ),
+    )
+
+
+def test_each_part_of_a_step_that_does_something_is_a_graph() -> None:
+    nodes = _handled(_MEMSET, _KERNEL, _EVENT, _KERNEL, _KERNEL)
+    groups = (_group(1), _group(0, 3), _group(4))
+
+    assert step_graphs(nodes, [2, 2, 3, 5], groups) == (
+        GraphLaunch(nodes=(_MEMSET, _KERNEL), places=(1, 0), times={0: 1}),
+        GraphLaunch(nodes=(_KERNEL, _KERNEL), places=(1, 2), times={1: 1, 2: 1}),
     )

@@ -98,7 +98,7 @@ class FakeTorch:
 
     @property
     def profiler(self) -> Any:
-        def profile(*, activities: list[str]) -> FakeProfile:
+        def profile(*, activities: list[str], acc_events: bool) -> FakeProfile:
             assert activities == ["gpu"]
             return self.profiles.pop(0)
 
@@ -158,7 +158,7 @@ def _loop(
         clock=clock or FakeClock(),
         feed=feed or FakeFeed(),
         round=Round.of(1, Mix(idle_s=5e-5)),
-        graphs=(_GRAPH,),
+        runs=((_GRAPH,),),
         rounds=10,
         events=events,
     )
