@@ -196,6 +196,6 @@ def tiny_recomputed() -> None:
 
 
 def tiny_synchronising() -> None:
-    """Run it as one that cannot be captured: the host asks for a number on the way."""
+    """Run it as one in which the host asks for a number on the way."""
     _built(TINY)()
     float(torch.ones(1, device="cuda").sum().item())

@@ -3,10 +3,9 @@
 import argparse
 
 import torch
+from ordinary import BATCH, TOKENS, WORDS, Model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from ordinary import BATCH, TOKENS, WORDS, Model
 
 
 def main() -> None:

@@ -100,6 +100,7 @@ class FakeTorch:
     def profiler(self) -> Any:
         def profile(*, activities: list[str], acc_events: bool) -> FakeProfile:
             assert activities == ["gpu"]
+            assert acc_events  # or PyTorch warns that there is more than one look
             return self.profiles.pop(0)
 
         return SimpleNamespace(

@@ -1,0 +1,104 @@
+"""Training steps as people write them, on the first real GPU of this machine.
+
+Deselected unless asked for: `make gpu`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import MeasurementError, UsageError
+from underclock.hw.nvml import READ_ONLY
+from underclock.records import Pass
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings.driver")
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch sees no GPU", allow_module_level=True)
+
+from underclock.stages.script import Script  # noqa: E402
+from underclock.stages.torch_script import held_script, trace_script  # noqa: E402
+from underclock.stages.torch_step import load_step, trace_step  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo"
+WHOLE = (
+    "stock",
+    "scaled",
+    "loaded",
+    "compiled",
+    "dropping",
+    "reading",
+    "convolving",
+    "low_rank",
+    "recurring",
+    "accumulating",
+)
+
+
+@pytest.fixture(autouse=True)
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(READ_ONLY, "1")
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_ordinary_step_is_captured_whole(name: str) -> None:
+    step = trace_step(load_step(f"{ZOO}/ordinary.py:{name}")).step
+    assert not step.obstacle
+    assert not step.warnings
+    assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in step.kernels}
+
+
+def test_what_a_mixture_of_experts_launches_between_parts_is_said() -> None:
+    step = trace_step(load_step(f"{ZOO}/ordinary.py:mixing")).step
+    assert not step.obstacle
+    assert all("aten::nonzero" in warning for warning in step.warnings)
+
+
+@pytest.mark.parametrize("name", ["capturing", "waiting", "without_gradient", "without_optimizer"])
+def test_an_odd_step_is_captured(name: str) -> None:
+    assert not trace_step(load_step(f"{ZOO}/odd.py:{name}")).step.obstacle
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("argued", "missing 1 required positional"), ("failing", "ValueError: the learning rate")],
+)
+def test_a_step_that_fails_is_a_sentence(name: str, words: str) -> None:
+    with pytest.raises(MeasurementError, match=words):
+        trace_step(load_step(f"{ZOO}/odd.py:{name}"))
+
+
+def test_pytorch_s_generator_works_after_a_capture_that_failed() -> None:
+    step = trace_step(load_step(f"{ZOO}/odd.py:timing")).step
+    assert "odd.py" in step.obstacle
+    assert torch.randn(8, device="cuda").std() > 0
+
+
+def test_a_script_is_traced_as_it_runs() -> None:
+    script = Script(path=ZOO / "train.py", arguments=("--steps", "20"), first=4, last=5)
+    step = trace_script(script).step
+    assert not step.obstacle
+    assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in step.kernels}
+
+
+def test_a_script_is_held_so_that_its_step_can_be_run_again() -> None:
+    script = Script(path=ZOO / "train.py", arguments=("--steps", "20"), first=4, last=5)
+    with held_script(script, name="train") as launcher:
+        launcher.captured.parts.replay()
+        torch.cuda.synchronize()
+
+
+def test_a_script_that_ends_too_soon_is_a_sentence() -> None:
+    script = Script(path=ZOO / "train.py", arguments=("--steps", "3"), first=4, last=5)
+    with pytest.raises(UsageError, match="ended after 3 steps"):
+        trace_script(script)
