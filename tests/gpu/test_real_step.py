@@ -363,7 +363,7 @@ def test_a_step_that_asks_for_a_number_is_traced_by_the_profiler() -> None:
     step: Step = trace_step(load_step(f"{ZOO}/gpt.py:tiny_synchronising")).step
 
     assert "aten::item" in step.obstacle
-    assert "planned by pass only" in step.obstacle
+    assert "measured and planned whole" in step.obstacle
     assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in step.kernels}
     # PyTorch's generator works again after a capture that failed.
     assert torch.randn(8, device="cuda").std() > 0

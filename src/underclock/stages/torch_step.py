@@ -17,6 +17,7 @@ from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.cuda.batches import Batches, same_batches
 from underclock.hw.cuda.driver import torch
+from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
@@ -86,23 +87,36 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
         DataError: It launches none.
     """
     name = name or getattr(step, "__name__", "step")
-    try:
-        with held_step(step, name=name) as launcher:
-            return launcher.traced
-    except _Uncapturable as exc:
-        return exc.traced
+    with running_step(step, name=name) as launcher:
+        return launcher.traced
 
 
 @contextmanager
 def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
-    """Trace a step and keep its graph, to run its kernels; put everything back at the end.
+    """Trace a step and keep its graph, to run its kernels alone; as `running_step` otherwise.
+
+    Raises:
+        NotSupportedError: Also where the step cannot be captured; says why.
+    """
+    with running_step(step, name=name) as launcher:
+        if isinstance(launcher, EagerLauncher):
+            raise NotSupportedError(
+                launcher.traced.step.obstacle, hint="take that out of the step, or measure it whole"
+            )
+        yield launcher
+
+
+@contextmanager
+def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | EagerLauncher]:
+    """Trace a step and keep what runs it; put everything back at the end.
+
+    Where it can be captured that is its graph, else the step as it is written.
 
     Args:
         step: As for `trace_step`. So ``name`` and the errors.
         name: What to call it.
 
     Raises:
-        NotSupportedError: Also where the step cannot be captured; says why.
         MeasurementError: Also where the step is fed with constants.
     """
     with quiet(), preserved(step), same_batches(torch()) as batches:
@@ -134,11 +148,11 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
                 )
                 check_inputs(inputs, graph.nodes)
                 yield CudaLauncher(graph, traced, warm)
+                return
         except CannotCaptureError as exc:
             obstacle = obstacle_of(str(exc), synchronising(trace))
-            blind = nodes_of(seen)
-            traced = traced_step(name, blind, seen, obstacle=obstacle)
-            raise _Uncapturable(traced) from exc
+        nodes = nodes_of(seen)
+        yield EagerLauncher(run, traced_step(name, nodes, seen, obstacle=obstacle), nodes, warm)
 
 
 def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
@@ -147,14 +161,6 @@ def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
         return step()
 
     return again
-
-
-class _Uncapturable(NotSupportedError):  # noqa: N818 - not seen outside but as its base
-    """Carries the trace of a step that cannot be captured."""
-
-    def __init__(self, traced: Traced) -> None:
-        super().__init__(traced.step.obstacle, hint="take that out of the step, or trace it only")
-        self.traced = traced
 
 
 def check_device(uuid: str) -> None:
@@ -193,5 +199,5 @@ def obstacle_of(reason: str, synchronising_operators: tuple[str, ...]) -> str:
         cause = f": {operator} makes the host wait for the GPU"
     return (
         f"the step cannot be captured as a CUDA graph{cause} ({reason}); its kernels cannot be "
-        "isolated, so it can be planned by pass only"
+        "isolated, so it is measured and planned whole"
     )

@@ -107,6 +107,13 @@ class FakeGpu:
     def run(self, kernel: FakeKernel) -> None:
         if self.capturing is not None:
             self.capturing.nodes.append(kernel)
+        else:
+            self.launch(self.graph(kernel))
+
+    def wait(self, for_s: float) -> None:
+        """Let the GPU wait for its host."""
+        with self._lock:
+            self.now_s += for_s
 
     def graph(self, *kernels: FakeKernel) -> FakeGraph:
         return FakeGraph(self, list(kernels))
