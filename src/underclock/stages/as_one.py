@@ -11,12 +11,15 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from underclock.core.costs.only_whole import WHOLE, as_one
+from underclock.core.costs.power_window import is_uneven
 from underclock.core.steering.agenda import ALONE
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Measurer, Reading
+from underclock.physics.cap import WINDOW_S
 from underclock.records import Clocks, GpuInfo, Kernel, Mix, MixSample, SampleSet, Step
 from underclock.stages.recording import Recorder, as_mix_sample, of_kernels
 from underclock.store import SampleFile
+from underclock.units import format_duration
 
 
 def one_kernel(step: Step) -> Step:
@@ -155,7 +158,8 @@ class OneKernelRecorder(Recorder):
         """
         del name, in_situ
         if asked.is_auto:
-            self.append_step(reading)
+            steps = len(self._inner.file.sample_set().in_situ)
+            self._inner.append(self._step.workload, asked, steps, reading, in_situ=True)
             return
         if reading.durations is None:
             reading = dataclasses.replace(reading, durations=Durations(kernel_s=()))
@@ -166,8 +170,19 @@ class OneKernelRecorder(Recorder):
         self._inner.append_step(reading)
 
     def append_mixed(self, sample: MixSample) -> None:
-        """Add a run of the step, or of company by itself."""
+        """Add a run of the step, or of company by itself.
+
+        Raises:
+            NotSupportedError: The step is too long for company to steer it.
+        """
         if sample.kernel:
             kernel_s = of_kernels(self._step, sample.kernel_s)
             sample = msgspec.structs.replace(sample, kernel="", kernel_s=kernel_s)
+        if sample.asked.is_auto and is_uneven(sample):
+            raise NotSupportedError(
+                f"a step of {format_duration(sample.round_s / sample.mix.launches)} cannot be "
+                "steered: company can run after it only, and by then the power cap, which looks "
+                f"back {format_duration(WINDOW_S)}, has seen the step by itself",
+                hint="with root, clocks are held instead",
+            )
         self._inner.append_mixed(sample)

@@ -110,7 +110,8 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         def take(recorder: Recorder) -> None:
             recorder = recorder if one is None else OneKernelRecorder(recorder)
             if campaign.steers(measurer):
-                _steer(recorder, campaign, told)
+                # As one kernel the step is in each of its mixes, and in no other step.
+                _steer(recorder, campaign, told, in_situ=campaign.in_situ and one is None)
             elif adaptive:
                 _adapt(recorder, points, campaign, told, seed)
             else:
@@ -192,7 +193,13 @@ def _adapt(
     tell("done")
 
 
-def _steer(recorder: Recorder, campaign: Campaign, progress: Callable[[Tally], None]) -> None:
+def _steer(
+    recorder: Recorder,
+    campaign: Campaign,
+    progress: Callable[[Tally], None],
+    *,
+    in_situ: bool,
+) -> None:
     """Take samples in company for as long as they are worth it.
 
     Raises:
@@ -213,7 +220,7 @@ def _steer(recorder: Recorder, campaign: Campaign, progress: Callable[[Tally], N
         )
 
     if not _is_spent_by_warming(file, campaign.budget_s):
-        SteeringRun(recorder, campaign, tell, in_situ=campaign.in_situ).run()
+        SteeringRun(recorder, campaign, tell, in_situ=in_situ).run()
     if not file.taken:
         raise MeasurementError(
             "the whole budget went into warming up, and nothing was measured",

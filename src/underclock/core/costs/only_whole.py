@@ -7,7 +7,7 @@ step is costed as if it were one kernel, and has one clock.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +19,8 @@ from underclock.units import format_percent
 
 WHOLE = Kernel(name="the whole step")
 _ALONE = Mix()
+_NEAR = 0.2  # of log clock, within which a line holds
+_LEVEL = 1e-12
 
 
 def is_only_whole(sample_set: SampleSet) -> bool:
@@ -62,9 +64,8 @@ def _sample(sample: MixSample) -> Sample:
 
 def _mixed(sample: MixSample, sample_set: SampleSet) -> MixSample:
     """Return the step in company, or by itself at auto, as its one kernel."""
-    named = "" if sample.mix == _ALONE else WHOLE.name
     step_s = (math.fsum(_launches_s(sample, sample_set).tolist()),) if sample.kernel_s else ()
-    return msgspec.structs.replace(sample, kernel=named, kernel_s=step_s, kernel_mhz=())
+    return msgspec.structs.replace(sample, kernel=WHOLE.name, kernel_s=step_s, kernel_mhz=())
 
 
 def _launches_s(sample: MixSample, sample_set: SampleSet) -> Floats:
@@ -76,32 +77,39 @@ def _launches_s(sample: MixSample, sample_set: SampleSet) -> Floats:
 def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
     """Return which part of the step's time each kernel takes at some clocks.
 
-    Between clocks at which the step was timed, parts go linearly with the clock.
+    Where the step was not timed at these clocks, their logarithms are taken to go linearly with
+    that of the core clock.
 
     Args:
         sample_set: Of a step that ran whole only.
         clocks: At which the whole step runs.
 
     Returns:
-        Shape (K,); ``None`` where launches were not timed.
+        Shape (K,); ``None`` where launches were not timed at this memory clock.
     """
     timed = [s for s in sample_set.mixed if s.is_step and s.mix == _ALONE and s.kernel_s]
     here = [s for s in timed if s.asked == clocks]
-    if not here:
-        here = [s for s in timed if s.asked.mem_mhz == clocks.mem_mhz] or timed
-    if not here:
+    if here:
+        parts: Floats = _parts(here, sample_set).mean(axis=0)
+        return parts
+    alike = [s for s in timed if s.asked.mem_mhz == clocks.mem_mhz]
+    if not alike or clocks.core_mhz is None:
         return None
-    here = sorted(here, key=lambda sample: sample.core_mhz)
-    parts = np.array([_launches_s(sample, sample_set) for sample in here])
-    parts /= parts.sum(axis=1, keepdims=True)
-    if all(sample.asked == clocks for sample in here):
-        each: Floats = parts.mean(axis=0)
-        return each
-    if clocks.core_mhz is None:
-        return parts[-1]
-    read_mhz = np.array([sample.core_mhz for sample in here])
-    between: Floats = np.array([np.interp(clocks.core_mhz, read_mhz, of) for of in parts.T])
-    return between / between.sum()
+    away = np.log([sample.core_mhz / clocks.core_mhz for sample in alike])
+    near = np.abs(away) <= max(_NEAR, np.abs(away).min())
+    away, logs = away[near], np.log(_parts(alike, sample_set)[near])
+    # A line through looks nearby, taken where none was; through one clock it is level.
+    centred = away - away.mean()
+    slopes = centred @ logs / max(float(centred @ centred), _LEVEL)
+    parts = np.exp(logs.mean(axis=0) - away.mean() * slopes)
+    return parts / parts.sum()
+
+
+def _parts(steps: Sequence[MixSample], sample_set: SampleSet) -> Floats:
+    """Return the parts of the time of some steps that kernels take. Shape (N, K)."""
+    taken_s = np.array([_launches_s(sample, sample_set) for sample in steps])
+    parts: Floats = taken_s / taken_s.sum(axis=1, keepdims=True)
+    return parts
 
 
 def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
@@ -113,10 +121,11 @@ def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
         sample_set: Of a step that ran whole only.
         whole: What was chosen for the step.
     """
-    equal = np.full(len(sample_set.kernels), 1.0 / len(sample_set.kernels))
     at_auto, chosen = shares(sample_set, AUTO), shares(sample_set, whole.clocks)
-    if at_auto is None or chosen is None:
-        at_auto = chosen = equal
+    if at_auto is None:
+        at_auto = np.full(len(sample_set.kernels), 1.0 / len(sample_set.kernels))
+    if chosen is None:
+        chosen = at_auto
     by_kernel = {}
     for kernel, before, after in zip(sample_set.kernels, at_auto, chosen, strict=True):
         grown = float(after / before)
@@ -141,7 +150,7 @@ def told_of_passes(sample_set: SampleSet, by_kernel: Mapping[str, Choice]) -> tu
         "the step ran whole only, so one clock is chosen for all of it; which pass draws what "
         "cannot be told from whole steps, and energies of kernels are shares by time"
     ]
-    if not any(sample.kernel_s for sample in sample_set.mixed):
+    if shares(sample_set, AUTO) is None:
         return (*sentences, "its launches were not timed, so times of kernels are not known either")
     changes = []
     for pass_ in dict.fromkeys(kernel.pass_ for kernel in sample_set.kernels):

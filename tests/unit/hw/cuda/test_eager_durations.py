@@ -50,18 +50,20 @@ def test_rounds_that_were_seen_in_part_do_not_count() -> None:
     assert found.mean_s == {0: 8.0, 1: 2.0}
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_launches_are_averaged_over_rounds_and_over_steps_of_one(steps: int) -> None:
+def test_launches_are_averaged_over_rounds() -> None:
     longer = calls(("", 4.0, 1.0), ("mm", 5.0, 6.0), ("gelu", 11.0, 4.0))
-    between = [mark(15.0)] if steps == 1 else []
-    at_s = 18.0 if steps == 1 else 15.0
-    round_ = EagerRound(nodes=_STEP, places=(0, 0, 1), steps=steps)
-    seen = [mark(0.0), *longer, *between, *one_step(at_s - 1.0 + steps % 2), mark(at_s + 10.0)]
-    found = eager_durations(seen, round_)
+    found = eager_durations([mark(0.0), *longer, mark(15.0), *one_step(18.0), mark(28.0)], _ROUND)
 
     assert found is not None
-    assert sum(found.mean_s.values()) == pytest.approx((12.0 + 10.0) / 2)
-    assert found.mean_s[1] == pytest.approx(3.0)
+    assert found.mean_s == {0: 8.0, 1: 3.0}
+
+
+def test_launches_are_averaged_over_the_steps_of_a_round() -> None:
+    round_ = EagerRound(nodes=_STEP, places=(0, 0, 1), steps=2)
+    found = eager_durations([mark(0.0), *one_step(), *one_step(12.0), mark(22.0)], round_)
+
+    assert found is not None
+    assert found.mean_s == {0: 7.5, 1: 2.0}
 
 
 def test_activities_of_one_call_count_each() -> None:
