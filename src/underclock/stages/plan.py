@@ -29,6 +29,7 @@ from underclock.core.planning.strategies import (
 )
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
+    Choice,
     Clocks,
     Granularity,
     Objective,
@@ -153,7 +154,7 @@ def _plan(
     chosen = choices(table, compared.settings[goal.chosen])
     told: tuple[str, ...] = ()
     if is_only_whole(sample_set):
-        chosen = shared_out(sample_set, chosen[WHOLE.name])
+        chosen = shared_out(sample_set, _as_promised(chosen[WHOLE.name], compared, goal))
         told = told_of_passes(sample_set, chosen)
     made = Plan(
         evidence=sample_set.evidence,
@@ -190,6 +191,16 @@ def _plan(
     return msgspec.structs.replace(made, warnings=(*made.warnings, doubt))
 
 
+def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Choice:
+    """Return what was chosen for the whole step with what the step does there, heat included."""
+    arm = next(arm for arm in compared.arms if arm.name is goal.chosen)
+    if arm.cost is None:
+        raise AssertionError("checked before")
+    return msgspec.structs.replace(
+        choice, time_change=arm.cost.time_change, energy_change=arm.cost.energy_change
+    )
+
+
 def why_auto(plan: Plan) -> str | None:
     """Say why a plan sets nothing; ``None`` where it does, or where its warnings say so."""
     return auto_plan_sentence(plan)
@@ -206,7 +217,8 @@ def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[P
 
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
-    visited = {sample.asked for sample in (*sample_set.samples, *sample_set.mixed)}
+    visited = {sample.asked for sample in sample_set.samples}
+    visited |= {sample.asked for sample in sample_set.mixed}
     company = any(sample.in_company for sample in sample_set.mixed)
     return (ONE_PAIR,) if len(visited) == 1 and not company else ()
 

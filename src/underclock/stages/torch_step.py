@@ -151,8 +151,8 @@ def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | Ea
                 return
         except CannotCaptureError as exc:
             obstacle = obstacle_of(str(exc), synchronising(trace))
-        nodes = nodes_of(seen)
-        yield EagerLauncher(run, traced_step(name, nodes, seen, obstacle=obstacle), nodes, warm)
+        blind = nodes_of(seen)
+        yield EagerLauncher(run, traced_step(name, blind, seen, obstacle=obstacle), blind, warm)
 
 
 def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:

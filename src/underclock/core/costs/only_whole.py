@@ -1,9 +1,9 @@
 """A step that ran whole only, because its kernels cannot be launched alone.
 
-Of such a step one knows, at every clock, the time of each launch inside it, and the energy of all of
-it. What a launch draws at a voltage V is (w·V² + q)/t, so whole steps at one clock each tell the
-sums of w and of q over the step and no part of them: which pass draws what cannot be told. So the
-step is costed as if it were one kernel, and has one clock.
+Of such a step one knows, at every clock, the time of each launch inside it, and the energy of all
+of it. Beside idling a launch takes w·V² + q at a voltage V (docs/model.md), so whole steps at one
+clock each tell the sums of w and of q over the step and no part of them: which pass draws what
+cannot be told. So the step is costed as if it were one kernel, and has one clock.
 """
 
 import math
@@ -14,6 +14,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.costs.power_window import HALF_BIN_MHZ
+from underclock.errors import DataError
 from underclock.records import AUTO, Choice, Clocks, Kernel, Mix, MixSample, Sample, SampleSet
 from underclock.units import format_percent
 
@@ -28,6 +29,20 @@ def is_only_whole(sample_set: SampleSet) -> bool:
     return bool(sample_set.order and sample_set.in_situ and not sample_set.samples)
 
 
+def check_kernels_alone(sample_set: SampleSet) -> None:
+    """Refuse a step that ran whole only, where costs of its kernels are asked for.
+
+    Raises:
+        DataError: It is one.
+    """
+    if is_only_whole(sample_set):
+        raise DataError(
+            f"{sample_set.workload} ran whole only: what its kernels cost by themselves is not "
+            "known",
+            hint="`underclock plan` plans one clock for the whole step",
+        )
+
+
 def as_one(sample_set: SampleSet) -> SampleSet:
     """Return the samples of whole steps as those of a step of one kernel."""
     steps = [sample for sample in sample_set.mixed if sample.is_step]
@@ -39,7 +54,10 @@ def as_one(sample_set: SampleSet) -> SampleSet:
         kernels=(WHOLE,),
         order=(0,),
         samples=(*at_auto, *at_locks),
-        mixed=(*rest, *(_mixed(s, sample_set) for s in steps if s.asked.is_auto or s.mix != _ALONE)),
+        mixed=(
+            *rest,
+            *(_mixed(s, sample_set) for s in steps if s.asked.is_auto or s.mix != _ALONE),
+        ),
         lacking={},
     )
 
@@ -71,7 +89,8 @@ def _mixed(sample: MixSample, sample_set: SampleSet) -> MixSample:
 def _launches_s(sample: MixSample, sample_set: SampleSet) -> Floats:
     """Return what all launches of each kernel took in a step. Shape (K,)."""
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
-    return counts * np.array(sample.kernel_s)
+    taken_s: Floats = counts * np.array(sample.kernel_s)
+    return taken_s
 
 
 def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
@@ -101,8 +120,9 @@ def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
     # A line through looks nearby, taken where none was; through one clock it is level.
     centred = away - away.mean()
     slopes = centred @ logs / max(float(centred @ centred), _LEVEL)
-    parts = np.exp(logs.mean(axis=0) - away.mean() * slopes)
-    return parts / parts.sum()
+    there: Floats = np.exp(logs.mean(axis=0) - away.mean() * slopes)
+    there /= there.sum()
+    return there
 
 
 def _parts(steps: Sequence[MixSample], sample_set: SampleSet) -> Floats:
@@ -146,18 +166,18 @@ def told_of_passes(sample_set: SampleSet, by_kernel: Mapping[str, Choice]) -> tu
         sample_set: Of that step.
         by_kernel: As `shared_out` returns it.
     """
-    sentences = [
+    whole = (
         "the step ran whole only, so one clock is chosen for all of it; which pass draws what "
         "cannot be told from whole steps, and energies of kernels are shares by time"
-    ]
+    )
     if shares(sample_set, AUTO) is None:
-        return (*sentences, "its launches were not timed, so times of kernels are not known either")
+        return (whole, "its launches were not timed, so times of kernels are not known either")
     changes = []
     for pass_ in dict.fromkeys(kernel.pass_ for kernel in sample_set.kernels):
         parts = [by_kernel[kernel.name] for kernel in sample_set.kernels if kernel.pass_ is pass_]
         auto_s = math.fsum(part.auto_time_s for part in parts)
         change = math.fsum(part.auto_time_s * part.time_change for part in parts) / auto_s
         changes.append(f"{pass_} {format_percent(change)}")
-    if not all(choice.clocks.is_auto for choice in by_kernel.values()):
-        sentences.append(f"time of each pass at the chosen clock: {', '.join(changes)}")
-    return tuple(sentences)
+    if all(choice.clocks.is_auto for choice in by_kernel.values()):
+        return (whole,)
+    return (whole, f"time of each pass at the chosen clock: {', '.join(changes)}")

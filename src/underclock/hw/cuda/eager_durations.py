@@ -1,10 +1,8 @@
 """How long each launch of a step took that runs as it is written, from what a profiler saw.
 
-Launches of such a step are not tied together, as those of a graph are. So a mark is put before each
-round: a graph of three spins, which nothing else launches. A launch lasts until the next one begins,
-waiting for the host included: so launches add up to the step.
-
-Shape letters: N nodes of the steps in a round.
+Launches of such a step are not tied together, as those of a graph are. So a mark is put before
+each round: a graph of three spins, which nothing else launches. A launch lasts until the next one
+begins, waiting for the host included: so launches add up to the step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +12,6 @@ from functools import cache
 
 import numpy as np
 
-from underclock.arrays import Floats
 from underclock.records.launches import Node, NodeKind, TracedActivity
 
 MARKS = 3
@@ -134,7 +131,7 @@ def _add(
         nodes = len(round_.nodes) * round_.steps
         at, starts = [0, *(n for n, _ in found if n), nodes], [begun_s]
         starts += [ran[a].start_s for n, a in found if n]
-        edges: Floats = np.interp(np.arange(nodes + 1), at, [*starts, ended_s])
+        edges = np.interp(np.arange(nodes + 1), at, [*starts, ended_s])
         sums.add(round_.places * round_.steps, np.diff(edges).tolist())
         sums.count(set(round_.places), round_.steps)
         sums.step_s += ended_s - begun_s

@@ -35,9 +35,7 @@ def launcher_of(machine: FakeGpu, run: Callable[[], object]) -> EagerLauncher:
     snapshot: Any = FakeSnapshot()
     return EagerLauncher(
         run,
-        Traced(
-            step=step, groups=tuple(LaunchGroup(nodes=(i,), activity=None) for i in range(3))
-        ),
+        Traced(step=step, groups=tuple(LaunchGroup(nodes=(i,), activity=None) for i in range(3))),
         [Node(kind=NodeKind.KERNEL, function=name) for name in _STEP],
         snapshot,
         _torch=fake_torch(machine),
@@ -155,9 +153,11 @@ def test_a_step_that_raises_ends_the_loop_with_its_words(machine: FakeGpu) -> No
         step()
 
     launcher = launcher_of(machine, fails_later)
-    with (
-        pytest.raises(DeviceError, match="a launch failed: no more batches"),
-        launcher.loop(_KERNELS) as loop,
-    ):
+    with pytest.raises(DeviceError, match="a launch failed: no more batches"):
+        _until_it_ends(launcher)
+
+
+def _until_it_ends(launcher: EagerLauncher) -> None:
+    with launcher.loop(_KERNELS) as loop:
         while True:
             loop.progress()

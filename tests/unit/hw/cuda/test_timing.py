@@ -217,9 +217,7 @@ def test_what_is_seen_in_part_only_is_looked_at_again_for_longer() -> None:
 
 def test_graphs_that_are_never_seen_whole_are_an_error() -> None:
     part = FakeProfile([*_round_events(1, 0.0), *_round_events(2)[1:]])
-    with pytest.raises(
-        MeasurementError, match=r"in 2\.0 s the profiler saw 2 launches"
-    ) as caught:
+    with pytest.raises(MeasurementError, match=r"in 2\.0 s the profiler saw 2 launches") as caught:
         _loop([part] * 3).durations(0.5)
     assert "another program" in caught.value.hint
 
