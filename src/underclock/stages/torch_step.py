@@ -152,7 +152,7 @@ def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | Ea
         except CannotCaptureError as exc:
             obstacle = obstacle_of(str(exc), synchronising(trace))
         blind = nodes_of(seen)
-        yield EagerLauncher(run, traced_step(name, blind, seen, obstacle=obstacle), blind, warm)
+        yield EagerLauncher(step, traced_step(name, blind, seen, obstacle=obstacle), blind, warm)
 
 
 def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:

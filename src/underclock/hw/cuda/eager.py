@@ -5,8 +5,8 @@ the step. Each round begins with a mark, by which a profiler's view of it is cut
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,9 +87,12 @@ class EagerLauncher:
 
             rounds = max(1, math.ceil(_LAUNCH_S / (timed(torch, once, 2) / 2)))
 
+            as_here = _settings(torch)
+
             def launch(stream: Any) -> None:
-                for _ in range(rounds):
-                    once(stream)
+                with as_here():
+                    for _ in range(rounds):
+                        once(stream)
 
             stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
             feed = stack.enter_context(feeding(torch, launch, rounds))
@@ -150,3 +153,21 @@ class EagerLauncher:
             rounds=rounds,
             events=events * rounds,
         )
+
+
+def _settings(torch: Any) -> Callable[[], AbstractContextManager[object]]:
+    """Return a context in which another thread has PyTorch's settings of this one.
+
+    A step is launched from a thread of its own, and PyTorch keeps these for each thread.
+    """
+    device, grad = torch.get_default_device(), torch.is_grad_enabled()
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad))
+            if device.type != "cpu":  # PyTorch's own default, which costs nothing while unset
+                stack.enter_context(device)
+            yield
+
+    return entered

@@ -1,7 +1,7 @@
 """Running a step that is no graph, on a GPU that is made up."""
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,47 +10,20 @@ from underclock.errors import DeviceError, NotSupportedError
 from underclock.hw.base import Durations, Loop, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
-from underclock.records import Kernel, Mix, Step
-from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced
-
-from .conftest import FakeClock, FakeGpu, FakeKernel, fake_torch
+from underclock.records import Kernel, Mix
 
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
 _KERNELS = [Kernel(name=name) for name in _STEP]
 _MARK_S = 3e-6
 
 
-@dataclass
-class FakeSnapshot:
-    restored: int = 0
-
-    def restore(self) -> None:
-        self.restored += 1
-
-
-def launcher_of(machine: FakeGpu, run: Callable[[], object]) -> EagerLauncher:
-    step = Step(
-        name="step", kernels=tuple(_KERNELS), order=(0, 1, 2), obstacle="the host waits in it"
-    )
-    snapshot: Any = FakeSnapshot()
-    return EagerLauncher(
-        run,
-        Traced(step=step, groups=tuple(LaunchGroup(nodes=(i,), activity=None) for i in range(3))),
-        [Node(kind=NodeKind.KERNEL, function=name) for name in _STEP],
-        snapshot,
-        _torch=fake_torch(machine),
-        _clock=FakeClock(machine),
-    )
-
-
-def plain(machine: FakeGpu, *, host_s: float = 0.0) -> Callable[[], None]:
+def plain(machine: Any, *, host_s: float = 0.0) -> Callable[[], None]:
     """Return a step that launches its kernels one by one, its host working in between."""
-    kernels = [FakeKernel(name, takes_s) for name, takes_s in _STEP.items()]
 
     def step() -> None:
-        for kernel in kernels:
-            machine.run(kernel)
-            if kernel.name == "mm":
+        for name, takes_s in _STEP.items():
+            machine.launch_kernel(name, takes_s)
+            if name == "mm":
                 machine.wait(host_s)
 
     return step
@@ -75,9 +48,9 @@ def _launched(loop: Loop) -> Progress:
     ids=["alone", "several", "in company"],
 )
 def test_the_step_runs_over_and_over_and_its_launches_are_timed(
-    machine: FakeGpu, mix: Mix | None, expected: Durations
+    machine: Any, mix: Mix | None, expected: Durations
 ) -> None:
-    launcher = launcher_of(machine, plain(machine))
+    launcher = machine.eager(plain(machine), *_STEP)
     with launcher.loop(_KERNELS, mix) as loop:
         progress = _launched(loop)
         durations = loop.durations(1e-3)
@@ -91,9 +64,9 @@ def test_the_step_runs_over_and_over_and_its_launches_are_timed(
     assert launcher.notes() == ()
 
 
-def test_company_runs_by_itself(machine: FakeGpu) -> None:
+def test_company_runs_by_itself(machine: Any) -> None:
     ran: list[None] = []
-    launcher = launcher_of(machine, lambda: ran.append(None))
+    launcher = machine.eager(lambda: ran.append(None), *_STEP)
     with launcher.loop([], Mix(launches=0, hot=1, idle_s=1e-3)) as loop:
         _launched(loop)
         durations = loop.durations(1e-3)
@@ -103,8 +76,8 @@ def test_company_runs_by_itself(machine: FakeGpu) -> None:
     assert ran == []
 
 
-def test_waiting_for_the_host_is_part_of_the_step_and_told(machine: FakeGpu) -> None:
-    launcher = launcher_of(machine, plain(machine, host_s=1.5e-3))
+def test_waiting_for_the_host_is_part_of_the_step_and_told(machine: Any) -> None:
+    launcher = machine.eager(plain(machine, host_s=1.5e-3), *_STEP)
     with launcher.loop(_KERNELS) as loop:
         _launched(loop)
         durations = loop.durations(1e-3)
@@ -114,13 +87,25 @@ def test_waiting_for_the_host_is_part_of_the_step_and_told(machine: FakeGpu) -> 
     assert note.startswith("the GPU waits for the host in 30% of the step")
 
 
-def test_everything_is_put_back_before_each_loop(machine: FakeGpu) -> None:
-    launcher = launcher_of(machine, plain(machine))
-    snapshot: Any = launcher.snapshot
+def test_everything_is_put_back_before_each_loop(machine: Any) -> None:
+    launcher = machine.eager(plain(machine), *_STEP)
     for times in (1, 2):
         with launcher.loop(_KERNELS) as loop:
             _launched(loop)
-        assert snapshot.restored == times
+        assert machine.restored == times
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_step_finds_its_default_device_on_the_thread_that_launches_it(
+    machine: Any, device: str
+) -> None:
+    machine.default_device.type = device
+    with machine.eager(plain(machine), *_STEP).loop(_KERNELS) as loop:
+        _launched(loop)
+
+    threads = machine.default_device.entered
+    assert len(threads) == (device != "cpu")
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize(
@@ -133,16 +118,15 @@ def test_everything_is_put_back_before_each_loop(machine: FakeGpu) -> None:
     ids=["alone", "in another order", "between"],
 )
 def test_what_only_a_graph_can_do_is_refused(
-    machine: FakeGpu, kernels: list[Kernel], mix: Mix | None, words: str
+    machine: Any, kernels: list[Kernel], mix: Mix | None, words: str
 ) -> None:
-    launcher = launcher_of(machine, plain(machine))
+    launcher = machine.eager(plain(machine), *_STEP)
     with pytest.raises(NotSupportedError, match=words), launcher.loop(kernels, mix):
         pass
-    snapshot: Any = launcher.snapshot
-    assert snapshot.restored == 0
+    assert machine.restored == 0
 
 
-def test_a_step_that_raises_ends_the_loop_with_its_words(machine: FakeGpu) -> None:
+def test_a_step_that_raises_ends_the_loop_with_its_words(machine: Any) -> None:
     ran: list[None] = []
     step = plain(machine)
 
@@ -152,7 +136,7 @@ def test_a_step_that_raises_ends_the_loop_with_its_words(machine: FakeGpu) -> No
             raise ValueError("no more batches")
         step()
 
-    launcher = launcher_of(machine, fails_later)
+    launcher = machine.eager(fails_later, *_STEP)
     with pytest.raises(DeviceError, match="a launch failed: no more batches"):
         _until_it_ends(launcher)
 
