@@ -178,6 +178,11 @@ class FakeGpu:
             _clock=FakeClock(self),
         )
 
+    @property
+    def clock(self) -> FakeClock:
+        """Its time."""
+        return FakeClock(self)
+
     def _restore(self) -> None:
         self.restored += 1
 
