@@ -100,7 +100,7 @@ class OneKernelMeasurer:
         timed: bool = False,
     ) -> Reading:
         """Measure the whole step, or company by itself; by itself the step is timed inside."""
-        if not kernels or (mix is not None and (mix != ALONE or timed)):
+        if not kernels or mix not in {None, ALONE}:
             launches = self._launches if kernels else ()
             return self._inner.measure(launches, repeat, mix=mix, timed=timed)
         if not self.untimed:
