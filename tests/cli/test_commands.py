@@ -320,18 +320,29 @@ def test_a_real_gpu_refuses_a_step_that_was_never_traced(
             assert code == 2
 
 
-def test_a_step_that_cannot_be_isolated_is_refused_with_its_reason(
+def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
     capsys: pytest.CaptureFixture[str],
     fails: Fails,
 ) -> None:
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     body = json.loads(Path("step.json").read_text()) | {"obstacle": "aten::item waits"}
     Path("step.json").write_text(json.dumps(body))
-    capsys.readouterr()
-    code, said = fails("measure step.json --gpu sim:rtx3080ti -o s.db")
+    options = "--core-mhz auto,1980,1605,1395 --mem-mhz auto --window 0.5s --warmup 0.1s"
+    main(["measure", "step.json", "--gpu", "sim:h200", "-o", "s.db", *options.split()])
+    assert "runs of the whole step at 4 clock pairs in s.db" in capsys.readouterr().out
 
-    assert "aten::item waits" in said
+    main(["plan", "s.db", "--max-slowdown", "5%", "-o", "plan.json"])
+    shown = capsys.readouterr()
+    assert "best fixed clock" in shown.out
+    assert "per kernel" not in shown.out
+    assert "which pass draws what cannot be told from whole steps" in shown.err
+
+    code, said = fails("plan s.db --granularity pass")
+    assert "clocks that change within it cannot be planned" in said
     assert code == 2
+    code, said = fails("breakdown s.db")
+    assert "gpt3-125m ran whole only" in said
+    assert code == 4
 
 
 def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(

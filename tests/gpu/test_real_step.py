@@ -13,6 +13,7 @@ import pytest
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Measurer, Progress
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
@@ -24,7 +25,7 @@ pytest.importorskip("cuda.bindings.driver")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-from underclock.stages.torch_step import held_step, load_step, trace_step  # noqa: E402
+from underclock.stages.torch_step import held_step, load_step, running_step, trace_step  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -364,6 +365,34 @@ def test_a_step_that_asks_for_a_number_is_captured_in_parts() -> None:
         assert launcher.captured.parts.between == {"aten::item": 1}
         assert len(launcher.captured.ends) == 2
     assert torch.randn(8, device="cuda").std() > 0
+
+
+def test_a_step_that_no_graph_holds_runs_as_it_is_written() -> None:
+    trainer = Trainer()
+    before = trainer.state()
+
+    def step() -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("it will not be captured")
+        trainer.step()
+
+    with running_step(step, name="mlp") as launcher:
+        assert isinstance(launcher, EagerLauncher)
+        found = launcher.traced.step
+        launches = [found.kernels[index] for index in found.order]
+        with launcher.loop(launches) as loop:
+            SystemClock().sleep_s(0.5)
+            durations, progress = loop.durations(0.3), loop.progress()
+        with launcher.loop(launches, Mix(hot=1, idle_s=1e-3)) as loop:
+            SystemClock().sleep_s(0.5)
+            beside = loop.durations(0.3)
+        with pytest.raises(NotSupportedError, match="it will not be captured"):
+            launcher.loop(launches[:1]).__enter__()
+
+    assert "it will not be captured" in found.obstacle
+    assert sum(durations.kernel_s) == pytest.approx(progress.elapsed_s / progress.launches, rel=0.1)
+    assert beside.idle_s == pytest.approx(1e-3, rel=0.3)
+    assert same(before, trainer.state())
 
 
 def test_inputs_of_zeros_are_refused() -> None:

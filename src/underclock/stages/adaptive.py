@@ -5,6 +5,7 @@ where it stopped.
 """
 
 import dataclasses
+import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,7 @@ from underclock.stages.recording import Recorder, as_mix_sample
 from underclock.stages.step_runs import StepRuns
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
+_LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
 _SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
@@ -300,11 +302,12 @@ class AdaptiveRun:
         base = unknown_gpu(mems, fastest_mhz=top, most_w=300.0)
         core = np.array([float(c.core_mhz or top) for c in locked])
         mem = np.array([float(c.mem_mhz or mems[-1]) for c in locked])
-        per_kernel = _SHARED_POINTS
+        points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + len(mems)) / len(self._kernels)))
+        per_kernel = points
         if self._limits.max_samples is not None:
             each = _SHARE_FOR_SHARED * self._limits.max_samples / len(self._kernels)
-            per_kernel = int(np.clip(each - 1, 1, _SHARED_POINTS))
-        chosen = initial_design(base, core, mem, _SHARED_POINTS)
+            per_kernel = int(np.clip(each - 1, 1, points))
+        chosen = initial_design(base, core, mem, points)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
     def _more(self) -> list[_Wanted]:

@@ -21,7 +21,7 @@ from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Sample, SampleSet
 from underclock.records.checked import CheckedNumber, CheckedPromise, CostSource, PromiseCheck
-from underclock.stages.sources import as_samples
+from underclock.stages.sources import as_kernel_samples
 from underclock.units import format_percent
 
 BUDGETS = (0.0, 0.01, 0.05)
@@ -63,7 +63,7 @@ def check(
     budgets = tuple(dict.fromkeys(slowdowns))
     if not budgets:
         raise UsageError("there is no time budget to check", hint="for example --max-slowdown 1%")
-    given = as_samples(samples)
+    given = as_kernel_samples(samples)
     kept, auto = _repeated_rows(given, baseline)
     table = cost_table(kept, baseline=auto)
     checker = _Checker(kept=kept, auto=auto, budgets=budgets, variances=run_variances(kept))

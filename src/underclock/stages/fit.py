@@ -7,7 +7,7 @@ from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.pooling import joined
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit
-from underclock.stages.sources import as_samples
+from underclock.stages.sources import as_kernel_samples
 
 
 def fit(
@@ -25,4 +25,4 @@ def fit(
         DataError: The samples cannot be read or fitted, or are of two GPUs or drivers.
     """
     several = [samples] if isinstance(samples, SampleSet | str | Path) else samples
-    return fit_of(joined([as_samples(each) for each in several]), at=baseline)
+    return fit_of(joined([as_kernel_samples(each) for each in several]), at=baseline)

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.records import Clocks, Kernel, MeasurementSettings, SampleSet, Step
 from underclock.stages.adaptive import AdaptiveRun
+from underclock.stages.as_one import OneKernelRecorder, one_kernel
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.provenance import provenance_of
@@ -80,8 +83,6 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
             campaign.
         DeviceError, MeasurementError: From the GPU.
     """
-    if step is not None and step.obstacle:
-        raise UsageError(step.obstacle, hint="take that out of the step and trace it again")
     path = Path(to)
     campaign = campaign or Campaign()
     measuring = measuring or default_measuring(gpu, adaptive=campaign.may_adapt)
@@ -89,15 +90,28 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         provenance = provenance_of(
             gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
         )
-        header, points = survey(measurer, step, campaign, provenance)
+        one = one_kernel(step) if step is not None and step.obstacle else None
+        if one is not None and Capability.RUN not in measurer.capabilities:
+            raise UsageError(
+                f"{gpu} cannot {Capability.RUN}, and of this step nothing else can be measured: "
+                f"{one.obstacle}",
+                hint="take that out of the step and trace it again, or measure on a GPU",
+            )
+        header, points = survey(measurer, one or step, campaign, provenance)
         told = progress or (lambda _tally: None)
         adaptive = campaign.on(measurer) is Grid.ADAPTIVE
         if adaptive and not path.exists():
             _check_budget(measurer, header, campaign.budget_s)
+        if one is not None and step is not None:
+            header = msgspec.structs.replace(
+                header, kernels=step.kernels, order=step.order, fingerprint=step.fingerprint
+            )
 
         def take(recorder: Recorder) -> None:
+            recorder = recorder if one is None else OneKernelRecorder(recorder)
             if campaign.steers(measurer):
-                _steer(recorder, campaign, told)
+                # As one kernel the step is in each of its mixes, and in no other step.
+                _steer(recorder, campaign, told, in_situ=campaign.in_situ and one is None)
             elif adaptive:
                 _adapt(recorder, points, campaign, told, seed)
             else:
@@ -179,7 +193,13 @@ def _adapt(
     tell("done")
 
 
-def _steer(recorder: Recorder, campaign: Campaign, progress: Callable[[Tally], None]) -> None:
+def _steer(
+    recorder: Recorder,
+    campaign: Campaign,
+    progress: Callable[[Tally], None],
+    *,
+    in_situ: bool,
+) -> None:
     """Take samples in company for as long as they are worth it.
 
     Raises:
@@ -200,7 +220,7 @@ def _steer(recorder: Recorder, campaign: Campaign, progress: Callable[[Tally], N
         )
 
     if not _is_spent_by_warming(file, campaign.budget_s):
-        SteeringRun(recorder, campaign, tell, in_situ=campaign.in_situ).run()
+        SteeringRun(recorder, campaign, tell, in_situ=in_situ).run()
     if not file.taken:
         raise MeasurementError(
             "the whole budget went into warming up, and nothing was measured",

@@ -7,6 +7,13 @@ import msgspec
 
 import underclock
 from underclock.arrays import Ints
+from underclock.core.costs.only_whole import (
+    WHOLE,
+    as_one,
+    is_only_whole,
+    shared_out,
+    told_of_passes,
+)
 from underclock.core.costs.table import CostTable
 from underclock.core.model.estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
@@ -14,10 +21,17 @@ from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.power_curve import power_curve
-from underclock.core.planning.strategies import ComparedStrategies, choices, compare_strategies
+from underclock.core.planning.strategies import (
+    ComparedStrategies,
+    choices,
+    compare_strategies,
+    one_clock_only,
+)
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
+    Choice,
     Clocks,
+    Granularity,
     Objective,
     Plan,
     PowerPoint,
@@ -66,9 +80,15 @@ def plan(
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
-    costs = under_goal(sample_set, costs_of(sample_set, baseline, raw=raw, isolated=isolated), goal)
+    whole = is_only_whole(sample_set)
+    if whole:
+        goal = _of_the_step(goal, switching)
+    of_kernels = as_one(sample_set) if whole else sample_set
+    costs = under_goal(of_kernels, costs_of(of_kernels, baseline, raw=raw, isolated=isolated), goal)
     table, risk = costs.table, costs.risk
     compared = compare_strategies(table, goal, risk)
+    if whole:
+        compared = one_clock_only(compared)
     _check_feasible(compared, goal)
     gained = Achievable()
     if switching is not None:
@@ -78,6 +98,21 @@ def plan(
         sure = risk if isinstance(risk, CostEstimate) else None
         gained = achievable(sample_set, table, goal, switching, compared, progress, sure)
     return _plan(sample_set, goal, costs, compared, gained)
+
+
+def _of_the_step(goal: Goal, switching: Switching | None) -> Goal:
+    """Return the goal for a step that ran whole only: one clock for all of it.
+
+    Raises:
+        UsageError: Passes were to get clocks of their own, or clocks to change within the step.
+    """
+    if goal.granularity is Granularity.PASS or switching is not None:
+        raise UsageError(
+            "the step ran whole only, and whole steps do not tell which pass draws what: clocks "
+            "that change within it cannot be planned",
+            hint="leave --granularity and --latency away: one clock for the whole step is planned",
+        )
+    return dataclasses.replace(goal, granularity=Granularity.STEP)
 
 
 def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
@@ -116,6 +151,11 @@ def _plan(
 ) -> Plan:
     """Write down what was decided."""
     table = costs.table
+    chosen = choices(table, compared.settings[goal.chosen])
+    told: tuple[str, ...] = ()
+    if is_only_whole(sample_set):
+        chosen = shared_out(sample_set, _as_promised(chosen[WHOLE.name], compared, goal))
+        told = told_of_passes(sample_set, chosen)
     made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -130,7 +170,7 @@ def _plan(
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
         arms=(*compared.arms, *gained.arms),
-        kernels=choices(table, compared.settings[goal.chosen]),
+        kernels=chosen,
         fixed=_fixed(table, compared.settings),
         frontier=compared.frontier,
         closure=table.closure,
@@ -143,12 +183,22 @@ def _plan(
         latency_curve=gained.curve,
         power_curve=_power_curve(sample_set, goal, costs.known),
         proposals=gained.proposals,
-        warnings=(*table.warnings, *gained.warnings, *_nothing_to_choose(sample_set)),
+        warnings=(*table.warnings, *told, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
     doubt = doubt_sentence(made)
     if doubt is None:
         return made
     return msgspec.structs.replace(made, warnings=(*made.warnings, doubt))
+
+
+def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Choice:
+    """Return what was chosen for the whole step with what the step does there, heat included."""
+    arm = next(arm for arm in compared.arms if arm.name is goal.chosen)
+    if arm.cost is None:
+        raise AssertionError("checked before")
+    return msgspec.structs.replace(
+        choice, time_change=arm.cost.time_change, energy_change=arm.cost.energy_change
+    )
 
 
 def why_auto(plan: Plan) -> str | None:
@@ -168,6 +218,7 @@ def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[P
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
+    visited |= {sample.asked for sample in sample_set.mixed}
     company = any(sample.in_company for sample in sample_set.mixed)
     return (ONE_PAIR,) if len(visited) == 1 and not company else ()
 

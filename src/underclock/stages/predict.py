@@ -23,7 +23,7 @@ from underclock.stages.reference import (
     reference_model,
     settings_of,
 )
-from underclock.stages.sources import as_samples
+from underclock.stages.sources import as_kernel_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
@@ -58,7 +58,7 @@ def predict(
     """
     _check(max_slowdown, draws)
     show = progress or (lambda _share: None)
-    basis = _basis(as_samples(samples), baseline or AUTO, like)
+    basis = _basis(as_kernel_samples(samples), baseline or AUTO, like)
     tables = draw_tables(
         basis.used,
         basis.baseline,

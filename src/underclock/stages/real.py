@@ -1,4 +1,4 @@
-"""A captured step on a real GPU, and what there is to say of that GPU."""
+"""A step on a real GPU, and what there is to say of that GPU."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _NOT_LOCKED = "clocks may not be set here: they are left to the driver"
 def held_launcher(
     gpu: NvmlGpu, step: Step | None, run: StepFunction | StepFile | None = None
 ) -> Iterator[Launcher]:
-    """Capture a step on a GPU, and check that it is the one that was traced.
+    """Make a step ready to run on a GPU, and check that it is the one that was traced.
 
     Args:
         gpu: Where.
@@ -27,7 +27,7 @@ def held_launcher(
 
     Raises:
         UsageError: A step that was never traced, or PyTorch runs on another GPU.
-        NotSupportedError: MIG, no CUDA, or a step that cannot be captured.
+        NotSupportedError: MIG, or no CUDA.
         MeasurementError: The function is not the step that was traced.
     """
     if gpu.is_partitioned():
@@ -42,13 +42,13 @@ def held_launcher(
     what = run.load(step.source) if isinstance(run, StepFile) else run
     # PyTorch is imported only now: every mistake above is told without it.
     from underclock.stages.torch_script import held_script  # noqa: PLC0415
-    from underclock.stages.torch_step import check_device, held_step  # noqa: PLC0415
+    from underclock.stages.torch_step import check_device, running_step  # noqa: PLC0415
 
     check_device(gpu.uuid())
     with (
         held_script(what, name=step.name)
         if isinstance(what, Script)
-        else held_step(what, name=step.name)
+        else running_step(what, name=step.name)
     ) as launcher:
         check_step(step, launcher.traced.step)
         yield launcher

@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
-from underclock.records import Clocks, Kernel, MeasurementSettings, Plan, SampleSet, Step
+from underclock.records import (
+    Clocks,
+    Kernel,
+    MeasurementSettings,
+    Plan,
+    SampleSet,
+    Step,
+    Strategy,
+)
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.measure import Tally, take_points
@@ -134,12 +142,17 @@ def _step_of(plan: Plan) -> Step | None:
     """Return the step a plan is for; of a table's plan there is none.
 
     Raises:
-        DataError: The plan does not say what it runs.
+        DataError: The plan does not say what it runs, or it is of a whole step.
     """
     if not plan.runs:
         raise DataError(
             "the plan does not say what it runs",
             hint="make it anew with `underclock plan`",
+        )
+    if all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
+        raise DataError(
+            f"the plan is of {plan.workload}, which ran whole only: there are no kernels to refine",
+            hint="measure the step on this GPU with `underclock measure`",
         )
     return step_of(plan)
 

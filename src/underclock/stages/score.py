@@ -9,7 +9,7 @@ from underclock.core.model.repeated import as_measured
 from underclock.core.planning.strategies import cost_of, with_intervals
 from underclock.errors import DataError
 from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status, Strategy
-from underclock.stages.sources import as_plan, as_samples, check_gpu
+from underclock.stages.sources import as_kernel_samples, as_plan, check_gpu
 
 _HINT = "score on the full table that the plan's samples came from"
 
@@ -24,7 +24,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     Raises:
         DataError: Another GPU's table, or no row for a kernel at its chosen clocks.
     """
-    plan, sample_set = as_plan(plan), as_samples(table)
+    plan, sample_set = as_plan(plan), as_kernel_samples(table)
     warnings = check_gpu(plan, sample_set.gpu, plan.limit_w)
     costs = cost_table(sample_set, baseline=plan.baseline)
     cost = _cost(plan, costs)

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from underclock.core.costs.only_whole import check_kernels_alone
 from underclock.errors import DataError
 from underclock.records import Clocks, GpuInfo, Plan, SampleSet, Step
 from underclock.store import read_document, read_samples
@@ -15,6 +16,17 @@ def as_samples(source: SampleSet | str | Path) -> SampleSet:
         DataError: The file cannot be read.
     """
     return source if isinstance(source, SampleSet) else read_samples(Path(source))
+
+
+def as_kernel_samples(source: SampleSet | str | Path) -> SampleSet:
+    """Return samples of kernels, reading them if a file is named.
+
+    Raises:
+        DataError: The file cannot be read, or is of a step that ran whole only.
+    """
+    sample_set = as_samples(source)
+    check_kernels_alone(sample_set)
+    return sample_set
 
 
 def as_plan(source: Plan | str | Path) -> Plan:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from underclock.core.tracing.profile import activities, captured_calls
+from underclock.errors import NotSupportedError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
@@ -18,7 +19,7 @@ from underclock.hw.cuda.torch_step import (
 )
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
-from underclock.stages.torch_step import UncapturableError, as_step, check_one_device
+from underclock.stages.torch_step import as_step, check_one_device, profiled_only
 
 
 def trace_script(script: Script) -> Traced:
@@ -31,7 +32,7 @@ def trace_script(script: Script) -> Traced:
     try:
         with held_script(script, name=script.path.stem) as launcher:
             return launcher.traced
-    except UncapturableError as exc:
+    except _UncapturableError as exc:
         return exc.traced
 
 
@@ -72,7 +73,7 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
                 check_inputs(inputs, graph.nodes)
                 hand_over((CudaLauncher(graph, traced, before), torch.cuda.current_device()))
         except CannotCaptureError as exc:
-            raise UncapturableError(name, exc, trace, seen) from exc
+            raise _UncapturableError(profiled_only(name, exc, trace, seen)) from exc
 
     check_free(torch)
     with recorded():  # in this thread first, or PyTorch's profiler complains
@@ -80,3 +81,14 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
     with quiet(), held(script.path, script.arguments, look) as (launcher, device):
         torch.cuda.set_device(device)
         yield launcher
+
+
+class _UncapturableError(NotSupportedError):
+    """Carries the trace of a step that cannot be captured."""
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__(
+            traced.step.obstacle,
+            hint="name a function that runs the step, which can be measured whole: train.py:step",
+        )
+        self.traced = traced

@@ -18,6 +18,7 @@ from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.cuda.batches import Batches, same_batches
 from underclock.hw.cuda.driver import torch
+from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
@@ -89,23 +90,36 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
         DataError: It launches none.
     """
     name = name or getattr(step, "__name__", "step")
-    try:
-        with profiler_taken_down(), held_step(step, name=name) as launcher:
-            return launcher.traced
-    except UncapturableError as exc:
-        return exc.traced
+    with profiler_taken_down(), running_step(step, name=name) as launcher:
+        return launcher.traced
 
 
 @contextmanager
 def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
-    """Trace a step and keep its graph, to run its kernels; put everything back at the end.
+    """Trace a step and keep its graph, to run its kernels alone; as `running_step` otherwise.
+
+    Raises:
+        NotSupportedError: Also where the step cannot be captured; says why.
+    """
+    with running_step(step, name=name) as launcher:
+        if isinstance(launcher, EagerLauncher):
+            raise NotSupportedError(
+                launcher.traced.step.obstacle, hint="take that out of the step, or measure it whole"
+            )
+        yield launcher
+
+
+@contextmanager
+def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | EagerLauncher]:
+    """Trace a step and keep what runs it; put everything back at the end.
+
+    Where it can be captured that is its graph, else the step as it is written.
 
     Args:
         step: As for `trace_step`. So ``name`` and the errors.
         name: What to call it.
 
     Raises:
-        NotSupportedError: Also where the step cannot be captured; says why.
         MeasurementError: Also where the step fails, or is fed with constants.
         UsageError: Something is in the way: a profiler, a capture.
     """
@@ -128,8 +142,10 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
                     warm.restore()
                     launcher = _captured(stack, step, name, seen, warm)
                 yield launcher
+                return
         except CannotCaptureError as exc:
-            raise UncapturableError(name, exc, trace, seen) from exc
+            traced = profiled_only(name, exc, trace, seen)
+        yield EagerLauncher(step, traced, nodes_of(seen), warm)
 
 
 def _captured(
@@ -189,8 +205,13 @@ def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
     return again
 
 
-class UncapturableError(NotSupportedError):
-    """Carries the trace of a step that cannot be captured.
+def profiled_only(
+    name: str,
+    reason: CannotCaptureError,
+    trace: Mapping[str, Any],
+    seen: Sequence[TracedActivity],
+) -> Traced:
+    """Make a step of what a profiler saw, for one that cannot be captured.
 
     Args:
         name: What the step is called.
@@ -198,17 +219,8 @@ class UncapturableError(NotSupportedError):
         trace: PyTorch's, of a plain run.
         seen: What the GPU did in it.
     """
-
-    def __init__(
-        self,
-        name: str,
-        reason: CannotCaptureError,
-        trace: Mapping[str, Any],
-        seen: Sequence[TracedActivity],
-    ) -> None:
-        obstacle = obstacle_of(str(reason), synchronising(trace))
-        self.traced = traced_step(name, nodes_of(seen), seen, obstacle=obstacle)
-        super().__init__(obstacle, hint="take that out of the step, or trace it only")
+    obstacle = obstacle_of(str(reason), synchronising(trace))
+    return traced_step(name, nodes_of(seen), seen, obstacle=obstacle)
 
 
 def check_device(uuid: str) -> None:
@@ -261,5 +273,5 @@ def obstacle_of(reason: str, synchronising_operators: tuple[str, ...]) -> str:
         cause = f": {operator} makes the host wait for the GPU"
     return (
         f"the step cannot be captured as a CUDA graph{cause} ({reason}); its kernels cannot be "
-        "isolated, so it can be planned by pass only"
+        "isolated, so it is measured and planned whole"
     )

@@ -140,16 +140,6 @@ class TestRefusedBeforePyTorch:
         ):
             pass
 
-    @pytest.mark.parametrize("gpu", ["nvml:0", "sim:rtx3080ti", "replay:nowhere.csv"])
-    def test_a_step_that_cannot_be_isolated(self, gpu: str, tmp_path: Path) -> None:
-        blind = msgspec.structs.replace(TRACED, obstacle="aten::item makes the host wait")
-
-        with pytest.raises(UsageError, match="aten::item makes the host wait") as caught:
-            measure(blind, gpu=gpu, to=tmp_path / "s.db")
-
-        assert "trace it again" in caught.value.hint
-        assert list(tmp_path.iterdir()) == []
-
 
 class TestMayLock:
     def test_read_only_mode_forbids_it_to_anyone(self, monkeypatch: pytest.MonkeyPatch) -> None:

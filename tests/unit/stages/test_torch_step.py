@@ -63,7 +63,7 @@ def test_a_step_needs_a_gpu(script: Path) -> None:
 def test_an_obstacle_names_the_operator(operators: tuple[str, ...], cause: str) -> None:
     sentence = obstacle_of("why", operators)
     assert cause in sentence
-    assert sentence.endswith("planned by pass only")
+    assert sentence.endswith("measured and planned whole")
 
 
 def test_a_step_on_several_gpus_is_refused() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.costs.cap import capped_kernels, driver_says
 from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
+from underclock.core.costs.only_whole import check_kernels_alone
 from underclock.core.costs.settled_auto import settle_auto
 from underclock.core.costs.table import cost_table
 from underclock.errors import DataError
@@ -44,6 +45,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     Raises:
         DataError: A kernel was not measured at auto clocks, or the step that was timed is another.
     """
+    check_kernels_alone(sample_set)
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
     if sample_set.in_situ:

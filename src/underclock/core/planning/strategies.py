@@ -147,6 +147,16 @@ def compare_strategies(
     )
 
 
+def one_clock_only(compared: ComparedStrategies) -> ComparedStrategies:
+    """Leave the strategies away that give parts of a step clocks of their own."""
+    kept = (Strategy.AUTO, Strategy.BEST_FIXED)
+    return dataclasses.replace(
+        compared,
+        arms=tuple(arm for arm in compared.arms if arm.name in kept),
+        settings={name: each for name, each in compared.settings.items() if name in kept},
+    )
+
+
 def solve_strategies(
     table: CostTable, goal: Goal, risk: RiskModel | None = None
 ) -> SolvedStrategies:

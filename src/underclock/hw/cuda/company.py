@@ -11,6 +11,7 @@ from typing import Any
 from underclock.errors import NoRoomError
 from underclock.hw.cuda.driver import check, cuda
 from underclock.hw.cuda.graphs import GraphNode, walk
+from underclock.hw.rounds import Round
 
 _SIDES = (8192, 4096)  # of the matrices; the smaller where the larger does not fit
 _MATRICES = 3
@@ -31,6 +32,21 @@ class CudaCompany:
         self._kept: list[object] = []  # graphs and operands, which nodes point into
         self._hot: list[GraphNode] = []
         self._idling: dict[int, list[GraphNode]] = {}
+
+    def beside(self, round_: Round) -> dict[int, list[GraphNode]]:
+        """Return what runs beside the kernels of a round: the nodes of a launch of each place.
+
+        Raises:
+            NoRoomError: The hot companion does not fit into the GPU's memory.
+        """
+        mix = round_.mix
+        places: dict[int, list[GraphNode]] = {}
+        if mix.hot:
+            places[round_.hot] = self.hot()
+        if mix.idle_s:
+            idle = self.idling(mix.idle_s / mix.pieces)
+            places |= dict.fromkeys(range(round_.idle, round_.idle + mix.pieces), idle)
+        return places
 
     def hot(self) -> list[GraphNode]:
         """Return the nodes of one launch of the companion.

@@ -1,5 +1,6 @@
 """Runs one kernel of a captured step, or the whole step, over and over on a real GPU."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
-from underclock.hw.cuda.launch_durations import GraphLaunch, Runs
+from underclock.hw.cuda.launch_durations import GraphLaunch, Runs, mean_durations
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
@@ -51,7 +52,11 @@ class CudaLauncher:
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
     _clock: Clock = field(default_factory=SystemClock)
-    _company: CudaCompany | None = None
+    _company: CudaCompany = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have company at hand; nothing of it is made before it is asked for."""
+        self._company = CudaCompany(self._torch)
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
@@ -77,19 +82,9 @@ class CudaLauncher:
 
     def _company_of(self, round_: Round) -> Places:
         """Return what runs beside the kernels of a round."""
-        mix = round_.mix
-        places: Places = {}
-        if not (mix.hot or mix.idle_s):
-            return places
-        if self._company is None:
-            self._company = CudaCompany(self._torch)
-        if mix.hot:
-            places[round_.hot] = self._company.hot()
-            if self._company.note:
-                self._notes["company"] = self._company.note
-        if mix.idle_s:
-            idle = self._company.idling(mix.idle_s / mix.pieces)
-            places |= dict.fromkeys(range(round_.idle, round_.idle + mix.pieces), idle)
+        places = self._company.beside(round_)
+        if self._company.note:
+            self._notes["company"] = self._company.note
         return places
 
     @contextmanager
@@ -161,7 +156,7 @@ class CudaLauncher:
             clock=self._clock,
             feed=feed,
             round=round_,
-            runs=runs,
+            means=functools.partial(mean_durations, runs=runs),
             rounds=rounds,
             events=events,
         )

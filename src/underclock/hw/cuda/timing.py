@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.cuda.feed import IN_FLIGHT
-from underclock.hw.cuda.launch_durations import Runs, mean_durations
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
@@ -36,14 +35,15 @@ class Fed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLoop:
-    """Graphs being launched over and over.
+    """Rounds being launched over and over.
 
     Attributes:
         torch: PyTorch.
         clock: The host's.
         feed: Launches them.
         round: What a round is made of.
-        runs: What it launches, each a graph or several in turn.
+        means: Mean duration of a launch of each place, from what a profiler saw of each call that
+            launches; ``None`` where no round was seen whole.
         rounds: Rounds in a launch of the feed.
         events: Kernels, memsets and copies in a launch of the feed.
     """
@@ -52,7 +52,7 @@ class CudaLoop:
     clock: Clock
     feed: Fed
     round: Round
-    runs: Runs
+    means: Callable[[Sequence[Sequence[TracedActivity]]], dict[int, float] | None]
     rounds: int
     events: int
 
@@ -65,11 +65,11 @@ class CudaLoop:
         return self.feed.progress()
 
     def durations(self, for_s: float) -> Durations:
-        """Watch launches for a while, at least until some graphs were seen whole.
+        """Watch launches for a while, at least until some rounds were seen whole.
 
         Raises:
             NotSupportedError: No profiler may look on, or another one does.
-            MeasurementError: No graph was seen whole, or others than were launched.
+            MeasurementError: No round was seen whole, or others than were launched.
             DeviceError: A launch failed.
         """
         watch_s = self._long_enough_s(for_s)
@@ -82,13 +82,13 @@ class CudaLoop:
                     hint=_HINT,
                 )
             settled = [launch for launch in seen if launch[0].start_s >= _SETTLE_S]
-            mean_s = mean_durations(settled, self.runs)
+            mean_s = self.means(settled)
             if mean_s is not None:
                 return self.round.durations(mean_s)
             watch_s *= 2
         raise MeasurementError(
-            f"launches cannot be timed: in {watch_s / 2:.1f} s the profiler saw {len(seen)} graphs "
-            "launched, but not each of ours whole",
+            f"launches cannot be timed: in {watch_s / 2:.1f} s the profiler saw {len(seen)} "
+            "launches, but not each of ours whole",
             hint="another program or thread may launch work on this GPU: end it and measure again",
         )
 

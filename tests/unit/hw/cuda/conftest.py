@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import walk
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.parts import Parts
 from underclock.hw.cuda.torch_step import Captured
 from underclock.records import Kernel, Step
-from underclock.records.launches import LaunchGroup, Traced
+from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced
 
 CYCLES_HZ = 1.98e9
 PRODUCT_S = 2e-3
@@ -88,6 +89,19 @@ class FakeClock:
             threading.Event().wait(2e-4)
 
 
+@dataclass
+class FakeDevice:
+    """A default device: it tells which threads it was entered on."""
+
+    type: str
+    entered: set[int] = field(default_factory=set)
+
+    def __enter__(self) -> None:
+        self.entered.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class FakeGpu:
     """Launches in turn, from any thread."""
 
@@ -96,6 +110,8 @@ class FakeGpu:
         self.free = free_mib * 2**20
         self.graphs: dict[int, FakeGraph] = {}
         self.capturing: FakeGraph | None = None
+        self.default_device = FakeDevice("cpu")
+        self.restored = 0
         self.launched: list[tuple[float, list[FakeKernel]]] = []
         self._lock = threading.Lock()
 
@@ -104,9 +120,18 @@ class FakeGpu:
             self.launched.append((self.now_s, graph.nodes))
             self.now_s += sum(node.takes_s for node in graph.nodes)
 
+    def launch_kernel(self, name: str, takes_s: float) -> None:
+        """Launch one kernel by itself, as a step does that is no graph."""
+        self.launch(self.graph(FakeKernel(name, takes_s)))
+
     def run(self, kernel: FakeKernel) -> None:
         if self.capturing is not None:
             self.capturing.nodes.append(kernel)
+
+    def wait(self, for_s: float) -> None:
+        """Let the GPU wait for its host."""
+        with self._lock:
+            self.now_s += for_s
 
     def graph(self, *kernels: FakeKernel) -> FakeGraph:
         return FakeGraph(self, list(kernels))
@@ -133,6 +158,33 @@ class FakeGpu:
             _torch=fake_torch(self),
             _clock=FakeClock(self),
         )
+
+    def eager(self, run: Callable[[], object], *names: str) -> EagerLauncher:
+        """Return a launcher of a step that is no graph, and launches these kernels in turn."""
+        step = Step(
+            name="step",
+            kernels=tuple(Kernel(name=name) for name in names),
+            order=tuple(range(len(names))),
+            obstacle="the host waits in it",
+        )
+        groups = tuple(LaunchGroup(nodes=(index,), activity=None) for index in range(len(names)))
+        snapshot: Any = SimpleNamespace(restore=self._restore)
+        return EagerLauncher(
+            run,
+            Traced(step=step, groups=groups),
+            [Node(kind=NodeKind.KERNEL, function=name) for name in names],
+            snapshot,
+            _torch=fake_torch(self),
+            _clock=FakeClock(self),
+        )
+
+    @property
+    def clock(self) -> FakeClock:
+        """Its time."""
+        return FakeClock(self)
+
+    def _restore(self) -> None:
+        self.restored += 1
 
     @contextlib.contextmanager
     def capture(self, graph: FakeGraph, *, capture_error_mode: str) -> Iterator[None]:
@@ -197,6 +249,9 @@ def fake_torch(gpu: FakeGpu) -> Any:
         ),
         bfloat16="bf16",
         cuda=cuda,
+        get_default_device=lambda: gpu.default_device,
+        is_grad_enabled=lambda: True,
+        set_grad_enabled=contextlib.nullcontext,
         empty_like=lambda like: randn(like, like),
         mm=product,
         no_grad=contextlib.nullcontext,

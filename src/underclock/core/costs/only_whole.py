@@ -1,0 +1,183 @@
+"""A step that ran whole only, because its kernels cannot be launched alone.
+
+Of such a step one knows, at every clock, the time of each launch inside it, and the energy of all
+of it. Beside idling a launch takes w·V² + q at a voltage V (docs/model.md), so whole steps at one
+clock each tell the sums of w and of q over the step and no part of them: which pass draws what
+cannot be told. So the step is costed as if it were one kernel, and has one clock.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.core.costs.power_window import HALF_BIN_MHZ
+from underclock.errors import DataError
+from underclock.records import AUTO, Choice, Clocks, Kernel, Mix, MixSample, Sample, SampleSet
+from underclock.units import format_percent
+
+WHOLE = Kernel(name="the whole step")
+_ALONE = Mix()
+_NEAR = 0.2  # of log clock, within which a line holds
+_LEVEL = 1e-12
+
+
+def is_only_whole(sample_set: SampleSet) -> bool:
+    """Whether a step ran whole and none of its kernels alone."""
+    return bool(sample_set.order and sample_set.in_situ and not sample_set.samples)
+
+
+def check_kernels_alone(sample_set: SampleSet) -> None:
+    """Refuse a step that ran whole only, where costs of its kernels are asked for.
+
+    Raises:
+        DataError: It is one.
+    """
+    if is_only_whole(sample_set):
+        raise DataError(
+            f"{sample_set.workload} ran whole only: what its kernels cost by themselves is not "
+            "known",
+            hint="`underclock plan` plans one clock for the whole step",
+        )
+
+
+def as_one(sample_set: SampleSet) -> SampleSet:
+    """Return the samples of whole steps as those of a step of one kernel."""
+    steps = [sample for sample in sample_set.mixed if sample.is_step]
+    at_locks = [_sample(s) for s in steps if s.mix == _ALONE and not s.asked.is_auto]
+    at_auto = [msgspec.structs.replace(s, kernel=WHOLE.name) for s in sample_set.in_situ]
+    rest = [s for s in sample_set.mixed if not s.is_step]
+    return msgspec.structs.replace(
+        sample_set,
+        kernels=(WHOLE,),
+        order=(0,),
+        samples=(*at_auto, *at_locks),
+        mixed=(
+            *rest,
+            *(_mixed(s, sample_set) for s in steps if s.asked.is_auto or s.mix != _ALONE),
+        ),
+        lacking={},
+    )
+
+
+def _sample(sample: MixSample) -> Sample:
+    """Return the step by itself at a lock as a sample of its one kernel."""
+    asked_mhz = sample.asked.core_mhz
+    held = asked_mhz is not None and abs(sample.core_mhz - asked_mhz) <= HALF_BIN_MHZ
+    core_mhz = asked_mhz if held else round(sample.core_mhz)
+    return Sample(
+        kernel=WHOLE.name,
+        asked=sample.asked,
+        repeat=sample.repeat,
+        time_s=sample.round_s,
+        energy_j=sample.round_j,
+        observed=Clocks(core_mhz=core_mhz, mem_mhz=sample.asked.mem_mhz),
+        window_s=sample.window_s,
+        temperature_c=sample.temperature_c,
+        throttle_reasons=sample.throttle_reasons,
+    )
+
+
+def _mixed(sample: MixSample, sample_set: SampleSet) -> MixSample:
+    """Return the step in company, or by itself at auto, as its one kernel."""
+    step_s = (math.fsum(_launches_s(sample, sample_set).tolist()),) if sample.kernel_s else ()
+    return msgspec.structs.replace(sample, kernel=WHOLE.name, kernel_s=step_s, kernel_mhz=())
+
+
+def _launches_s(sample: MixSample, sample_set: SampleSet) -> Floats:
+    """Return what all launches of each kernel took in a step. Shape (K,)."""
+    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    taken_s: Floats = counts * np.array(sample.kernel_s)
+    return taken_s
+
+
+def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
+    """Return which part of the step's time each kernel takes at some clocks.
+
+    Where the step was not timed at these clocks, their logarithms are taken to go linearly with
+    that of the core clock.
+
+    Args:
+        sample_set: Of a step that ran whole only.
+        clocks: At which the whole step runs.
+
+    Returns:
+        Shape (K,); ``None`` where launches were not timed at this memory clock.
+    """
+    timed = [s for s in sample_set.mixed if s.is_step and s.mix == _ALONE and s.kernel_s]
+    here = [s for s in timed if s.asked == clocks]
+    if here:
+        parts: Floats = _parts(here, sample_set).mean(axis=0)
+        return parts
+    alike = [s for s in timed if s.asked.mem_mhz == clocks.mem_mhz]
+    if not alike or clocks.core_mhz is None:
+        return None
+    away = np.log([sample.core_mhz / clocks.core_mhz for sample in alike])
+    near = np.abs(away) <= max(_NEAR, np.abs(away).min())
+    away, logs = away[near], np.log(_parts(alike, sample_set)[near])
+    # A line through looks nearby, taken where none was; through one clock it is level.
+    centred = away - away.mean()
+    slopes = centred @ logs / max(float(centred @ centred), _LEVEL)
+    there: Floats = np.exp(logs.mean(axis=0) - away.mean() * slopes)
+    there /= there.sum()
+    return there
+
+
+def _parts(steps: Sequence[MixSample], sample_set: SampleSet) -> Floats:
+    """Return the parts of the time of some steps that kernels take. Shape (N, K)."""
+    taken_s = np.array([_launches_s(sample, sample_set) for sample in steps])
+    parts: Floats = taken_s / taken_s.sum(axis=1, keepdims=True)
+    return parts
+
+
+def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
+    """Say what one clock for the whole step does to each kernel: its time, as timed in the step.
+
+    Energies are the step's, shared by time: nothing tells them apart.
+
+    Args:
+        sample_set: Of a step that ran whole only.
+        whole: What was chosen for the step.
+    """
+    at_auto, chosen = shares(sample_set, AUTO), shares(sample_set, whole.clocks)
+    if at_auto is None:
+        at_auto = np.full(len(sample_set.kernels), 1.0 / len(sample_set.kernels))
+    if chosen is None:
+        chosen = at_auto
+    by_kernel = {}
+    for kernel, before, after in zip(sample_set.kernels, at_auto, chosen, strict=True):
+        grown = float(after / before)
+        by_kernel[kernel.name] = msgspec.structs.replace(
+            whole,
+            time_change=(1.0 + whole.time_change) * grown - 1.0,
+            energy_change=(1.0 + whole.energy_change) * grown - 1.0,
+            auto_time_s=whole.auto_time_s * float(before),
+            auto_energy_j=whole.auto_energy_j * float(before),
+        )
+    return by_kernel
+
+
+def told_of_passes(sample_set: SampleSet, by_kernel: Mapping[str, Choice]) -> tuple[str, ...]:
+    """Say what a plan for a step that ran whole only is, and what its clock does to each pass.
+
+    Args:
+        sample_set: Of that step.
+        by_kernel: As `shared_out` returns it.
+    """
+    whole = (
+        "the step ran whole only, so one clock is chosen for all of it; which pass draws what "
+        "cannot be told from whole steps, and energies of kernels are shares by time"
+    )
+    if shares(sample_set, AUTO) is None:
+        return (whole, "its launches were not timed, so times of kernels are not known either")
+    changes = []
+    for pass_ in dict.fromkeys(kernel.pass_ for kernel in sample_set.kernels):
+        parts = [by_kernel[kernel.name] for kernel in sample_set.kernels if kernel.pass_ is pass_]
+        auto_s = math.fsum(part.auto_time_s for part in parts)
+        change = math.fsum(part.auto_time_s * part.time_change for part in parts) / auto_s
+        changes.append(f"{pass_} {format_percent(change)}")
+    if all(choice.clocks.is_auto for choice in by_kernel.values()):
+        return (whole,)
+    return (whole, f"time of each pass at the chosen clock: {', '.join(changes)}")

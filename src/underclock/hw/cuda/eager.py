@@ -1,0 +1,173 @@
+"""Runs a step over and over as it is written, where no graph holds it.
+
+Only the whole step can run so: its kernels are launched by the user's own code. Company comes after
+the step. Each round begins with a mark, by which a profiler's view of it is cut into rounds.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from underclock.errors import NotSupportedError
+from underclock.hw.base import Clock
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.company import CudaCompany
+from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.eager_durations import MARKS, EagerRound, eager_durations
+from underclock.hw.cuda.feed import Feed, feeding, timed
+from underclock.hw.cuda.graphs import Chain
+from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.timing import CudaLoop
+from underclock.hw.cuda.torch_step import StepFunction
+from underclock.hw.rounds import Round
+from underclock.records import Kernel, Mix
+from underclock.records.launches import Node, Traced, TracedActivity
+
+_LAUNCH_S = 0.020  # least length of what is queued at once
+_MARK_S = 1e-6  # of each spin of a mark
+_WAITS = 0.02  # of a step, from which waiting for the host is told
+
+
+@dataclass(slots=True)
+class EagerLauncher:
+    """Runs one step that cannot be captured.
+
+    Attributes:
+        run: Runs the step once, on the batches it first met.
+        traced: Its kernels, as a profiler saw them; the step's obstacle says why it is no graph.
+        nodes: What it launches, in order.
+        snapshot: Everything it changes, as it was before it ran.
+    """
+
+    run: StepFunction
+    traced: Traced
+    nodes: Sequence[Node]
+    snapshot: Snapshot
+    _notes: dict[str, str] = field(default_factory=dict)
+    _torch: Any = field(default_factory=import_torch)
+    _clock: Clock = field(default_factory=SystemClock)
+    _company: CudaCompany = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have company at hand; nothing of it is made before it is asked for."""
+        self._company = CudaCompany(self._torch)
+
+    @contextmanager
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
+        """Keep running the whole step, or company by itself, from entry to exit.
+
+        Raises:
+            ValueError: Nothing would run.
+            NotSupportedError: Kernels alone were asked for, or company between launches.
+            NoRoomError: The hot companion does not fit into memory.
+            DeviceError: A launch failed, or the step raised.
+        """
+        round_ = Round.of(len(kernels), mix)
+        self._check(kernels[: round_.kernels], round_.mix)
+        torch, steps = self._torch, round_.mix.launches if round_.kernels else 0
+        company = self._company.beside(round_)
+        if self._company.note:
+            self._notes["company"] = self._company.note
+        turns = [turn.place for turn in round_.company(0) for _ in range(turn.times)]
+        after = [(place, node) for place in turns for node in company[place]]
+        self.snapshot.restore()
+        with ExitStack() as stack:
+            mark = stack.enter_context(Chain(self._company.idling(_MARK_S) * MARKS))
+            tail = stack.enter_context(Chain([node for _, node in after])) if after else None
+
+            def once(stream: Any) -> None:
+                with torch.cuda.stream(stream):
+                    mark.launch(stream.cuda_stream)
+                    for _ in range(steps):
+                        self.run()
+                    if tail is not None:
+                        tail.launch(stream.cuda_stream)
+
+            rounds = max(1, math.ceil(_LAUNCH_S / (timed(torch, once, 2) / 2)))
+
+            as_here = _settings(torch)
+
+            def launch(stream: Any) -> None:
+                with as_here():
+                    for _ in range(rounds):
+                        once(stream)
+
+            stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
+            feed = stack.enter_context(feeding(torch, launch, rounds))
+            launched = EagerRound(
+                nodes=tuple(self.nodes) if steps else (),
+                places=self._places() if steps else (),
+                steps=steps,
+                company=tuple(place for place, _ in after),
+            )
+            yield self._running(feed, round_, rounds, launched)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was seen of the step that its numbers do not tell."""
+        return tuple(self._notes.values())
+
+    def _check(self, kernels: Sequence[Kernel], mix: Mix) -> None:
+        step = self.traced.step
+        names = [kernel.name for kernel in kernels]
+        if kernels and names != [step.kernels[index].name for index in step.order]:
+            raise NotSupportedError(
+                f"only the whole step can run: {step.obstacle}",
+                hint="trace it again and measure it into another file: it is then measured whole",
+            )
+        if mix.after:
+            raise NotSupportedError(
+                "company cannot run between the launches of a step that is no graph: "
+                f"{step.obstacle}",
+                hint="with root, clocks are held instead: leave --clocks steer away",
+            )
+
+    def _places(self) -> tuple[int, ...]:
+        """Return which launch of the step each of its nodes serves."""
+        places = {
+            node: place for place, group in enumerate(self.traced.groups) for node in group.nodes
+        }
+        return tuple(places[node] for node in range(len(self.nodes)))
+
+    def _running(self, feed: Feed, round_: Round, rounds: int, launched: EagerRound) -> CudaLoop:
+        def means(seen: Sequence[Sequence[TracedActivity]]) -> dict[int, float] | None:
+            found = eager_durations(seen, launched)
+            if found is None:
+                return None
+            if found.waited >= _WAITS:
+                self._notes.setdefault(
+                    "waits",
+                    f"the GPU waits for the host in {found.waited:.0%} of the step: a clock that "
+                    "is a little lower may then cost no time, and what waits draws power too",
+                )
+            return found.mean_s
+
+        events = launched.steps * len(launched.nodes) + len(launched.company) + MARKS
+        return CudaLoop(
+            torch=self._torch,
+            clock=self._clock,
+            feed=feed,
+            round=round_,
+            means=means,
+            rounds=rounds,
+            events=events * rounds,
+        )
+
+
+def _settings(torch: Any) -> Callable[[], AbstractContextManager[object]]:
+    """Return a context in which another thread has PyTorch's settings of this one.
+
+    A step is launched from a thread of its own, and PyTorch keeps these for each thread.
+    """
+    device, grad = torch.get_default_device(), torch.is_grad_enabled()
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad))
+            if device.type != "cpu":  # PyTorch's own default, which costs nothing while unset
+                stack.enter_context(device)
+            yield
+
+    return entered

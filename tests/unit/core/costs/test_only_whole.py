@@ -1,0 +1,208 @@
+"""A step that ran whole only, as one kernel, and what its one clock does to its kernels."""
+
+import msgspec
+import pytest
+
+from underclock.core.costs.only_whole import (
+    WHOLE,
+    as_one,
+    check_kernels_alone,
+    is_only_whole,
+    shared_out,
+    shares,
+    told_of_passes,
+)
+from underclock.errors import DataError
+from underclock.records import (
+    AUTO,
+    Choice,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Mix,
+    MixSample,
+    Pass,
+    Sample,
+    SampleSet,
+)
+
+_SLOW, _MIDDLE = Clocks(core_mhz=1000), Clocks(core_mhz=1200)
+_KERNELS = (
+    Kernel(name="mm", count=2, pass_=Pass.FORWARD),
+    Kernel(name="copy", pass_=Pass.OPTIMIZER),
+)
+
+
+def ran(
+    asked: Clocks = AUTO,
+    mix: Mix | None = None,
+    *,
+    core_mhz: float | None = None,
+    kernel_s: tuple[float, ...] = (2.0, 1.0),
+    repeat: int = 0,
+) -> MixSample:
+    return MixSample(
+        kernel="",
+        mix=mix or Mix(),
+        asked=asked,
+        repeat=repeat,
+        core_mhz=core_mhz or asked.core_mhz or 2000.0,
+        core_spread_mhz=1.0,
+        round_s=5.0,
+        round_j=500.0,
+        kernel_s=kernel_s,
+        window_s=20.0,
+        temperature_c=50.0,
+    )
+
+
+def samples(*mixed: MixSample, alone: tuple[Sample, ...] = ()) -> SampleSet:
+    return SampleSet(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name="G"),
+        workload="train",
+        kernels=_KERNELS,
+        order=(0, 0, 1),
+        samples=alone,
+        in_situ=(Sample(kernel="train", time_s=5.0, energy_j=500.0),),
+        mixed=mixed,
+    )
+
+
+def choice(clocks: Clocks) -> Choice:
+    return Choice(
+        core_mhz=clocks.core_mhz,
+        mem_mhz=clocks.mem_mhz,
+        time_change=0.1,
+        energy_change=-0.2,
+        auto_time_s=5.0,
+        auto_energy_j=500.0,
+    )
+
+
+class TestIsOnlyWhole:
+    def test_runs_of_the_step_and_none_of_a_kernel(self) -> None:
+        assert is_only_whole(samples())
+
+    def test_a_kernel_that_ran_alone_is_enough_for_more(self) -> None:
+        alone = samples(alone=(Sample(kernel="mm", time_s=1.0, energy_j=1.0),))
+        assert not is_only_whole(alone)
+        check_kernels_alone(alone)
+
+    def test_what_has_no_step_is_something_else(self) -> None:
+        assert not is_only_whole(msgspec.structs.replace(samples(), in_situ=()))
+        assert not is_only_whole(msgspec.structs.replace(samples(), order=()))
+
+    def test_costs_of_kernels_are_refused_with_what_can_be_had(self) -> None:
+        with pytest.raises(DataError, match="train ran whole only") as caught:
+            check_kernels_alone(samples())
+        assert "one clock for the whole step" in caught.value.hint
+
+
+class TestAsOne:
+    def test_runs_at_locks_are_samples_of_one_kernel(self) -> None:
+        given = samples(ran(), ran(_SLOW), ran(_SLOW, repeat=1))
+        one = as_one(given)
+
+        assert (one.kernels, one.order, one.in_situ) == ((WHOLE,), (0,), given.in_situ)
+        assert [(s.kernel, s.asked, s.repeat) for s in one.samples] == [
+            (WHOLE.name, AUTO, 0),
+            (WHOLE.name, _SLOW, 0),
+            (WHOLE.name, _SLOW, 1),
+        ]
+        slow = one.samples[1]
+        assert (slow.time_s, slow.energy_j, slow.temperature_c) == (5.0, 500.0, 50.0)
+
+    @pytest.mark.parametrize(("read_mhz", "seen_mhz"), [(1003.0, 1000), (970.4, 970)])
+    def test_a_lock_that_held_is_told_from_one_that_did_not(
+        self, read_mhz: float, seen_mhz: int
+    ) -> None:
+        sample = as_one(samples(ran(_SLOW, core_mhz=read_mhz))).samples[-1]
+        assert sample.observed == Clocks(core_mhz=seen_mhz)
+
+    def test_a_lock_of_the_memory_alone_says_which_core_clock_was_read(self) -> None:
+        sample = as_one(samples(ran(Clocks(mem_mhz=5001), core_mhz=1234.4))).samples[-1]
+        assert sample.observed == Clocks(core_mhz=1234, mem_mhz=5001)
+
+    def test_in_company_the_step_is_one_kernel_too_and_company_stays_what_it_is(self) -> None:
+        idle = ran(mix=Mix(launches=0, idle_s=0.01), kernel_s=())
+        hot = ran(mix=Mix(hot=1))
+        thinned = ran(_SLOW, Mix(idle_s=0.01))
+        untimed = ran(kernel_s=())
+        mixed = as_one(samples(idle, hot, thinned, untimed)).mixed
+
+        assert mixed[0] == idle
+        assert [s.kernel for s in mixed[1:]] == [WHOLE.name] * 3
+        assert [s.kernel_s for s in mixed[1:]] == [(5.0,), (5.0,), ()]
+
+
+class TestShares:
+    def test_where_the_step_was_timed_its_looks_are_averaged(self) -> None:
+        given = samples(ran(), ran(_SLOW), ran(_SLOW, kernel_s=(1.5, 2.0), repeat=1))
+        assert shares(given, AUTO) == pytest.approx([0.8, 0.2])
+        assert shares(given, _SLOW) == pytest.approx([0.7, 0.3])
+
+    def test_between_looks_they_go_with_the_clock(self) -> None:
+        """A kernel that the core bounds, beside one that it does not."""
+        looks = [ran(Clocks(core_mhz=f), kernel_s=(500.0 / f, 1.0)) for f in (1100, 1150, 1250)]
+        found = shares(samples(ran(), *looks), _MIDDLE)
+
+        assert found is not None
+        assert found.sum() == pytest.approx(1.0)
+        assert found[0] / found[1] == pytest.approx(1000.0 / 1200.0, rel=1e-4)
+
+    def test_beside_one_clock_only_they_stay(self) -> None:
+        found = shares(samples(ran(_SLOW), ran(_SLOW, repeat=1)), _MIDDLE)
+        assert found == pytest.approx([0.8, 0.2])
+
+    def test_of_looks_far_away_the_nearest_counts(self) -> None:
+        far = ran(Clocks(core_mhz=300), kernel_s=(9.0, 1.0))
+        found = shares(samples(far, ran(Clocks(core_mhz=600))), _MIDDLE)
+        assert found == pytest.approx([0.8, 0.2])
+
+    def test_what_was_never_timed_is_not_known(self) -> None:
+        assert shares(samples(ran(kernel_s=())), AUTO) is None
+        assert shares(samples(ran(_SLOW)), AUTO) is None
+        assert shares(samples(ran()), Clocks(core_mhz=1200, mem_mhz=5001)) is None
+
+
+class TestSharedOut:
+    def test_times_are_those_in_the_step_and_energies_shares_by_time(self) -> None:
+        given = samples(ran(), ran(_SLOW, kernel_s=(2.5, 0.5)))
+        by_kernel = shared_out(given, choice(_SLOW))
+
+        mm, copy = by_kernel["mm"], by_kernel["copy"]
+        assert mm.clocks == copy.clocks == _SLOW
+        assert (mm.auto_time_s, copy.auto_time_s) == pytest.approx((4.0, 1.0))
+        assert (mm.auto_energy_j, copy.auto_energy_j) == pytest.approx((400.0, 100.0))
+        parts = (10.0 / 11.0, 1.0 / 11.0)
+        assert mm.time_change == pytest.approx(1.1 * parts[0] / 0.8 - 1.0)
+        assert copy.time_change == pytest.approx(1.1 * parts[1] / 0.2 - 1.0)
+        whole_j = sum(each.auto_energy_j * (1.0 + each.energy_change) for each in (mm, copy))
+        whole_s = sum(each.auto_time_s * (1.0 + each.time_change) for each in (mm, copy))
+        assert (whole_s, whole_j) == pytest.approx((5.5, 400.0))
+
+    def test_what_was_not_timed_changes_as_the_step_does(self) -> None:
+        by_kernel = shared_out(samples(), choice(_SLOW))
+        assert [each.time_change for each in by_kernel.values()] == pytest.approx([0.1] * 2)
+
+        by_kernel = shared_out(samples(ran()), choice(Clocks(core_mhz=1000, mem_mhz=5001)))
+        assert [each.energy_change for each in by_kernel.values()] == pytest.approx([-0.2] * 2)
+
+
+class TestTold:
+    def test_passes_are_told_with_the_time_that_each_takes_more(self) -> None:
+        given = samples(ran(), ran(_SLOW, kernel_s=(2.5, 0.5)))
+        whole, passes = told_of_passes(given, shared_out(given, choice(_SLOW)))
+
+        assert "energies of kernels are shares by time" in whole
+        assert passes.endswith("forward +25.00 %, optimizer -50.00 %")
+
+    def test_at_auto_nothing_changes(self) -> None:
+        given = samples(ran())
+        assert len(told_of_passes(given, shared_out(given, choice(AUTO)))) == 1
+
+    def test_where_launches_were_not_timed_that_is_told(self) -> None:
+        sentences = told_of_passes(samples(), shared_out(samples(), choice(_SLOW)))
+        assert "were not timed" in sentences[1]

@@ -1,0 +1,147 @@
+"""Running a step that is no graph, on a GPU that is made up."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from underclock.errors import DeviceError, NotSupportedError
+from underclock.hw.base import Durations, Loop, Progress
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.eager import EagerLauncher
+from underclock.records import Kernel, Mix
+
+_STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
+_KERNELS = [Kernel(name=name) for name in _STEP]
+_MARK_S = 3e-6
+
+
+def plain(machine: Any, *, host_s: float = 0.0) -> Callable[[], None]:
+    """Return a step that launches its kernels one by one, its host working in between."""
+
+    def step() -> None:
+        for name, takes_s in _STEP.items():
+            machine.launch_kernel(name, takes_s)
+            if name == "mm":
+                machine.wait(host_s)
+
+    return step
+
+
+def _launched(loop: Loop) -> Progress:
+    while not (progress := loop.progress()).launches:
+        SystemClock().sleep_s(1e-3)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("mix", "expected"),
+    [
+        (None, Durations(kernel_s=(1e-4, 3e-3, 4e-4))),
+        (Mix(launches=3), Durations(kernel_s=(1e-4, 3e-3, 4e-4))),
+        (
+            Mix(launches=2, hot=2, idle_s=5e-3),
+            Durations(kernel_s=(1e-4, 3e-3, 4e-4), hot_s=2e-3, idle_s=5e-3),
+        ),
+    ],
+    ids=["alone", "several", "in company"],
+)
+def test_the_step_runs_over_and_over_and_its_launches_are_timed(
+    machine: Any, mix: Mix | None, expected: Durations
+) -> None:
+    launcher = machine.eager(plain(machine), *_STEP)
+    with launcher.loop(_KERNELS, mix) as loop:
+        progress = _launched(loop)
+        durations = loop.durations(1e-3)
+
+    mix = mix or Mix()
+    round_s = mix.launches * sum(expected.kernel_s) + _MARK_S
+    round_s += mix.hot * (expected.hot_s or 0.0) + (expected.idle_s or 0.0)
+    assert progress.elapsed_s / progress.launches == pytest.approx(round_s)
+    assert durations.kernel_s == pytest.approx(expected.kernel_s)
+    assert (durations.hot_s, durations.idle_s) == pytest.approx((expected.hot_s, expected.idle_s))
+    assert launcher.notes() == ()
+
+
+def test_company_runs_by_itself(machine: Any) -> None:
+    ran: list[None] = []
+    launcher = machine.eager(lambda: ran.append(None), *_STEP)
+    with launcher.loop([], Mix(launches=0, hot=1, idle_s=1e-3)) as loop:
+        _launched(loop)
+        durations = loop.durations(1e-3)
+
+    assert durations.kernel_s == ()
+    assert (durations.hot_s, durations.idle_s) == pytest.approx((2e-3, 1e-3))
+    assert ran == []
+
+
+def test_waiting_for_the_host_is_part_of_the_step_and_told(machine: Any) -> None:
+    launcher = machine.eager(plain(machine, host_s=1.5e-3), *_STEP)
+    with launcher.loop(_KERNELS) as loop:
+        _launched(loop)
+        durations = loop.durations(1e-3)
+
+    assert durations.kernel_s == pytest.approx((1e-4, 4.5e-3, 4e-4))
+    (note,) = launcher.notes()
+    assert note.startswith("the GPU waits for the host in 30% of the step")
+
+
+def test_everything_is_put_back_before_each_loop(machine: Any) -> None:
+    launcher = machine.eager(plain(machine), *_STEP)
+    for times in (1, 2):
+        with launcher.loop(_KERNELS) as loop:
+            _launched(loop)
+        assert machine.restored == times
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_step_finds_its_default_device_on_the_thread_that_launches_it(
+    machine: Any, device: str
+) -> None:
+    machine.default_device.type = device
+    with machine.eager(plain(machine), *_STEP).loop(_KERNELS) as loop:
+        _launched(loop)
+
+    threads = machine.default_device.entered
+    assert len(threads) == (device != "cpu")
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    ("kernels", "mix", "words"),
+    [
+        (_KERNELS[1:2], None, "only the whole step can run: the host waits in it"),
+        (_KERNELS[::-1], None, "only the whole step can run"),
+        (_KERNELS, Mix(hot=2, after=(1, 2)), "company cannot run between the launches"),
+    ],
+    ids=["alone", "in another order", "between"],
+)
+def test_what_only_a_graph_can_do_is_refused(
+    machine: Any, kernels: list[Kernel], mix: Mix | None, words: str
+) -> None:
+    launcher = machine.eager(plain(machine), *_STEP)
+    with pytest.raises(NotSupportedError, match=words), launcher.loop(kernels, mix):
+        pass
+    assert machine.restored == 0
+
+
+def test_a_step_that_raises_ends_the_loop_with_its_words(machine: Any) -> None:
+    ran: list[None] = []
+    step = plain(machine)
+
+    def fails_later() -> None:
+        ran.append(None)
+        if len(ran) > 50:
+            raise ValueError("no more batches")
+        step()
+
+    launcher = machine.eager(fails_later, *_STEP)
+    with pytest.raises(DeviceError, match="a launch failed: no more batches"):
+        _until_it_ends(launcher)
+
+
+def _until_it_ends(launcher: EagerLauncher) -> None:
+    with launcher.loop(_KERNELS) as loop:
+        while True:
+            loop.progress()
