@@ -131,6 +131,7 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
                     paired(nodes, calls) or aligned,
                     cleared=cleared_before(graph.nodes),
                     warnings=[other] if other else [],
+                    data_sizes=graph.parts.sizes,
                 )
                 check_inputs(inputs, graph.nodes)
                 yield CudaLauncher(graph, traced, warm)
