@@ -85,7 +85,10 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     path = Path(to)
     campaign = campaign or Campaign()
     measuring = measuring or default_measuring(gpu, adaptive=campaign.may_adapt)
-    with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
+    with open_measurer(
+        gpu, measuring=measuring, seed=seed, step=step, run=run, anew=True
+    ) as measurer:
+        step = measurer.step or step
         provenance = provenance_of(
             gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
         )

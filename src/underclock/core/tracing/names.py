@@ -178,7 +178,7 @@ def _told_apart(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:
     if not telling:
         return dict.fromkeys(launches, name)
     best = next((at for at in telling if kinds[at] == len(launches)), telling[0])
-    told = {}
+    told: dict[int, str] = {}
     for word in dict.fromkeys(words[best].values()):
         some = {at: launches[at] for at, said in words[best].items() if said == word}
         told |= _told_apart(f"{name} {word}" if word else name, some)
