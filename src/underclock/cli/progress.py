@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
-    """Show how far measuring is; its time left is known where it has an end that is known."""
+    """Show how far measuring is, and each phase's time left where its end can be told."""
     with _bar(title) as (bar, task):
+        phase = ""
 
         def show(tally: "Tally") -> None:
+            nonlocal phase
             share = tally.share
+            if tally.phase != phase:  # its pace is its own
+                phase = tally.phase
+                bar.reset(task)
             bar.update(
                 task,
+                description=f"{title}: {phase}" if phase else title,
                 completed=share or 0.0,
                 total=None if share is None else 1.0,
                 count=f"{tally.done}" if tally.total is None else f"{tally.done}/{tally.total}",
