@@ -5,17 +5,19 @@ how many there are in any case. A long launch makes its window longer, and only 
 long launches are, so what is left is told again from the pace there is.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from underclock.core.steering.agenda import first_measurements
 from underclock.hw.base import Capability, Measurer
-from underclock.records import SampleSet
+from underclock.records import MeasurementSettings, SampleSet
 from underclock.stages.adaptive import first_looks
 from underclock.stages.campaign import Campaign
 from underclock.units import format_duration
 
 _TICK_S = 0.1  # until the energy counter's next step, at both ends of a window: half of one each
+_HEAT_S, _WARMER_C = 30.0, 40.0  # time constant of a board, and how much warmer work makes it
 _TIMED = 0.4  # of a window, for which launches are timed after it
 
 
@@ -92,7 +94,7 @@ def expected_of(
     return Expected(
         kernels=len(samples.kernels),
         first=left,
-        first_s=(measuring.least_warm_s if left else 0.0) + left * each_s,
+        first_s=(_warming_s(measuring) if left else 0.0) + left * each_s,
         goal=goal,
         limit_s=None if limit_s is None else max(0.0, limit_s - spent_s),
     )
@@ -111,6 +113,14 @@ class Phase:
     name: str = ""
     spent_s: float = 0.0
     left_s: float | None = None
+
+
+def _warming_s(measuring: MeasurementSettings) -> float:
+    """Return about how long it takes until the temperature is steady enough, from a cold GPU."""
+    moves = math.expm1(measuring.steady_s / _HEAT_S)  # until a look, of what is still to come
+    steady_s = _HEAT_S * math.log(max(1.0, _WARMER_C * moves / measuring.steady_c))
+    looks = math.ceil(max(measuring.warm_s, steady_s) / measuring.steady_s)
+    return max(measuring.least_warm_s, min(looks * measuring.steady_s, measuring.longest_warm_s))
 
 
 class TimeLeft:

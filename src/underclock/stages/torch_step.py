@@ -32,7 +32,12 @@ from underclock.hw.cuda.torch_step import (
     warm_up,
 )
 from underclock.records.launches import Traced
+from underclock.stages.trace import TracePhase
 from underclock.units import nearest
+
+
+def _nothing(_phase: TracePhase) -> None:
+    """Tell nobody."""
 
 
 def load_step(source: str) -> StepFunction:
@@ -69,7 +74,9 @@ def load_step(source: str) -> StepFunction:
     return function
 
 
-def trace_step(step: StepFunction, *, name: str = "") -> Traced:
+def trace_step(
+    step: StepFunction, *, name: str = "", tell: Callable[[TracePhase], None] = _nothing
+) -> Traced:
     """Trace a step; leave everything it changes as it was.
 
     A step that cannot be captured is traced by the profiler alone: its kernels and passes are
@@ -78,6 +85,7 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
     Args:
         step: Runs one whole training step; takes nothing.
         name: What to call it.
+        tell: Told of every phase as it begins.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
@@ -87,19 +95,22 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
     """
     name = name or getattr(step, "__name__", "step")
     try:
-        with held_step(step, name=name) as launcher:
+        with held_step(step, name=name, tell=tell) as launcher:
             return launcher.traced
     except _Uncapturable as exc:
         return exc.traced
 
 
 @contextmanager
-def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
+def held_step(
+    step: StepFunction, *, name: str, tell: Callable[[TracePhase], None] = _nothing
+) -> Iterator[CudaLauncher]:
     """Trace a step and keep its graph, to run its kernels; put everything back at the end.
 
     Args:
         step: As for `trace_step`. So ``name`` and the errors.
         name: What to call it.
+        tell: Told of every phase as it begins.
 
     Raises:
         NotSupportedError: Also where the step cannot be captured; says why.
@@ -107,19 +118,23 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
     """
     with quiet(), preserved(step), same_batches(torch()) as batches:
         run, step = step, _from_first_batch(step, batches)
+        tell(TracePhase.WARMING)
         warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
         warm = Snapshot(run)
+        tell(TracePhase.PROFILING)
         trace = profile(step)
         seen = activities(trace)
         try:
             warm.restore()
+            tell(TracePhase.CAPTURING)
             with recorded() as capture, captured(step) as once:
                 first = [node.node for node in once.nodes]
             del once
             calls = captured_calls(capture)
             inputs = candidates(torch())
             warm.restore()
+            tell(TracePhase.CHECKING)
             with captured(step) as graph:
                 nodes = [node.node for node in graph.nodes]
                 check_same(first_difference(first, nodes))

@@ -1,5 +1,7 @@
 """trace: a workload or a training step in, its kernels in launch order out."""
 
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,22 @@ from underclock.stages.step_source import StepFunction, source_of
 from underclock.workloads import workload
 
 
-def trace(what: str | StepFunction, *, folder: Path | None = None, **sizes: int) -> Step:
+class TracePhase(StrEnum):
+    """What tracing does with a step, in turn; the value is shown to the user."""
+
+    WARMING = "running the step to warm up"
+    PROFILING = "profiling the step"
+    CAPTURING = "capturing the step"
+    CHECKING = "capturing it again, to see that it stays the same"
+
+
+def trace(
+    what: str | StepFunction,
+    *,
+    folder: Path | None = None,
+    progress: Callable[[TracePhase], None] = lambda _phase: None,
+    **sizes: int,
+) -> Step:
     """List the kernels of one training step.
 
     Args:
@@ -18,6 +35,7 @@ def trace(what: str | StepFunction, *, folder: Path | None = None, **sizes: int)
             runs one whole training step on the GPU, itself or as ``path/to/train.py:step``.
         folder: Where the step will be written; its source is named relative to that. By default
             the working directory.
+        progress: Told of every phase of tracing a function, as it begins.
         sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`.
 
@@ -38,8 +56,8 @@ def trace(what: str | StepFunction, *, folder: Path | None = None, **sizes: int)
     from underclock.stages.torch_step import load_step, trace_step  # noqa: PLC0415
 
     if not isinstance(what, str):
-        return trace_step(what).step
-    step = trace_step(load_step(what)).step
+        return trace_step(what, tell=progress).step
+    step = trace_step(load_step(what), tell=progress).step
     return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
 
 

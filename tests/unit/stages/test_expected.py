@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from underclock.records import MeasurementSettings, Step
@@ -20,7 +21,9 @@ def step() -> Step:
     return workload("gpt3-125m", {"layers": 1, "batch": 4})
 
 
-def campaign(step: Step, path: Path, wanted: Campaign) -> tuple[list[Expected], list[Tally]]:
+def campaign(
+    step: Step, path: Path, wanted: Campaign, measuring: MeasurementSettings = _BRIEF
+) -> tuple[list[Expected], list[Tally]]:
     told: list[Expected] = []
     seen: list[Tally] = []
     measure(
@@ -28,7 +31,7 @@ def campaign(step: Step, path: Path, wanted: Campaign) -> tuple[list[Expected], 
         gpu="sim:rtx3080ti",
         to=path,
         campaign=wanted,
-        measuring=_BRIEF,
+        measuring=measuring,
         progress=seen.append,
         expect=told.append,
     )
@@ -75,6 +78,17 @@ def test_a_steered_campaign_ends_after_ten_minutes_where_nobody_says(
     assert told.first == 1
     assert told.limit_s == 600.0
     assert seen[-1].time_limit_s == 600.0
+
+
+@pytest.mark.slow  # it warms for minutes of simulated time
+@pytest.mark.parametrize("warm_s", [0.0, 60.0])
+def test_warming_up_is_expected_to_last_until_the_temperature_is_steady(
+    step: Step, tmp_path: Path, warm_s: float
+) -> None:
+    steady = msgspec.structs.replace(_BRIEF, warm_s=warm_s, steady_s=20.0, steady_c=1.0)
+    (told,), seen = campaign(step, tmp_path / "s.db", Campaign(max_samples=1), steady)
+    assert told.first_s == pytest.approx(seen[-1].gpu_s, rel=0.3)
+    assert seen[-1].gpu_s > 80.0
 
 
 def test_a_table_answers_at_once(tmp_path: Path) -> None:
