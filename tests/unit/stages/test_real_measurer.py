@@ -1,7 +1,13 @@
 """A real GPU as a measurer: what is refused before PyTorch is asked, and what a reader is told."""
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +17,9 @@ from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
+from underclock.records.launches import Traced
 from underclock.stages.backends import default_measuring, open_measurer
-from underclock.stages.campaign import Campaign
+from underclock.stages.campaign import Campaign, survey
 from underclock.stages.measure import measure
 from underclock.stages.real import (
     algorithm_notes,
@@ -136,6 +143,77 @@ class TestStepNow:
         (note,) = algorithm_notes([f"'{n}' runs f" for n in range(5)])
         assert "'2' runs f; and 2 more; what" in note
         assert "'3'" not in note
+
+
+@dataclass
+class FakeLauncher:
+    """As much of a launcher as is asked before anything runs."""
+
+    traced: Traced
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+
+class TestCapturedNow:
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+        """Return a list for what a capture will find, PyTorch and its GPU left away."""
+        found: list[Step] = []
+
+        @contextlib.contextmanager
+        def held_step(run: object, *, name: str) -> Iterator[FakeLauncher]:
+            assert (run(), name) == ("ran", "train")  # type: ignore[operator]
+            yield FakeLauncher(Traced(step=found[0], groups=()))
+
+        # The import system's way to put a library in the place of another.
+        capturing: Any = ModuleType("underclock.stages.torch_step")
+        capturing.held_step, capturing.check_device = held_step, lambda _uuid: None
+        monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
+        return found
+
+    def test_the_measurer_says_what_runs_now_and_the_launcher_knows_it_by_its_names(
+        self, found: list[Step]
+    ) -> None:
+        found.append(step(conv("to_nhwc"), conv("fprop")))
+        traced = step(conv("to_nhwc"), conv("winograd"), source=SOURCE)
+
+        with (
+            simulated_driver("rtx3080ti"),
+            open_measurer("nvml:0", step=traced, run=lambda: "ran") as measurer,
+        ):
+            assert measurer.step is not None
+            assert [each.name for each in measurer.step.kernels] == ["to_nhwc", "winograd"]
+            assert measurer.step.kernels[1].launch == found[0].kernels[1].launch
+            assert measurer.step.source == SOURCE
+            (note,) = [each for each in measurer.notes() if "algorithms" in each]
+            assert "'winograd' runs fprop instead of winograd" in note
+            header, _ = survey(measurer, measurer.step, Campaign())
+            assert header.kernels == measurer.step.kernels
+            assert note in header.warnings
+
+    def test_other_numbers_of_launches_are_for_measuring_only(self, found: list[Step]) -> None:
+        found.append(step(conv("to_nhwc"), conv("fprop")))
+        traced = step(conv("winograd"), source=SOURCE)
+
+        with simulated_driver("rtx3080ti"):
+            with open_measurer("nvml:0", step=traced, run=lambda: "ran", anew=True) as measurer:
+                assert measurer.step is not None
+                assert len(measurer.step.order) == 2
+            with (
+                pytest.raises(MeasurementError, match="other kernels than were planned for"),
+                open_measurer("nvml:0", step=traced, run=lambda: "ran"),
+            ):
+                pass
+
+    def test_a_step_that_is_as_it_was_is_told_of_in_no_note(self, found: list[Step]) -> None:
+        found.append(TRACED)
+        with (
+            simulated_driver("rtx3080ti"),
+            open_measurer("nvml:0", step=TRACED, run=lambda: "ran") as measurer,
+        ):
+            assert measurer.step == TRACED
+            assert not [each for each in measurer.notes() if "algorithms" in each]
 
 
 class TestRefusedBeforePyTorch:
