@@ -63,7 +63,7 @@ def pools(
     known = frozenset(data_sizes)
     found: defaultdict[Hashable, list[_Growing]] = defaultdict(list)
     for member, (kind, text) in enumerate(zip(alike, shapes, strict=True)):
-        numbers = tuple(map(int, _NUMBER.findall(text)))
+        numbers = tuple(map(int, _NUMBER.findall(_each(text))))
         mine = found[kind, _NUMBER.sub("#", text)]
         if not any(pool.takes(member, numbers, known) for pool in mine):
             mine.append(_Growing([member], [numbers]))
@@ -73,6 +73,16 @@ def pools(
 def without_sizes(shapes: str, instead: str = "#") -> str:
     """Return a shapes text with something instead of the sizes that the data decides."""
     return _RANGE.sub(instead, shapes)
+
+
+def _each(shapes: str) -> str:
+    """Return shapes with the elements of a list's tensors counted for each, if all are alike."""
+
+    def divided(found: re.Match[str]) -> str:
+        each, rest = divmod(int(found[2]), max(1, int(found[1])))
+        return found[0] if rest else f"{found[1]} tensors[{each}]"
+
+    return re.sub(r"(\d+) tensors\[(\d+)", divided, shapes)
 
 
 @dataclass(slots=True)
@@ -106,7 +116,8 @@ class _Growing:
         """Return it as it is."""
         sizes = tuple(min(each[place] for place in self.places) for each in self.numbers)
         pool = Pool(members=tuple(self.members), sizes=sizes, shapes="")
-        ranges = {place: [each[place] for each in self.numbers] for place in self.places}
+        written = [list(map(int, _NUMBER.findall(shapes[member]))) for member in self.members]
+        ranges = {place: [each[place] for each in written] for place in self.places}
         at = itertools.count()
 
         def mark(number: re.Match[str]) -> str:

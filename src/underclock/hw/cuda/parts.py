@@ -170,7 +170,7 @@ def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
         if paused:
             parts.keep(result)
             first = result[0] if isinstance(result, tuple) else result
-            parts.learn(first.shape)
+            parts.learn(first.shape[:1])
         return result
 
     return ask

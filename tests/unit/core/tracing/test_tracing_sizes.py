@@ -30,6 +30,14 @@ def test_strides_and_second_tensors_follow_the_size() -> None:
     assert pool.shapes == "bf16[64x97(12-431)]@1x64, bf16[97(12-431)x8]@776(96-3448)x1"
 
 
+def test_a_list_of_tensors_is_of_a_size_where_each_of_them_is() -> None:
+    (pool,) = pooled([f"bf16[64x8], 2 tensors[{2 * n}]" for n in TOKENS], TOKENS)
+    assert pool.sizes == tuple(TOKENS)
+    assert pool.shapes == "bf16[64x8], 2 tensors[194(24-862)]"
+    assert pooled(["2 tensors[13]", "2 tensors[99]"], [12, 97]) == []
+    assert pooled(["0 tensors[0]", "0 tensors[0]"], [12, 97]) == []
+
+
 @pytest.mark.parametrize(
     ("shapes", "sizes"),
     [
