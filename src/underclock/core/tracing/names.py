@@ -46,6 +46,12 @@ class _Tensor:
         *_, column, row = f"1x1x{self.strides}".split("x")
         return column == "1" != row and bool(self.strides)
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether several places of it are one in memory."""
+        pairs = zip(self.sizes.split("x"), self.strides.split("x"), strict=False)
+        return any(size != "1" and stride == "0" for size, stride in pairs)
+
 
 def named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Give traced kernels their names, each its own.
@@ -129,6 +135,8 @@ def _copy(tensors: Sequence[_Tensor]) -> str:
     to, source = tensors[:2]
     if to.dtype != source.dtype:
         return f"cast {source.dtype}\N{RIGHTWARDS ARROW}{to.dtype}"
+    if source.is_broadcast and not to.is_broadcast:
+        return "broadcast"
     if to.strides == source.strides:
         return "copy"
     return "copy to dense" if not to.strides else "copy to strided"
@@ -215,7 +223,11 @@ def _layout(launch: Launch) -> str:
     strided = [bool(tensor.strides) for tensor in _tensors(launch.shapes)]
     if not any(strided):
         return ""
-    return "strided" if all(strided) or len(strided) == 1 else f"strided {strided.index(True) + 1}"
+    return (
+        "strided"
+        if all(strided) or len(strided) == 1
+        else f"strided input {strided.index(True) + 1}"
+    )
 
 
 def _part(launch: Launch) -> str:

@@ -36,6 +36,8 @@ def names(*kernels: Kernel) -> list[str]:
         ("bf16[8x4], bf16[8x4]@1x8", "h copy to dense"),
         ("bf16[8x4]@1x8, bf16[8x4]", "h copy to strided"),
         ("bf16[8x4]@1x8, bf16[8x4]@1x8", "h copy"),
+        ("bf16[8x4], bf16[8x4]@0x1", "h broadcast"),
+        ("bf16[1x4]@1x4, bf16[1x4]@0x1", "h copy to strided"),  # one place is one place
         ("bf16[8x4]", "h copy"),
     ],
 )
@@ -100,7 +102,7 @@ def test_what_torch_compile_fused_is_told_in_words(operator: str, name: str) -> 
         (["fp32[4]", "bf16[4]"], ["fp32", "bf16"]),
         (["fp32[4]", "fp32[8]"], ["4", "8"]),
         (["fp32[4], fp32[2]", "fp32[4], fp32[1]"], ["2", "1"]),
-        (["fp32[4x4], fp32[4]", "fp32[4x4]@1x4, fp32[4]"], ["", "strided 1"]),
+        (["fp32[4x4], fp32[4]", "fp32[4x4]@1x4, fp32[4]"], ["", "strided input 1"]),
         (["fp32[4x4]", "fp32[4x4]@1x4"], ["", "strided"]),
         # What tells all apart is enough, and better than what tells some.
         (
