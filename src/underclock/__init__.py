@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from underclock.records.latencies import Domain, LatencyTable, Switch
     from underclock.records.observed import Interval, PredictedArm, Prediction
     from underclock.stages.campaign import Campaign, ClockControl, Grid
+    from underclock.stages.expected import Expected
     from underclock.stages.fit import fit
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Tally, measure
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from underclock.stages.report import write_report
     from underclock.stages.score import score
     from underclock.stages.switching import Switching
-    from underclock.stages.trace import trace
+    from underclock.stages.trace import TracePhase, trace
     from underclock.stages.validate import validate
 
     __version__: str
@@ -108,6 +109,7 @@ _HOMES = {
     "DeviceError": "errors",
     "Domain": "records.latencies",
     "Evidence": "records",
+    "Expected": "stages.expected",
     "Goal": "core.planning.goal",
     "GpuFit": "records.fitted",
     "GpuInfo": "records",
@@ -151,6 +153,7 @@ _HOMES = {
     "Switching": "stages.switching",
     "Tally": "stages.measure",
     "ThrottleReason": "records",
+    "TracePhase": "stages.trace",
     "UnderclockError": "errors",
     "UsageError": "errors",
     "Utilisation": "records",
@@ -184,6 +187,7 @@ __all__ = [
     "DeviceError",
     "Domain",
     "Evidence",
+    "Expected",
     "Goal",
     "GpuFit",
     "GpuInfo",
@@ -227,6 +231,7 @@ __all__ = [
     "Switching",
     "Tally",
     "ThrottleReason",
+    "TracePhase",
     "UnderclockError",
     "UsageError",
     "Utilisation",

@@ -196,7 +196,7 @@ def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None
         ("plan sweep.csv --latency 6", 2, "did you mean 6ms"),
         ("measure --gpu sim:rtx3080ti -o s.db --precision 3", 2, "did you mean 3%?"),
         ("measure --gpu sim:rtx3080ti -o s.db --max-slowdown 100%", 2, "above -1 and below 1"),
-        ("measure --gpu sim:rtx3080ti -o s.db --budget 20", 2, "it has no unit"),
+        ("measure --gpu sim:rtx3080ti -o s.db --time-limit 20", 2, "it has no unit"),
         ("measure --gpu replay:sweep.csv -o -", 2, "the samples cannot go to stdout"),
         ("calibrate sweep.csv -o -", 2, "cannot go to stdout"),
         ("watch --gpu sim:rtx3080ti -o -", 2, "the log cannot go to stdout"),

@@ -30,8 +30,8 @@ def _plain(terminal: _Terminal) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
 
 
-def _tally(done: int, total: int | None, gpu_s: float, budget_s: float | None = None) -> Tally:
-    return Tally(done=done, total=total, gpu_s=gpu_s, doing="a at auto", budget_s=budget_s)
+def _tally(done: int, total: int | None, gpu_s: float, time_limit_s: float | None = None) -> Tally:
+    return Tally(done=done, total=total, gpu_s=gpu_s, doing="a at auto", time_limit_s=time_limit_s)
 
 
 def test_a_campaign_with_an_end_shows_how_much_is_left(shown: _Terminal) -> None:
@@ -49,6 +49,16 @@ def test_a_campaign_without_an_end_pretends_to_none(shown: _Terminal) -> None:
     assert "51 " in words
     assert "51/51" not in words
     assert "left" not in words
+
+
+def test_each_phase_is_named_and_has_its_own_share(shown: _Terminal) -> None:
+    with redirect_stderr(shown), progress_bar("measuring") as show:
+        for phase in ("first look", "what tells most"):
+            show(
+                Tally(done=3, total=None, gpu_s=9.0, doing="", phase=phase, phase_s=1.0, left_s=3.0)
+            )
+    words = _plain(shown)
+    assert "measuring: what tells most" in words
 
 
 def test_names_cannot_speak_to_the_terminal(shown: _Terminal) -> None:
@@ -88,6 +98,9 @@ def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str])
         (_tally(10, 40, 60.0, 120.0), 0.5),  # whichever ends it first
         (_tally(50, 40, 60.0), 1.0),
         (_tally(0, 0, 0.0), None),
+        (Tally(done=1, total=None, gpu_s=9.0, doing="", phase_s=1.0, left_s=3.0), 0.25),
+        (Tally(done=1, total=None, gpu_s=9.0, doing="", phase_s=0.0, left_s=0.0), None),
+        (Tally(done=1, total=2, gpu_s=9.0, doing="", phase_s=1.0, left_s=3.0), 0.5),
     ],
 )
 def test_how_much_of_a_campaign_is_done(tally: Tally, share: float | None) -> None:

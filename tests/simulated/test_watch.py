@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from underclock import Tally
 from underclock.core.tracing.timeline import fit_period, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.nvml import NvmlGpu, nvml_session
@@ -79,6 +80,22 @@ def test_the_summary_says_what_the_file_says(tmp_path: Path, long: Step) -> None
         assert kernel.core_mhz == pytest.approx(mean_mhz)
         mean_w = sum(float(row["power_w"]) for row in mine) / len(mine)
         assert kernel.power_w == pytest.approx(mean_w, abs=1e-3)
+
+
+def _told(step: Step, duration_s: float) -> list[Tally]:
+    told: list[Tally] = []
+    watch("sim:rtx3080ti", duration_s=duration_s, step=step, progress=told.append)
+    return told
+
+
+def test_a_log_says_how_far_it_is_now_and_then(long: Step) -> None:
+    seen = _told(long, 1.2)
+
+    timing = [tally for tally in seen if tally.phase == "timing kernels"]
+    assert [tally.share for tally in timing] == [0.0, 1 / 3, 2 / 3]
+    log = seen[len(timing) :]
+    assert {tally.phase for tally in log} == {"log"}
+    assert [tally.share for tally in log] == pytest.approx([0.0, 0.5 / 1.2, 1.0 / 1.2], abs=0.01)
 
 
 def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
 )
 @click.option(
-    "--budget",
+    "--time-limit",
     type=DURATION,
     help="Adaptive: or until this GPU time is spent: 20min. [default: 10min where steered]",
 )
@@ -79,7 +79,7 @@ def command(
     clocks: str | None,
     slowdowns: tuple[float, ...],
     precision: float | None,
-    budget: float | None,
+    time_limit: float | None,
     max_samples: int | None,
     core_mhz: tuple[int | None, ...],
     mem_mhz: tuple[int | None, ...],
@@ -113,7 +113,7 @@ def command(
             repeats=repeats,
             slowdowns=slowdowns or SLOWDOWNS,
             precision=PRECISION if precision is None else precision,
-            budget_s=budget,
+            time_limit_s=time_limit,
             max_samples=max_samples,
         )
         measuring = _measuring(gpu, campaign, warmup, window)
@@ -128,6 +128,7 @@ def command(
             measuring=measuring,
             seed=seed,
             progress=show,
+            expect=lambda expected: say(str(expected), err=True),
             run=step_file(step, source),
         )
     warn((*sample_set.warnings, *odd_repeats(sample_set), *told(sample_set)))

@@ -15,14 +15,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[["Tally"], None]]:
-    """Show how far measuring is; its time left is known where it has an end that is known."""
-    with _bar(title) as (bar, task):
+def progress_bar(title: str, *, per_second: float = 10) -> Iterator[Callable[["Tally"], None]]:
+    """Show how far measuring is, and each phase's time left where its end can be told."""
+    with _bar(title, per_second) as (bar, task):
+        phase = ""
 
         def show(tally: "Tally") -> None:
+            nonlocal phase
             share = tally.share
+            if tally.phase != phase:  # its pace is its own
+                phase = tally.phase
+                bar.reset(task)
             bar.update(
                 task,
+                description=f"{title}: {phase}" if phase else title,
                 completed=share or 0.0,
                 total=None if share is None else 1.0,
                 count=f"{tally.done}" if tally.total is None else f"{tally.done}/{tally.total}",
@@ -58,7 +64,7 @@ def counted_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[tuple["Progress", "TaskID"]]:
+def _bar(title: str, per_second: float = 10) -> Iterator[tuple["Progress", "TaskID"]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
@@ -83,6 +89,7 @@ def _bar(title: str) -> Iterator[tuple["Progress", "TaskID"]]:
     with Progress(
         *columns,
         console=console,
+        refresh_per_second=per_second,
         transient=True,
         expand=True,
         disable=not console.is_terminal,

@@ -7,6 +7,7 @@ import click
 
 from underclock.cli.common import force_option, json_option, output_option
 from underclock.cli.printing import STDOUT, check_place, deliver
+from underclock.cli.progress import counted_bar
 from underclock.cli.terminal import say
 from underclock.errors import UsageError
 from underclock.records import Step
@@ -50,12 +51,20 @@ def command(
 
     Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
     """
-    from underclock.stages.trace import trace
+    from underclock.stages.trace import TracePhase, trace
 
     check_place(output, force=force)
     folder = output.parent if output and output != STDOUT else None
     what = _what(workload, arguments, steps)
-    step = trace(what, folder=folder, **dict(_size(text) for text in sizes))
+    numbers = dict(_size(text) for text in sizes)
+    phases = list(TracePhase)
+    with counted_bar("tracing") as show:
+        step = trace(
+            what,
+            folder=folder,
+            progress=lambda phase: show(phases.index(phase), len(phases), phase),
+            **numbers,
+        )
     deliver(
         step,
         output,

@@ -15,6 +15,7 @@ from underclock.cli.common import (
     step_file,
 )
 from underclock.cli.printing import print_json, print_table
+from underclock.cli.progress import progress_bar
 
 
 @click.command(name="watch")
@@ -46,14 +47,17 @@ def command(
     from underclock.stages.watch import watch
     from underclock.store import read_document
 
-    log = watch(
-        gpu,
-        duration_s=duration,
-        step=read_document(step, Step) if step else None,
-        to=output,
-        force=force,
-        run=step_file(step, source),
-    )
+    # Drawn rarely: the log takes a thousand readings a second.
+    with progress_bar("watching", per_second=2) as show:
+        log = watch(
+            gpu,
+            duration_s=duration,
+            step=read_document(step, Step) if step else None,
+            to=output,
+            force=force,
+            run=step_file(step, source),
+            progress=show,
+        )
     if as_json:
         print_json(log)
     else:

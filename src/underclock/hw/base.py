@@ -17,6 +17,7 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Mix,
+    Step,
     ThrottleReason,
     Utilisation,
 )
@@ -214,8 +215,15 @@ class Capability(StrEnum):
 
 
 class Measurer(Protocol):
-    """Holds clocks and measures kernels."""
+    """Holds clocks and measures kernels.
 
+    Attributes:
+        evidence: What its numbers are.
+        capabilities: What it can be asked.
+        step: What it runs, as it was captured now; ``None`` where it runs whatever it is told.
+    """
+
+    step: Step | None
     evidence: Evidence
     capabilities: frozenset[Capability]
 

@@ -18,7 +18,16 @@ from underclock.hw.clock_watch import ClockWatch
 from underclock.hw.interference import InterferenceCheck
 from underclock.hw.lease import ClockLeases
 from underclock.hw.waiting import WatchedLoop
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, MeasurementSettings, Mix
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    MeasurementSettings,
+    Mix,
+    Step,
+)
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
@@ -69,6 +78,7 @@ class GpuMeasurer:
 
     Attributes:
         leases: Of the GPU's clocks; enter it around everything that holds some.
+        step: As in `hw.base.Measurer`.
     """
 
     def __init__(  # noqa: PLR0913 - three seams, and what is known of them
@@ -82,8 +92,10 @@ class GpuMeasurer:
         own: tuple[str, tuple[Kernel, ...]] = ("", ()),
         may_lock: bool = True,
         notes: tuple[str, ...] = (),
+        step: Step | None = None,
     ) -> None:
         self.evidence = evidence
+        self.step = step
         self.capabilities = frozenset({Capability.READ, Capability.RUN, Capability.MIX}) | (
             frozenset({Capability.LOCK}) if may_lock else frozenset()
         )

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Capability, Reading
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Mix, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Mix, Sample, SampleSet, Step
 
 
 class ReplayMeasurer:
     """Answers with the rows of a sample_set; repeats cycle through the rows there are."""
 
+    step: Step | None = None
     evidence = Evidence.REPLAYED
     capabilities: frozenset[Capability] = frozenset()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from underclock.hw.base import Clock, Gpu
 from underclock.records import ThrottleReason
 
+_TELL_S = 0.5  # telling takes time that readings need
 _EARLY_S = 1e-6  # a reading this early is on time
 
 
@@ -39,12 +40,14 @@ class Sampler:
         clock: Its time.
         rate_hz: Readings a second.
         steps: Says how many steps are finished; ``None`` where nothing is launched.
+        tell: Told now and then of the entries there are, and for how long they were read.
     """
 
     gpu: Gpu
     clock: Clock
     rate_hz: float = 1000.0
     steps: Callable[[], int] | None = None
+    tell: Callable[[int, float], None] = lambda _entries, _at_s: None
     entries: list[Entry] = field(default_factory=list)
 
     def run(self, duration_s: float) -> tuple[Entry, ...]:
@@ -58,11 +61,14 @@ class Sampler:
         """
         begun_s = self.clock.now_s()
         period_s = 1.0 / self.rate_hz
-        due = 0
+        due, tell_s = 0, 0.0
         while True:
             at_s = self.clock.now_s() - begun_s
             if at_s >= duration_s:
                 return tuple(self.entries)
+            if at_s >= tell_s:
+                tell_s = at_s + _TELL_S
+                self.tell(len(self.entries), at_s)
             early_s = due * period_s - at_s
             if early_s > _EARLY_S:
                 self.clock.sleep_s(early_s)

@@ -1,6 +1,7 @@
 """What tracing saw, before it is a step: nodes of a captured graph, and activities of a profile."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records import Pass, Record, Step
@@ -92,7 +93,14 @@ class Traced:
     Attributes:
         step: The step.
         groups: One per launch, as ``step.order``.
+        medians: The launch that stands for a kernel whose launches are not all alike.
     """
 
     step: Step
     groups: tuple[LaunchGroup, ...]
+    medians: Mapping[int, int] = field(default_factory=dict)
+
+    def launch_of(self, kernel: int) -> int:
+        """Return the launch that is measured for a kernel: the first, if all are alike."""
+        median = self.medians.get(kernel)
+        return self.step.order.index(kernel) if median is None else median

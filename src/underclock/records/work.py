@@ -42,7 +42,8 @@ class Launch(Record, frozen=True, kw_only=True):
         shared_bytes: Dynamic shared memory of a block.
         attributes: Launch attributes that are not at their default, as text.
         operator: Innermost operator that launched it; empty when unknown.
-        shapes: Its input tensors as ``dtype[sizes]``, strides added where they are not dense.
+        shapes: Its input tensors as ``dtype[sizes]``, strides added where they are not dense. Where
+            the data decides a size, that of the launch measured and the range: ``97(12-431)``.
         module: Path of the module it ran for, every layer number a ``*``; empty when unknown.
         served_by: Memsets and copies that run before it on its behalf.
         identity: Hash under which equal invocations share measurements.

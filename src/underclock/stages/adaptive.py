@@ -34,7 +34,7 @@ from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.agenda import IDLING
 from underclock.core.steering.mixing import Seen, thinned
 from underclock.hw.base import Capability, Reading
-from underclock.records import Clocks, Kernel, Mix
+from underclock.records import Clocks, Kernel, Mix, SampleSet
 from underclock.stages.recording import Recorder, as_mix_sample
 from underclock.stages.step_runs import StepRuns
 
@@ -59,7 +59,7 @@ class Limits(Protocol):
         ...
 
     @property
-    def budget_s(self) -> float | None:
+    def time_limit_s(self) -> float | None:
         """Or when this much of the GPU's time is spent."""
         ...
 
@@ -100,8 +100,34 @@ class _CertainOfTime:
         """Return nothing: there is none."""
 
 
+def first_looks(samples: SampleSet, limits: Limits, *, whole: bool) -> int:
+    """Return how many samples come before any is chosen for what it tells.
+
+    Args:
+        samples: What is on file, and between which clocks.
+        limits: When to stop.
+        whole: Whether the step is run whole too.
+    """
+    locked = sum(clocks.core_mhz is not None for clocks in samples.settings)
+    each = 1 + min(locked, _points_each(limits, len(samples.kernels)))
+    return each * len(samples.kernels) + _WHOLE_STEPS * whole
+
+
+def _points_each(limits: Limits, kernels: int, points: int = _SHARED_POINTS) -> int:
+    """Return at how many clock pairs every kernel is looked at first, besides auto."""
+    if limits.max_samples is None:
+        return points
+    each = _SHARE_FOR_SHARED * limits.max_samples / kernels
+    return int(np.clip(each - 1, 1, points))
+
+
 class AdaptiveRun:
-    """One run of a campaign into a file."""
+    """One run of a campaign into a file.
+
+    Attributes:
+        short_of: How many times as unsure as asked the promise was at the last fit; ``None`` before
+            there was one.
+    """
 
     def __init__(
         self,
@@ -130,6 +156,7 @@ class AdaptiveRun:
         self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
         self._steps = len(before.in_situ)
         self._unsure = 0.0  # of the promise, as it was after the last fit
+        self.short_of: float | None = None
 
     def run(self) -> None:
         """Measure until the promise is as sharp as asked, or time or samples are spent."""
@@ -167,7 +194,7 @@ class AdaptiveRun:
         if limits.max_samples is not None and self.taken >= limits.max_samples:
             return True
         spent_s = self._bench.now_s() - self._started_s
-        return limits.budget_s is not None and spent_s >= limits.budget_s
+        return limits.time_limit_s is not None and spent_s >= limits.time_limit_s
 
     def _warm(self) -> None:
         self._tell("warming the GPU to a steady temperature")
@@ -303,11 +330,8 @@ class AdaptiveRun:
         core = np.array([float(c.core_mhz or top) for c in locked])
         mem = np.array([float(c.mem_mhz or mems[-1]) for c in locked])
         points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + len(mems)) / len(self._kernels)))
-        per_kernel = points
-        if self._limits.max_samples is not None:
-            each = _SHARE_FOR_SHARED * self._limits.max_samples / len(self._kernels)
-            per_kernel = int(np.clip(each - 1, 1, points))
         chosen = initial_design(base, core, mem, points)
+        per_kernel = _points_each(self._limits, len(self._kernels), points)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
     def _more(self) -> list[_Wanted]:
@@ -395,7 +419,10 @@ class AdaptiveRun:
         changes = [known.predicted_change(plan) for plan in made]
         spreads = [change.energy_spread for change in changes]
         spreads += [change.time_spread for change in changes if all_auto]
-        return plans, bool(made) and TWO_SIDED * max(spreads) <= self._limits.precision
+        if not made:
+            return plans, False
+        self.short_of = TWO_SIDED * max(spreads) / self._limits.precision
+        return plans, self.short_of <= 1.0
 
     def _reference(self, fit: CostEstimate) -> list[_Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""

@@ -33,12 +33,14 @@ class OneKernelMeasurer:
     Attributes:
         evidence: Of the measurer behind it.
         capabilities: Of the measurer behind it.
+        step: As it was captured now, all of its kernels.
         untimed: Why launches are not timed; empty while they are.
     """
 
     def __init__(self, inner: Measurer, launches: Sequence[Kernel]) -> None:
         self.evidence = inner.evidence
         self.capabilities = inner.capabilities
+        self.step = inner.step
         self.untimed = ""
         self._inner = inner
         self._launches = launches

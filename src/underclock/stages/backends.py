@@ -22,7 +22,7 @@ from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
-from underclock.stages.real import held_launcher, may_lock, real_notes
+from underclock.stages.real import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import read_table
 
@@ -38,6 +38,7 @@ class OpenGpu:
         launcher: Runs kernels on it; ``None`` where none were to run.
         notes: What a reader of numbers taken on it must know.
         model: What it is made of; ``None`` of a real one.
+        step: What runs on it, as it was captured now; ``None`` where it runs what it is told.
     """
 
     gpu: Gpu
@@ -46,6 +47,7 @@ class OpenGpu:
     launcher: Launcher | None
     notes: tuple[str, ...] = ()
     model: GpuModel | None = None
+    step: Step | None = None
 
 
 @contextmanager
@@ -57,6 +59,7 @@ def open_gpu(
     step: Step | None = None,
     run: StepFunction | StepFile | None = None,
     limit_w: float | None = None,
+    anew: bool = False,
 ) -> Iterator[OpenGpu]:
     """Open a GPU to read it, and to run kernels where wanted.
 
@@ -67,6 +70,7 @@ def open_gpu(
         step: What they are of; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
         limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
+        anew: Whether the step may launch other numbers of kernels than when it was traced.
 
     Raises:
         UsageError: A table, no such model or index, no such power limit, or no traced step for a
@@ -92,8 +96,9 @@ def open_gpu(
             yield opened
             return
         notes = real_notes(gpu)
-        with held_launcher(gpu, step, run) as launcher:
-            yield replace(opened, launcher=launcher, notes=notes)
+        with held_launcher(gpu, step, run, anew=anew) as (launcher, now):
+            notes = (*notes, *algorithm_notes(now.changes))
+            yield replace(opened, launcher=launcher, notes=notes, step=now.step)
 
 
 def model_of(name: GpuName) -> GpuModel:
@@ -151,6 +156,7 @@ def open_measurer(
     step: Step | None = None,
     run: StepFunction | StepFile | None = None,
     limit_w: float | None = None,
+    anew: bool = False,
 ) -> Iterator[Measurer]:
     """Open what a ``--gpu`` option names, to measure on it.
 
@@ -163,6 +169,7 @@ def open_measurer(
         step: What will be measured; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
         limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
+        anew: Whether the step may launch other numbers of kernels than when it was traced.
 
     Raises:
         UsageError: No such kind of GPU, model, unit or power limit, or no traced step for a real
@@ -175,7 +182,9 @@ def open_measurer(
     if name.kind is GpuKind.REPLAYED:
         yield ReplayMeasurer(read_table(Path(name.name)))
         return
-    with open_gpu(name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w) as opened:
+    with open_gpu(
+        name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w, anew=anew
+    ) as opened:
         if opened.launcher is None:
             raise AssertionError("it was opened to run kernels")
         measurer = GpuMeasurer(
@@ -187,6 +196,7 @@ def open_measurer(
             own=_own(opened.model),
             may_lock=name.is_simulated or may_lock(),
             notes=opened.notes,
+            step=opened.step,
         )
         with measurer.leases:
             yield measurer

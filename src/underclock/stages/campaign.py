@@ -27,6 +27,8 @@ class ClockControl(StrEnum):
 
 PRECISION = 0.003
 SLOWDOWNS = (0.0, 0.01)
+STEERING_S = 600.0
+"""Time limit of a campaign that steers, where nobody says."""
 _COARSE_STEP_MHZ = 210
 
 
@@ -50,7 +52,7 @@ class Campaign:
     precision: float = PRECISION
     """An adaptive campaign ends when its promise is this sure: half the width of the 95 % interval
     of the energy change, as a fraction of auto."""
-    budget_s: float | None = None
+    time_limit_s: float | None = None
     """Or when this much of the GPU's time is spent."""
     max_samples: int | None = None
     """Or this many samples are on file."""
@@ -84,13 +86,13 @@ class Campaign:
         """Reject ends that no campaign reaches, or that play no part."""
         if not self.precision > 0:
             raise ValueError(f"precision must be positive, got {self.precision}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"the budget must be positive, got {self.budget_s} s")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise ValueError(f"the time limit must be positive, got {self.time_limit_s} s")
         if self.max_samples is not None and self.max_samples < 1:
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
-        limited = self.budget_s is not None or self.max_samples is not None
+        limited = self.time_limit_s is not None or self.max_samples is not None
         if self.grid in {Grid.COARSE, Grid.FULL} and limited:
-            raise ValueError(f"a {self.grid} grid has no budget: it is measured whole")
+            raise ValueError(f"a {self.grid} grid takes no limit: it is measured whole")
 
     @property
     def _seeks(self) -> bool:
@@ -123,11 +125,15 @@ class Campaign:
         held = Capability.LOCK in measurer.capabilities or self.clocks is ClockControl.LOCK
         return able and not held and self.grid in {None, Grid.ADAPTIVE} and self.may_adapt
 
+    def limit_s(self, *, steers: bool) -> float | None:
+        """Return when a campaign ends at the latest, in the GPU's time; ``None`` for never."""
+        return STEERING_S if steers and self.time_limit_s is None else self.time_limit_s
+
     @property
     def may_adapt(self) -> bool:
         """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
         named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
-        limited = self.max_samples is not None or self.budget_s is not None
+        limited = self.max_samples is not None or self.time_limit_s is not None
         if self.clocks is ClockControl.STEER:
             return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
@@ -138,7 +144,7 @@ class Campaign:
             return self.grid
         if self.clocks is ClockControl.STEER:
             return Grid.ADAPTIVE
-        limited = self.max_samples is not None or self.budget_s is not None
+        limited = self.max_samples is not None or self.time_limit_s is not None
         return (
             Grid.ADAPTIVE
             if self.may_adapt and (Capability.RUN in measurer.capabilities or limited)

@@ -14,9 +14,10 @@ from underclock.stages.adaptive import AdaptiveRun
 from underclock.stages.as_one import OneKernelRecorder, one_kernel
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
+from underclock.stages.expected import Expected, Phase, TimeLeft, expected_of
 from underclock.stages.provenance import provenance_of
 from underclock.stages.recording import Recorder, record
-from underclock.stages.steer import BUDGET_S, SteeringRun
+from underclock.stages.steer import SteeringRun
 from underclock.stages.step_runs import StepRuns
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import SampleFile
@@ -32,23 +33,28 @@ class Tally:
         total: Samples it set out to take; ``None`` where it takes as many as it needs.
         gpu_s: The measurer's own time since this run began; virtual on a simulated GPU.
         doing: What is being done, for a person.
-        budget_s: Of that time; ``None`` where it has none.
+        time_limit_s: Of that time; ``None`` where it has none.
+        phase: What of it, where it has several; the first is of a length that is known before.
+        phase_s: GPU time since that began.
+        left_s: About how much more it takes; ``None`` where nobody can know.
     """
 
     done: int
     total: int | None
     gpu_s: float
     doing: str
-    budget_s: float | None = None
+    time_limit_s: float | None = None
+    phase: str = ""
+    phase_s: float = 0.0
+    left_s: float | None = None
 
     @property
     def share(self) -> float | None:
-        """How much of it is done, 0 to 1; ``None`` where nobody can know."""
-        shares = [
-            done / whole
-            for done, whole in ((self.done, self.total), (self.gpu_s, self.budget_s))
-            if whole
-        ]
+        """How much is done, 0 to 1, of all or else of its phase; ``None`` where nobody can know."""
+        ends = ((self.done, self.total), (self.gpu_s, self.time_limit_s))
+        shares = [done / whole for done, whole in ends if whole]
+        if not shares and self.left_s is not None and self.phase_s + self.left_s > 0:
+            shares = [self.phase_s / (self.phase_s + self.left_s)]
         return min(1.0, max(shares)) if shares else None
 
 
@@ -61,6 +67,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
+    expect: Callable[[Expected], None] | None = None,
     run: StepFunction | StepFile | None = None,
 ) -> SampleSet:
     """Measure a step's kernels, going on where an earlier run into the same file stopped.
@@ -73,6 +80,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise.
         progress: Told of every sample.
+        expect: Told before the first what all of it will take; not of a table.
         run: The step's function, or where it may be found; by default under the working directory.
 
     Returns:
@@ -86,7 +94,10 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     path = Path(to)
     campaign = campaign or Campaign()
     measuring = measuring or default_measuring(gpu, adaptive=campaign.may_adapt)
-    with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
+    with open_measurer(
+        gpu, measuring=measuring, seed=seed, step=step, run=run, anew=True
+    ) as measurer:
+        step = measurer.step or step
         provenance = provenance_of(
             gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
         )
@@ -101,7 +112,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         told = progress or (lambda _tally: None)
         adaptive = campaign.on(measurer) is Grid.ADAPTIVE
         if adaptive and not path.exists():
-            _check_budget(measurer, header, campaign.budget_s)
+            _check_time_limit(measurer, header, campaign.time_limit_s)
         if one is not None and step is not None:
             header = msgspec.structs.replace(
                 header, kernels=step.kernels, order=step.order, fingerprint=step.fingerprint
@@ -109,35 +120,40 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
 
         def take(recorder: Recorder) -> None:
             recorder = recorder if one is None else OneKernelRecorder(recorder)
+            file = recorder.file
+            expected = expected_of(measurer, file.sample_set(), campaign, file.gpu_s)
+            if expected is not None and expect is not None:
+                expect(expected)
+            left = None if expected is None else TimeLeft(expected, measurer.now_s)
             if campaign.steers(measurer):
                 # As one kernel the step is in each of its mixes, and in no other step.
                 _steer(recorder, campaign, told, in_situ=campaign.in_situ and one is None)
             elif adaptive:
-                _adapt(recorder, points, campaign, told, seed)
+                _adapt(recorder, points, campaign, told, seed, left)
             else:
                 take_points(recorder, points, campaign, told)
 
         return record(measurer, path, header, take)
 
 
-def _check_budget(measurer: Measurer, header: SampleSet, budget_s: float | None) -> None:
+def _check_time_limit(measurer: Measurer, header: SampleSet, time_limit_s: float | None) -> None:
     """Refuse to begin what would end before anything can be compared with auto.
 
     Raises:
-        UsageError: The budget does not last until every kernel was seen once.
+        UsageError: The time limit does not last until every kernel was seen once.
     """
     measuring = header.provenance.measuring if header.provenance else None
-    if budget_s is None or measuring is None:
+    if time_limit_s is None or measuring is None:
         return
     looks = len(header.kernels) + bool(header.order)
     least_s = measuring.least_warm_s + measuring.settle_s + looks * measurer.takes_s(0.0)
-    if budget_s < least_s:
+    if time_limit_s < least_s:
         raise UsageError(
-            f"a budget of {format_duration(budget_s)} tells nothing: warming up takes "
+            f"a time limit of {format_duration(time_limit_s)} tells nothing: warming up takes "
             f"{format_duration(measuring.least_warm_s)} at least, and every sample "
             f"{format_duration(measurer.takes_s(0.0))}",
-            hint=f"--budget {math.ceil(least_s)}s is the least that helps: auto clocks once for "
-            f"each of {len(header.kernels)} kernels",
+            hint=f"--time-limit {math.ceil(least_s)}s is the least that helps: auto clocks once "
+            f"for each of {len(header.kernels)} kernels",
         )
 
 
@@ -147,25 +163,30 @@ def _adapt(
     campaign: Campaign,
     progress: Callable[[Tally], None],
     seed: int,
+    left: TimeLeft | None,
 ) -> None:
     """Take samples for as long as they are worth it.
 
     Raises:
         UsageError: No clocks that all kernels have.
-        MeasurementError: The budget is spent and nothing was measured.
+        MeasurementError: The time limit ends it and nothing was measured.
     """
     measurer, file = recorder.measurer, recorder.file
     header = file.header
-    started_s = measurer.now_s()
+    started_s, earlier_s = measurer.now_s(), file.gpu_s
 
     def tell(doing: str) -> None:
+        phase = left.phase(run.taken - before, run.short_of) if left else Phase()
         progress(
             Tally(
                 done=run.taken,
                 total=campaign.max_samples,
                 gpu_s=measurer.now_s() - started_s,
                 doing=doing,
-                budget_s=campaign.budget_s,
+                time_limit_s=_rest(campaign.time_limit_s, earlier_s),
+                phase=phase.name,
+                phase_s=phase.spent_s,
+                left_s=phase.left_s,
             )
         )
 
@@ -183,12 +204,13 @@ def _adapt(
         seed=seed,
         in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
     )
-    if not _is_spent_by_warming(file, campaign.budget_s):
+    before = run.taken
+    if not _is_spent_by_warming(file, campaign.time_limit_s):
         run.run()
     if not run.taken:
         raise MeasurementError(
-            "the whole budget went into warming up, and nothing was measured",
-            hint="run the same command with a larger --budget",
+            "the whole time limit went into warming up, and nothing was measured",
+            hint="run the same command with a larger --time-limit",
         )
     tell("done")
 
@@ -203,10 +225,10 @@ def _steer(
     """Take samples in company for as long as they are worth it.
 
     Raises:
-        MeasurementError: The budget is spent and nothing was measured.
+        MeasurementError: The time limit ends it and nothing was measured.
     """
     measurer, file = recorder.measurer, recorder.file
-    started_s = measurer.now_s()
+    started_s, earlier_s = measurer.now_s(), file.gpu_s
 
     def tell(doing: str) -> None:
         progress(
@@ -215,27 +237,32 @@ def _steer(
                 total=campaign.max_samples,
                 gpu_s=measurer.now_s() - started_s,
                 doing=doing,
-                budget_s=BUDGET_S if campaign.budget_s is None else campaign.budget_s,
+                time_limit_s=_rest(campaign.limit_s(steers=True), earlier_s),
             )
         )
 
-    if not _is_spent_by_warming(file, campaign.budget_s):
+    if not _is_spent_by_warming(file, campaign.time_limit_s):
         SteeringRun(recorder, campaign, tell, in_situ=in_situ).run()
     if not file.taken:
         raise MeasurementError(
-            "the whole budget went into warming up, and nothing was measured",
-            hint="run the same command with a larger --budget",
+            "the whole time limit went into warming up, and nothing was measured",
+            hint="run the same command with a larger --time-limit",
         )
     tell("done")
 
 
-def _is_spent_by_warming(file: SampleFile, budget_s: float | None) -> bool:
-    """Whether warming up again would leave nothing of a budget that earlier runs have used."""
+def _rest(limit_s: float | None, earlier_s: float) -> float | None:
+    """Return what earlier runs into the same file left of a time limit."""
+    return None if limit_s is None else max(0.0, limit_s - earlier_s)
+
+
+def _is_spent_by_warming(file: SampleFile, time_limit_s: float | None) -> bool:
+    """Whether warming up again would leave nothing of a time limit that earlier runs have used."""
     provenance = file.header.provenance
     measuring = provenance.measuring if provenance else None
-    if budget_s is None or measuring is None:
+    if time_limit_s is None or measuring is None:
         return False
-    return file.gpu_s + measuring.least_warm_s >= budget_s
+    return file.gpu_s + measuring.least_warm_s >= time_limit_s
 
 
 def take_points(

@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 import underclock
+from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.replay import ReplayMeasurer
-from underclock.records import MeasurementSettings, Provenance, SampleSet
+from underclock.records import MeasurementSettings, Provenance, SampleSet, Step
 from underclock.stages.gpu_names import parse_gpu
+from underclock.store import SampleFile
 
 _REPEAT = "name another file with -o, or repeat the options it was begun with"
 _REFINE = (
@@ -65,6 +69,53 @@ def check_same(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ..
     if old == new:
         return ()
     return (f"begun with underclock {old or 'unknown'}, gone on with {new or 'unknown'}",)
+
+
+def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
+    """Let a file go on with a step whose libraries chose other algorithms; say what that left.
+
+    Samples of kernels that run as before stay. The others, and those of the whole step, are of what
+    no longer runs: they are put into a file of their own, and taken anew.
+
+    Args:
+        file: Open for writing.
+        wanted: The header that this run would give it.
+
+    Raises:
+        UsageError: Something else differs too.
+    """
+    begun = file.header
+    if begun.fingerprint == wanted.fingerprint or not _is_recaptured(begun, wanted):
+        return ()
+    header = msgspec.structs.replace(
+        begun,
+        kernels=wanted.kernels,
+        order=wanted.order,
+        fingerprint=wanted.fingerprint,
+        expected_samples=wanted.expected_samples,
+        lacking=wanted.lacking,
+    )
+    check_same(file.path, header, wanted)
+    before = {identity(kernel): kernel.name for kernel in begun.kernels}
+    same = {kernel.name for kernel in wanted.kernels if before.get(identity(kernel)) == kernel.name}
+    apart, left = file.set_apart(header, same)
+    words = (
+        f"other algorithms were chosen than when this file was begun: {left} measurements, of the "
+        f"whole step and of kernels that run otherwise now, lie in {apart.name}"
+    )
+    return (words,)
+
+
+def _is_recaptured(begun: SampleSet, wanted: SampleSet) -> bool:
+    """Whether two runs are of one step but for its algorithms."""
+    if not (begun.order and wanted.order):
+        return False
+    if any(kernel.launch is None for kernel in (*begun.kernels, *wanted.kernels)):
+        return False
+    one, other = (
+        Step(name=each.workload, kernels=each.kernels, order=each.order) for each in (begun, wanted)
+    )
+    return difference(one, other) is None
 
 
 def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, str, str]]:

@@ -1,9 +1,11 @@
 """A step on a real GPU, and what there is to say of that GPU."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Launcher
 from underclock.hw.nvml import NvmlGpu, is_read_only
@@ -11,19 +13,28 @@ from underclock.records import Step
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
 
+_NAMED = 3
 _NOT_LOCKED = "clocks may not be set here: they are left to the driver"
 
 
 @contextmanager
 def held_launcher(
-    gpu: NvmlGpu, step: Step | None, run: StepFunction | StepFile | None = None
-) -> Iterator[Launcher]:
+    gpu: NvmlGpu,
+    step: Step | None,
+    run: StepFunction | StepFile | None = None,
+    *,
+    anew: bool = False,
+) -> Iterator[tuple[Launcher, Recaptured]]:
     """Make a step ready to run on a GPU, and check that it is the one that was traced.
 
     Args:
         gpu: Where.
         step: The traced step.
         run: Its function, or where that may be found; by default under the working directory.
+        anew: As for `step_now`.
+
+    Yields:
+        What runs its kernels, and the step as it runs now.
 
     Raises:
         UsageError: A step that was never traced, or PyTorch runs on another GPU.
@@ -50,8 +61,9 @@ def held_launcher(
         if isinstance(what, Script)
         else running_step(what, name=step.name)
     ) as launcher:
-        check_step(step, launcher.traced.step)
-        yield launcher
+        now = step_now(step, launcher.traced.step, anew=anew)
+        launcher.traced = replace(launcher.traced, step=now.step)
+        yield launcher, now
 
 
 def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:
@@ -80,25 +92,52 @@ def neighbour_notes(neighbours: dict[int, float | None]) -> tuple[str, ...]:
     )
 
 
-def check_step(wanted: Step, captured: Step) -> None:
-    """Refuse to measure a step other than the one that was traced.
+def step_now(traced: Step, captured: Step, *, anew: bool) -> Recaptured:
+    """Return a step as it is captured now, in the names that it had when it was traced.
+
+    Libraries and autotuners may choose other algorithms in another process: that is said, and the
+    step goes on as it is now.
+
+    Args:
+        traced: As it was.
+        captured: As it is.
+        anew: Whether all is measured anew, so that operators may launch other numbers of kernels;
+            else each launch must be where it was, for a plan says its clocks.
 
     Raises:
-        MeasurementError: A kernel differs.
+        MeasurementError: It is another step.
     """
-    if wanted.fingerprint == captured.fingerprint:
-        return
-    ours = {kernel.name: kernel for kernel in wanted.kernels}
-    theirs = {kernel.name: kernel for kernel in captured.kernels}
-    gone, new = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
-    other = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
-    words = [
-        f"{what} {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        for what, names in (("without", gone), ("with a new", new), ("with another", other))
-        if names
-    ]
-    raise MeasurementError(
-        f"{wanted.name} is no longer the step that was traced: it runs "
-        f"{', '.join(words) or 'its kernels in another order'}",
-        hint="trace it again on this machine, with this version of PyTorch",
+    words = difference(traced, captured)
+    if words is not None:
+        raise MeasurementError(
+            f"{traced.name} is no longer the step that was traced: it runs {words}",
+            hint="trace it again on this machine, with this version of PyTorch",
+        )
+    now = recaptured(traced, captured)
+    if not anew and _launched(now.step) != _launched(traced):
+        raise MeasurementError(
+            f"{traced.name} launches other kernels than were planned for: {_some(now.changes)}",
+            hint="libraries chose other algorithms in this process: measure and plan again, or "
+            "keep them from choosing (torch.backends.cudnn.benchmark = False)",
+        )
+    return now
+
+
+def _launched(step: Step) -> list[str]:
+    return [step.kernels[k].name for k in step.order]
+
+
+def algorithm_notes(changes: Sequence[str]) -> tuple[str, ...]:
+    """Say what runs otherwise than when a step was traced; nothing where all is as it was."""
+    if not changes:
+        return ()
+    words = (
+        f"libraries chose other algorithms than when the step was traced: {_some(changes)}; what "
+        "is measured is the step as it runs now"
     )
+    return (words,)
+
+
+def _some(changes: Sequence[str]) -> str:
+    more = [f"and {len(changes) - _NAMED} more"] if len(changes) > _NAMED else []
+    return "; ".join([*changes[:_NAMED], *more])

@@ -11,7 +11,7 @@ from underclock.core.steering.mixing import spin_mhz
 from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet
-from underclock.stages.provenance import check_same
+from underclock.stages.provenance import check_same, set_apart
 from underclock.store import SampleFile
 
 
@@ -88,6 +88,7 @@ def record(
         SampleFile.open(path, writable=True) if path.exists() else SampleFile.create(path, header)
     )
     with file:
+        file.note(set_apart(file, header))
         file.note(check_same(path, file.header, header))
         recorder = Recorder(measurer, file)
         try:

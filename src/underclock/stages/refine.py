@@ -83,8 +83,9 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         provenance = provenance_of(
             gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
         )
-        header, offered = survey(measurer, step, campaign, provenance)
-        if header.kernels != plan.runs:
+        header, offered = survey(measurer, measurer.step or step, campaign, provenance)
+        # A captured step was held against the plan's: it launches the same kernels.
+        if measurer.step is None and header.kernels != plan.runs:
             raise DataError(
                 "the plan is for other kernels than this GPU answers for",
                 hint="a table only knows its own kernels: refine a plan of the same ones",

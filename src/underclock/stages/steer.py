@@ -14,18 +14,15 @@ from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringA
 from underclock.core.steering.mixing import launch_clocks
 from underclock.errors import NoRoomError
 from underclock.records import AUTO, Kernel, Mix, SampleSet
-from underclock.stages.adaptive import Limits
+from underclock.stages.campaign import Campaign
 from underclock.stages.recording import Recorder, as_mix_sample, of_kernels
-
-BUDGET_S = 600.0
-"""Of the GPU's time, where nobody says."""
 
 
 class SteeringRun:
     """One run of a campaign into a file."""
 
     def __init__(
-        self, recorder: Recorder, limits: Limits, tell: Callable[[str], None], *, in_situ: bool
+        self, recorder: Recorder, limits: Campaign, tell: Callable[[str], None], *, in_situ: bool
     ) -> None:
         self._bench = recorder.measurer
         self._recorder = recorder
@@ -87,8 +84,8 @@ class SteeringRun:
         most = self._limits.max_samples
         if most is not None and len(samples.mixed) >= most:
             return True
-        budget_s = BUDGET_S if self._limits.budget_s is None else self._limits.budget_s
-        return self._bench.now_s() - self._started_s >= budget_s
+        limit_s = self._limits.limit_s(steers=True)
+        return limit_s is not None and self._bench.now_s() - self._started_s >= limit_s
 
     def _take(self, wanted: Wanted, samples: SampleSet) -> None:
         """Measure a mix; a kernel, or the step, without company is a plain sample too."""

@@ -20,28 +20,42 @@ from underclock.hw.cuda.torch_step import (
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
 from underclock.stages.torch_step import as_step, check_one_device, profiled_only
+from underclock.stages.trace import TracePhase
 
 
-def trace_script(script: Script) -> Traced:
+def trace_script(
+    script: Script, *, tell: Callable[[TracePhase], None] = lambda _phase: None
+) -> Traced:
     """Trace a step of a script; a step that cannot be captured by the profiler alone.
+
+    Args:
+        script: What to run.
+        tell: Told of every phase as it begins.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
         UsageError: As for `held_script`. So MeasurementError and DeviceError.
     """
     try:
-        with held_script(script, name=script.path.stem) as launcher:
+        with held_script(script, name=script.path.stem, tell=tell) as launcher:
             return launcher.traced
     except _UncapturableError as exc:
         return exc.traced
 
 
 @contextmanager
-def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
+def held_script(
+    script: Script, *, name: str, tell: Callable[[TracePhase], None] = lambda _phase: None
+) -> Iterator[CudaLauncher]:
     """Run a script to a step, hold it there with that step captured, and end it after the block.
 
     The first of the script's steps is profiled, the last one captured; it does all that it does in
     a plain run. What the script prints goes to stderr.
+
+    Args:
+        script: What to run.
+        name: What to call its step.
+        tell: Told of every phase as it begins.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device, or the step cannot be captured.
@@ -54,8 +68,10 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
     def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
         # From the start, for gradients are gathered on the stream on which a weight was used first.
         torch.cuda.set_stream(torch.cuda.Stream())
+        tell(TracePhase.WARMING)
         for _ in range(script.first):
             yield
+        tell(TracePhase.PROFILING)
         with recorded() as trace:
             yield
             torch.cuda.synchronize()
@@ -64,6 +80,7 @@ def held_script(script: Script, *, name: str) -> Iterator[CudaLauncher]:
         for _ in range(script.last - script.first - 1):
             yield
         inputs, before = candidates(torch), Snapshot()
+        tell(TracePhase.CAPTURING)
         try:
             with capture() as taken:
                 with recorded() as recording, taken.under_way():

@@ -36,7 +36,12 @@ from underclock.hw.cuda.torch_step import (
     warm_up,
 )
 from underclock.records.launches import Traced, TracedActivity
+from underclock.stages.trace import TracePhase
 from underclock.units import nearest
+
+
+def _nothing(_phase: TracePhase) -> None:
+    """Tell nobody."""
 
 
 def load_step(source: str) -> StepFunction:
@@ -73,7 +78,9 @@ def load_step(source: str) -> StepFunction:
     return function
 
 
-def trace_step(step: StepFunction, *, name: str = "") -> Traced:
+def trace_step(
+    step: StepFunction, *, name: str = "", tell: Callable[[TracePhase], None] = _nothing
+) -> Traced:
     """Trace a step; leave everything it changes as it was.
 
     A step that cannot be captured is traced by the profiler alone: its kernels and passes are
@@ -82,6 +89,7 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
     Args:
         step: Runs one whole training step; takes nothing.
         name: What to call it.
+        tell: Told of every phase as it begins.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
@@ -90,18 +98,20 @@ def trace_step(step: StepFunction, *, name: str = "") -> Traced:
         DataError: It launches none.
     """
     name = name or getattr(step, "__name__", "step")
-    with profiler_taken_down(), running_step(step, name=name) as launcher:
+    with profiler_taken_down(), running_step(step, name=name, tell=tell) as launcher:
         return launcher.traced
 
 
 @contextmanager
-def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
+def held_step(
+    step: StepFunction, *, name: str, tell: Callable[[TracePhase], None] = _nothing
+) -> Iterator[CudaLauncher]:
     """Trace a step and keep its graph, to run its kernels alone; as `running_step` otherwise.
 
     Raises:
         NotSupportedError: Also where the step cannot be captured; says why.
     """
-    with running_step(step, name=name) as launcher:
+    with running_step(step, name=name, tell=tell) as launcher:
         if isinstance(launcher, EagerLauncher):
             raise NotSupportedError(
                 launcher.traced.step.obstacle, hint="take that out of the step, or measure it whole"
@@ -110,7 +120,9 @@ def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
 
 
 @contextmanager
-def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | EagerLauncher]:
+def running_step(
+    step: StepFunction, *, name: str, tell: Callable[[TracePhase], None] = _nothing
+) -> Iterator[CudaLauncher | EagerLauncher]:
     """Trace a step and keep what runs it; put everything back at the end.
 
     Where it can be captured that is its graph, else the step as it is written.
@@ -118,6 +130,7 @@ def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | Ea
     Args:
         step: As for `trace_step`. So ``name`` and the errors.
         name: What to call it.
+        tell: Told of every phase as it begins.
 
     Raises:
         MeasurementError: Also where the step fails, or is fed with constants.
@@ -125,22 +138,24 @@ def running_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | Ea
     """
     with quiet(), preserved(step) as at_first, same_batches(torch()) as batches:
         run, step = step, _from_first_batch(step, batches)
+        tell(TracePhase.WARMING)
         warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
         warm = Snapshot(run, known=at_first)
         warm.restore()
+        tell(TracePhase.PROFILING)
         trace = profile(step)
         seen = activities(trace)
         check_one_device(seen)
         try:
             with ExitStack() as stack:
                 try:
-                    launcher = _captured(stack, step, name, seen, warm)
+                    launcher = _captured(stack, step, name, seen, warm, tell)
                 except NoMemoryError:
                     if not any([at_first.move_to_host(), warm.move_to_host()]):
                         raise
                     warm.restore()
-                    launcher = _captured(stack, step, name, seen, warm)
+                    launcher = _captured(stack, step, name, seen, warm, tell)
                 yield launcher
                 return
         except CannotCaptureError as exc:
@@ -154,8 +169,10 @@ def _captured(
     name: str,
     seen: Sequence[TracedActivity],
     warm: Snapshot,
+    tell: Callable[[TracePhase], None],
 ) -> CudaLauncher:
     """Capture a step twice, the second time to keep until the stack is closed."""
+    tell(TracePhase.CAPTURING)
     with recorded() as recording, captured(step) as after:
         first = [node.node for node in after.nodes]
         depends = after.parts.shapes_depend_on_data
@@ -167,6 +184,7 @@ def _captured(
         del once
         warm.restore()
     inputs = candidates(torch())
+    tell(TracePhase.CHECKING)
     graph = stack.enter_context(captured(step))
     check_same(first_difference(first, [node.node for node in graph.nodes]))
     traced = as_step(name, graph, captured_calls(recording), seen)
@@ -194,6 +212,7 @@ def as_step(
         paired(nodes, calls) or aligned,
         cleared=cleared_before(graph.nodes),
         warnings=[other] if other else [],
+        data_sizes=graph.parts.sizes,
     )
 
 

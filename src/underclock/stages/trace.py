@@ -1,5 +1,7 @@
 """trace: a workload or a training step in, its kernels in launch order out."""
 
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,22 @@ from underclock.stages.step_source import StepFunction, source_of
 from underclock.workloads import workload
 
 
-def trace(what: str | StepFunction | Script, *, folder: Path | None = None, **sizes: int) -> Step:
+class TracePhase(StrEnum):
+    """What tracing does with a step, in turn; the value is shown to the user."""
+
+    WARMING = "running the step to warm up"
+    PROFILING = "profiling the step"
+    CAPTURING = "capturing the step"
+    CHECKING = "capturing it again, to see that it stays the same"
+
+
+def trace(
+    what: str | StepFunction | Script,
+    *,
+    folder: Path | None = None,
+    progress: Callable[[TracePhase], None] = lambda _phase: None,
+    **sizes: int,
+) -> Step:
     """List the kernels of one training step.
 
     Args:
@@ -20,6 +37,7 @@ def trace(what: str | StepFunction | Script, *, folder: Path | None = None, **si
             training script, some of whose steps are looked at as it runs.
         folder: Where the step will be written; its source is named relative to that. By default
             the working directory.
+        progress: Told of every phase of tracing a function or a script, as it begins.
         sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`.
 
@@ -43,11 +61,11 @@ def trace(what: str | StepFunction | Script, *, folder: Path | None = None, **si
     from underclock.stages.torch_step import load_step, trace_step  # noqa: PLC0415
 
     if isinstance(what, Script):
-        step = trace_script(what).step
+        step = trace_script(what, tell=progress).step
     elif isinstance(what, str):
-        step = trace_step(load_step(what)).step
+        step = trace_step(load_step(what), tell=progress).step
     else:
-        return trace_step(what).step
+        return trace_step(what, tell=progress).step
     return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
 
 

@@ -126,7 +126,7 @@ def run_in_turns(
         clocks=arms,
         totals=totals,
         rows={name: _rows(runner, clocks) for name, clocks in arms.items()},
-        warnings=told,
+        warnings=(*told, *measurer.notes()),
     )
 
 

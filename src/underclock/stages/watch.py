@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
 from underclock.stages.backends import OpenGpu, open_gpu
 from underclock.stages.gpu_names import parse_gpu
+from underclock.stages.measure import Tally
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import check_output, write_text
 
@@ -34,7 +35,7 @@ COLUMNS = (
 )
 
 
-def watch(
+def watch(  # noqa: PLR0913 - keyword-only, as `measure`
     gpu: str,
     *,
     duration_s: float = 10.0,
@@ -43,6 +44,7 @@ def watch(
     to: str | Path | None = None,
     force: bool = False,
     run: StepFunction | StepFile | None = None,
+    progress: Callable[[Tally], None] = lambda _tally: None,
 ) -> ClockLog:
     """Log a GPU's clocks, power and throttle reasons; set nothing.
 
@@ -54,6 +56,7 @@ def watch(
         to: CSV file for the readings.
         force: Replace an existing file.
         run: The step's function, or where it may be found.
+        progress: Told of every kernel that is timed, and twice a second of the log.
 
     Raises:
         UsageError: No such GPU, or one that exists on paper only.
@@ -65,7 +68,7 @@ def watch(
     if to is not None:
         check_output(Path(to), force=force)
     with open_gpu(parse_gpu(gpu), runs=step is not None, step=step, run=run) as opened:
-        entries, shares = _taken(opened, (duration_s, rate_hz), step)
+        entries, shares = _taken(opened, (duration_s, rate_hz), step, progress)
         log = _summary(opened.evidence, opened.gpu.info(), entries, duration_s)
     names: Sequence[str] = [""] * len(entries)
     if step is not None:
@@ -79,28 +82,56 @@ def _taken(
     opened: OpenGpu,
     pace: tuple[float, float],
     step: Step | None,
+    progress: Callable[[Tally], None],
 ) -> tuple[tuple[Entry, ...], list[float]]:
     """Return the readings, and how long each launch of the step takes."""
     duration_s, rate_hz = pace
     gpu, clock = opened.gpu, opened.clock
+
+    def tell(entries: int, at_s: float) -> None:
+        progress(
+            Tally(
+                done=entries,
+                total=None,
+                gpu_s=at_s,
+                doing="reading clocks and power",
+                phase="log",
+                phase_s=at_s,
+                left_s=max(0.0, duration_s - at_s),
+            )
+        )
+
     if opened.launcher is None or step is None:
-        return Sampler(gpu, clock, rate_hz).run(duration_s), []
-    shares = _durations_s(opened.launcher, clock, step)
+        return Sampler(gpu, clock, rate_hz, tell=tell).run(duration_s), []
+    shares = _durations_s(opened.launcher, clock, step, progress)
     with opened.launcher.loop([step.kernels[index] for index in step.order]) as loop:
         clock.sleep_s(_WARM_S)
-        sampler = Sampler(gpu, clock, rate_hz, steps=lambda: loop.progress().launches)
+        sampler = Sampler(gpu, clock, rate_hz, steps=lambda: loop.progress().launches, tell=tell)
         return sampler.run(duration_s), shares
 
 
-def _durations_s(launcher: Launcher, clock: Clock, step: Step) -> list[float]:
+def _durations_s(
+    launcher: Launcher, clock: Clock, step: Step, progress: Callable[[Tally], None]
+) -> list[float]:
     """Return how long each launch takes when its kernel runs alone."""
-    each = []
+    each: list[float] = []
+    begun_s = clock.now_s()
     for kernel in step.kernels:
+        spent_s = clock.now_s() - begun_s
+        progress(
+            Tally(
+                done=len(each),
+                total=len(step.kernels),
+                gpu_s=spent_s,
+                doing=f"{kernel.name} alone",
+                phase="timing kernels",
+            )
+        )
         with launcher.loop([kernel]) as loop:
             watched = WatchedLoop(loop, clock, f"timing {kernel.name!r} alone")
-            while (progress := watched.progress()).launches == 0:
+            while (ran := watched.progress()).launches == 0:
                 clock.sleep_s(_TRIAL_S)
-        each.append(progress.elapsed_s / progress.launches)
+        each.append(ran.elapsed_s / ran.launches)
     return [each[index] for index in step.order]
 
 

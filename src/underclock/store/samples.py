@@ -5,9 +5,10 @@ an error. Write-ahead logging keeps every committed row when the process dies at
 row carries a checksum, and their number is kept, so that no damage reads as another measurement.
 """
 
+import itertools
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -183,12 +184,7 @@ class SampleFile:
         """
         with self._transaction():
             done = self._progress()
-            row = row_of(done.samples + 1, sample, in_situ=in_situ)
-            names, marks = ", ".join(row), ", ".join("?" * len(row))
-            self._connection.execute(
-                f"INSERT INTO samples ({names}) VALUES ({marks})",  # noqa: S608 - our own names
-                tuple(row.values()),
-            )
+            self._insert(done.samples + 1, sample, in_situ=in_situ)
             self._set_progress(done.samples + 1, done.mixed, done.gpu_s + gpu_s)
 
     def append_mixed(self, sample: MixSample, *, gpu_s: float = 0.0) -> None:
@@ -203,8 +199,7 @@ class SampleFile:
         """
         with self._transaction():
             done = self._progress()
-            row = mixed_row_of(done.mixed + 1, sample)
-            self._connection.execute("INSERT INTO mixed VALUES (?, ?, ?, ?)", row)
+            self._insert_mixed(done.mixed + 1, sample)
             self._set_progress(done.samples, done.mixed + 1, done.gpu_s + gpu_s)
 
     def spend(self, gpu_s: float) -> None:
@@ -235,6 +230,57 @@ class SampleFile:
                     self._connection.execute(
                         "INSERT INTO notes VALUES (?, ?)", (sentence, checksum(sentence))
                     )
+
+    def set_apart(self, header: SampleSet, kernels: Collection[str]) -> tuple[Path, int]:
+        """Go on under another header with the samples of some kernels; lay a copy of all aside.
+
+        Company by itself stays as well; the whole step does not. GPU time is shared out by number.
+
+        Args:
+            header: What the samples that stay, and those to come, share.
+            kernels: Names of the kernels whose samples stay.
+
+        Returns:
+            The copy, and how many measurements are in it only.
+        """
+        all_ = self.sample_set()
+        samples = [sample for sample in all_.samples if sample.kernel in kernels]
+        mixed = [
+            sample
+            for sample in all_.mixed
+            if sample.kernel in kernels or not (sample.kernel or sample.mix.launches)
+        ]
+        copy = self._copy()
+        with self._transaction():
+            done = self._progress()
+            body = msgspec.json.encode(header).decode()
+            self._connection.execute(
+                "UPDATE header SET body = ?, checksum = ?", (body, checksum(body))
+            )
+            self._connection.execute("DELETE FROM samples")
+            self._connection.execute("DELETE FROM mixed")
+            for number, sample in enumerate(samples, 1):
+                self._insert(number, sample, in_situ=False)
+            for number, mix in enumerate(mixed, 1):
+                self._insert_mixed(number, mix)
+            before, stay = done.samples + done.mixed, len(samples) + len(mixed)
+            gpu_s = done.gpu_s * stay / before if before else done.gpu_s
+            self._set_progress(len(samples), len(mixed), gpu_s)
+        self.header = header
+        return copy, before - stay
+
+    def _copy(self) -> Path:
+        """Copy the file as it is to a free name beside it."""
+        names = (self.path.with_suffix(f".{n}{self.path.suffix}") for n in itertools.count(1))
+        free = next(name for name in names if not name.exists())
+        partial = free.with_name(f".{free.name}.partial")
+        partial.unlink(missing_ok=True)
+        with _translated(self.path):
+            with closing(sqlite3.connect(partial)) as other:
+                self._connection.backup(other)
+                other.execute("PRAGMA journal_mode = DELETE")
+            partial.replace(free)
+        return free
 
     def sample_set(self) -> SampleSet:
         """Return the header with every sample so far, in the order taken.
@@ -309,6 +355,18 @@ class SampleFile:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+
+    def _insert(self, number: int, sample: Sample, *, in_situ: bool) -> None:
+        row = row_of(number, sample, in_situ=in_situ)
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        self._connection.execute(
+            f"INSERT INTO samples ({names}) VALUES ({marks})",  # noqa: S608 - our own names
+            tuple(row.values()),
+        )
+
+    def _insert_mixed(self, number: int, sample: MixSample) -> None:
+        row = mixed_row_of(number, sample)
+        self._connection.execute("INSERT INTO mixed VALUES (?, ?, ?, ?)", row)
 
     def _mixed(self, count: int) -> tuple[MixSample, ...]:
         """Return every measurement in company, of which so many were written."""

@@ -223,10 +223,10 @@ def test_a_table_without_a_common_pair_has_nothing_to_compare_with(tmp_path: Pat
     ("wrong", "sentence"),
     [
         ({"precision": 0.0}, "precision must be positive"),
-        ({"budget_s": 0.0}, "budget must be positive"),
+        ({"time_limit_s": 0.0}, "time limit must be positive"),
         ({"max_samples": 0}, "at least 1"),
         ({"grid": Grid.FULL, "max_samples": 5}, "measured whole"),
-        ({"grid": Grid.COARSE, "budget_s": 5.0}, "measured whole"),
+        ({"grid": Grid.COARSE, "time_limit_s": 5.0}, "measured whole"),
         ({"grid": Grid.ADAPTIVE, "repeats": 2}, "decides on repeats itself"),
         ({"slowdowns": ()}, "at least one"),
         ({"slowdowns": (1.0,)}, "below 1"),
@@ -287,12 +287,12 @@ def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> No
     assert "the promise is as sharp as asked" not in [tally.doing for tally in told]
 
 
-def test_a_budget_of_time_ends_a_campaign(tmp_path: Path) -> None:
+def test_a_time_limit_ends_a_campaign(tmp_path: Path) -> None:
     sample_set = measure(
         trace("gpt3-125m", layers=1),
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
-        campaign=Campaign(budget_s=200.0),
+        campaign=Campaign(time_limit_s=200.0),
         measuring=BRISK,
     )
     assert 0 < len(sample_set.samples) < 100

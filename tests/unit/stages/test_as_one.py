@@ -191,7 +191,7 @@ def _header(measurer: Measurer) -> SampleSet:
 
 class TestSteering:
     def test_a_short_step_is_steered_by_company(self, tmp_path: Path) -> None:
-        campaign = Campaign(clocks=ClockControl.STEER, budget_s=60.0)
+        campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=60.0)
         steered = measured(tmp_path / "s.db", campaign)
 
         mixed = [s for s in steered.mixed if s.is_step and s.in_company]
@@ -202,7 +202,7 @@ class TestSteering:
     def test_a_long_step_is_not(self, tmp_path: Path) -> None:
         longer = [msgspec.structs.replace(k, flops=6e14) for k in _STEP.kernels[:1]]
         step = msgspec.structs.replace(_STEP, kernels=(*longer, _STEP.kernels[1]))
-        campaign = Campaign(clocks=ClockControl.STEER, budget_s=600.0)
+        campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=600.0)
         with pytest.raises(NotSupportedError, match="cannot be steered: company can run after it"):
             measured(tmp_path / "s.db", campaign, step=step)
 

@@ -32,8 +32,9 @@ from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.report import write_report
 from underclock.stages.score import score
+from underclock.stages.turns import OneByOne, run_in_turns
 from underclock.stages.validate import validate
-from underclock.store import read_document, write_document
+from underclock.store import read_document, read_table, write_document
 from underclock.workloads import workload
 
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
@@ -263,6 +264,18 @@ def test_validating_on_a_table_of_single_rows_warns(table: Path) -> None:
     assert validation.energy_change.mean == validation.promised_energy_change
     assert validation.pairs_keeping_energy == 4
     assert "not validated" in validation.warnings[0]
+
+
+def test_what_the_measurer_has_to_say_of_its_numbers_is_said_of_the_verdict(table: Path) -> None:
+    made = plan(table)
+    told = msgspec.structs.replace(read_table(table), warnings=("the fan stood still",))
+    measurer = ReplayMeasurer(told)
+    planned = [made.kernels[kernel.name].clocks for kernel in made.runs]
+    alone = OneByOne(measurer=measurer, kernels=made.runs, planned=planned)
+
+    turns = run_in_turns(made, alone, 1, only_plan=True, progress=lambda _tally: None)
+
+    assert "the fan stood still" in turns.warnings
 
 
 def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:

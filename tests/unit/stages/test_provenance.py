@@ -237,20 +237,20 @@ class TestDamagedPlan:
 
 
 @pytest.mark.slow
-class TestBudget:
-    def _adapt(self, step: Step, path: Path, budget_s: float, **more: object) -> SampleSet:
-        campaign = Campaign(grid=Grid.ADAPTIVE, budget_s=budget_s)
+class TestTimeLimit:
+    def _adapt(self, step: Step, path: Path, time_limit_s: float, **more: object) -> SampleSet:
+        campaign = Campaign(grid=Grid.ADAPTIVE, time_limit_s=time_limit_s)
         return _measure(step, path, **{"campaign": campaign, **more})  # type: ignore[arg-type]
 
     def test_one_that_warming_up_eats_is_refused_with_the_least_that_helps(
         self, step: Step, tmp_path: Path
     ) -> None:
         long = msgspec.structs.replace(_BRIEF, warm_s=60.0)
-        with pytest.raises(UsageError, match="a budget of 1 min tells nothing") as caught:
+        with pytest.raises(UsageError, match="a time limit of 1 min tells nothing") as caught:
             self._adapt(step, tmp_path / "s.db", 60.0, measuring=long)
 
         assert "warming up takes 1 min at least" in str(caught.value)
-        least_s = float(caught.value.hint.partition("--budget ")[2].partition("s is")[0])
+        least_s = float(caught.value.hint.partition("--time-limit ")[2].partition("s is")[0])
         assert 60.0 < least_s < 90.0
         assert list(tmp_path.iterdir()) == []
         found = self._adapt(step, tmp_path / "s.db", least_s, measuring=long)
@@ -278,4 +278,4 @@ class TestBudget:
         with pytest.raises(MeasurementError, match="went into warming up") as caught:
             self._adapt(step, tmp_path / "s.db", 38.0, measuring=never_steady)
 
-        assert "--budget" in caught.value.hint
+        assert "--time-limit" in caught.value.hint

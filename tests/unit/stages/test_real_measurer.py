@@ -1,19 +1,33 @@
 """A real GPU as a measurer: what is refused before PyTorch is asked, and what a reader is told."""
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
 
+from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
+from underclock.records.launches import Traced
 from underclock.stages.backends import default_measuring, open_measurer
-from underclock.stages.campaign import Campaign
+from underclock.stages.campaign import Campaign, survey
 from underclock.stages.measure import measure
-from underclock.stages.real import check_step, held_launcher, may_lock, neighbour_notes
+from underclock.stages.real import (
+    algorithm_notes,
+    held_launcher,
+    may_lock,
+    neighbour_notes,
+    step_now,
+)
 from underclock.stages.step_source import StepFile
 from underclock.stages.trace import is_source, trace
 from underclock.store import read_samples
@@ -28,6 +42,11 @@ THEIRS, OTHERS = OURS + 1, OURS + 2
 def kernel(name: str, count: int = 1, grid: int = 1) -> Kernel:
     launch = Launch(function=f"void {name}()", grid=(grid, 1, 1), identity=f"{name}-{grid}")
     return Kernel(name=name, count=count, launch=launch)
+
+
+def conv(function: str) -> Kernel:
+    launch = Launch(function=f"void {function}()", operator="aten::conv", identity=function)
+    return Kernel(name=function, launch=launch)
 
 
 def step(*kernels: Kernel, order: tuple[int, ...] = (), **more: object) -> Step:
@@ -78,29 +97,123 @@ class TestNeighbours:
         assert all("energy is counted with the step's" in note for note in (first, second))
 
 
-class TestCheckStep:
-    def test_the_same_step_under_another_name_passes(self) -> None:
-        check_step(TRACED, msgspec.structs.replace(TRACED, name="other", source=None))
+class TestStepNow:
+    def test_the_same_step_under_another_name_is_the_traced_one(self) -> None:
+        other = msgspec.structs.replace(TRACED, name="other", source=None)
+        assert step_now(TRACED, other, anew=False) == Recaptured(step=TRACED, changes=())
+        assert algorithm_notes(()) == ()
 
     @pytest.mark.parametrize(
         ("found", "words"),
         [
             (step(kernel("gemm", 2)), "runs without 'copy'"),
             (step(*TRACED.kernels, kernel("new")), "runs with a new 'new'"),
-            (step(*TRACED.kernels, kernel("new"), kernel("old")), "a new 'new' and 1 more"),
-            (step(kernel("gemm", 2, grid=9), kernel("copy")), "runs with another 'gemm'"),
-            (step(kernel("gemm"), kernel("scale")), "without 'copy', with a new 'scale', with an"),
-            (step(*TRACED.kernels, order=(0, 1, 0)), "runs its kernels in another order"),
+            (step(*TRACED.kernels, order=(0, 1, 0)), "at other places or numbers 'gemm'"),
         ],
     )
     def test_another_step_is_refused_and_the_difference_named(
         self, found: Step, words: str
     ) -> None:
-        with pytest.raises(MeasurementError, match="no longer the step that was traced") as caught:
-            check_step(TRACED, found)
+        for anew in (False, True):
+            with pytest.raises(MeasurementError, match="no longer the step that was") as caught:
+                step_now(TRACED, found, anew=anew)
 
-        assert words in str(caught.value)
-        assert "trace it again" in caught.value.hint
+            assert words in str(caught.value)
+            assert "trace it again" in caught.value.hint
+
+    def test_another_function_of_the_same_operator_is_said_and_gone_on_with(self) -> None:
+        for anew in (False, True):
+            now = step_now(step(conv("fprop")), step(conv("winograd")), anew=anew)
+
+            assert [each.name for each in now.step.kernels] == ["fprop"]
+            (note,) = algorithm_notes(now.changes)
+            assert "'fprop' runs winograd instead of fprop; what is measured is the step as" in note
+
+    def test_other_numbers_of_launches_will_do_only_where_all_is_measured_anew(self) -> None:
+        traced, found = step(conv("winograd")), step(conv("to_nhwc"), conv("fprop"))
+
+        now = step_now(traced, found, anew=True)
+        assert [each.name for each in now.step.kernels] == ["to_nhwc", "fprop"]
+        with pytest.raises(MeasurementError, match="launches other kernels than were") as caught:
+            step_now(traced, found, anew=False)
+
+        assert "measure and plan again" in caught.value.hint
+
+    def test_many_changes_are_named_in_part(self) -> None:
+        (note,) = algorithm_notes([f"'{n}' runs f" for n in range(5)])
+        assert "'2' runs f; and 2 more; what" in note
+        assert "'3'" not in note
+
+
+@dataclass
+class FakeLauncher:
+    """As much of a launcher as is asked before anything runs."""
+
+    traced: Traced
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+
+class TestCapturedNow:
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+        """Return a list for what a capture will find, PyTorch and its GPU left away."""
+        found: list[Step] = []
+
+        @contextlib.contextmanager
+        def held_step(run: object, *, name: str) -> Iterator[FakeLauncher]:
+            assert (run(), name) == ("ran", "train")  # type: ignore[operator]
+            yield FakeLauncher(Traced(step=found[0], groups=()))
+
+        # The import system's way to put a library in the place of another.
+        capturing: Any = ModuleType("underclock.stages.torch_step")
+        capturing.held_step, capturing.check_device = held_step, lambda _uuid: None
+        monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
+        return found
+
+    def test_the_measurer_says_what_runs_now_and_the_launcher_knows_it_by_its_names(
+        self, found: list[Step]
+    ) -> None:
+        found.append(step(conv("to_nhwc"), conv("fprop")))
+        traced = step(conv("to_nhwc"), conv("winograd"), source=SOURCE)
+
+        with (
+            simulated_driver("rtx3080ti"),
+            open_measurer("nvml:0", step=traced, run=lambda: "ran") as measurer,
+        ):
+            assert measurer.step is not None
+            assert [each.name for each in measurer.step.kernels] == ["to_nhwc", "winograd"]
+            assert measurer.step.kernels[1].launch == found[0].kernels[1].launch
+            assert measurer.step.source == SOURCE
+            (note,) = [each for each in measurer.notes() if "algorithms" in each]
+            assert "'winograd' runs fprop instead of winograd" in note
+            header, _ = survey(measurer, measurer.step, Campaign())
+            assert header.kernels == measurer.step.kernels
+            assert note in header.warnings
+
+    def test_other_numbers_of_launches_are_for_measuring_only(self, found: list[Step]) -> None:
+        found.append(step(conv("to_nhwc"), conv("fprop")))
+        traced = step(conv("winograd"), source=SOURCE)
+
+        with simulated_driver("rtx3080ti"):
+            with open_measurer("nvml:0", step=traced, run=lambda: "ran", anew=True) as measurer:
+                assert measurer.step is not None
+                assert len(measurer.step.order) == 2
+            with (
+                pytest.raises(MeasurementError, match="other kernels than were planned for"),
+                open_measurer("nvml:0", step=traced, run=lambda: "ran"),
+            ):
+                pass
+
+    def test_a_step_that_is_as_it_was_is_told_of_in_no_note(self, found: list[Step]) -> None:
+        found.append(TRACED)
+        with (
+            simulated_driver("rtx3080ti"),
+            open_measurer("nvml:0", step=TRACED, run=lambda: "ran") as measurer,
+        ):
+            assert measurer.step == TRACED
+            assert not [each for each in measurer.notes() if "algorithms" in each]
 
 
 class TestRefusedBeforePyTorch:

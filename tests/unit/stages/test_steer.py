@@ -126,7 +126,7 @@ def test_what_was_cut_off_between_a_sample_and_its_company_goes_on(
     assert len(SampleFile.read(path).mixed) == len(before.mixed) + 1
 
 
-def test_a_finished_budget_takes_nothing_more(tmp_path: Path, file: Path) -> None:
+def test_a_finished_time_limit_takes_nothing_more(tmp_path: Path, file: Path) -> None:
     path = tmp_path / "samples.db"
     shutil.copy(file, path)
     before = SampleFile.read(path)
@@ -135,24 +135,24 @@ def test_a_finished_budget_takes_nothing_more(tmp_path: Path, file: Path) -> Non
     assert SampleFile.read(path).mixed == before.mixed
 
 
-def test_a_budget_ends_a_campaign(tmp_path: Path) -> None:
+def test_a_time_limit_ends_a_campaign(tmp_path: Path) -> None:
     seen: list[Tally] = []
     samples = _steer(
         tmp_path / "s.db",
-        Campaign(clocks=ClockControl.STEER, budget_s=125.0),
+        Campaign(clocks=ClockControl.STEER, time_limit_s=125.0),
         progress=seen.append,
         measuring=BRISK,
     )
 
     assert 0 < len(samples.mixed) < 20
     assert seen[-1].doing == "done"
-    assert seen[-1].budget_s == 125.0
+    assert seen[-1].time_limit_s == 125.0
     assert 125.0 <= seen[-1].gpu_s < 135.0
 
 
-def test_a_budget_that_ends_in_warming_up_is_refused(tmp_path: Path) -> None:
+def test_a_time_limit_that_ends_in_warming_up_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="tells nothing"):
-        _steer(tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, budget_s=1.0))
+        _steer(tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, time_limit_s=1.0))
 
 
 def test_a_gpu_that_never_reaches_its_cap_is_measured_where_it_runs(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ _REPEATS = 2  # of a kernel's mix
 _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
+def first_measurements(kernels: int, *, whole: bool) -> int:
+    """Return about how many measurements come before energy alone decides what is next.
+
+    Args:
+        kernels: Of the step.
+        whole: Whether the step is run whole too.
+    """
+    of_step = _WHOLE_STEPS + _METERED_STEPS + len(_STEPS) if whole else 0
+    return of_step + len((IDLING, COMPANIONS)) + kernels + len(_LADDER)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A measurement to take: a kernel, or the whole step, or company by itself, in a mix."""

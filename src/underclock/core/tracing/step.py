@@ -1,18 +1,18 @@
 """Nodes, with what launched them, to the distinct kernels of a step in launch order."""
 
 import hashlib
-import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from underclock.core.tracing.kinds import flops_of, kind_of
+from underclock.core.tracing.names import named, starred
+from underclock.core.tracing.sizes import Pool, pools
 from underclock.errors import DataError
 from underclock.records import Kernel, Launch, Pass, Step
 from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced, TracedActivity
 
-_PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names
+_Key = tuple[str, Pass]
 
 
 def launch_groups(
@@ -70,6 +70,7 @@ def traced_step(
     cleared: Sequence[Sequence[int]] = (),
     warnings: Sequence[str] = (),
     obstacle: str = "",
+    data_sizes: Collection[int] = (),
 ) -> Traced:
     """Make a step of a graph's nodes.
 
@@ -80,6 +81,8 @@ def traced_step(
         cleared: As for `launch_groups`.
         warnings: Sentences the reader must see beside the trace.
         obstacle: Why its kernels cannot be isolated.
+        data_sizes: Numbers that came out of the step's data; launches whose shapes differ in these
+            only are one kernel, as `sizes` says.
 
     Raises:
         DataError: The step launches nothing.
@@ -90,23 +93,73 @@ def traced_step(
             "the step launched no kernel on the GPU",
             hint="move the model and its inputs to the GPU, and run one whole training step",
         )
-    launches: dict[tuple[str, Pass], list[Launch]] = {}
-    keys: list[tuple[str, Pass]] = []
-    for group in groups:
-        launch = _launch(nodes, group)
-        keys.append((launch.identity, group.activity.pass_ if group.activity else Pass.OTHER))
-        launches.setdefault(keys[-1], []).append(launch)
-    place = {key: index for index, key in enumerate(launches)}
-    order = tuple(place[key] for key in keys)
-    kernels = [_kernel(alike, pass_) for (_, pass_), alike in launches.items()]
+    launches = [_launch(nodes, group) for group in groups]
+    passes = [group.activity.pass_ if group.activity else Pass.OTHER for group in groups]
+    found = _pools(launches, passes, data_sizes) if data_sizes else ()
+    keys = _keys(launches, passes, found)
+    alike: dict[_Key, list[int]] = {}
+    for at, key in enumerate(keys):
+        alike.setdefault(key, []).append(at)
+    place = {key: index for index, key in enumerate(alike)}
+    pooled = {keys[pool.median]: pool for pool in found}
+    kernels = [
+        _kernel([launches[at] for at in some], key, pooled.get(key)) for key, some in alike.items()
+    ]
+    told = [
+        *warnings,
+        *([_pooled_words(found)] if found else []),
+        *([obstacle] if obstacle else []),
+    ]
     step = Step(
         name=name,
-        kernels=_uniquely_named(kernels),
-        order=order,
+        kernels=named(kernels),
+        order=tuple(place[key] for key in keys),
         obstacle=obstacle,
-        warnings=(*warnings, obstacle) if obstacle else tuple(warnings),
+        warnings=tuple(told),
     )
-    return Traced(step=step, groups=groups)
+    medians = {place[key]: pool.median for key, pool in pooled.items()}
+    return Traced(step=step, groups=groups, medians=medians)
+
+
+def _pools(
+    launches: Sequence[Launch], passes: Sequence[Pass], data_sizes: Collection[int]
+) -> tuple[Pool, ...]:
+    """Return the launches that are one kernel but for a size that the data decides."""
+    alike = [
+        (
+            launch.function,
+            launch.operator,
+            launch.module,
+            pass_,
+            launch.block,
+            launch.attributes,
+            tuple(helper.split(" ")[0] for helper in launch.served_by),
+        )
+        for launch, pass_ in zip(launches, passes, strict=True)
+    ]
+    return pools(alike, [launch.shapes for launch in launches], data_sizes)
+
+
+def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Pool]) -> list[_Key]:
+    """Return under what each launch is a kernel with others: its identity, or its pool's."""
+    keys = [(launch.identity, pass_) for launch, pass_ in zip(launches, passes, strict=True)]
+    for pool in found:
+        median = launches[pool.median]
+        identity = _hash((median.identity, median.module, pool.shapes))
+        for member in pool.members:
+            keys[member] = (identity, passes[member])
+    return keys
+
+
+def _pooled_words(found: Sequence[Pool]) -> str:
+    """Say what was pooled, and how far medians are from means."""
+    launches = sum(len(pool.members) for pool in found)
+    taken = sum(pool.median_size * len(pool.members) for pool in found)
+    off = taken / sum(sum(pool.sizes) for pool in found) - 1.0
+    return (
+        f"the data decides the sizes of {launches} launches: they are {len(found)} kernels, each "
+        f"measured at its median size; together that is {off:+.0%} of size"
+    )
 
 
 def nodes_of(activities: Sequence[TracedActivity]) -> tuple[Node, ...]:
@@ -145,54 +198,29 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
         shapes=shapes,
         module=starred(activity.module) if activity else "",
         served_by=helpers,
-        identity=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16],
+        identity=_hash(facts),
     )
 
 
-def _kernel(alike: Sequence[Launch], pass_: Pass) -> Kernel:
-    """Make a kernel of the launches that share an identity."""
-    launch = alike[0]
+def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:
+    """Make a kernel of the launches that share an identity, or are of one pool."""
+    identity, pass_ = key
+    launch = alike[0] if pool is None else alike[pool.members.index(pool.median)]
+    flops = flops_of(launch.operator, launch.shapes)
+    if pool is not None:
+        launch = msgspec.structs.replace(launch, shapes=pool.shapes, identity=identity)
     modules = list(dict.fromkeys(other.module for other in alike if other.module))
     return Kernel(
-        name=_name(launch, modules, pass_),
+        name=launch.function,  # until all are known
         kind=kind_of(launch.operator, launch.function),
         pass_=pass_,
         section=", ".join(modules),
         shape=launch.shapes[:120],
         count=len(alike),
-        flops=flops_of(launch.operator, launch.shapes),
+        flops=flops,
         launch=launch,
     )
 
 
-def _name(launch: Launch, modules: Sequence[str], pass_: Pass) -> str:
-    operator = launch.operator.removeprefix("aten::").removeprefix("autograd::engine::")
-    more = f"+{len(modules) - 1}" if len(modules) > 1 else ""
-    where = modules[0] if modules else ""
-    words = [where, more, operator or _short(launch.function), _PASS_WORD.get(pass_, str(pass_))]
-    return " ".join(word for word in words if word)
-
-
-def _short(function: str) -> str:
-    """Return a function's own name, without namespace, template and parameters."""
-    bare = re.sub(
-        r"<.*", "", function.replace("(anonymous namespace)::", "").split("(", maxsplit=1)[0]
-    )
-    return bare.split("::")[-1].split(" ")[-1] or function[:40]
-
-
-def starred(module: str) -> str:
-    """Return a module path with every layer number as a star."""
-    return ".".join("*" if part.isdecimal() else part for part in module.split("."))
-
-
-def _uniquely_named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Number the kernels that would share a name."""
-    often = Counter(kernel.name for kernel in kernels)
-    so_far: Counter[str] = Counter()
-    named = []
-    for kernel in kernels:
-        so_far[kernel.name] += 1
-        name = kernel.name if often[kernel.name] == 1 else f"{kernel.name} {so_far[kernel.name]}"
-        named.append(msgspec.structs.replace(kernel, name=name))
-    return tuple(named)
+def _hash(facts: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]

@@ -130,7 +130,7 @@ class CudaLauncher:
     def _some(self, indices: Sequence[int], round_: Round, company: Places) -> Iterator[CudaLoop]:
         torch, step = self._torch, self.traced.step
         only = step.kernels[indices[0]] if len(indices) == 1 else None
-        positions = [step.order.index(index) for index in indices]
+        positions = [self.traced.launch_of(index) for index in indices]
         kernels = {place: self._nodes(position) for place, position in enumerate(positions)}
         parts = parts_of(round_.turns(), kernels | company)
         if positions:
@@ -211,7 +211,7 @@ class CudaLauncher:
         return windows(self._torch, self.captured.memory, words)
 
     def _uniformity(self, index: int) -> list[float]:
-        nodes = self._nodes(self.traced.step.order.index(index))
+        nodes = self._nodes(self.traced.launch_of(index))
         return [uniformity(view) for view in self._views(nodes)]
 
     def _inspect(self, kernel: Kernel, nodes: Sequence[GraphNode]) -> None:

@@ -12,7 +12,7 @@ notices: nothing is traced or compiled anew.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ _SHAPING = (
     "unique_dim_consecutive",
 )
 """Operators of aten whose result's shape depends on data; others are made of these."""
+_MOST_COUNTS = 4096  # of a tensor that may tell the host sizes; longer ones are data
 _CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
 
 
@@ -34,6 +35,8 @@ class Parts:
     Attributes:
         graphs: PyTorch's; the last one is still being captured between `begin` and `end`.
         between: How often each operator ran between two parts.
+        sizes: Numbers that the host learned there, of which sizes may be made: lengths that depend
+            on data, and whole numbers that were read.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -43,6 +46,7 @@ class Parts:
         self._kept: list[Any] = []  # the graphs read what was written between them
         self.graphs: list[Any] = []
         self.between: Counter[str] = Counter()
+        self.sizes: set[int] = set()
 
     def begin(self) -> None:
         """Begin a part on the current stream, which must not be the default one."""
@@ -97,6 +101,10 @@ class Parts:
     def keep(self, thing: object) -> None:
         """Keep what a part will read alive as long as the graphs."""
         self._kept.append(thing)
+
+    def learn(self, numbers: Iterable[object]) -> None:
+        """Note numbers that the host was told; those that are no sizes are passed over."""
+        self.sizes.update(each for each in numbers if type(each) is int and each > 0)
 
     @property
     def shapes_depend_on_data(self) -> bool:
@@ -166,6 +174,8 @@ def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
             result = kernel.call_boxed(keyset, *args, **kwargs)
         if paused:
             parts.keep(result)
+            first = result[0] if isinstance(result, tuple) else result
+            parts.learn(first.shape[:1])
         return result
 
     return ask
@@ -180,6 +190,7 @@ def _reading(torch: Any, parts: Parts, kernel: Any, copy: Any) -> Callable[..., 
             if paused:
                 place = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         if paused:
+            parts.learn([value])
             copy.call_boxed(keyset, place, source, True)
             parts.keep((place, source))
         return value
@@ -209,6 +220,8 @@ def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
             pinned = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
             if to.is_cuda:
                 pinned.copy_(source)
+            elif not (to.is_floating_point() or to.is_complex()) and to.numel() <= _MOST_COUNTS:
+                parts.learn(to.flatten().tolist())
         one, other = (to, pinned) if to.is_cuda else (pinned, source)
         kernel.call_boxed(keyset, one, other, True)
         parts.keep((one, other))

@@ -313,7 +313,7 @@ def _named_modules(torch: Any) -> Iterator[None]:
         if id(module) not in paths:
             for path, inner in module.named_modules():
                 name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
-                paths.setdefault(id(inner), name or type(module).__name__)
+                paths.setdefault(id(inner), name or _class_name(module))
         annotation = torch.profiler.record_function(MODULE_MARK + paths[id(module)])
         annotation.__enter__()
         running.append(annotation)
@@ -332,6 +332,11 @@ def _named_modules(torch: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _class_name(module: Any) -> str:
+    """Return a module's own class, also where torch.compile wrapped it."""
+    return type(getattr(module, "_orig_mod", module)).__name__
 
 
 def reason_of(exc: BaseException) -> str:

@@ -14,7 +14,14 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.pooling import joined
 from underclock.core.model.rows import CannotFitError, rows_of
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
+from underclock.core.steering.agenda import (
+    ALONE,
+    COMPANIONS,
+    IDLING,
+    SteeringAgenda,
+    Wanted,
+    first_measurements,
+)
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at, thinned
 from underclock.core.steering.taking_off import at_cap, reach_mhz, step_draws, taken_off, told
@@ -746,3 +753,9 @@ def test_measurements_without_a_temperature_are_taken_as_usually_warm(steered: S
     assert bench.temperature_c == 55.0
     assert rows_of(cold).temperature_c.tolist() == [55.0] * len(rows_of(steered).kernel)
     check_values(cold)
+
+
+def test_every_kernel_and_the_step_come_before_energy_alone_decides() -> None:
+    alone, whole = first_measurements(7, whole=False), first_measurements(7, whole=True)
+    assert first_measurements(8, whole=False) == alone + 1
+    assert 7 < alone < whole

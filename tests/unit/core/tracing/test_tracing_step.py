@@ -4,12 +4,8 @@ import msgspec
 import pytest
 
 from underclock.core.tracing.kinds import flops_of, kind_of
-from underclock.core.tracing.step import (
-    launch_groups,
-    nodes_of,
-    starred,
-    traced_step,
-)
+from underclock.core.tracing.names import starred
+from underclock.core.tracing.step import launch_groups, nodes_of, traced_step
 from underclock.errors import DataError
 from underclock.records import Kind, Pass
 from underclock.records.launches import Node, NodeKind, TracedActivity
@@ -167,6 +163,9 @@ def test_products_are_told_from_the_rest(operator: str, function: str, kind: Kin
         ("aten::addmm", "bf16[16], bf16[4x8], bf16[8x16]", 2 * 4 * 8 * 16),
         ("aten::bmm", "bf16[3x4x8], bf16[3x8x16]", 2 * 3 * 4 * 8 * 16),
         ("aten::gelu", "bf16[4x8]", None),
+        # Where it writes into a tensor it is given, that comes last, and is no factor.
+        ("aten::mm", "bf16[4x8], bf16[8x16], bf16[4x16]", 2 * 4 * 8 * 16),
+        ("aten::addmm", "bf16[16], bf16[4x8], bf16[8x16], bf16[4x16]", 2 * 4 * 8 * 16),
         ("aten::mm", "", None),
         ("aten::mm", "bf16[4], bf16[8x16]", None),
         ("aten::mm", "bf16[4x4], bf16[8]", None),

@@ -1,5 +1,6 @@
 """Launching kernels of a captured step in company, on a GPU that is made up."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.graphs import GraphNode
 from underclock.hw.cuda.launcher import in_pieces
 from underclock.hw.rounds import Round
-from underclock.records import Kernel, Mix
+from underclock.records import Kernel, Mix, Step
 from underclock.records.launches import LaunchGroup, Node, NodeKind
 
 _PRODUCT_S = 2e-3  # of the companion on this GPU
@@ -154,3 +155,22 @@ def test_what_is_not_of_the_step_or_nothing_at_all_is_refused(machine: Any) -> N
         launcher.loop([Kernel(name="softmax")], Mix()).__enter__()
     with pytest.raises(ValueError, match="no company"):
         launcher.loop([]).__enter__()
+
+
+def test_of_a_kernel_whose_launches_are_unlike_the_one_that_stands_for_it_is_run(
+    machine: Any,
+) -> None:
+    launcher = machine.launcher(small=1e-4, large=3e-3, middle=4e-4)
+    kernel = Kernel(name="experts", count=3)
+    launcher.traced = dataclasses.replace(
+        launcher.traced,
+        step=Step(name="step", kernels=(kernel,), order=(0, 0, 0)),
+        medians={0: 2},
+    )
+    with launcher.loop([kernel]) as loop:
+        assert _per_launch_s(loop) == pytest.approx(4e-4)
+
+
+def _per_launch_s(loop: Loop) -> float:
+    progress = _launched(loop)
+    return progress.elapsed_s / progress.launches

@@ -127,6 +127,21 @@ def test_a_shape_that_depends_on_data_ends_a_part_wherever_it_hides(tape: Tape) 
     assert len(parts.graphs) == 1 + parts.between["aten::nonzero"]
 
 
+def test_numbers_that_sizes_are_made_of_are_remembered(tape: Tape) -> None:
+    x = torch.arange(6.0)
+
+    def step(_fake: object) -> None:
+        x[x > 2].sum().item()  # 3 of them; a number with a fraction is no size
+        torch.tensor([9, 7, 9, 8]).unique()  # 3 as well
+        torch.tensor(41).item()
+        torch.tensor(-5).item()
+        torch.tensor(5) == 5  # noqa: B015 - nobody reads it
+
+    parts, _ = run(tape, step)
+    assert parts.sizes == {3, 41}
+    assert Parts(fake_torch(tape)).sizes == set()
+
+
 def test_what_runs_between_two_parts_does_not_end_one(tape: Tape) -> None:
     parts, result = run(tape, lambda _fake: torch.tensor([2, 1, 2]).unique(return_counts=True))
     assert [part.tolist() for part in result] == [[1, 2], [1, 2]]  # type: ignore[attr-defined]

@@ -1,0 +1,210 @@
+"""A step captured anew, held against the step that was traced: the same but for its algorithms?
+
+Libraries and autotuners choose by timing, so another process may run other kernels for the same
+operators, or other numbers of them. What must be the same is what the step asks for: operators,
+their shapes, pass and order, and how often each is called. A launch of which no operator is known
+is told by its function.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+import msgspec
+
+from underclock.core.tracing.names import numbered, short
+from underclock.core.tracing.sizes import without_sizes
+from underclock.records import Kernel, Pass, Step
+
+_NAMED = 3
+_Key = tuple[Pass, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Launches in a row by one operator on the same shapes: of one call of it, or of several.
+
+    Attributes:
+        key: What was asked for.
+        kernels: Of each launch.
+    """
+
+    key: _Key
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """What each launch is."""
+        return tuple(map(identity, self.kernels))
+
+    @property
+    def modules(self) -> set[str]:
+        """Where the operator may have been called."""
+        return {module for kernel in self.kernels for module in kernel.section.split(", ")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recaptured:
+    """A step as it is captured now.
+
+    Attributes:
+        step: Its kernels, each named as what it is, or took the place of, in the traced step.
+        changes: What runs otherwise, in words; none where all is as it was.
+    """
+
+    step: Step
+    changes: tuple[str, ...]
+
+
+def difference(traced: Step, captured: Step) -> str | None:
+    """Say how a step asks for something else than it did; ``None`` where it does not.
+
+    The words end the sentence "it runs".
+    """
+    ours, theirs = _calls(traced), _calls(captured)
+    if [calls.key for calls in ours] != [calls.key for calls in theirs]:
+        return _other_calls(ours, theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        name = one.kernels[0].name
+        if one.modules.isdisjoint(other.modules):
+            return f"{name!r} in another module, {other.kernels[0].section or 'or none'}"
+        if not _called_as_often(one.identities, other.identities):
+            return f"{name!r} {len(other.kernels)} x instead of {len(one.kernels)} x in a row"
+    return None
+
+
+def recaptured(traced: Step, captured: Step) -> Recaptured:
+    """Return a step as it is captured now, told in the names of the traced one.
+
+    Args:
+        traced: As it was.
+        captured: As it is; it asks for the same, so that there is no `difference`.
+    """
+    known = {identity(kernel): kernel.name for kernel in traced.kernels}
+    names = {
+        each: known[each] for kernel in captured.kernels if (each := identity(kernel)) in known
+    }
+    changes: dict[str, None] = {}
+    for one, other in zip(_calls(traced), _calls(captured), strict=True):
+        for before, now in _replaced(one, other):
+            changes[_change(one, before, now)] = None
+            pairs = zip(before, now, strict=True) if len(before) == len(now) else ()
+            for was, new in pairs:
+                if was.name not in names.values():
+                    names.setdefault(identity(new), was.name)
+    step = msgspec.structs.replace(
+        captured,
+        name=traced.name,
+        kernels=_named(captured.kernels, names, [kernel.name for kernel in traced.kernels]),
+        parameters=traced.parameters,
+        source=traced.source,
+    )
+    return Recaptured(step=step, changes=tuple(changes))
+
+
+def identity(kernel: Kernel) -> str:
+    """Return what two kernels share whose measurements are of the same thing."""
+    if kernel.launch is None:
+        return msgspec.json.encode(msgspec.structs.replace(kernel, count=1)).decode()
+    return f"{kernel.pass_} {kernel.launch.identity}"
+
+
+def _calls(step: Step) -> list[_Calls]:
+    keys = [_key(kernel) for kernel in step.kernels]
+    return [
+        _Calls(key, tuple(step.kernels[k] for k in launches))
+        for key, launches in itertools.groupby(step.order, key=keys.__getitem__)
+    ]
+
+
+def _key(kernel: Kernel) -> _Key:
+    launch = kernel.launch
+    if launch is None:
+        return kernel.pass_, identity(kernel), ""
+    return kernel.pass_, launch.operator or launch.function, without_sizes(launch.shapes)
+
+
+def _called_as_often(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Whether launches in a row can be of as many calls, each of as many launches.
+
+    The same launches, but more or fewer, are more or fewer calls. Others may be another algorithm,
+    which takes the same number of launches in every call.
+    """
+    if set(ours) == set(theirs):
+        return tuple(ours) == tuple(theirs)
+    one, other = _repeats(ours), _repeats(theirs)
+    return one % other == 0 or other % one == 0
+
+
+def _repeats(launches: Sequence[str]) -> int:
+    """Return how often a sequence repeats its shortest part."""
+    length = len(launches)
+    return next(
+        length // part
+        for part in range(1, length + 1)
+        if length % part == 0
+        and all(launches[i] == launches[i - part] for i in range(part, length))
+    )
+
+
+def _replaced(one: _Calls, other: _Calls) -> list[tuple[tuple[Kernel, ...], tuple[Kernel, ...]]]:
+    """Return which launches came into the place of which."""
+    matcher = SequenceMatcher(None, one.identities, other.identities, autojunk=False)
+    return [
+        (one.kernels[a_from:a_to], other.kernels[b_from:b_to])
+        for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes()
+        if tag != "equal"
+    ]
+
+
+def _change(calls: _Calls, before: Sequence[Kernel], now: Sequence[Kernel]) -> str:
+    """Say what an operator runs instead of what."""
+    name = (before or calls.kernels)[0].name
+    was, is_ = _functions(before), _functions(now)
+    if was == is_:
+        return f"{name!r} runs {was} with another grid or other attributes"
+    if not now:
+        return f"{name!r} runs no {was} any more"
+    return f"{name!r} runs {is_}" + (f" instead of {was}" if before else " as well")
+
+
+def _functions(kernels: Sequence[Kernel]) -> str:
+    functions = dict.fromkeys(short(kernel.launch.function) for kernel in kernels if kernel.launch)
+    return " and ".join(functions)
+
+
+def _named(
+    kernels: Sequence[Kernel], names: dict[str, str], taken: Sequence[str]
+) -> tuple[Kernel, ...]:
+    """Name kernels as was found; what is new by its own name, or numbered where that is taken."""
+    new = [kernel.name for kernel in kernels if identity(kernel) not in names]
+    own = iter(numbered([*taken, *new])[len(taken) :])
+    return tuple(
+        msgspec.structs.replace(kernel, name=names.get(identity(kernel)) or next(own))
+        for kernel in kernels
+    )
+
+
+def _other_calls(ours: Sequence[_Calls], theirs: Sequence[_Calls]) -> str:
+    """Say which operators, or shapes of theirs, one side has and the other has not."""
+    before, now = _names(ours), _names(theirs)
+    gone = [before[key] for key in before if key not in now]
+    new = [now[key] for key in now if key not in before]
+    often = Counter(calls.key for calls in ours), Counter(calls.key for calls in theirs)
+    other = [before[key] for key in before if key in now and often[0][key] != often[1][key]]
+    words = [
+        f"{what} {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        for what, names in (
+            ("without", gone),
+            ("with a new", new),
+            ("at other places or numbers", other),
+        )
+        if names
+    ]
+    return ", ".join(words) or "its kernels in another order"
+
+
+def _names(calls: Sequence[_Calls]) -> dict[_Key, str]:
+    return {each.key: each.kernels[0].name for each in calls}

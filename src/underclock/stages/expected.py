@@ -1,0 +1,158 @@
+"""How long a campaign takes: said before it begins, and as time left while it runs.
+
+Before anything ran only the settings are known: how long each measurement warms up and lasts, and
+how many there are in any case. A long launch makes its window longer, and only measuring tells how
+long launches are, so what is left is told again from the pace there is.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from underclock.core.steering.agenda import first_measurements
+from underclock.hw.base import Capability, Measurer
+from underclock.records import MeasurementSettings, SampleSet
+from underclock.stages.adaptive import first_looks
+from underclock.stages.campaign import Campaign
+from underclock.units import format_duration
+
+_TICK_S = 0.1  # until the energy counter's next step, at both ends of a window: half of one each
+_HEAT_S, _WARMER_C = 30.0, 40.0  # time constant of a board, and how much warmer work makes it
+_TIMED = 0.4  # of a window, for which launches are timed after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a campaign is expected to take.
+
+    Attributes:
+        kernels: It measures.
+        first: Measurements it takes in any case and has not got yet.
+        first_s: GPU time of these, and of warming up.
+        goal: How sure the promise gets after that, in words; empty where these are all.
+        limit_s: Of GPU time that a limit leaves; ``None`` without one.
+    """
+
+    kernels: int
+    first: int
+    first_s: float
+    goal: str
+    limit_s: float | None
+
+    def __str__(self) -> str:
+        time = format_duration(self.first_s)
+        if not self.goal:
+            return f"{self.kernels} kernels, {self.first} measurements: about {time} of GPU time"
+        words = f"{self.kernels} kernels"
+        if self.first:
+            words += f": about {time} of GPU time for the first {self.first} measurements"
+            words += ", then"
+        words += f"{'' if self.first else ':'} what tells most, until {self.goal}"
+        return words if self.limit_s is None else f"{words}; {self._limit_words(self.limit_s)}"
+
+    def _limit_words(self, limit_s: float) -> str:
+        """Say what the time limit leaves."""
+        limit = format_duration(limit_s)
+        if limit_s < self.first_s:
+            return f"the time limit leaves {limit}, less than the first take"
+        return f"the time limit leaves {format_duration(limit_s - self.first_s)} for that"
+
+
+def expected_of(
+    measurer: Measurer, samples: SampleSet, campaign: Campaign, spent_s: float
+) -> Expected | None:
+    """Return what a campaign is expected to take; ``None`` of a table, which answers at once.
+
+    Args:
+        measurer: Where it runs.
+        samples: What is on file.
+        campaign: What to visit.
+        spent_s: GPU time that went into the file before.
+    """
+    measuring = samples.provenance.measuring if samples.provenance else None
+    if Capability.RUN not in measurer.capabilities or measuring is None:
+        return None
+    steers, whole = campaign.steers(measurer), bool(samples.order) and campaign.in_situ
+    each_s = measurer.takes_s(0.0) + _TICK_S
+    done = len(samples.samples) + len(samples.in_situ)
+    limit_s = campaign.limit_s(steers=steers)
+    goal = f"the promise is sure to {100.0 * campaign.precision:g} %"
+    if steers:
+        first = first_measurements(len(samples.kernels), whole=whole)
+        done = len(samples.mixed)
+        each_s += _TIMED * measuring.window_s
+    elif samples.expected_samples is None:
+        first = first_looks(samples, campaign, whole=whole)
+        each_s += measuring.settle_s / max(1, len(samples.kernels))
+    else:
+        first = samples.expected_samples + campaign.repeats * whole
+        each_s += measuring.settle_s * len(samples.settings) / max(1, first)
+        goal = ""
+    left = max(0, first - done)
+    if campaign.max_samples is not None:
+        left = min(left, max(0, campaign.max_samples - done))
+    return Expected(
+        kernels=len(samples.kernels),
+        first=left,
+        first_s=(_warming_s(measuring) if left else 0.0) + left * each_s,
+        goal=goal,
+        limit_s=None if limit_s is None else max(0.0, limit_s - spent_s),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Where a campaign is.
+
+    Attributes:
+        name: For a person.
+        spent_s: GPU time since this phase began.
+        left_s: About how much more it takes; ``None`` where nobody can know.
+    """
+
+    name: str = ""
+    spent_s: float = 0.0
+    left_s: float | None = None
+
+
+def _warming_s(measuring: MeasurementSettings) -> float:
+    """Return about how long it takes until the temperature is steady enough, from a cold GPU."""
+    moves = math.expm1(measuring.steady_s / _HEAT_S)  # until a look, of what is still to come
+    steady_s = _HEAT_S * math.log(max(1.0, _WARMER_C * moves / measuring.steady_c))
+    looks = math.ceil(max(measuring.warm_s, steady_s) / measuring.steady_s)
+    return max(measuring.least_warm_s, min(looks * measuring.steady_s, measuring.longest_warm_s))
+
+
+class TimeLeft:
+    """Tells how much longer the first measurements take, and then what follows.
+
+    Args:
+        expected: Before anything ran.
+        now_s: The measurer's clock.
+    """
+
+    def __init__(self, expected: Expected, now_s: Callable[[], float]) -> None:
+        self._expected = expected
+        self._now_s = now_s
+        self._began_s = self._first_s = self._then_s = now_s()
+
+    def phase(self, taken: int, short_of: float | None) -> Phase:
+        """Return where the campaign is.
+
+        Args:
+            taken: Measurements in this run so far.
+            short_of: How many times as unsure as asked the promise is; ``None`` while none is made.
+        """
+        now_s = self._now_s()
+        if taken < self._expected.first:
+            self._then_s = now_s
+            if taken == 0:  # what goes before the first one is not their pace
+                self._first_s = now_s
+                left_s = max(0.0, self._expected.first_s - (now_s - self._began_s))
+            else:
+                left_s = (now_s - self._first_s) / taken * (self._expected.first - taken)
+            return Phase("first look", now_s - self._began_s, left_s)
+        # The variance of what is measured goes down with the number of measurements.
+        all_s, more = now_s - self._began_s, None if short_of is None else short_of**2 - 1.0
+        left = None if more is None else all_s * max(0.0, more)
+        return Phase("what tells most", now_s - self._then_s, left)

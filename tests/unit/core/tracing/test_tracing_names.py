@@ -1,0 +1,164 @@
+"""Names of traced kernels: layer, operator, role, and what else tells two apart."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.tracing.names import named, numbered
+from underclock.records import Kernel, Launch, Pass
+
+NVJET = "nvjet_sm90_tst_64x64_64x13_2x1_v_bz_NNT"
+
+
+def kernel(
+    operator: str,
+    shapes: str = "",
+    module: str = "",
+    pass_: Pass = Pass.FORWARD,
+    function: str = "void at::native::vectorized_elementwise_kernel<4>(int)",
+    count: int = 1,
+) -> Kernel:
+    launch = Launch(function=function, operator=operator, shapes=shapes, identity="x")
+    return Kernel(name="?", section=module, pass_=pass_, launch=launch, count=count)
+
+
+def names(*kernels: Kernel) -> list[str]:
+    return [each.name for each in named(kernels)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name"),
+    [
+        ("bf16[8x4], fp32[8x4]", "h cast fp32→bf16"),
+        ("bf16[8x4], bf16[8x4]", "h copy"),
+        ("bf16[8x4], bf16[8x4]@1x8", "h copy to dense"),
+        ("bf16[8x4]@1x8, bf16[8x4]", "h copy to strided"),
+        ("bf16[8x4]@1x8, bf16[8x4]@1x8", "h copy"),
+        ("bf16[8x4], bf16[8x4]@0x1", "h broadcast"),
+        ("bf16[1x4]@1x4, bf16[1x4]@0x1", "h copy to strided"),  # one place is one place
+        ("bf16[8x4]", "h copy"),
+    ],
+)
+def test_a_copy_says_what_it_is_for(shapes: str, name: str) -> None:
+    assert names(kernel("aten::copy_", shapes, "h")) == [name]
+
+
+FORWARD = kernel("aten::addmm", "bf16[16], bf16[64x8], bf16[8x16]@1x8", "up")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "role"),
+    [
+        ("bf16[64x16], bf16[16x8]", "input gradient"),
+        ("bf16[16x64]@1x16, bf16[64x8]", "weight gradient"),
+        ("bf16[8x64]@1x8, bf16[64x16]", "weight gradient"),
+        ("bf16[16x64], bf16[64x8], bf16[16x8]", "weight gradient"),  # written into a given tensor
+        ("bf16[64x64]@1x64, bf16[64x8]", "weight gradient"),  # sizes coincide: the layout tells
+        ("bf16[64x64], bf16[64x8]", "input gradient"),
+        ("bf16[5x7], bf16[7x8]", "backward"),  # of no product that is known
+        ("bf16[16]", "backward"),
+    ],
+)
+def test_a_product_of_the_backward_pass_says_of_what_it_is_the_gradient(
+    shapes: str, role: str
+) -> None:
+    assert names(FORWARD, kernel("aten::mm", shapes, "up", Pass.BACKWARD))[1] == f"up mm {role}"
+
+
+def test_a_product_whose_forward_is_elsewhere_is_no_gradient_of_this_module() -> None:
+    product = kernel("aten::mm", "bf16[64x16], bf16[16x8]", "down", Pass.BACKWARD)
+    assert names(FORWARD, product)[1] == "down mm backward"
+    assert names(product) == ["down mm backward"]
+
+
+def test_an_operator_of_the_backward_pass_says_so_once() -> None:
+    told = names(
+        kernel("aten::gelu_backward", "", "h", Pass.BACKWARD),
+        kernel("aten::gelu", "", "h", Pass.BACKWARD),
+        kernel("aten::gelu", "", "h"),
+    )
+    assert told == ["h gelu_backward", "h gelu backward", "h gelu"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("triton_poi_fused__to_copy_1", "pointwise _to_copy"),
+        ("triton_per_fused_sum_view_12", "reduction sum_view"),
+        ("triton_xyz_fused_sum_1", "triton_xyz_fused_sum_1"),
+        ("triton_mine", "triton_mine"),
+    ],
+)
+def test_what_torch_compile_fused_is_told_in_words(operator: str, name: str) -> None:
+    assert names(kernel(operator)) == [name]
+    assert names(kernel("", function=operator)) == [name]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "told"),
+    [
+        (["fp32[4]", "bf16[4]"], ["fp32", "bf16"]),
+        (["fp32[4]", "fp32[8]"], ["4", "8"]),
+        (["fp32[4], fp32[2]", "fp32[4], fp32[1]"], ["2", "1"]),
+        (["fp32[4x4], fp32[4]", "fp32[4x4]@1x4, fp32[4]"], ["", "strided input 1"]),
+        (["fp32[4x4]", "fp32[4x4]@1x4"], ["", "strided"]),
+        # What tells all apart is enough, and better than what tells some.
+        (
+            ["fp32[4], fp32[2]", "fp32[4], fp32[1]", "fp32[8], fp32[3]"],
+            ["2", "1", "3"],
+        ),
+        (["fp32[4]", "bf16[4]", "bf16[2]"], ["fp32", "bf16 4", "bf16 2"]),
+        (["fp32[4]@2", "fp32[4]@3"], ["1", "2"]),  # nothing tells in a word or two
+    ],
+)
+def test_sizes_and_types_tell_apart_before_numbers_do(
+    shapes: Sequence[str], told: Sequence[str]
+) -> None:
+    found = names(*(kernel("aten::mul", each, "h") for each in shapes))
+    assert found == [f"h mul {word}".strip() for word in told]
+
+
+def test_products_are_told_apart_by_rows_columns_and_layout() -> None:
+    told = names(
+        kernel("aten::bmm", "bf16[3x4x8], bf16[3x8x16]", function=NVJET),
+        kernel("aten::bmm", "bf16[3x4x8]@32x1x4, bf16[3x8x16]", function=NVJET),
+        kernel("aten::bmm", "bf16[3x8x4], bf16[3x4x8]", function=NVJET),
+    )
+    assert told == ["bmm 3x4x16x8 NN", "bmm 3x4x16x8 TN", "bmm 3x8x8x4"]
+
+
+def test_parts_of_one_call_are_told_by_their_functions() -> None:
+    shapes = "bf16[4x8], bf16[8x16]"
+    reduce = "void cublasLt::splitKreduce_kernel<32, 16>(int)"
+    told = names(
+        kernel("aten::mm", shapes, function=NVJET), kernel("aten::mm", shapes, function=reduce)
+    )
+    assert told == ["mm", "mm splitKreduce_kernel"]
+
+
+def test_sizes_that_the_data_decides_are_a_letter() -> None:
+    told = names(
+        kernel("aten::mul", "bf16[97(12-431)x8]"),
+        kernel("aten::mul", "bf16[5(2-9)x16]"),
+    )
+    assert told == ["mul nx8", "mul nx16"]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "a 1", "a 2", "b 1 1"])))
+def test_numbers_make_every_name_its_own_and_leave_single_ones(given_: list[str]) -> None:
+    own = numbered(given_)
+    assert len(set(own)) == len(own)
+    for before, after in zip(given_, own, strict=True):
+        assert after.startswith(before)
+        assert given_.count(before) > 1 or after == before
+
+
+operators = st.sampled_from(["aten::mm", "aten::copy_", "aten::mul", ""])
+shapes_ = st.sampled_from(["", "bf16[4x4], bf16[4x4]", "fp32[4x4], bf16[4x4]@1x4", "bf16[2x4]"])
+
+
+@given(st.lists(st.builds(kernel, operators, shapes_, st.sampled_from(["", "a", "a, b"]))))
+def test_names_are_unique_whatever_is_launched(kernels: list[Kernel]) -> None:
+    assert len(set(names(*kernels))) == len(kernels)

@@ -1,0 +1,226 @@
+"""A step captured anew: the same but for its algorithms, or another step."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.tracing.recapture import difference, identity, recaptured
+from underclock.core.tracing.step import traced_step
+from underclock.records import Kernel, Launch, Pass, Step, StepSource
+from underclock.records.launches import Node, NodeKind, TracedActivity
+
+SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
+ALGORITHMS = (("f",), ("g",), ("h", "f"), ("g", "k"), ("h", "g", "k"))
+Call = tuple[str, str]
+"""An operator and the layer that calls it."""
+
+
+def step_of(calls: Sequence[Call], algorithms: Mapping[str, Sequence[str]]) -> Step:
+    """Return the step that makes these calls, each with the algorithm of its operator."""
+    launches = [
+        (
+            Node(kind=NodeKind.KERNEL, function=function),
+            TracedActivity(
+                kind=NodeKind.KERNEL,
+                start_s=0.0,
+                duration_s=1.0,
+                operator=f"aten::{operator}",
+                shapes="bf16[8x8]",
+                module=module,
+                pass_=Pass.FORWARD,
+            ),
+        )
+        for operator, module in calls
+        for function in algorithms[operator]
+    ]
+    nodes, matched = zip(*launches, strict=True)
+    return traced_step("step", nodes, matched).step
+
+
+def of_kernels(*names: str, **grids: int) -> Step:
+    """Return a step of kernels no operator of which is known."""
+    counts = Counter(names)
+    kernels = tuple(
+        Kernel(
+            name=name,
+            count=counts[name],
+            launch=Launch(
+                function=name, grid=(grids.get(name, 1), 1, 1), identity=f"{name}{grids.get(name)}"
+            ),
+        )
+        for name in counts
+    )
+    places = list(counts)
+    return Step(name="step", kernels=kernels, order=tuple(places.index(name) for name in names))
+
+
+calls_ = st.lists(
+    st.tuples(st.sampled_from(["conv", "mm", "mul"]), st.sampled_from(["a", "b"])),
+    min_size=1,
+    max_size=10,
+)
+choices = st.fixed_dictionaries(
+    {name: st.sampled_from(ALGORITHMS) for name in ("conv", "mm", "mul")}
+)
+
+
+@given(calls_, choices)
+def test_a_step_is_itself(calls: list[Call], choice: Mapping[str, Sequence[str]]) -> None:
+    step = step_of(calls, choice)
+    assert difference(step, step) is None
+    same = recaptured(step, step)
+    assert same.step == step
+    assert same.changes == ()
+
+
+@given(calls_, choices, choices)
+def test_other_algorithms_are_the_same_step_in_the_names_it_had(
+    calls: list[Call], was: Mapping[str, Sequence[str]], is_: Mapping[str, Sequence[str]]
+) -> None:
+    traced = msgspec.structs.replace(step_of(calls, was), source=SOURCE, parameters={"b": 1})
+    captured = step_of(calls, is_)
+    assert difference(traced, captured) is None
+
+    found = recaptured(traced, captured)
+
+    assert found.step.order == captured.order
+    assert (found.step.source, found.step.parameters) == (SOURCE, {"b": 1})
+    assert list(map(identity, found.step.kernels)) == list(map(identity, captured.kernels))
+    before = {identity(kernel): kernel.name for kernel in traced.kernels}
+    for kernel in found.step.kernels:
+        assert before.get(identity(kernel), kernel.name) == kernel.name
+    used = {operator for operator, _ in calls}
+    assert bool(found.changes) == any(was[each] != is_[each] for each in used)
+
+
+@given(calls_, choices, st.data())
+def test_a_call_more_is_another_step(
+    calls: list[Call], choice: Mapping[str, Sequence[str]], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(calls)))
+    more = [*calls[:at], ("new", "a"), *calls[at:]]
+    algorithms = {**choice, "new": ("n",)}
+    assert difference(step_of(calls, algorithms), step_of(more, algorithms)) is not None
+    assert difference(step_of(more, algorithms), step_of(calls, algorithms)) is not None
+
+
+@given(calls_, choices)
+def test_a_call_of_a_known_operator_more_is_another_step_while_its_algorithm_is_the_same(
+    calls: list[Call], choice: Mapping[str, Sequence[str]]
+) -> None:
+    more = [*calls, calls[-1]]
+    assert difference(step_of(calls, choice), step_of(more, choice)) is not None
+
+
+CONV, OTHERS = ("conv", "features"), [("mm", "head"), ("mul", "head")]
+PLAIN = {"conv": ("to_nhwc", "fprop", "to_nchw"), "mm": ("gemm",), "mul": ("mul",)}
+
+
+def test_a_convolution_may_take_another_algorithm_with_fewer_launches() -> None:
+    traced = step_of([CONV, *OTHERS, CONV], PLAIN)
+    captured = step_of([CONV, *OTHERS, CONV], {**PLAIN, "conv": ("winograd",)})
+    found = recaptured(traced, captured)
+    assert [kernel.name for kernel in found.step.kernels] == [
+        "features conv",
+        "head mm",
+        "head mul",
+    ]
+    (change,) = found.changes
+    assert change == (
+        "'features conv to_nhwc' runs winograd instead of to_nhwc and fprop and to_nchw"
+    )
+
+
+def test_another_function_keeps_the_name_of_what_it_replaces() -> None:
+    traced = step_of([CONV], {"conv": ("to_nhwc", "fprop")})
+    captured = step_of([CONV], {"conv": ("to_nhwc", "wgmma")})
+    found = recaptured(traced, captured)
+    assert [kernel.name for kernel in found.step.kernels] == [
+        kernel.name for kernel in traced.kernels
+    ]
+    assert found.changes == ("'features conv fprop' runs wgmma instead of fprop",)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_", "words"),
+    [
+        (("f",), ("f", "g"), "runs g as well"),
+        (("f", "g"), ("f",), "runs no g any more"),
+    ],
+)
+def test_a_helper_more_or_less_is_said(was: Sequence[str], is_: Sequence[str], words: str) -> None:
+    found = recaptured(step_of([CONV], {"conv": was}), step_of([CONV], {"conv": is_}))
+    assert words in found.changes[0]
+
+
+def test_what_is_new_takes_no_name_that_something_else_had() -> None:
+    traced = step_of([CONV], {"conv": ("f",)})
+    captured = step_of([CONV], {"conv": ("g", "k")})
+    renamed = [msgspec.structs.replace(captured.kernels[0], name=traced.kernels[0].name)]
+    captured = msgspec.structs.replace(captured, kernels=(*renamed, captured.kernels[1]))
+    names = [kernel.name for kernel in recaptured(traced, captured).step.kernels]
+    assert len({*names, traced.kernels[0].name}) == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (of_kernels("gemm", "gemm"), "without 'copy'"),
+        (of_kernels("gemm", "gemm", "copy", "new"), "with a new 'new'"),
+        (of_kernels("gemm", "gemm", "copy", "new", "old"), "with a new 'new' and 1 more"),
+        (of_kernels("gemm", "scale"), "without 'copy', with a new 'scale'"),
+        (of_kernels("copy", "gemm", "gemm"), "its kernels in another order"),
+        (of_kernels("gemm", "copy", "gemm"), "at other places or numbers 'gemm'"),
+        (of_kernels("gemm", "copy"), "'gemm' 1 x instead of 2 x in a row"),
+    ],
+)
+def test_another_step_is_told_by_what_differs(found: Step, words: str) -> None:
+    assert difference(of_kernels("gemm", "gemm", "copy"), found) == words
+
+
+def test_other_numbers_of_another_kernel_in_a_row_are_other_numbers_of_calls() -> None:
+    three, two = [CONV] * 3, [CONV] * 2
+    words = difference(step_of(three, {"conv": ("f",)}), step_of(two, {"conv": ("g",)}))
+    assert words == "'features conv' 2 x instead of 3 x in a row"
+
+
+def test_the_same_operator_of_another_module_is_another_step() -> None:
+    traced = step_of([("mm", "up")], {"mm": ("f",)})
+    assert "in another module, down" in str(
+        difference(traced, step_of([("mm", "down")], {"mm": ("f",)}))
+    )
+    assert "in another module, or none" in str(
+        difference(traced, step_of([("mm", "")], {"mm": ("f",)}))
+    )
+
+
+def test_without_an_operator_the_function_tells_and_its_grid_may_change() -> None:
+    traced, captured = of_kernels("mine", "mine"), of_kernels("mine", "mine", mine=9)
+    assert difference(traced, captured) is None
+    found = recaptured(traced, captured)
+    assert found.changes == ("'mine' runs mine with another grid or other attributes",)
+    assert found.step.kernels[0].name == "mine"
+
+
+def test_sizes_that_the_data_decides_may_change() -> None:
+    def pooled(shapes: str) -> Step:
+        launch = Launch(function="f", operator="aten::mm", shapes=shapes, identity=shapes)
+        return Step(name="s", kernels=(Kernel(name="mm", launch=launch),), order=(0,))
+
+    traced = pooled("bf16[97(12-431)x8]")
+    assert difference(traced, pooled("bf16[80(1-500)x8]")) is None
+    assert difference(traced, pooled("bf16[80(1-500)x16]")) is not None
+
+
+def test_kernels_that_were_never_traced_are_compared_whole() -> None:
+    def plain(shape: str, count: int = 1) -> Step:
+        kernel = Kernel(name="a", shape=shape, count=count)
+        return Step(name="s", kernels=(kernel,), order=(0,) * count)
+
+    assert difference(plain("4x4"), plain("4x4")) is None
+    assert difference(plain("4x4"), plain("4x8")) == "without 'a', with a new 'a'"
+    assert difference(plain("4x4"), plain("4x4", 2)) == "'a' 2 x instead of 1 x in a row"

@@ -1,0 +1,141 @@
+"""Launches that differ in a size the data decides, pooled."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.tracing.sizes import Pool, pools, without_sizes
+from underclock.core.tracing.step import traced_step
+from underclock.records import Pass, Step
+from underclock.records.launches import Node, NodeKind, Traced, TracedActivity
+
+TOKENS = [12, 431, 97]
+
+
+def pooled(shapes: list[str], sizes: list[int], kinds: str = "") -> list[Pool]:
+    return list(pools(kinds or "k" * len(shapes), shapes, sizes))
+
+
+def test_one_size_that_the_data_decides_makes_one_pool_with_its_median() -> None:
+    (pool,) = pooled([f"bf16[{n}x1024], bf16[1024x4096]" for n in TOKENS], TOKENS)
+    assert pool.members == (0, 1, 2)
+    assert (pool.median, pool.median_size) == (2, 97)
+    assert pool.shapes == "bf16[97(12-431)x1024], bf16[1024x4096]"
+    assert without_sizes(pool.shapes) == "bf16[#x1024], bf16[1024x4096]"
+
+
+def test_strides_and_second_tensors_follow_the_size() -> None:
+    (pool,) = pooled([f"bf16[64x{n}]@1x64, bf16[{n}x8]@{8 * n}x1" for n in TOKENS], TOKENS)
+    assert pool.sizes == tuple(TOKENS)
+    assert pool.shapes == "bf16[64x97(12-431)]@1x64, bf16[97(12-431)x8]@776(96-3448)x1"
+
+
+def test_a_list_of_tensors_is_of_a_size_where_each_of_them_is() -> None:
+    (pool,) = pooled([f"bf16[64x8], 2 tensors[{2 * n}]" for n in TOKENS], TOKENS)
+    assert pool.sizes == tuple(TOKENS)
+    assert pool.shapes == "bf16[64x8], 2 tensors[194(24-862)]"
+    assert pooled(["2 tensors[13]", "2 tensors[99]"], [12, 97]) == []
+    assert pooled(["0 tensors[0]", "0 tensors[0]"], [12, 97]) == []
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sizes"),
+    [
+        (["bf16[12x8]", "bf16[97x8]"], []),  # not of data
+        (["bf16[12x8]", "bf16[97x8]"], [12]),
+        (["bf16[12x8]", "bf16[12x8]"], [12]),  # alike: the same kernel as it is
+        (["bf16[12x8]", "fp32[97x8]"], [12, 97]),
+        (["bf16[12x8]", "bf16[97x8x1]"], [12, 97]),
+        (["bf16[12x64]", "bf16[64x12]"], [12, 64]),  # two sizes that changed places
+        (["bf16[12x8]", "bf16[97x4]"], [12, 97]),  # two sizes
+        (["bf16[0x8]", "bf16[97x8]"], [0, 97]),
+        (["4 tensors[12]", "5 tensors[12]"], [4, 5, 12]),
+    ],
+)
+def test_what_differs_otherwise_is_not_pooled(shapes: list[str], sizes: list[int]) -> None:
+    assert pooled(shapes, sizes) == []
+
+
+def test_launches_that_are_unlike_otherwise_are_pools_of_their_own() -> None:
+    shapes = [f"bf16[{n}x8]" for n in (*TOKENS, *TOKENS)]
+    assert [pool.members for pool in pooled(shapes, TOKENS, "fffggg")] == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_a_pool_differs_in_the_same_places_throughout() -> None:
+    found = pooled(["bf16[12x97]", "bf16[97x97]", "bf16[12x431]", "bf16[431x97]"], TOKENS)
+    assert [pool.members for pool in found] == [(0, 1, 3)]
+
+
+sizes_ = st.lists(st.integers(1, 50), min_size=1, max_size=12)
+
+
+@given(sizes_, sizes_)
+def test_pools_hold_every_launch_once_at_most_and_the_median_is_in_the_middle(
+    tokens: list[int], known: list[int]
+) -> None:
+    found = pooled([f"bf16[{n}x64], bf16[64x{n}]@1x64" for n in tokens], known)
+    members = [member for pool in found for member in pool.members]
+    assert len(set(members)) == len(members)
+    for pool in found:
+        assert len(set(pool.sizes)) > 1
+        assert set(pool.sizes) <= set(known)
+        assert pool.sizes == tuple(tokens[member] for member in pool.members)
+        below = sum(size < pool.median_size for size in pool.sizes)
+        above = sum(size > pool.median_size for size in pool.sizes)
+        assert max(below, above) <= len(pool.sizes) / 2
+        assert tokens[pool.median] == pool.median_size
+
+
+def experts(tokens: list[int], **more: str) -> list[tuple[Node, TracedActivity]]:
+    return [
+        (
+            Node(kind=NodeKind.KERNEL, function=more.get("function", "gemm"), grid=(n, 1, 1)),
+            TracedActivity(
+                kind=NodeKind.KERNEL,
+                start_s=0.0,
+                duration_s=1.0,
+                operator="aten::mm",
+                shapes=f"bf16[{n}x8], bf16[8x16]",
+                module=f"experts.{index}.up",
+                pass_=Pass.FORWARD,
+            ),
+        )
+        for index, n in enumerate(tokens)
+    ]
+
+
+def traced(launches: list[tuple[Node, TracedActivity]], data_sizes: list[int]) -> Traced:
+    nodes, matched = zip(*launches, strict=True)
+    return traced_step("moe", nodes, matched, data_sizes=data_sizes)
+
+
+def test_a_mixture_of_experts_has_a_kernel_a_function_measured_at_its_median() -> None:
+    many = [30, 10, 20, 500, 40]
+    launches = [
+        *experts(many, function="sm90_gemm"),
+        *experts([7, 8, 9], function="small"),
+        *experts([20], function="sm90_gemm"),
+    ]
+    found = traced(launches, [*many, 7, 8, 9])
+    step: Step = found.step
+    big, small = step.kernels
+    assert (big.count, small.count) == (6, 3)
+    assert (big.name, small.name) == ("experts.*.up mm", "experts.*.up mm small")
+    assert big.shape == "bf16[20(10-500)x8], bf16[8x16]"
+    assert big.flops == 2 * 20 * 8 * 16
+    assert big.launch is not None
+    assert big.launch.grid == (20, 1, 1)
+    assert (found.launch_of(0), found.launch_of(1)) == (8, 6)
+    assert step.order == (0, 0, 0, 0, 0, 1, 1, 1, 0)
+    (sentence,) = step.warnings
+    assert sentence.startswith("the data decides the sizes of 9 launches: they are 2 kernels")
+    assert sentence.endswith("together that is -78% of size")
+
+
+def test_a_step_whose_data_decides_nothing_has_a_kernel_a_size() -> None:
+    found = traced(experts([30, 10, 20]), [])
+    assert [kernel.shape for kernel in found.step.kernels] == [
+        f"bf16[{n}x8], bf16[8x16]" for n in (30, 10, 20)
+    ]
+    assert not found.step.warnings
+    assert [found.launch_of(kernel) for kernel in range(3)] == [0, 1, 2]
