@@ -172,8 +172,10 @@ def _taken(sample_set: "SampleSet") -> str:
     from underclock.core.costs.only_whole import is_only_whole
     from underclock.core.steering.taking_off import reach_mhz
 
-    if is_only_whole(sample_set):
-        return _whole(sample_set)
+    locked = [s.asked for s in sample_set.mixed if s.is_step and not s.asked.is_auto]
+    if is_only_whole(sample_set) and locked:
+        runs = len(sample_set.in_situ) + len(locked)
+        return f"{runs} runs of the whole step at {len({*locked}) + 1} clock pairs"
     pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
     kernels, offered = len(sample_set.kernels), len(sample_set.settings)
     each = pairs / kernels
@@ -190,13 +192,3 @@ def _taken(sample_set: "SampleSet") -> str:
             "one clock pair" if offered == 1 else f"{offered} clock pairs"
         )
     return f"{samples}, each at {each:.3g} of {offered} clock pairs on average"
-
-
-def _whole(sample_set: "SampleSet") -> str:
-    """Say how often a step ran that ran whole only."""
-    steps = [sample for sample in sample_set.mixed if sample.is_step]
-    locked = [sample.asked for sample in steps if not sample.asked.is_auto]
-    runs = f"{len(sample_set.in_situ) + len(locked)} runs of the whole step"
-    if locked:
-        return f"{runs} at {len({*locked}) + 1} clock pairs"
-    return f"{runs}, and {sum(sample.in_company for sample in steps)} in company"

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.power_window import HALF_BIN_MHZ
+from underclock.core.costs.power_window import HALF_BIN_MHZ, is_uneven
 from underclock.errors import DataError
 from underclock.records import AUTO, Choice, Clocks, Kernel, Mix, MixSample, Sample, SampleSet
 from underclock.units import format_percent
@@ -39,7 +39,8 @@ def check_kernels_alone(sample_set: SampleSet) -> None:
         raise DataError(
             f"{sample_set.workload} ran whole only: what its kernels cost by themselves is not "
             "known",
-            hint="`underclock plan` plans one clock for the whole step",
+            hint="`underclock plan` plans one clock for the whole step; a campaign that was cut "
+            "off goes on with `underclock measure`",
         )
 
 
@@ -49,15 +50,18 @@ def as_one(sample_set: SampleSet) -> SampleSet:
     at_locks = [_sample(s) for s in steps if s.mix == _ALONE and not s.asked.is_auto]
     at_auto = [msgspec.structs.replace(s, kernel=WHOLE.name) for s in sample_set.in_situ]
     rest = [s for s in sample_set.mixed if not s.is_step]
+    others = [
+        _mixed(s, sample_set)
+        for s in steps
+        # Where company comes too rarely, the step does not run at the clock that was read.
+        if (s.mix != _ALONE or s.asked.is_auto) and not (s.asked.is_auto and is_uneven(s))
+    ]
     return msgspec.structs.replace(
         sample_set,
         kernels=(WHOLE,),
         order=(0,),
         samples=(*at_auto, *at_locks),
-        mixed=(
-            *rest,
-            *(_mixed(s, sample_set) for s in steps if s.asked.is_auto or s.mix != _ALONE),
-        ),
+        mixed=(*rest, *others),
         lacking={},
     )
 

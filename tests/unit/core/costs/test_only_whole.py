@@ -127,14 +127,19 @@ class TestAsOne:
 
     def test_in_company_the_step_is_one_kernel_too_and_company_stays_what_it_is(self) -> None:
         idle = ran(mix=Mix(launches=0, idle_s=0.01), kernel_s=())
-        hot = ran(mix=Mix(hot=1))
-        thinned = ran(_SLOW, Mix(idle_s=0.01))
+        hot = ran(mix=Mix(hot=100, after=tuple(range(1, 101))))
+        metered = ran(mix=Mix(idle_s=2e-4))
         untimed = ran(kernel_s=())
-        mixed = as_one(samples(idle, hot, thinned, untimed)).mixed
+        mixed = as_one(samples(idle, hot, metered, untimed)).mixed
 
         assert mixed[0] == idle
         assert [s.kernel for s in mixed[1:]] == [WHOLE.name] * 3
         assert [s.kernel_s for s in mixed[1:]] == [(5.0,), (5.0,), ()]
+
+    def test_company_that_came_after_the_cap_had_looked_tells_nothing(self) -> None:
+        steered, thinned = ran(mix=Mix(hot=1)), ran(_SLOW, Mix(idle_s=0.01))
+        (kept,) = as_one(samples(steered, thinned)).mixed  # a lock holds whenever company comes
+        assert kept.asked == _SLOW
 
 
 class TestShares:
