@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, NotSupportedError
@@ -12,6 +13,10 @@ from underclock.hw.nvml import NvmlGpu, is_read_only
 from underclock.records import Step
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
+
+if TYPE_CHECKING:
+    from underclock.hw.cuda.eager import EagerLauncher
+    from underclock.hw.cuda.launcher import CudaLauncher
 
 _NAMED = 3
 _NOT_LOCKED = "clocks may not be set here: they are left to the driver"
@@ -52,18 +57,25 @@ def held_launcher(
         run = StepFile()
     what = run.load(step.source) if isinstance(run, StepFile) else run
     # PyTorch is imported only now: every mistake above is told without it.
-    from underclock.stages.torch_script import held_script  # noqa: PLC0415
-    from underclock.stages.torch_step import check_device, running_step  # noqa: PLC0415
+    from underclock.stages.torch_step import check_device  # noqa: PLC0415
 
     check_device(gpu.uuid())
-    with (
-        held_script(what, name=step.name)
-        if isinstance(what, Script)
-        else running_step(what, name=step.name)
-    ) as launcher:
+    with _ready(what, step.name) as launcher:
         now = step_now(step, launcher.traced.step, anew=anew)
         launcher.traced = replace(launcher.traced, step=now.step)
         yield launcher, now
+
+
+def _ready(
+    what: StepFunction | Script, name: str
+) -> AbstractContextManager["CudaLauncher | EagerLauncher"]:
+    if isinstance(what, Script):
+        from underclock.stages.torch_script import held_script  # noqa: PLC0415
+
+        return held_script(what, name=name)
+    from underclock.stages.torch_step import running_step  # noqa: PLC0415
+
+    return running_step(what, name=name)
 
 
 def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:
