@@ -90,6 +90,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
             gpu, measurer, measuring=measuring, seed=seed, in_situ=campaign.in_situ
         )
         header, points = survey(measurer, step, campaign, provenance)
+        campaign.check_goal(measurer, header)
         told = progress or (lambda _tally: None)
         adaptive = campaign.on(measurer) is Grid.ADAPTIVE
         if adaptive and not path.exists():
