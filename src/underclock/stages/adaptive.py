@@ -27,7 +27,7 @@ from underclock.stages.recording import Recorder, as_mix_sample
 from underclock.stages.step_runs import StepRuns
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
-_SHARE_FOR_SHARED = 0.6  # of a small allowance that goes to them
+_LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
@@ -264,8 +264,8 @@ class AdaptiveRun:
         mem = np.array([float(c.mem_mhz or mems[-1]) for c in locked])
         per_kernel = _SHARED_POINTS
         if self._limits.max_samples is not None:
-            each = _SHARE_FOR_SHARED * self._limits.max_samples / len(self._kernels)
-            per_kernel = int(np.clip(each - 1, 1, _SHARED_POINTS))
+            each = self._limits.max_samples / len(self._kernels)
+            per_kernel = int(np.clip(each - 1 - _LEFT_TO_CHOOSE, 1, _SHARED_POINTS))
         chosen = initial_design(base, core, mem, _SHARED_POINTS)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
