@@ -20,7 +20,7 @@ from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import rows_of
 from underclock.core.model.subsample import fitted
 from underclock.core.planning.goal import Goal
-from underclock.core.sampling.acquisition import multipliers
+from underclock.core.sampling.multipliers import multiplier_within
 from underclock.records import SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
@@ -80,12 +80,11 @@ def informed(problem: Problem, samples: int, budget: float) -> float:
     energy_j = np.exp(posterior.log_s + posterior.log_w) * counts
     here = np.isfinite(costs.time_s[:, [costs.settings.index(clocks) for clocks in settings]])
     auto_s, auto_j = costs.time_s[:, costs.baseline], costs.energy_j[:, costs.baseline]
-    multiplier = multipliers(
-        np.column_stack([np.where(here, time_s, FAR), auto_s]),
-        np.column_stack([np.where(here, energy_j, FAR), auto_j]),
-        float(auto_s.sum()),
-        (budget,),
-    )[0]
+    multiplier = multiplier_within(
+        np.column_stack([np.where(here, time_s, np.inf), auto_s]),
+        np.column_stack([np.where(here, energy_j, np.inf), auto_j]),
+        float(auto_s.sum()) * (1.0 + budget),
+    )
     cost = np.where(here, energy_j + multiplier * time_s, FAR)
     behind = (cost - cost.min(axis=1, keepdims=True)) / auto_j[:, None]
     order = np.argsort(behind, axis=None)[: samples - len(sample_set.kernels)]

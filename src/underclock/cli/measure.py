@@ -22,6 +22,7 @@ from underclock.cli.printing import print_json, warn
 from underclock.cli.progress import progress_bar
 from underclock.cli.terminal import say
 from underclock.errors import UsageError
+from underclock.records import Objective
 
 if TYPE_CHECKING:
     from underclock.records import MeasurementSettings, SampleSet
@@ -43,11 +44,18 @@ if TYPE_CHECKING:
     help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
 )
 @click.option(
+    "--objective",
+    type=click.Choice([o.value for o in Objective]),
+    default="waste",
+    show_default=True,
+    help="Adaptive: of the plan to measure for.",
+)
+@click.option(
     "--max-slowdown",
     "slowdowns",
     type=FRACTION,
     multiple=True,
-    help="Adaptive: of the plan to measure for; more than once for several. [default: 0, 1%]",
+    help="Adaptive: its time budget; more than once for several. [default: 0, 1%]",
 )
 @click.option(
     "--precision",
@@ -77,6 +85,7 @@ def command(
     output: Path,
     grid: str | None,
     clocks: str | None,
+    objective: str,
     slowdowns: tuple[float, ...],
     precision: float | None,
     time_limit: float | None,
@@ -104,6 +113,10 @@ def command(
     from underclock.stages.measure import measure
     from underclock.store import read_document
 
+    if slowdowns and objective != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
+        )
     try:
         campaign = Campaign(
             grid=Grid(grid) if grid else None,
@@ -111,6 +124,7 @@ def command(
             core_mhz=core_mhz,
             mem_mhz=mem_mhz,
             repeats=repeats,
+            objective=Objective(objective),
             slowdowns=slowdowns or SLOWDOWNS,
             precision=PRECISION if precision is None else precision,
             time_limit_s=time_limit,

@@ -4,46 +4,34 @@ What to do next follows from the samples on file alone, so a campaign that was c
 where it stopped.
 """
 
-import dataclasses
 import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools
 from underclock.core.costs.cap import driver_says
 from underclock.core.model.estimate import CostEstimate, estimate
-from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
-from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.strategies import choose_kernels
-from underclock.core.sampling.acquisition import (
-    Candidates,
-    expected_improvement,
-    expected_improvement_within_own_budget,
-    multipliers,
-    value_of_information,
-)
 from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.agenda import IDLING
 from underclock.core.steering.mixing import Seen, thinned
 from underclock.hw.base import Capability, Reading
 from underclock.records import Clocks, Kernel, Mix, SampleSet
+from underclock.stages.next_samples import Wanted, worth_of_samples
 from underclock.stages.recording import Recorder, as_mix_sample
 from underclock.stages.step_runs import StepRuns
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
-_SHARE_FOR_SHARED = 0.7  # of a small allowance that goes to them
+_LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
-_DEAR = 5.0  # of auto's mean power: at this multiplier of a second nobody has any to lend
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
@@ -69,35 +57,9 @@ class Limits(Protocol):
         ...
 
     @property
-    def slowdowns(self) -> tuple[float, ...]:
-        """The time budgets to measure for."""
+    def goals(self) -> tuple[Goal, ...]:
+        """What the plans to measure for minimise."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One sample to take."""
-
-    kernel: Kernel
-    clocks: Clocks
-
-
-@dataclass(frozen=True, slots=True)
-class _CertainOfTime:
-    """A risk model that takes expected times for certain.
-
-    Attributes:
-        model: Whose expectations they are.
-    """
-
-    model: RiskModel
-
-    def predicted_change(self, setting: Ints) -> PredictedChange:
-        """Say what a choice is expected to change."""
-        return dataclasses.replace(self.model.predicted_change(setting), time_spread=0.0)
-
-    def time_variance(self, setting: Ints) -> None:
-        """Return nothing: there is none."""
 
 
 def first_looks(samples: SampleSet, limits: Limits, *, whole: bool) -> int:
@@ -117,8 +79,8 @@ def _points_each(limits: Limits, kernels: int, points: int = _SHARED_POINTS) -> 
     """Return at how many clock pairs every kernel is looked at first, besides auto."""
     if limits.max_samples is None:
         return points
-    each = _SHARE_FOR_SHARED * limits.max_samples / kernels
-    return int(np.clip(each - 1, 1, points))
+    each = limits.max_samples / kernels
+    return int(np.clip(each - 1 - _LEFT_TO_CHOOSE, 1, points))
 
 
 class AdaptiveRun:
@@ -164,7 +126,7 @@ class AdaptiveRun:
             self._warm()
         while self._launches and self._steps < _WHOLE_STEPS and not self._spent():
             self._step()
-        self._take(_Wanted(kernel, self._baseline) for kernel in self._kernels)
+        self._take(Wanted(kernel, self._baseline) for kernel in self._kernels)
         self._take(self._shared())
         while not self._spent():
             sample_set = self._file.sample_set()
@@ -204,7 +166,7 @@ class AdaptiveRun:
         self._step_runs.run()
         self._steps += 1
 
-    def _take(self, wanted: Iterable[_Wanted], *, refit: bool = False) -> int:
+    def _take(self, wanted: Iterable[Wanted], *, refit: bool = False) -> int:
         """Measure what is wanted, clocks by clocks, in random order.
 
         Args:
@@ -234,7 +196,7 @@ class AdaptiveRun:
                         taken += 1
         return taken
 
-    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[_Wanted]:
+    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[Wanted]:
         """Measure a kernel at the clocks that are held; return what to measure in its place."""
         self._tell(f"{kernel.name} at {clocks}")
         repeat = self._taken[kernel.name, clocks]
@@ -247,7 +209,7 @@ class AdaptiveRun:
             return []
         return self._slower(kernel, clocks, reading)
 
-    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[_Wanted]:
+    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[Wanted]:
         """Return the fastest clocks that a kernel holds alone, where it was never seen at them.
 
         Args:
@@ -265,7 +227,7 @@ class AdaptiveRun:
         if not slower:
             return []
         fastest = max(slower, key=lambda other: other.core_mhz or 0)
-        return [] if self._taken[kernel.name, fastest] else [_Wanted(kernel, fastest)]
+        return [] if self._taken[kernel.name, fastest] else [Wanted(kernel, fastest)]
 
     def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> bool:
         """Measure a kernel with idling, at clocks that it cannot hold alone under the cap.
@@ -303,7 +265,7 @@ class AdaptiveRun:
             mix = None if idles else Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
         return False
 
-    def _shared(self) -> list[_Wanted]:
+    def _shared(self) -> list[Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
         top_mhz = ceiling_mhz(self._file.sample_set().samples)
         locked = [
@@ -320,7 +282,7 @@ class AdaptiveRun:
             rotated = [settings[(k + i) % len(settings)] for i in range(len(settings))]
             mine = settings if per_kernel >= len(settings) else rotated
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
-            wanted += [_Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
+            wanted += [Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted
 
     def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
@@ -334,7 +296,7 @@ class AdaptiveRun:
         per_kernel = _points_each(self._limits, len(self._kernels), points)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
-    def _more(self) -> list[_Wanted]:
+    def _more(self) -> list[Wanted]:
         """Return one new clock pair a kernel, where samples are too few to fit."""
         wanted = []
         for kernel in self._kernels:
@@ -344,47 +306,22 @@ class AdaptiveRun:
                 if not self._taken[kernel.name, c] and self._bench.can_measure(kernel, c)
             ]
             if fresh:
-                wanted.append(_Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
+                wanted.append(Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
         return wanted
 
-    def _next(self, fit: CostEstimate) -> tuple[list[_Wanted], bool]:
+    def _next(self, fit: CostEstimate) -> tuple[list[Wanted], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
-        table, posterior = fit.table, fit.posterior
-        plans, sharp = self._plans(fit)
-        known = fit.without_step_error()
-        changes = [known.predicted_change(plan) for plan in plans if plan is not None]
-        self._unsure = max([change.energy_spread for change in changes], default=0.0)
-        auto_j, auto_s = fit.baseline.energy_j, fit.baseline.time_s
-        finite_s = np.where(np.isfinite(table.time_s), table.time_s, 1e12)
-        finite_j = np.where(np.isfinite(table.energy_j), table.energy_j, 1e15)
-        costs = multipliers(finite_s, finite_j, float(auto_s.sum()), self._limits.slowdowns)
-        # A free core clock tells the fit nothing, however often it is asked.
-        locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
-        candidates = Candidates(
-            posterior=posterior,
-            counts=fit.counts,
-            auto_s=auto_s,
-            auto_j=auto_j,
-            measurable=fit.measurable
-            if fit.exact
-            else fit.measurable & locked & fit.holds_alone & self._unused(posterior.settings),
-        )
-        total = np.zeros_like(posterior.log_s)
-        for budget, multiplier, plan in zip(
-            self._limits.slowdowns, costs.tolist(), plans, strict=True
-        ):
-            if fit.exact:
-                total += _improvement(candidates, multiplier, budget)
-                continue
-            planned = np.full(len(self._kernels), -1) if plan is None else plan.copy()
-            planned[planned == table.baseline] = -1
-            total += value_of_information(candidates, multiplier, planned).total
-        total /= np.vectorize(self._bench.takes_s)(np.exp(posterior.log_s))
-        best = total.argmax(axis=1)
-        value = total.max(axis=1)
-        most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
-        order = [k for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
-        wanted = [_Wanted(self._kernels[k], posterior.settings[best[k]]) for k in order]
+        worth = worth_of_samples(fit, self._limits.goals, self._unused, self._bench.takes_s)
+        self._unsure = worth.unsure
+        # A table answers at once: its samples are limited by number, not by what is enough.
+        runs = Capability.RUN in self._bench.capabilities
+        short_of = worth.half_width / self._limits.precision
+        self.short_of = short_of if runs and math.isfinite(short_of) else None
+        sharp = runs and short_of <= 1.0
+        wanted = [
+            Wanted(self._kernels[k], fit.posterior.settings[c])
+            for k, c in worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
+        ]
         return [*wanted, *self._reference(fit)], sharp
 
     def _unused(self, settings: Sequence[Clocks]) -> Bools:
@@ -398,48 +335,15 @@ class AdaptiveRun:
                 unused[k, c] = self._taken[kernel.name, clocks] < rows
         return unused
 
-    def _plans(self, fit: CostEstimate) -> tuple[list[Ints | None], bool]:
-        """Return the plan of each time budget, and whether their promises are sharp enough.
-
-        That a step at auto saves nothing is sure without a sample. So where every plan is auto, it
-        is the plans expected to save something that have to be sharp, in time and in energy: they
-        are what is not yet sure to keep the budget.
-        """
-        goals = [Goal(max_slowdown=slowdown) for slowdown in self._limits.slowdowns]
-        plans = [choose_kernels(fit.table, goal, fit) for goal in goals]
-        # A table answers at once: its samples are limited by number, not by what is enough.
-        if Capability.RUN not in self._bench.capabilities:
-            return plans, False
-        made = [plan for plan in plans if plan is not None]
-        all_auto = all((plan == fit.table.baseline).all() for plan in made)
-        if made and all_auto:
-            plans = [choose_kernels(fit.table, goal, _CertainOfTime(fit)) for goal in goals]
-            made = [plan for plan in plans if plan is not None]
-        known = fit.without_step_error()
-        changes = [known.predicted_change(plan) for plan in made]
-        spreads = [change.energy_spread for change in changes]
-        spreads += [change.time_spread for change in changes if all_auto]
-        if not made:
-            return plans, False
-        self.short_of = TWO_SIDED * max(spreads) / self._limits.precision
-        return plans, self.short_of <= 1.0
-
-    def _reference(self, fit: CostEstimate) -> list[_Wanted]:
+    def _reference(self, fit: CostEstimate) -> list[Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if Capability.RUN not in self._bench.capabilities:
             return []
         longest = int(np.argmax(fit.baseline.energy_j))
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
-        return [_Wanted(kernel, seen[0])] if seen else []
+        return [Wanted(kernel, seen[0])] if seen else []
 
     def _rests_on_baseline(self, fit: CostEstimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
         return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
-
-
-def _improvement(candidates: Candidates, multiplier: float, budget: float) -> Floats:
-    """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
-    if multiplier > _DEAR * candidates.auto_j.sum() / candidates.auto_s.sum():
-        return expected_improvement_within_own_budget(candidates, budget)
-    return expected_improvement(candidates, multiplier)

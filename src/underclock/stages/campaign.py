@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from underclock.core.planning.goal import Goal
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
-from underclock.records import AUTO, Clocks, Kernel, Provenance, SampleSet, Step
+from underclock.records import AUTO, Clocks, Kernel, Objective, Provenance, SampleSet, Step
 from underclock.units import format_mhz, member
 
 
@@ -56,8 +57,10 @@ class Campaign:
     """Or when this much of the GPU's time is spent."""
     max_samples: int | None = None
     """Or this many samples are on file."""
+    objective: Objective = Objective.WASTE
+    """What the plans that an adaptive campaign measures for minimise."""
     slowdowns: tuple[float, ...] = SLOWDOWNS
-    """The time budgets that an adaptive campaign measures for."""
+    """The time budgets that it measures for, where waste is what they minimise."""
 
     def __post_init__(self) -> None:
         """Read a grid given as text; reject campaigns that measure nothing."""
@@ -65,22 +68,31 @@ class Campaign:
             given = getattr(self, name)
             if given is not None:
                 object.__setattr__(self, name, member(kinds, given, name))
+        object.__setattr__(self, "objective", member(Objective, self.objective, "objective"))
         self._check_steering()
         self._check_ends()
+        self._check_goals()
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        if self.grid is Grid.ADAPTIVE and self.repeats > 1:
+            raise ValueError("an adaptive campaign decides on repeats itself")
+
+    def _check_goals(self) -> None:
+        """Reject goals that no plan has, or that would change nothing."""
         if not self.slowdowns or not all(-1.0 < each < 1.0 for each in self.slowdowns):
             raise ValueError(
                 "time budgets are fractions above -1 and below 1, such as 0.01 for 1 %, and at "
                 f"least one; got {self.slowdowns}"
             )
-        if self.slowdowns != SLOWDOWNS and not self._seeks:
+        if self.slowdowns != SLOWDOWNS and self.objective is not Objective.WASTE:
             raise ValueError(
-                "only an adaptive campaign at held clocks measures for a time budget: grids and "
-                "steering measure for every plan"
+                f"a time budget has no meaning for {self.objective}: only waste has one"
             )
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        if self.grid is Grid.ADAPTIVE and self.repeats > 1:
-            raise ValueError("an adaptive campaign decides on repeats itself")
+        if self._named_goal and not (self.may_adapt and self.clocks is not ClockControl.STEER):
+            raise ValueError(
+                f"only an adaptive campaign at held clocks measures for {self._named_goal}: grids "
+                "and steering measure for every plan"
+            )
 
     def _check_ends(self) -> None:
         """Reject ends that no campaign reaches, or that play no part."""
@@ -95,9 +107,50 @@ class Campaign:
             raise ValueError(f"a {self.grid} grid takes no limit: it is measured whole")
 
     @property
-    def _seeks(self) -> bool:
-        """Whether what is measured may depend on the plan it is for."""
-        return self.may_adapt and self.clocks is not ClockControl.STEER
+    def goals(self) -> tuple[Goal, ...]:
+        """What the plans that an adaptive campaign measures for minimise."""
+        if self.objective is not Objective.WASTE:
+            return (Goal(objective=self.objective),)
+        return tuple(Goal(max_slowdown=each) for each in self.slowdowns)
+
+    @property
+    def _named_goal(self) -> str:
+        """What is measured for, in words, if not for what is usual."""
+        if self.objective is not Objective.WASTE:
+            return f"the objective {self.objective}"
+        return "" if self.slowdowns == SLOWDOWNS else "a time budget"
+
+    def check_goal(self, measurer: Measurer, header: SampleSet) -> None:
+        """Refuse a goal that a measurer cannot measure for.
+
+        Args:
+            measurer: What answers.
+            header: Of the samples file.
+
+        Raises:
+            UsageError: All plans get the same samples there, or nothing tells of this one.
+        """
+        if self._named_goal and self.on(measurer) is not Grid.ADAPTIVE:
+            raise UsageError(
+                f"the table is replayed whole, so it is not measured for {self._named_goal}",
+                hint="--max-samples N takes the rows that such a plan hangs on",
+            )
+        if self._named_goal and self.steers(measurer):
+            raise UsageError(
+                f"clocks are steered here, and steering does not measure for {self._named_goal}: "
+                "its samples serve every plan",
+                hint="leave it away; `underclock plan` takes it",
+            )
+        if self.objective is not Objective.TIME:
+            return
+        whole = Capability.RUN in measurer.capabilities and self.in_situ and header.order
+        if not whole or header.gpu.power_limit_w is None:
+            raise UsageError(
+                "the fastest step within a power limit is told by a step that runs whole under "
+                "it, and "
+                + ("the power limit is not known" if whole else "only kernels alone are measured"),
+                hint="measure a traced step on a GPU, or for waste, energy, edp or ed2p",
+            )
 
     def _check_steering(self) -> None:
         """Reject steering to what only locks reach."""

@@ -109,6 +109,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
                 hint="take that out of the step and trace it again, or measure on a GPU",
             )
         header, points = survey(measurer, one or step, campaign, provenance)
+        campaign.check_goal(measurer, header)
         told = progress or (lambda _tally: None)
         adaptive = campaign.on(measurer) is Grid.ADAPTIVE
         if adaptive and not path.exists():

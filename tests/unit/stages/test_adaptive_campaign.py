@@ -1,5 +1,6 @@
 """Adaptive campaigns: on tables made of physics, and on a simulated GPU."""
 
+import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
@@ -11,14 +12,15 @@ from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.hw.measurer import BRISK
+from underclock.hw.measurer import BRISK, GpuMeasurer
+from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import AUTO, Kind, Sample, SampleSet, Step
+from underclock.records import AUTO, Evidence, Kind, Objective, Sample, SampleSet, Score, Step
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
-from underclock.stages.campaign import Campaign, Grid
+from underclock.stages.campaign import Campaign, Grid, survey
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
@@ -110,6 +112,81 @@ def test_what_is_measured_depends_on_the_time_budget_it_is_for(
     goal = Goal(max_slowdown=0.3)
 
     assert plan(wide, goal).promise.energy_change < plan(adapted, goal).promise.energy_change
+
+
+def _costly_memory(path: Path) -> Path:
+    """Write a table of a GPU whose memory draws much; three kernels of four hardly use it."""
+    gpu = dataclasses.replace(
+        unknown_gpu([800.0, 9000.0], fastest_mhz=1800.0, most_w=300.0), mem_points_w=(10.0, 90.0)
+    )
+    lines = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"]
+    for i in range(8):
+        heavy = i % 4 == 3
+        kernel = KernelConstants(
+            core_mcycles=0.3 + 0.1 * i,
+            dram_mcycles=3.0 if heavy else 0.005 * (1.0 + 0.2 * i),
+            fixed_s=1e-6,
+            work_j_per_v2=0.05 + 0.01 * i,
+            dram_j=0.01 if heavy else 0.001,
+        )
+        for core, mem in [(c, m) for c in CORES for m in (800, 9000)]:
+            time_s = float(duration_s(gpu, kernel, float(core), float(mem)))
+            power_w = float(busy_w(gpu, kernel, float(core), float(mem), 60.0))
+            odd = 1.0 + 0.01 * math.sin(7.0 * core + mem + len(lines))
+            cells = f"{time_s * odd:.6g},{time_s * power_w / odd:.6g},{power_w / odd / odd:.5g}"
+            lines.append(f"G,k{i},{core},{mem},{cells}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_slow_memory_is_found_where_it_pays(tmp_path: Path) -> None:
+    table, goal = _costly_memory(tmp_path / "t.csv"), Goal(max_slowdown=0.01)
+    sample_set = _adapt(table, tmp_path / "s.db", 24, slowdowns=(0.01,))  # of 144
+    slow = Counter(s.kernel for s in sample_set.samples if s.asked.mem_mhz == 800)
+
+    really = score(plan(sample_set, goal), table).energy_change
+    assert really < 0.9 * plan(table, goal).promise.energy_change < -0.15
+    assert slow["k3"] + slow["k7"] < 0.4 * slow.total()  # nor is it asked for where it does not
+
+
+@pytest.mark.parametrize("objective", ["energy", "ed2p"])
+def test_what_is_measured_depends_on_the_objective_it_is_for(
+    objective: str, sweep: Path, adapted: SampleSet, tmp_path: Path
+) -> None:
+    own = _adapt(sweep, tmp_path / "s.db", len(adapted.samples), objective=objective)
+    goal = Goal(objective=Objective(objective))
+    full, mine, other = (
+        _reached(goal, score(plan(rows, goal), sweep)) for rows in (sweep, own, adapted)
+    )
+
+    assert full - 1e-9 <= mine <= other
+    assert mine - full < 0.02
+
+
+def _reached(goal: Goal, cost: Score) -> float:
+    """Return what a goal minimises, over that of auto."""
+    power = {Objective.EDP: 1, Objective.ED2P: 2}.get(goal.objective, 0)
+    return (1.0 + cost.energy_change) * (1.0 + cost.time_change) ** power
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ({"objective": "edp"}, "replayed whole, so it is not measured for the objective edp"),
+        ({"slowdowns": (0.05,)}, "replayed whole, so it is not measured for a time budget"),
+        ({"objective": "time", "max_samples": 30}, "only kernels alone are measured"),
+    ],
+)
+def test_a_goal_that_a_table_cannot_be_measured_for_is_refused(
+    table: Path, tmp_path: Path, wanted: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        measure(
+            gpu=f"replay:{table}",
+            to=tmp_path / "s.db",
+            campaign=Campaign(**wanted),  # type: ignore[arg-type]
+        )
+    assert not (tmp_path / "s.db").exists()
 
 
 def test_no_row_is_taken_twice_from_a_table(adapted: SampleSet) -> None:
@@ -232,6 +309,10 @@ def test_a_table_without_a_common_pair_has_nothing_to_compare_with(tmp_path: Pat
         ({"slowdowns": (1.0,)}, "below 1"),
         ({"grid": Grid.FULL, "slowdowns": (0.05,)}, "measure for every plan"),
         ({"clocks": "steer", "slowdowns": (0.05,)}, "measure for every plan"),
+        ({"objective": "speed"}, "objective"),
+        ({"objective": "edp", "slowdowns": (0.05,)}, "no meaning for edp: only waste has one"),
+        ({"grid": Grid.FULL, "objective": "edp"}, "the objective edp: grids and steering"),
+        ({"clocks": "steer", "objective": "time"}, "the objective time: grids and steering"),
     ],
 )
 def test_campaigns_that_mean_nothing_are_refused(wrong: dict[str, object], sentence: str) -> None:
@@ -270,6 +351,40 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
+
+
+def test_a_step_is_measured_for_the_fastest_plan(tmp_path: Path) -> None:
+    told: list[Tally] = []
+    sample_set = measure(
+        _few_kernels(),
+        gpu="sim:rtx3080ti",
+        to=tmp_path / "s.db",
+        campaign=Campaign(precision=0.02, objective=Objective.TIME, max_samples=60),
+        measuring=BRISK,
+        progress=told.append,
+    )
+    assert told[-2].doing == "the promise is as sharp as asked"
+    made = plan(sample_set, Goal(objective=Objective.TIME))
+    low, high = made.arm(made.chosen).time_interval or (0.0, 1.0)
+    assert (high - low) / 2 <= 0.021
+
+
+def test_a_gpu_of_unknown_limit_is_not_measured_for_the_fastest_plan() -> None:
+    with simulated_rig("rtx3080ti") as rig:
+        measurer = GpuMeasurer(
+            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=BRISK
+        )
+        campaign = Campaign(objective=Objective.TIME)
+        header, _ = survey(measurer, _few_kernels(), campaign)
+        campaign.check_goal(measurer, header)
+        unknown = msgspec.structs.replace(
+            header, gpu=msgspec.structs.replace(header.gpu, power_limit_w=None)
+        )
+        with pytest.raises(UsageError, match="the power limit is not known"):
+            campaign.check_goal(measurer, unknown)
+        alone = Campaign(objective=Objective.TIME, in_situ=False)
+        with pytest.raises(UsageError, match="only kernels alone are measured"):
+            alone.check_goal(measurer, header)
 
 
 def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> None:

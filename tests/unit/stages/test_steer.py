@@ -23,7 +23,7 @@ from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, SampleSet, Step
+from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, Objective, SampleSet, Step
 from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.stages.measure import Tally, measure
 from underclock.stages.real import neighbour_notes
@@ -364,6 +364,9 @@ def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:
         header, points = survey(bound, _step(), Campaign())
         assert header.settings == settings
         assert points == [(AUTO, list(_step().kernels))]
+        Campaign().check_goal(bound, header)
+        with pytest.raises(UsageError, match="does not measure for the objective edp"):
+            Campaign(objective=Objective.EDP).check_goal(bound, header)
 
 
 def test_a_table_cannot_be_steered(tmp_path: Path) -> None:

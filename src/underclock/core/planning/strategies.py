@@ -54,7 +54,8 @@ from underclock.records import (
 _LABELS, _FEW_LABELS = 200_000, 20_000
 _FRONTIER_POINTS = 200
 _ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
-_TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
+TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
+"""How often time counts in the objectives that are products with energy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,8 +395,8 @@ def _solve(table: CostTable, task: _Task, exact: Exact) -> Solution:
     goal, problem = task.goal, task.problem
     if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
         return _solve_alone(problem, task.groups.auto_s(table), goal, task.max_slowdown)
-    if goal.objective in _TIME_POWER:
-        return least_product(problem, power=_TIME_POWER[goal.objective])
+    if goal.objective in TIME_POWER:
+        return least_product(problem, power=TIME_POWER[goal.objective])
     budget_s = table.auto_time_s * (1.0 + task.max_slowdown)
     return exact.solve(dataclasses.replace(problem, budget_s=budget_s))
 
@@ -403,8 +404,8 @@ def _solve(table: CostTable, task: _Task, exact: Exact) -> Solution:
 def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal, max_slowdown: float) -> Solution:
     """Let every group choose for itself; of equals the faster."""
     cost = problem.energy_j.copy()
-    if goal.objective in _TIME_POWER:
-        cost = cost * problem.time_s ** _TIME_POWER[goal.objective]
+    if goal.objective in TIME_POWER:
+        cost = cost * problem.time_s ** TIME_POWER[goal.objective]
     if goal.objective is Objective.WASTE:
         limit_s = auto_s * (1.0 + max_slowdown) * (1.0 + _ROUNDING)
         cost[problem.time_s > limit_s[:, None]] = math.inf

@@ -2,15 +2,12 @@
 
 A sample's value of information is what it may change: where another setting may turn out better
 than the one now preferred, or where the promise still rests on what nobody measured. It is in J per
-step; a campaign takes what is worth most per second. Replay is deterministic: a queried entry is
-exact, noise included, and only queried entries can be planned; there rows are chosen by expected
-improvement on the best one known.
+step; a campaign takes what is worth most per second.
 
 Shape letters: K kernels, C settings.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +40,22 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Promised:
+    """What a plan promises, as a sum in J.
+
+    Attributes:
+        energy: How often its energy counts.
+        time_w: What its time counts, in J per second.
+    """
+
+    energy: float = 1.0
+    time_w: float = 0.0
+
+
+ENERGY = Promised()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOfInformation:
     """What one more sample of each entry is worth, in J per step. Shape (K, C).
 
@@ -61,37 +74,8 @@ class ValueOfInformation:
         return total
 
 
-def multipliers(
-    time_s: Floats, energy_j: Floats, baseline_s: float, budgets: Sequence[float]
-) -> Floats:
-    """Return, for each budget, the multiplier at which it is just kept: what a second costs in J.
-
-    Args:
-        time_s: Expected costs of all settings, auto included. Shape (K, C).
-        energy_j: Expected energy in J of the same. Shape (K, C).
-        baseline_s: Time of auto.
-        budgets: Fractions above it. Length B.
-
-    Returns:
-        Shape (B,).
-    """
-    most = 100.0 * float(np.nanmax(energy_j / time_s))
-    kept = []
-    for budget in budgets:
-        low, high = 0.0, most
-        for _ in range(40):
-            multiplier = 0.5 * (low + high)
-            at = np.argmin(energy_j + multiplier * time_s, axis=1)
-            taken = float(time_s[np.arange(len(at)), at].sum())
-            low, high = (
-                (multiplier, high) if taken > baseline_s * (1.0 + budget) else (low, multiplier)
-            )
-        kept.append(high)
-    return np.array(kept)
-
-
 def value_of_information(
-    candidates: Candidates, multiplier: float, planned: Ints
+    candidates: Candidates, multiplier: float, planned: Ints, promised: Promised = ENERGY
 ) -> ValueOfInformation:
     """Say what one more sample of each entry is worth, with its noise.
 
@@ -99,12 +83,15 @@ def value_of_information(
         candidates: The entries.
         multiplier: What a second costs, in J.
         planned: Setting of each kernel in the plan as it is now; -1 is auto. Shape (K,).
+        promised: What the plan promises.
     """
     posterior, measurable = candidates.posterior, candidates.measurable
     time_s, energy_j = posterior.costs(candidates.counts)
     cost = energy_j + multiplier * time_s
     choice = _for_choice(candidates, cost, energy_j, multiplier)
-    promise = _for_promise(posterior, energy_j, planned)
+    by_power = promised.energy * energy_j
+    by_time = by_power + promised.time_w * time_s
+    promise = _for_promise(posterior, by_time, by_power, planned)
     return ValueOfInformation(
         choice=np.where(measurable, choice, 0.0), promise=np.where(measurable, promise, 0.0)
     )
@@ -133,10 +120,10 @@ def _for_choice(
     )
     apart[kernels, best] = 0.0
     learned = np.sqrt(apart * apart / np.maximum(apart + noise, 1e-300))
-    challenger = _gain(cost - lead[:, None], learned)
+    challenger = expected_gain(cost - lead[:, None], learned)
     # Against auto: a kernel whose best setting is no better than auto stays there.
     sure = np.sqrt(alone * alone / np.maximum(alone + noise, 1e-300))
-    against_auto = _gain(np.abs(cost - from_auto[:, None]), sure) * (cost <= lead[:, None])
+    against_auto = expected_gain(np.abs(cost - from_auto[:, None]), sure) * (cost <= lead[:, None])
     value: Floats = np.maximum(challenger, against_auto)
     # Of two settings that are close, ask the one less is known of.
     rival = np.argmax(np.where(measurable, challenger, -1.0), axis=1)
@@ -147,80 +134,33 @@ def _for_choice(
     return value
 
 
-def _for_promise(posterior: Posterior, energy_j: Floats, planned: Ints) -> Floats:
-    """Return by how much a sample would narrow the promise, which is of energy alone. (K, C)."""
-    promise = np.zeros_like(energy_j)
+def _for_promise(posterior: Posterior, by_time: Floats, by_power: Floats, planned: Ints) -> Floats:
+    """Return by how much a sample would narrow the promise. Shape (K, C).
+
+    Args:
+        posterior: What is known.
+        by_time: How what is promised moves with log time, in J. Shape (K, C).
+        by_power: Likewise, with log power. Shape (K, C).
+        planned: As of `value_of_information`.
+    """
+    promise = np.zeros_like(by_time)
     locked = np.flatnonzero(planned >= 0)
     at = planned[locked]
-    energy_own = _energy_variance(posterior, energy_j)[locked, at]
-    energy_noise = (energy_j**2 * (posterior.noise**2).sum(axis=0)[:, None])[locked, at]
-    total = math.sqrt(float(energy_own.sum())) or 1.0
-    less = energy_own**2 / np.maximum(energy_own + energy_noise, 1e-300)
+    # What all kernels share a sample of one hardly tells.
+    moves = posterior.derivatives(by_time, by_power)
+    known = (kernel_variance(moves.by_kernel, posterior.kernel_cov) + moves.own)[locked, at]
+    noise2 = posterior.noise**2
+    noise = (by_time**2 * noise2[0][:, None] + by_power**2 * noise2[1][:, None])[locked, at]
+    total = math.sqrt(float(known.sum())) or 1.0
+    less = known**2 / np.maximum(known + noise, 1e-300)
     promise[locked, at] = total - np.sqrt(np.maximum(total**2 - less, 0.0))
     return promise
 
 
-def expected_improvement(candidates: Candidates, multiplier: float) -> Floats:
-    """Return by how much each entry of a table is expected to beat the best one known.
-
-    Args:
-        candidates: The entries; samples of them are exact.
-        multiplier: What a second costs, in J.
-
-    Returns:
-        In J per step. Shape (K, C).
-    """
-    posterior, measurable = candidates.posterior, candidates.measurable
-    time_s, energy_j = posterior.costs(candidates.counts)
-    cost = energy_j + multiplier * time_s
-    variance = posterior.variance(cost, energy_j)
-    known = variance <= 0.0
-    best = np.where(known & measurable, cost, math.inf).min(axis=1, initial=math.inf)
-    best = np.minimum(best, candidates.auto_j + multiplier * candidates.auto_s)
-    value = _gain(cost - best[:, None], np.sqrt(variance))
-    return np.where(measurable & ~known, value, 0.0)
-
-
-def expected_improvement_within_own_budget(candidates: Candidates, budget: float) -> Floats:
-    """Return by how much each entry is expected to beat the best one known that keeps a budget.
-
-    As `expected_improvement`, but each kernel keeps the time budget by itself: no other lends it
-    time.
-
-    Args:
-        candidates: The entries; samples of them are exact.
-        budget: Fraction above auto's time.
-
-    Returns:
-        In J per step. Shape (K, C).
-    """
-    posterior, measurable = candidates.posterior, candidates.measurable
-    time_s, energy_j = posterior.costs(candidates.counts)
-    variance = posterior.variance(1.0, 1.0)
-    known = variance <= 0.0
-    limit_s = (candidates.auto_s * (1.0 + budget))[:, None]
-    kept = known & measurable & (time_s <= limit_s * (1.0 + 1e-12))
-    best = np.where(kept, energy_j, math.inf).min(axis=1, initial=math.inf)
-    best = np.minimum(best, candidates.auto_j)
-    spread = np.sqrt(np.maximum(posterior.variance(1.0, 0.0), 1e-12))
-    keeps = ndtr(np.log(limit_s / time_s) / spread)
-    value = keeps * _gain(energy_j - best[:, None], energy_j * np.sqrt(variance))
-    return np.where(measurable & ~known, value, 0.0)
-
-
-def _energy_variance(posterior: Posterior, energy_j: Floats) -> Floats:
-    """Return the variance of each entry that a sample of it tells of, in J². Shape (K, C)."""
-    by_kernel = posterior.by_kernel.sum(axis=0)
-    known = kernel_variance(by_kernel, posterior.kernel_cov) + posterior.discrepancy.sum(axis=0)
-    variance: Floats = energy_j**2 * known
-    return variance
-
-
-def _gain(behind: Floats, spread: Floats) -> Floats:
+def expected_gain(behind: Floats, spread: Floats) -> Floats:
     """Return the expected gain of learning whether something behind is in fact ahead."""
-    safe = np.maximum(spread, 1e-300)
-    z = -behind / safe
-    clipped = np.clip(z, -30.0, 30.0)
-    density = np.exp(-0.5 * clipped**2) / _ROOT_2PI
-    gain: Floats = np.where(spread > 0, spread * (clipped * ndtr(clipped) + density), 0.0)
+    ahead_by = -behind
+    z = ahead_by / np.maximum(spread, 1e-300)
+    density = np.exp(-0.5 * np.clip(z, -30.0, 30.0) ** 2) / _ROOT_2PI
+    gain: Floats = np.where(spread > 0, ahead_by * ndtr(z) + spread * density, 0.0)
     return np.maximum(gain, 0.0)

@@ -13,7 +13,10 @@ from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.rows import PER_KERNEL
 from underclock.physics.constants import GpuConstants
 
-_PLAUSIBLE_CORE, _PLAUSIBLE_MEM = 0.4, 0.4  # of the fastest: slower clocks are seldom planned
+# Of the fastest core clock. Far below the knee voltage falls no more, so slower ones tell of little
+# that plans do. Memory has no such floor: what hardly uses it saves most at its slowest clock, and
+# that clock tells best how much a kernel uses it.
+_LEAST_CORE = 0.4
 _NOISE = 0.02  # of a measurement, as a fraction
 _WARM_C = 55.0
 _LAUNCH_S, _SWITCHING_W = 1.0, 150.0  # any length will do; half of a GPU of 300 W
@@ -61,6 +64,8 @@ def greedy_d_optimal(
 def initial_design(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points: int) -> Ints:
     """Choose the settings at which a campaign measures every kernel first. Shape (points,).
 
+    Every memory clock may be among them. What is left out waits for what these tell.
+
     Args:
         base: What is assumed of the GPU.
         core_mhz: Of every setting. Shape (C,).
@@ -91,5 +96,5 @@ def initial_design(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points
         (by / _NOISE).reshape(2, count, settings, -1),
         np.diag(prior),
         points,
-        allowed=(core_mhz >= _PLAUSIBLE_CORE * top_mhz) & (mem_mhz >= _PLAUSIBLE_MEM * fastest_mhz),
+        allowed=core_mhz >= _LEAST_CORE * top_mhz,
     )

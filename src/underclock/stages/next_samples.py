@@ -1,0 +1,190 @@
+"""Which samples a campaign takes next, and whether its promise is sure enough."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.estimate import CostEstimate
+from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
+from underclock.core.planning.chance_constraint import RiskModel
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import TIME_POWER, choose_kernels
+from underclock.core.sampling.acquisition import Candidates, Promised, value_of_information
+from underclock.core.sampling.improvement import expected_improvement, expected_improvement_within
+from underclock.core.sampling.multipliers import multiplier_under, multiplier_within
+from underclock.records import Clocks, Kernel, Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One sample to take."""
+
+    kernel: Kernel
+    clocks: Clocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What further samples are worth.
+
+    Attributes:
+        per_s: Of each entry, in J per step for each second that it takes. Shape (K, C).
+        unsure: Standard deviation of the promised change of energy; the greatest of all goals.
+        half_width: Half the width of the 95 % interval of what is promised; likewise.
+    """
+
+    per_s: Floats
+    unsure: float
+    half_width: float
+
+    def best(self, most: int) -> list[tuple[int, int]]:
+        """Return kernels and settings worth most, at most one setting a kernel."""
+        at, value = self.per_s.argmax(axis=1), self.per_s.max(axis=1)
+        return [(k, int(at[k])) for k in np.argsort(-value)[:most].tolist() if value[k] > 0]
+
+
+def worth_of_samples(
+    fit: CostEstimate,
+    goals: Sequence[Goal],
+    unused: Callable[[Sequence[Clocks]], Bools],
+    takes_s: Callable[[float], float],
+) -> Worth:
+    """Say what further samples are worth to plans.
+
+    Args:
+        fit: What is known.
+        goals: What the plans are for.
+        unused: Returns where there is an answer that was not yet given. Shape (K, C).
+        takes_s: Returns the GPU time of one sample, from that of a launch in s.
+    """
+    posterior = fit.posterior
+    # A free core clock tells the fit nothing, however often it is asked.
+    locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
+    candidates = Candidates(
+        posterior=posterior,
+        counts=fit.counts,
+        auto_s=fit.baseline.time_s,
+        auto_j=fit.baseline.energy_j,
+        measurable=fit.measurable
+        if fit.exact
+        else fit.measurable & locked & fit.holds_alone & unused(posterior.settings),
+    )
+    plans = [_plan(fit, goal) for goal in goals]
+    value = _improvement if fit.exact else _information
+    worth = sum(
+        (value(fit, candidates, goal, plan) for goal, plan in zip(goals, plans, strict=True)),
+        start=np.zeros_like(posterior.log_s),
+    )
+    known = fit.without_step_error()
+    made = [known.predicted_change(plan) for plan in plans if plan is not None]
+    return Worth(
+        per_s=worth / np.vectorize(takes_s)(np.exp(posterior.log_s)),
+        unsure=max([change.energy_spread for change in made], default=0.0),
+        half_width=TWO_SIDED * _spread(fit, goals, plans),
+    )
+
+
+def _plan(fit: CostEstimate, goal: Goal) -> Ints | None:
+    """Return the best plan as far as is known; ``None`` where there is none."""
+    if goal.objective is Objective.TIME and fit.table.power_cap is None:
+        return None  # what the cap makes of the step is not known yet
+    return choose_kernels(fit.table, goal, fit)
+
+
+def multiplier_of(fit: CostEstimate, goal: Goal, plan: Ints | None) -> float:
+    """Return what a second is worth to a goal, in J.
+
+    Args:
+        fit: What is known.
+        goal: The goal.
+        plan: The best plan for it; ``None`` where there is none.
+    """
+    table = fit.table
+    time_s, energy_j = table.time_s, table.energy_j
+    if goal.objective is Objective.WASTE:
+        return multiplier_within(time_s, energy_j, table.auto_time_s * (1.0 + goal.max_slowdown))
+    if goal.objective is Objective.TIME and table.power_cap is not None:
+        return multiplier_under(time_s, energy_j, table.power_cap.limit_w)
+    if goal.objective is Objective.ENERGY:
+        return 0.0
+    # d(E·T^p) is T^p times dE + (p·E/T) dT. Where no plan is known, auto stands for it.
+    columns = np.full(len(time_s), table.baseline) if plan is None else plan
+    at = np.arange(len(time_s)), columns
+    return TIME_POWER.get(goal.objective, 1) * float(energy_j[at].sum() / time_s[at].sum())
+
+
+def _improvement(
+    fit: CostEstimate, candidates: Candidates, goal: Goal, plan: Ints | None
+) -> Floats:
+    """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
+    if goal.objective is Objective.WASTE:
+        return expected_improvement_within(candidates, goal.max_slowdown)
+    return expected_improvement(candidates, multiplier_of(fit, goal, plan))
+
+
+def _information(
+    fit: CostEstimate, candidates: Candidates, goal: Goal, plan: Ints | None
+) -> Floats:
+    """Return what a sample of each entry tells of the plan and its promise, in J. (K, C)."""
+    planned = np.full(len(fit.counts), -1) if plan is None else plan.copy()
+    planned[planned == fit.table.baseline] = -1
+    multiplier = multiplier_of(fit, goal, plan)
+    promised = Promised(
+        energy=0.0 if goal.objective is Objective.TIME else 1.0,
+        time_w=0.0 if goal.objective in {Objective.WASTE, Objective.ENERGY} else multiplier,
+    )
+    return value_of_information(candidates, multiplier, planned, promised).total
+
+
+def _spread(fit: CostEstimate, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
+    """Return the standard deviation of what is promised; the greatest of all goals.
+
+    That a step at auto changes nothing is sure without a sample. So where every plan is auto, it is
+    the plans expected to gain something that have to be sharp, in time and in energy: they are what
+    is not yet sure to keep the budget.
+    """
+    known = fit.without_step_error()
+    all_auto = all(plan is None or (plan == fit.table.baseline).all() for plan in plans)
+    if all_auto:
+        plans = [
+            _expected_to_gain(fit, goal, plan) for goal, plan in zip(goals, plans, strict=True)
+        ]
+    spreads = []
+    for goal, plan in zip(goals, plans, strict=True):
+        if plan is None:
+            continue
+        change = known.predicted_change(plan)
+        of_energy = goal.objective is not Objective.TIME
+        of_time = all_auto or goal.objective not in {Objective.WASTE, Objective.ENERGY}
+        spreads += [change.energy_spread] * of_energy + [change.time_spread] * of_time
+    return max(spreads, default=np.inf)
+
+
+def _expected_to_gain(fit: CostEstimate, goal: Goal, plan: Ints | None) -> Ints | None:
+    """Return the choice that gains most as expected, however unsure it is."""
+    if goal.objective is Objective.WASTE:
+        return choose_kernels(fit.table, goal, _CertainOfTime(fit))
+    cost = fit.table.energy_j + multiplier_of(fit, goal, plan) * fit.table.time_s
+    cost[:, fit.table.baseline] = np.inf
+    return None if np.isinf(cost.min(axis=1)).any() else cost.argmin(axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _CertainOfTime:
+    """A risk model that takes expected times for certain.
+
+    Attributes:
+        model: Whose expectations they are.
+    """
+
+    model: RiskModel
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        """Say what a choice is expected to change."""
+        return dataclasses.replace(self.model.predicted_change(setting), time_spread=0.0)
+
+    def time_variance(self, setting: Ints) -> None:
+        """Return nothing: there is none."""
