@@ -17,7 +17,7 @@ from underclock.records import Clocks
 _CORE_CLOCKS = 24  # more would change no prediction
 # By how much more another GPU differs than published figures of one from what is fitted to it: of
 # six sweeps, each predicted without it, 96 % then lie within intervals that say 95 %.
-_OF_ANOTHER = 2.0
+OF_ANOTHER = 2.0
 _BRANDS = ("nvidia", "geforce")
 
 
@@ -68,7 +68,7 @@ def prior_of(model: GpuModel, gpu: str | None = None) -> Prior:
         references=references,
         dram_j_per_mcycle=float(np.median(traffic)) if traffic else 0.0,
         limit_w=_settled_w(model),
-        off=_OF_ANOTHER if is_of_another(model, gpu) else 1.0,
+        off=OF_ANOTHER if is_of_another(model, gpu) else 1.0,
     )
 
 
