@@ -88,8 +88,8 @@ _NOTES = """\
   by up to half within a twentieth of the clock, steeper than on any GPU known): the smoothing of
   a table takes a row whose runs agree for odd because its neighbours say otherwise. In table 61
   two runs within 0.3 % of the truth are overruled by 17 %, in table 502 one by 42 %.
-* Campaigns promise too much more often than plans of whole tables do: they see one run of most
-  rows.
+* Campaigns promise too much more often than plans of whole tables do, and more than one in
+  twenty. Why was not looked into.
 * The physics of the tables is the physics of the fit, apart from what a row has of its own (up
   to 1 %, in half of the tables) and kernels whose crossbar and traffic follow no rule."""
 
