@@ -112,7 +112,8 @@ def _from_data_sheets(name: str, spec: GpuModel) -> Prior:
     )
 
 
-def _part(sample_set: SampleSet, names: set[str]) -> SampleSet:
+def part_of(sample_set: SampleSet, names: set[str]) -> SampleSet:
+    """Return some kernels of a sweep."""
     return msgspec.structs.replace(
         sample_set,
         kernels=tuple(k for k in sample_set.kernels if k.name in names),
@@ -128,7 +129,7 @@ def _least(time_s: np.ndarray, energy_j: np.ndarray, place: int, budget: float) 
     return change
 
 
-def _best(table: CostTable, budget: float) -> float:
+def best_change(table: CostTable, budget: float) -> float:
     """Return the least energy change of all kernels together within a budget."""
     budget_s = table.auto_time_s * (1.0 + budget)
     problem = Problem(time_s=table.time_s, energy_j=table.energy_j, budget_s=budget_s)
@@ -140,9 +141,11 @@ def _best(table: CostTable, budget: float) -> float:
 def _cases(tables: CostTableDraws, truth: CostTable) -> Iterator[Case]:
     """Compare a group of kernels, as one step and one by one."""
     for budget in _BUDGETS:
-        drawn_steps = [_best(tables.draw(d), budget) for d in range(DRAWS)]
+        drawn_steps = [best_change(tables.draw(d), budget) for d in range(DRAWS)]
         predicted = interval(np.array(drawn_steps), _CONFIDENCE)
-        yield Case(group="step", budget=budget, truth=_best(truth, budget), predicted=predicted)
+        yield Case(
+            group="step", budget=budget, truth=best_change(truth, budget), predicted=predicted
+        )
         place = tables.measured.baseline
         alone = _least(truth.time_s, truth.energy_j, truth.baseline, budget)
         drawn = _least(tables.time_s, tables.energy_j, place, budget)
@@ -165,7 +168,7 @@ def _sweep_cases(name: str, table: Path, *, fitted: bool) -> list[Case]:
     for fold in range(_FOLDS):
         out = np.arange(len(sweep.kernels)) % _FOLDS == fold
         prior = _from_others(sweep, out, spec) if fitted else _from_data_sheets(name, spec)
-        part = _part(sample_set, {n for k, n in enumerate(sweep.kernels) if out[k]})
+        part = part_of(sample_set, {n for k, n in enumerate(sweep.kernels) if out[k]})
         truth = cost_table(part, baseline=baseline)
         seen = at_baseline(part, baseline)
         runs = baseline_runs(
@@ -196,7 +199,7 @@ def _simulated(name: str, model: GpuModel | None, folder: Path) -> list[str]:
     truth = cost_table(sample_set)
     lines = []
     for budget in _BUDGETS:
-        best = _best(truth, budget)
+        best = best_change(truth, budget)
         begun = time.perf_counter()
         prediction = underclock.predict(sample_set, max_slowdown=budget, like=f"sim:{name}")
         spent_s = time.perf_counter() - begun

@@ -240,6 +240,8 @@ class Prediction(Record, frozen=True, kw_only=True):
         arms: What measuring at other clocks and planning on it would bring, in order of freedom.
         without_measuring: What locking at once would bring: the plan for the mean of the possible
             tables.
+        off: By how much further what was measured lies from what the model lets expect than it
+            may; intervals are wider for it.
     """
 
     evidence: Evidence
@@ -254,6 +256,7 @@ class Prediction(Record, frozen=True, kw_only=True):
     counted: int
     arms: tuple[PredictedArm, ...]
     without_measuring: PredictedArm
+    off: float = 1.0
     warnings: tuple[str, ...] = ()
 
     def arm(self, name: str) -> PredictedArm:

@@ -1,9 +1,11 @@
 """predict: what other clocks would save, from samples at auto clocks; no permission needed."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from underclock.core.prediction.checks import Check, checks_of, widening
 from underclock.core.prediction.prior import BaselineRun
 from underclock.core.prediction.savings import (
     at_baseline,
@@ -12,13 +14,13 @@ from underclock.core.prediction.savings import (
     savings_after_measuring,
     savings_without_measuring,
 )
-from underclock.errors import UsageError
+from underclock.errors import DataError, UsageError
 from underclock.gpus.models import GpuModel
 from underclock.records import AUTO, Clocks, SampleSet
 from underclock.records.observed import Prediction
 from underclock.stages.reference import (
     is_fitted,
-    plain_name,
+    is_of_another,
     prior_of,
     reference_model,
     settings_of,
@@ -27,6 +29,8 @@ from underclock.stages.sources import as_kernel_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
+_WORTH_SAYING = 1.2
+_FARTHEST = 4.0  # times further than expected, a prior is none of this GPU
 _DRAWING = 0.8  # of the time goes into drawing tables, the rest into planning on them
 
 
@@ -54,15 +58,19 @@ def predict(
 
     Raises:
         UsageError: No model of that GPU, or a budget below auto.
-        DataError: The samples cannot be read, or a kernel has none at auto.
+        DataError: The samples cannot be read, a kernel has none at auto, or what was measured is
+            far from all that the model lets expect.
     """
     _check(max_slowdown, draws)
     show = progress or (lambda _share: None)
     basis = _basis(as_kernel_samples(samples), baseline or AUTO, like)
+    prior = prior_of(basis.model, basis.sample_set.gpu.name)
+    checks = checks_of(prior, basis.runs, basis.sample_set, basis.baseline, seed)
+    off = _off(basis, checks)
     tables = draw_tables(
         basis.used,
         basis.baseline,
-        prior_of(basis.model),
+        dataclasses.replace(prior, off=off * prior.off),
         basis.runs,
         settings_of(basis.model),
         draws=draws,
@@ -85,7 +93,8 @@ def predict(
         counted=basis.counted,
         arms=arms,
         without_measuring=savings_without_measuring(tables, max_slowdown, _CONFIDENCE),
-        warnings=(*basis.sample_set.warnings, *_warnings(basis)),
+        off=off,
+        warnings=(*basis.sample_set.warnings, *_warnings(basis), *_doubts(off, checks)),
     )
 
 
@@ -130,6 +139,36 @@ def _basis(sample_set: SampleSet, baseline: Clocks, like: str | None) -> _Basis:
     )
 
 
+def _off(basis: _Basis, checks: Sequence[Check]) -> float:
+    """Return by how much the prior is off; refuse one that says nothing of this GPU.
+
+    Raises:
+        DataError: It is off by too much.
+    """
+    off = widening(checks)
+    if off <= _FARTHEST:
+        return off
+    raise DataError(
+        f"what was measured of {basis.sample_set.gpu.name} lies {off:.1f} times further from what "
+        f"{basis.like} lets expect than it may: {_worst(checks).words}",
+        hint="name a GPU that is more like it with --like, or measure at other clocks: "
+        "`underclock measure` and `plan`, or `underclock calibrate` on a sweep and --like its file",
+    )
+
+
+def _worst(checks: Sequence[Check]) -> Check:
+    return max(checks, key=lambda check: check.deviations)
+
+
+def _doubts(off: float, checks: Sequence[Check]) -> Iterator[str]:
+    """Say where the prior is off, and what of it nothing could check."""
+    if off > _WORTH_SAYING:
+        yield (
+            f"the prior is off by a factor of {off:.1f}, and intervals are wider for it: "
+            f"{_worst(checks).words}"
+        )
+
+
 def _check(max_slowdown: float, draws: int) -> None:
     if not 0 <= max_slowdown < 1:
         raise UsageError(
@@ -143,7 +182,7 @@ def _check(max_slowdown: float, draws: int) -> None:
 def _warnings(basis: _Basis) -> Iterator[str]:
     """Say what makes a prediction worse, or is left out of it."""
     gpu, model = basis.sample_set.gpu.name, basis.model
-    if plain_name(model.name) != plain_name(gpu):
+    if is_of_another(model, gpu):
         yield f"the samples are of {gpu}; {model.name} stands for it, which may be far off"
     if not is_fitted(model):
         yield (
@@ -152,7 +191,16 @@ def _warnings(basis: _Basis) -> Iterator[str]:
         )
     unused = len(basis.sample_set.samples) - len(basis.used.samples)
     if unused:
-        yield f"{unused} samples at other clocks are not used: `underclock plan` plans on them"
+        yield (
+            f"{unused} samples at other clocks are not used but to check the prediction: "
+            "`underclock plan` plans on them"
+        )
+    else:
+        yield (
+            "samples at one clock pair do not show how kernels follow clocks: power at rest and "
+            "the clocks were checked, the rest is taken from other kernels; a few samples at other "
+            "clocks would check it"
+        )
     kernels = len(basis.runs)
     if basis.counted < kernels:
         yield (

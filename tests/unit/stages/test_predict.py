@@ -10,11 +10,13 @@ import pytest
 import underclock
 from underclock.core.costs.table import cost_table
 from underclock.core.planning.strategies import compare_strategies
-from underclock.errors import UsageError
+from underclock.core.prediction.prior import FITTED, PUBLISHED
+from underclock.errors import DataError, UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
 from underclock.records import (
     AUTO,
+    Clocks,
     Evidence,
     GpuInfo,
     Kernel,
@@ -151,14 +153,73 @@ def test_an_arm_that_was_not_compared_is_a_key_error() -> None:
         predict(_one("A40"), draws=2).arm(Strategy.ACHIEVABLE)
 
 
-def test_a_model_without_a_sweep_borrows_the_kernels_of_those_that_have_one() -> None:
+def test_a_step_may_be_like_the_kernels_of_any_sweep() -> None:
     fitted, guessed = gpu_model("a100"), gpu_model("a4000")
+    own = own_kernels(fitted)
 
     assert is_fitted(fitted)
-    assert prior_of(fitted).references == own_kernels(fitted)
+    assert prior_of(fitted).references[: len(own)] == own
+    assert {kernel.source for kernel in own} == {fitted.name}
+    assert len({kernel.source for kernel in prior_of(fitted).references}) > 3
     assert not is_fitted(guessed)
-    assert len(prior_of(guessed).references) > len(prior_of(fitted).references)
+    assert len(prior_of(guessed).references) >= len(prior_of(fitted).references)
     assert prior_of(guessed).dram_j_per_mcycle > 0
+
+
+def test_a_model_of_another_gpu_is_known_less_well() -> None:
+    model = gpu_model("a100")
+
+    own, other = prior_of(model, "NVIDIA A100-SXM4-40GB"), prior_of(model, "Another")
+
+    assert (own.off, own.deviations) == (1.0, FITTED)
+    assert (other.off, other.deviations) == (2.0, PUBLISHED)
+
+
+def _busy(gpu: str, power_w: float, **changes: object) -> SampleSet:
+    samples = tuple(
+        Sample(kernel=name, time_s=1.0, energy_j=power_w, **changes)  # type: ignore[arg-type]
+        for name in ("a", "b", "c")
+    )
+    kernels = tuple(Kernel(name=sample.kernel) for sample in samples)
+    return msgspec.structs.replace(_one(gpu), kernels=kernels, samples=samples)
+
+
+def test_a_prior_that_nothing_contradicts_says_what_could_not_be_checked() -> None:
+    prediction = predict(_busy("A100-SXM4-40GB", 250.0), draws=5)
+
+    assert prediction.off == 1.0
+    assert any("do not show how kernels follow clocks" in each for each in prediction.warnings)
+    assert not any("off by a factor" in each for each in prediction.warnings)
+
+
+def test_a_prior_that_is_off_widens_and_says_so() -> None:
+    sample_set = _busy("A100-SXM4-40GB", 250.0)
+    low = Clocks(core_mhz=705)
+    odd = tuple(
+        msgspec.structs.replace(sample, asked=low, energy_j=250.0) for sample in sample_set.samples
+    )
+    checked = msgspec.structs.replace(sample_set, samples=(*sample_set.samples, *odd))
+
+    prediction = predict(checked, draws=5)
+
+    assert prediction.off > 1.5
+    (sentence,) = [each for each in prediction.warnings if "off by a factor" in each]
+    assert "changed its power by +0%" in sentence
+    assert any("not used but to check" in each for each in prediction.warnings)
+
+
+def test_a_prior_of_a_gpu_that_is_quite_another_is_refused() -> None:
+    slow = _busy(
+        "Another",
+        20.0,
+        observed=Clocks(core_mhz=300, mem_mhz=200),
+        temperature_c=40.0,
+    )
+
+    with pytest.raises(DataError, match="times further from what sim:a100 lets expect") as caught:
+        predict(slow, like="sim:a100", draws=5)
+
+    assert "--like" in caught.value.hint
 
 
 def test_only_clocks_that_hold_are_planned_with() -> None:

@@ -110,8 +110,9 @@ def normal_equations(
     kernel += pull[:, :, None] * np.eye(PER_KERNEL)
     kernel_side += pull * (prior.mean - parameters.kernels)
     shared_side = weighed_flat @ linear.residuals.ravel()
-    shared_side += problem.shared_precision * (problem.shared_mean - parameters.shared)
-    shared = weighed_flat @ flat + np.diag(problem.shared_precision)
+    shared_pull = problem.shared_precision / state.shared_scale**2
+    shared_side += shared_pull * (problem.shared_mean - parameters.shared)
+    shared = weighed_flat @ flat + np.diag(shared_pull)
     if problem.rows.idle:
         left, by = idling(problem, parameters.shared)
         shared_side += by.T @ left

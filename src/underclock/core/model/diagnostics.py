@@ -17,25 +17,13 @@ from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats
-from underclock.core.model.rows import UNKNOWN_MHZ, Rows
+from underclock.core.model.rows import Rows
+from underclock.core.model.shared_constants import constants_of, prior_doubt
 from underclock.records import Clocks, SampleSet
-from underclock.records.fitted import Constant, GpuFit, KernelFit
+from underclock.records.fitted import GpuFit, KernelFit
 
 _UNUSUAL = 3.0  # times the usual kernel's residual
 _LARGE = 0.02  # and above this the model does not describe a kernel
-# Of the shared vector: in words, its unit, and how many of that unit one of the model's is.
-_WORDS = (
-    ("exponent that joins a kernel's parts", "", 1.0),
-    ("crossbar's least clock", "MHz", 1.0),
-    ("voltage rises from", "MHz", 1.0),
-    ("rise of voltage there", "mV/MHz", 1e3),
-    ("how the rise steepens", "mV/GHz²", 1e9),
-    ("leakage at 1 V and 25 °C", "W", 1.0),
-    ("clock tree at 1 V", "W/GHz", 1.0),
-    ("rise of leakage", "%/°C", 100.0),
-    ("DRAM traffic", "mJ/Mcycle", 1e3),
-    ("crossbar cycles per DRAM cycle", "", 1.0),
-)
 
 
 def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
@@ -63,7 +51,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
         workload=sample_set.workload,
         samples=len(sample_set.samples),
         rows=len(rows.kernel),
-        constants=_constants(model),
+        constants=constants_of(model),
         cap_w=_finite(rows.limit_w),
         boost_mhz=_finite(rows.ceiling_mhz),
         time_noise=float(noise[0]),
@@ -84,7 +72,12 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
                 rows=np.diff(rows.bounds)[known].tolist(),
             ),
         ),
-        warnings=(*sample_set.warnings, *odd_repeats(sample_set), *_without_rows(rows)),
+        warnings=(
+            *sample_set.warnings,
+            *odd_repeats(sample_set),
+            *_without_rows(rows),
+            *prior_doubt(model),
+        ),
     )
 
 
@@ -132,34 +125,6 @@ def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
     sums = np.add.reduceat(rows.windows * residuals**2, rows.bounds[known], axis=1)
     rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known], axis=1))
     return rms
-
-
-def _constants(model: FittedModel) -> tuple[Constant, ...]:
-    family = model.parameters.family
-    gpu = family.gpu(model.parameters.shared)
-    # The errors of company come last, and are no constants of the GPU.
-    own = slice(len(model.parameters.shared) - family.company)
-    deviations = np.sqrt(np.diag(model.shared_cov))[own]
-    told = np.clip(1.0 - (deviations / family.spread()[own]) ** 2, 0.0, 1.0)
-    memory = [f"{mhz:g} MHz" for mhz in gpu.mem_points_mhz if mhz > UNKNOWN_MHZ] or ["any clock"]
-    words = (
-        *_WORDS,
-        *[(f"memory at {clock}", "W", 1.0) for clock in memory],
-        *[(f"bytes per cycle at {clock}", f"of {memory[-1]}", 1.0) for clock in memory[:-1]],
-    )
-    values = np.exp(model.parameters.shared[own])
-    return tuple(
-        Constant(
-            name=name,
-            unit=unit,
-            value=float(value * size),
-            error=float(value * size * deviation),
-            told=float(share),
-        )
-        for (name, unit, size), value, deviation, share in zip(
-            words, values, deviations, told, strict=True
-        )
-    )
 
 
 def _kernels(sample_set: SampleSet, stated: _Stated) -> tuple[KernelFit, ...]:

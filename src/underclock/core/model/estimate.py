@@ -40,6 +40,7 @@ from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.repeated import auto_variances
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows, held_back
+from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
@@ -175,7 +176,12 @@ def estimate(
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
-        warnings=(*measured.warnings, *odd_repeats(sample_set), *told(sample_set)),
+        warnings=(
+            *measured.warnings,
+            *odd_repeats(sample_set),
+            *told(sample_set),
+            *prior_doubt(model),
+        ),
         settings=(*settings, auto),
         time_s=np.column_stack([time_s, auto_s]),
         energy_j=np.column_stack([energy_j, auto_j]),

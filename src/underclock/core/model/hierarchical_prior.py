@@ -17,6 +17,8 @@ from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants
 
 _DEGREES = 3.0  # of freedom of the Student-t distribution
+_USUAL_FREEDOM = 4.0  # a usual GPU is believed in as if so many of its constants were known
+_WIDEST = 10.0  # times as wide as usual, a prior says nothing any more
 _FEWEST = 5  # kernels of a kind from which its prior is learned
 _LEAST_SPREAD = np.array([0.4, 0.4, 1.0, 0.4])  # of the four parameters
 _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as logarithms
@@ -108,3 +110,19 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
         mean[of_kind] = prior.unit[of_kind] + middle
         spread[of_kind] = np.maximum(wide, _LEAST_SPREAD)
     return KernelPrior(unit=prior.unit, mean=mean, spread=spread)
+
+
+def widening(away2: Floats, left: Floats) -> float:
+    """Return by how much a prior is too narrow for what rows tell of its parameters; 1 or more.
+
+    A parameter that rows tell for certain lies away from its mean by as much as the prior is wide;
+    one that they tell nothing of stays there, and is no sign of anything. So what all of them lie
+    away is compared with how much of them is told (MacKay's evidence approximation).
+
+    Args:
+        away2: Squared distances to the prior's mean, over its usual variance. Shape (S,).
+        left: Variance that the rows leave, as a fraction of the prior's. Shape (S,).
+    """
+    told = np.clip(1.0 - left, 0.0, 1.0).sum()
+    scale2 = (_USUAL_FREEDOM + away2.sum()) / (_USUAL_FREEDOM + told)
+    return float(np.clip(math.sqrt(scale2), 1.0, _WIDEST))

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats
-from underclock.core.model.damped_steps import Linear, converge_kernels, normal_equations
+from underclock.arrays import Bools, Floats
+from underclock.core.model.damped_steps import (
+    Linear,
+    NormalEquations,
+    converge_kernels,
+    normal_equations,
+)
 from underclock.core.model.parameters import CORE, DRAM, Parameters
 from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
@@ -18,6 +23,7 @@ from underclock.core.model.state import FitProblem, State, kernel_costs, predict
 from underclock.core.model.whitening import ErrorModel
 
 _PLAIN = PER_KERNEL + 1  # rows of a kernel that leave little doubt what bounds it
+_SERIAL = 0.15  # odds of a kernel whose parts add, before it is measured; assumed
 # Alternatives in which DRAM, or the core, has hardly a part.
 _WITHOUT = (
     (DRAM, Shares(core=0.9, dram=0.1, fixed=0.1)),
@@ -31,10 +37,12 @@ class Alternatives:
 
     Attributes:
         kernels: Shape (A, K, P).
+        serial: Whether parts of a kernel's time add. Shape (A, K).
         probability: Against the most likely, at most a half. Shape (A, K).
     """
 
     kernels: Floats
+    serial: Bools
     probability: Floats
 
 
@@ -54,6 +62,8 @@ class FittedModel:
         by_shared: Derivatives at the rows by the shared, kernels held. Shape (2, R, S).
         by_kernel: Derivatives at the rows by the kernel's own. Shape (2, R, P).
         alternatives: What else may explain the rows.
+        shared_scale: By how much the prior of the shared parameters is wider than usual, as the
+            rows ask for.
     """
 
     rows: Rows
@@ -67,6 +77,7 @@ class FittedModel:
     by_shared: Floats
     by_kernel: Floats
     alternatives: Alternatives
+    shared_scale: float = 1.0
 
     def of_first(self, kernels: int) -> "FittedModel":
         """Return the model of the first kernels only; what was learned of the others stays.
@@ -91,7 +102,9 @@ class FittedModel:
             residuals=self.residuals[:, told],
             by_shared=self.by_shared[:, told],
             by_kernel=self.by_kernel[:, told],
-            alternatives=Alternatives(other.kernels[:, some], other.probability[:, some]),
+            alternatives=Alternatives(
+                other.kernels[:, some], other.serial[:, some], other.probability[:, some]
+            ),
         )
 
 
@@ -111,8 +124,7 @@ def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None)
     kernel_cov = np.asarray(np.linalg.inv(equations.kernel), dtype=np.float64)
     gain = -kernel_cov @ equations.border
     if shared_cov is None:
-        explained = np.einsum("kps,kpt->st", equations.border, gain)
-        shared_cov = np.linalg.inv(equations.shared + explained)
+        shared_cov = shared_covariance(equations)
     return FittedModel(
         rows=problem.rows,
         parameters=state.parameters,
@@ -125,19 +137,39 @@ def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None)
         by_shared=by_shared,
         by_kernel=by_kernel,
         alternatives=_alternatives(problem, state),
+        shared_scale=state.shared_scale,
     )
+
+
+def shared_covariance(equations: NormalEquations) -> Floats:
+    """Return the covariance of the shared parameters, those of kernels unknown. Shape (S, S)."""
+    through = np.linalg.solve(equations.kernel, equations.border)
+    rest = equations.shared - np.einsum("kps,kpt->st", equations.border, through)
+    covariance: Floats = np.linalg.inv(rest)
+    return covariance
 
 
 def _alternatives(problem: FitProblem, state: State) -> Alternatives:
     """Find what else may explain each kernel's rows, where some kernel has few."""
     shape = state.parameters.kernels.shape
     if np.diff(problem.rows.bounds).min() >= _PLAIN:
-        return Alternatives(np.empty((0, *shape)), np.empty((0, shape[0])))
+        none = np.empty((0, shape[0]))
+        return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
     least = kernel_costs(problem, state)
-    kernels, probability = [], []
-    for held, shares in (*((None, shares) for shares in STARTS), *_WITHOUT):
-        other = converge_kernels(problem, started(state, shares), held)
-        odds = np.exp(np.clip(least - kernel_costs(problem, other), -50.0, 0.0))
-        kernels.append(other.parameters.kernels)
+    starts: list[tuple[int | None, Shares]] = [(None, shares) for shares in STARTS]
+    others: list[tuple[State, float | Floats]] = [
+        (converge_kernels(problem, started(state, shares), held), 1.0)
+        for held, shares in (*starts, *_WITHOUT)
+    ]
+    flipped = state.moved(serial=~state.parameters.serial)
+    before = np.where(state.parameters.serial, 1.0 / _SERIAL, _SERIAL)
+    others.append((converge_kernels(problem, flipped), before))
+    probability = []
+    for other, prior_odds in others:
+        odds = prior_odds * np.exp(np.clip(least - kernel_costs(problem, other), -50.0, 0.0))
         probability.append(odds / (1.0 + odds))
-    return Alternatives(np.array(kernels), np.array(probability))
+    return Alternatives(
+        np.array([other.parameters.kernels for other, _ in others]),
+        np.array([other.parameters.serial for other, _ in others]),
+        np.array(probability),
+    )

@@ -4,16 +4,24 @@ Parameters, error sizes and the hierarchical prior depend on one another: they a
 turn.
 """
 
+import dataclasses
+
 import numpy as np
 
-from underclock.core.model.damped_steps import converge, converge_kernels, kernel_curvature
+from underclock.core.model.damped_steps import (
+    converge,
+    converge_kernels,
+    kernel_curvature,
+    linearised,
+    normal_equations,
+)
 from underclock.core.model.error_sizes import estimate_errors, estimate_scale
-from underclock.core.model.hierarchical_prior import learned
-from underclock.core.model.laplace import FittedModel, laplace
+from underclock.core.model.hierarchical_prior import learned, widening
+from underclock.core.model.laplace import FittedModel, laplace, shared_covariance
 from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
-from underclock.core.model.state import FitProblem, State, begin, kernel_costs
+from underclock.core.model.state import FitProblem, State, begin, kernel_costs, weights
 
 _ROUNDS = 2
 _FEWEST_FOR_SERIAL = 5  # rows of a kernel from which it shows whether its parts add
@@ -33,7 +41,7 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
         state = estimate_errors(problem, state)
         state = converge(problem, restart(problem, state))
         state = choose_serial(problem, learn_prior(problem, state))
-        state = converge(problem, state)
+        state = converge(problem, check_shared(problem, state))
     return laplace(problem, state)
 
 
@@ -46,6 +54,7 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     """
     problem = FitProblem.of(rows, known.parameters.family)
     start = begin(problem).moved(shared=known.parameters.shared).with_errors(known.errors)
+    start = dataclasses.replace(start, shared_scale=known.shared_scale)
     state = restart(problem, start)
     state = choose_serial(problem, learn_prior(problem, state))
     state = estimate_scale(problem, converge_kernels(problem, state))
@@ -57,6 +66,18 @@ def learn_prior(problem: FitProblem, state: State) -> State:
     covariance = np.linalg.inv(kernel_curvature(problem, state))
     variance = np.diagonal(covariance, axis1=1, axis2=2)
     return state.with_prior(learned(state.prior, problem.rows, state.parameters.kernels, variance))
+
+
+def check_shared(problem: FitProblem, state: State) -> State:
+    """Let the prior of what kernels share be as wide as the rows show that it must be."""
+    equations = normal_equations(
+        problem, state, linearised(problem, state), weights(problem, state)
+    )
+    own = slice(len(state.parameters.shared) - problem.family.company)
+    precision = problem.shared_precision[own]
+    away2 = precision * (state.parameters.shared - problem.shared_mean)[own] ** 2
+    left = precision * np.diag(shared_covariance(equations))[own] / state.shared_scale**2
+    return dataclasses.replace(state, shared_scale=widening(away2, left))
 
 
 def choose_serial(problem: FitProblem, state: State) -> State:

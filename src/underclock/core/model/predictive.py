@@ -126,8 +126,9 @@ def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
     measured = Points.of(model.rows)
     apart = np.empty((len(model.alternatives.kernels), *shape))
     apart_rows = np.empty((len(apart), *fitted.shape))
-    for a, other in enumerate(model.alternatives.kernels):
-        parameters = dataclasses.replace(model.parameters, kernels=other)
+    others = zip(model.alternatives.kernels, model.alternatives.serial, strict=True)
+    for a, (other, serial) in enumerate(others):
+        parameters = dataclasses.replace(model.parameters, kernels=other, serial=serial)
         apart[a] = (predict(parameters, at).log - log).reshape(shape)
         apart_rows[a] = predict(parameters, measured).log - fitted
     return _Predicted(

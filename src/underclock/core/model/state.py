@@ -90,12 +90,14 @@ class State:
         errors: How large residuals are.
         scale: By how much each kernel's are larger. Shape (K,).
         prior: What the kernels' parameters are expected to be.
+        shared_scale: By how much the prior of the shared parameters is wider than usual.
     """
 
     parameters: Parameters
     errors: ErrorModel
     scale: Floats
     prior: KernelPrior
+    shared_scale: float = 1.0
 
     def moved(
         self,
@@ -161,7 +163,7 @@ def kernel_costs(problem: FitProblem, state: State) -> Floats:
 def cost(problem: FitProblem, state: State) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
     away2 = (state.parameters.shared - problem.shared_mean) ** 2
-    shared = 0.5 * (problem.shared_precision * away2).sum()
+    shared = 0.5 * (problem.shared_precision * away2).sum() / state.shared_scale**2
     if problem.rows.idle:
         shared += 0.5 * (idling(problem, state.parameters.shared)[0] ** 2).sum()
     return float(kernel_costs(problem, state).sum() + shared)

@@ -48,6 +48,10 @@ _UNLIKE = 0.1  # weight of a kernel that is not
 _JITTER = 0.6  # of the logarithm of each time share: no kernel is just like a reference
 _MOST_NOVEL = 0.3  # at most this part of kernels is like no reference
 _ANY_SHARES = (0.5, 0.5, 0.5)  # of a Dirichlet distribution: often one share is nearly all
+_STRANGE = 0.25  # of draws: the step's kernels are like those of no sweep, but like one another
+_LEAST_SHARE = 0.01  # a share may be next to nothing
+# Precision of the Dirichlet distribution of their shares: quite unlike, to nearly the same.
+_ALIKE_STRANGERS = (3.0, 300.0)
 _BUSIEST = 0.04  # relative spread of what counts as fully busy DRAM
 _COUNTED = 0.03  # and of one counter reading
 _AT_REST = 0.95  # a GPU at work draws no less than this at rest; a little for the sensors
@@ -55,7 +59,7 @@ _OVER = 0.05  # weighs how far above it does
 _SLOWEST = 0.6  # a capped clock that nobody read is above this part of boost
 _MOST_FIXED = 0.98
 # What memory bounds still follows the core a little: caches and crossbar. Assumed.
-_LEAST_CORE = (0.003, 0.1)
+_LEAST_CORE = (1e-4, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,9 @@ class _Hyperparameters:
     Attributes:
         popularity: Weights of the reference kernels. Shape (N,).
         novel: Part of kernels that are like no reference, 0 to 1.
+        strange: Parameters of the Dirichlet distribution of the shares of core, DRAM and fixed
+            time, where the step's kernels are like those of no sweep; ``None`` where they are like
+            some.
         fixed_scale: The references' fixed time counts this much, 0 to 1.
         least_core: No kernel that memory bounds follows the core less than this.
         busiest_dram: What counters show of DRAM that is fully busy.
@@ -124,6 +131,7 @@ class _Hyperparameters:
 
     popularity: Floats
     novel: float
+    strange: Floats | None
     fixed_scale: float
     least_core: float
     busiest_dram: float
@@ -131,14 +139,34 @@ class _Hyperparameters:
 
     @classmethod
     def draw(cls, prior: Prior, random: np.random.Generator) -> "_Hyperparameters":
+        strange = random.uniform() > (1.0 - _STRANGE) / prior.off
         return cls(
-            popularity=random.dirichlet(np.ones(len(prior.references))),
+            popularity=_popularity(prior.references, random),
+            strange=_strange(random) if strange else None,
             novel=_MOST_NOVEL * float(random.uniform()),
             fixed_scale=math.sqrt(float(random.uniform())),
             least_core=math.exp(float(random.uniform(*np.log(_LEAST_CORE)))),
             busiest_dram=BUSIEST_DRAM * _factor(_BUSIEST, random),
             xbar=float(random.uniform()),
         )
+
+
+def _popularity(references: Sequence[ReferenceKernel], random: np.random.Generator) -> Floats:
+    """Weigh sweeps, and kernels within each: a step may be like one sweep only. Shape (N,)."""
+    sources = [reference.source for reference in references]
+    weight = np.empty(len(references))
+    every = sorted(set(sources))
+    for source, share in zip(every, random.dirichlet(np.ones(len(every))), strict=True):
+        mine = [n for n, each in enumerate(sources) if each == source]
+        weight[mine] = share * random.dirichlet(np.ones(len(mine)))
+    return weight
+
+
+def _strange(random: np.random.Generator) -> Floats:
+    """Draw how the shares of kernels that are like those of no sweep are distributed."""
+    precision = math.exp(float(random.uniform(*np.log(_ALIKE_STRANGERS))))
+    mean: Floats = random.dirichlet(_ANY_SHARES)
+    return precision * mean + _LEAST_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +192,13 @@ class _SharedDraw:
         cls, prior: Prior, runs: Sequence[BaselineRun], random: np.random.Generator
     ) -> "_SharedDraw":
         # The order of these draws decides what a seed gives.
+        deviations = prior.deviations.times(prior.off)
         return cls(
             gpu=_draw_gpu(prior, runs, random),
-            dram_j_per_mcycle=prior.dram_j_per_mcycle * _factor(prior.deviations.traffic, random),
+            dram_j_per_mcycle=prior.dram_j_per_mcycle * _factor(deviations.traffic, random),
             hyper=_Hyperparameters.draw(prior, random),
-            time_factor=_factor(prior.deviations.time, random),
-            power_factor=_factor(prior.deviations.power, random),
+            time_factor=_factor(deviations.time, random),
+            power_factor=_factor(deviations.power, random),
         )
 
 
@@ -185,15 +214,15 @@ def _draw_gpu(
     prior: Prior, runs: Sequence[BaselineRun], random: np.random.Generator
 ) -> GpuConstants:
     """Draw some candidates for the shared constants, and pick one that the runs leave possible."""
-    candidates = [_vary(prior.gpu, prior.deviations, random) for _ in range(_CANDIDATES)]
+    deviations = prior.deviations.times(prior.off)
+    candidates = [vary(prior.gpu, deviations, random) for _ in range(_CANDIDATES)]
     excess = np.array([_excess_at_rest(gpu, runs) for gpu in candidates]) / _OVER
     weight = np.exp(-0.5 * (excess**2 - excess.min() ** 2))
     return candidates[int(random.choice(len(weight), p=weight / weight.sum()))]
 
 
-def _vary(
-    gpu: GpuConstants, deviations: LogDeviations, random: np.random.Generator
-) -> GpuConstants:
+def vary(gpu: GpuConstants, deviations: LogDeviations, random: np.random.Generator) -> GpuConstants:
+    """Draw constants around known ones."""
     rise, memory = _factor(deviations.rise, random), _factor(deviations.memory, random)
     slower = [e * _factor(deviations.efficiency, random) for e in gpu.mem_points_efficiency[:-1]]
     return dataclasses.replace(
@@ -212,12 +241,17 @@ def _vary(
 
 def _excess_at_rest(gpu: GpuConstants, runs: Sequence[BaselineRun]) -> float:
     """Return by how much a GPU at rest would draw more than kernels did; mean of logarithms."""
+    power_w = np.array([run.power_w for run in runs])
+    return float(np.maximum(0.0, np.log(least_at_rest_w(gpu, runs) / power_w)).mean())
+
+
+def least_at_rest_w(gpu: GpuConstants, runs: Sequence[BaselineRun]) -> Floats:
+    """Return the least power in W that a GPU at rest can draw where kernels ran. Shape (K,)."""
     warm_c = np.array([_temperature_c(gpu, run) for run in runs])
     core_mhz = np.array([_slowest_mhz(gpu, run) for run in runs])
     mem_mhz = np.array([run.mem_mhz for run in runs])
-    power_w = np.array([run.power_w for run in runs])
-    rest_w = idle_w(gpu, core_mhz, mem_mhz, warm_c)
-    return float(np.maximum(0.0, np.log(rest_w / (_AT_REST * power_w))).mean())
+    rest_w: Floats = idle_w(gpu, core_mhz, mem_mhz, warm_c) / _AT_REST
+    return rest_w
 
 
 def _slowest_mhz(gpu: GpuConstants, run: BaselineRun) -> float:
@@ -268,6 +302,8 @@ def _draw_shares(
     hyper = shared.hyper
     shares = np.array([like.core + like.xbar, like.dram, hyper.fixed_scale * like.fixed])
     shares *= np.exp(_JITTER * random.standard_normal(3))
+    if hyper.strange is not None:
+        shares = random.dirichlet(hyper.strange)
     if random.uniform() < hyper.novel:
         shares = random.dirichlet(_ANY_SHARES)
     core, dram, fixed = (shares / shares.sum()).tolist()

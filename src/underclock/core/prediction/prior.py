@@ -6,6 +6,7 @@ shares stand for those of kernels nobody measured at other clocks.
 Shape letters: N reference kernels.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,6 +46,12 @@ class LogDeviations:
     power: float
     """Of power at other clocks than the run's, for the same reason."""
 
+    def times(self, factor: float) -> "LogDeviations":
+        """Return deviations that are greater by a factor."""
+        return LogDeviations(
+            **{each.name: factor * getattr(self, each.name) for each in dataclasses.fields(self)}
+        )
+
 
 FITTED = LogDeviations(
     exponent=0.1,
@@ -83,10 +90,12 @@ class ReferenceKernel:
     Attributes:
         shares: Its time shares at auto clocks.
         power_share: Its power at auto clocks over the power limit.
+        source: The sweep it was measured in: kernels of one sweep are more alike than others.
     """
 
     shares: TimeShares
     power_share: float
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +108,7 @@ class Prior:
         references: Kernels that are known, of this GPU or of others. Length N.
         dram_j_per_mcycle: Energy of DRAM traffic.
         limit_w: Power at which a capped GPU settles.
+        off: By how much samples lie further from it than it allows for; 1 for what it says.
     """
 
     gpu: GpuConstants
@@ -106,6 +116,7 @@ class Prior:
     references: tuple[ReferenceKernel, ...]
     dram_j_per_mcycle: float
     limit_w: float
+    off: float = 1.0
 
     def __post_init__(self) -> None:
         """Reject a prior without reference kernels."""
@@ -139,7 +150,11 @@ class BaselineRun:
 
 
 def reference_kernels(
-    gpu: GpuConstants, kernels: Iterable[KernelConstants], bins_mhz: Floats, limit_w: float
+    gpu: GpuConstants,
+    kernels: Iterable[KernelConstants],
+    bins_mhz: Floats,
+    limit_w: float,
+    source: str = "",
 ) -> tuple[ReferenceKernel, ...]:
     """Describe fitted kernels as they run at auto clocks.
 
@@ -148,6 +163,7 @@ def reference_kernels(
         kernels: Their constants.
         bins_mhz: Core clocks of that GPU, ascending.
         limit_w: Power at which it settles when capped.
+        source: What to call the sweep.
     """
     mem_mhz = gpu.mem_points_mhz[-1]
     hot_c = steady_c(gpu, limit_w)
@@ -156,7 +172,9 @@ def reference_kernels(
         core_mhz = capped_core_mhz(gpu, kernel, bins_mhz, mem_mhz, hot_c, limit_w)
         drawn_w = float(busy_w(gpu, kernel, core_mhz, mem_mhz, hot_c))
         shares = time_shares(gpu, kernel, core_mhz, mem_mhz)
-        references.append(ReferenceKernel(shares=shares, power_share=drawn_w / limit_w))
+        references.append(
+            ReferenceKernel(shares=shares, power_share=drawn_w / limit_w, source=source)
+        )
     return tuple(references)
 
 

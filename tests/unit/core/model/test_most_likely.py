@@ -185,8 +185,8 @@ def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> Non
     model = fit_all(_some(truth.rows, np.concatenate([first, rest])), _FAMILY)
     others, probability = model.alternatives.kernels, model.alternatives.probability
 
-    assert others.shape == (6, 12, PER_KERNEL)
-    assert probability.shape == (6, 12)
+    assert others.shape == (7, 12, PER_KERNEL)
+    assert probability.shape == (7, 12)
     assert ((probability >= 0) & (probability <= 0.5)).all()
     away = np.abs(others - model.parameters.kernels).max(axis=2) > 0.5
     # Something else explains the first kernel nearly as well, and better than any other's.

@@ -358,7 +358,7 @@ def test_who_does_not_measure_saves_less() -> None:
     ]
 
     assert unmeasured.name is Strategy.KERNEL_GLOBAL
-    assert unmeasured.time_change.expected == pytest.approx(0.05, abs=0.02)
+    assert 0.0 < unmeasured.time_change.expected <= 0.05 + 1e-9
     assert unmeasured.time_change.high >= informed.time_change.high
 
 

@@ -1,0 +1,146 @@
+"""A prior that knows when it is off: a GPU unlike the usual widens it, and is said to be so."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from underclock.arrays import Bools, Floats
+from underclock.core.model.hierarchical_prior import widening
+from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import fit_all
+from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.predictive import posterior_of
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.shared_constants import constants_of, prior_doubt
+from underclock.core.model.start import unknown_gpu
+from underclock.core.model.subsample import fitted
+from underclock.records import Clocks
+
+_MEMS = (5001.0, 9501.0)
+_FAMILY = Shared(unknown_gpu(_MEMS, fastest_mhz=2100.0, most_w=350.0))
+_UNITS = np.array([math.log(2100.0), math.log(9501.0), 0.0, math.log(150.0)])
+_CORES = np.linspace(450.0, 2100.0, 6).round()
+_KERNELS = 8
+
+
+def _rows(off: Floats, *, serial: int | None = None) -> Rows:
+    """Return noisy rows of kernels on a GPU that is off the prior by so many deviations."""
+    random = np.random.default_rng(5)
+    own = np.log(random.uniform(0.1, 1.0, (_KERNELS, PER_KERNEL))) + _UNITS
+    own[:, 2] -= 3.0
+    parameters = Parameters(
+        family=_FAMILY,
+        shared=_FAMILY.start() + off * _FAMILY.spread(),
+        kernels=own - 7.0,
+        serial=np.arange(_KERNELS) == serial,
+    )
+    core, mem = (grid.ravel() for grid in np.meshgrid(_CORES, _MEMS))
+    at = Points(
+        kernel=np.repeat(np.arange(_KERNELS), len(core)),
+        core_mhz=np.tile(core, _KERNELS),
+        mem_mhz=np.tile(mem, _KERNELS),
+        temperature_c=np.full(_KERNELS * len(core), 55.0),
+    )
+    log = predict(parameters, at).log
+    log_s, log_w = log + random.normal(0.0, 0.004, log.shape)
+    return Rows(
+        names=tuple(f"k{k}" for k in range(_KERNELS)),
+        kinds=np.zeros(_KERNELS, dtype=np.int64),
+        kernel=at.kernel,
+        core_mhz=at.core_mhz,
+        mem_mhz=at.mem_mhz,
+        log_s=log_s,
+        log_w=log_w,
+        temperature_c=at.temperature_c,
+        windows=np.ones((2, len(at.kernel))),
+        mem_points_mhz=np.array(_MEMS),
+        limit_w=math.inf,
+        ceiling_mhz=math.inf,
+    )
+
+
+def _off(size: float) -> Floats:
+    signs = np.where(np.arange(len(_FAMILY.start())) % 2, 1.0, -1.0)
+    off = size * signs
+    off[0] = 0.5  # an exponent below 1 is no norm
+    return off
+
+
+@pytest.fixture(scope="module")
+def strange() -> FittedModel:
+    """Fit a GPU whose constants lie three deviations off."""
+    return fit_all(_rows(_off(3.0)), _FAMILY)
+
+
+def test_a_gpu_far_from_the_usual_widens_the_prior_and_is_said_to_be_so(
+    strange: FittedModel,
+) -> None:
+    (sentence,) = prior_doubt(strange)
+
+    assert 1.5 < strange.shared_scale < 4.0
+    assert f"{strange.shared_scale:.1f} times further" in sentence
+    assert "usually about" in sentence
+
+
+def test_what_rows_do_not_tell_of_a_strange_gpu_is_less_sure(strange: FittedModel) -> None:
+    usual = fit_all(_rows(_off(0.7)), _FAMILY)
+    untold = [i for i, constant in enumerate(constants_of(usual)) if constant.told < 0.1]
+
+    assert usual.shared_scale == 1.0
+    assert prior_doubt(usual) == ()
+    assert untold
+    spread = [np.sqrt(np.diag(model.shared_cov))[untold] for model in (usual, strange)]
+    assert (spread[1] > 1.3 * spread[0]).all()
+    # Nothing is told of them either way: it is the prior that is wider.
+    assert all(constants_of(strange)[i].told < 0.3 for i in untold)
+
+
+def test_kernels_fitted_to_a_known_gpu_know_how_strange_it_is() -> None:
+    rows = _rows(_off(3.0))
+
+    model = fitted(rows, _FAMILY, most_kernels=6)
+
+    assert len(model.rows.names) == _KERNELS
+    assert model.shared_scale > 1.5
+
+
+@pytest.mark.parametrize(
+    ("away2", "left", "expected"),
+    [
+        ([0.0] * 12, [1.0] * 12, 1.0),  # nothing is told
+        ([0.5] * 12, [0.0] * 12, 1.0),  # all is told, and as usual
+        ([9.0] * 12, [0.0] * 12, math.sqrt((4 + 108) / 16)),
+        ([9.0] * 6 + [0.0] * 6, [0.0] * 6 + [1.0] * 6, math.sqrt((4 + 54) / 10)),
+        ([1e6] * 12, [0.0] * 12, 10.0),
+    ],
+)
+def test_a_prior_is_widened_by_what_is_told(
+    away2: list[float], left: list[float], expected: float
+) -> None:
+    assert widening(np.array(away2), np.array(left)) == pytest.approx(expected)
+
+
+def test_few_rows_leave_it_open_whether_parts_of_a_kernel_add() -> None:
+    rows = _rows(_off(0.5), serial=0)
+    few = (rows.kernel != 0) | ((rows.core_mhz > 1700.0) & (rows.mem_mhz == _MEMS[-1]))
+    model = fit_all(_only(rows, few), _FAMILY)
+    settings = [Clocks(core_mhz=450, mem_mhz=5001)]
+    known = np.where(model.alternatives.serial == model.parameters.serial, 1.0, 0.0)
+    overlapping = dataclasses.replace(
+        model.alternatives, probability=known * model.alternatives.probability
+    )
+
+    unsure, sure = (
+        posterior_of(each, settings, temperature_c=55.0, limit_w=math.inf).variance(1.0, 0.0)
+        for each in (model, dataclasses.replace(model, alternatives=overlapping))
+    )
+
+    assert model.alternatives.serial[:, 0].tolist() == [False] * 6 + [True]
+    assert unsure[0, 0] > 1.2 * sure[0, 0]
+
+
+def _only(rows: Rows, some: Bools) -> Rows:
+    names = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
+    return dataclasses.replace(rows, **{name: getattr(rows, name)[..., some] for name in names})
