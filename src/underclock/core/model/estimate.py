@@ -18,7 +18,8 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.auto_errors import auto_spread, errors_from_repeats, kernel_errors
+from underclock.core.model.auto_costs import AutoCosts, fitted_auto
+from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
@@ -37,8 +38,8 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import auto_variances
-from underclock.core.model.row_runs import odd_repeats, sample_weights
+from underclock.core.model.repeated import with_excess
+from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows, held_back
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
@@ -158,20 +159,25 @@ def estimate(
     Raises:
         DataError: The samples cannot be costed or fitted.
     """
-    measured = cost_table(sample_set, baseline=baseline, weights=sample_weights(sample_set))
+    errors = run_errors(sample_set)
+    measured = cost_table(sample_set, baseline=baseline, weights=errors.weights)
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = settings = settings_of(sample_set, auto)
     if whole:
         locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
         settings = with_boost(locked, sample_set)
-    rows, model = fit_rows(sample_set, settings)
+    rows, model = fit_rows(sample_set, settings, errors)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
     posterior, known_entries = _posterior(sample_set, rows, model, settings, counts, whole=whole)
     answered = measurable(sample_set, rows, settings)
     can = answered & known_entries
     at = measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
+    of_runs = None
+    if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
+        of_runs = fitted_auto(sample_set, posterior, known_entries, auto)
+        auto_s, auto_j = (each.cost for each in of_runs)
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
@@ -193,7 +199,7 @@ def estimate(
         model=model,
         posterior=posterior,
         counts=counts,
-        baseline=_baseline(sample_set, measured, posterior, (auto_s, auto_j), whole_step),
+        baseline=_baseline(sample_set, posterior, (auto_s, auto_j), of_runs, whole_step),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
         can=can,
@@ -239,6 +245,8 @@ def _posterior(
             # Alone, what the cap makes of a lock is what that lock costs.
             at_cap = msgspec.structs.replace(sample_set, samples=held_back(sample_set))
             posterior = with_means(posterior, *measured_means(at_cap, settings))
+        if sample_set.evidence is Evidence.REPLAYED and rows.run_variance is not None:
+            posterior = with_excess(posterior, sample_set)
     if whole:
         posterior = in_step(posterior, step_ratio(rows, posterior, counts))
     return posterior, known
@@ -246,25 +254,26 @@ def _posterior(
 
 def _baseline(
     sample_set: SampleSet,
-    measured: CostTable,
     posterior: Posterior,
     auto: tuple[Floats, Floats],
+    of_runs: tuple[AutoCosts, AutoCosts] | None,
     whole_step: Sequence[Sample],
 ) -> Baseline:
     """Return what auto costs, and how sure that is.
 
     Args:
         sample_set: As measured.
-        measured: Costs of it.
         posterior: Of kernels.
         auto: Time in s and energy in J of each kernel at auto. Shapes (K,).
+        of_runs: What repeats of a table say of them.
         whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
     """
-    if sample_set.is_exact:
-        spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
-    elif sample_set.evidence is Evidence.REPLAYED:
-        spread, of_kernels = errors_from_repeats(auto_variances(sample_set, measured), auto)
-    else:
+    spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
+    if of_runs is not None:
+        time, energy = of_runs
+        spread = time.spread, energy.spread
+        of_kernels = np.sqrt([time.variance, energy.variance])
+    elif not sample_set.is_exact:
         spread = auto_spread(sample_set, posterior, auto, whole_step)
         of_kernels = kernel_errors(posterior)
     return Baseline(time_s=auto[0], energy_j=auto[1], spread=spread, of_kernels=of_kernels)

@@ -3,6 +3,7 @@
 Shape letters: N samples, C rows (a kernel at a setting); a leading 2 is time and energy.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.records import Clocks, Sample, SampleSet
+
+_ENOUGH = 0.25  # of the rows: where fewer were repeated, runs and rows are not told apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +73,48 @@ def run_variances(sample_set: SampleSet) -> Floats:
     return np.stack(variances)
 
 
-def sample_weights(sample_set: SampleSet) -> Floats:
-    """Return how much each sample counts in time and energy: 1, and less where it is an odd repeat.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunErrors:
+    """How much each sample counts, and how far a run may be from the next one of its row.
 
-    Returns:
-        Shape (2, N).
+    Attributes:
+        weights: In time and energy: 1, and less where it is an odd repeat. Shape (2, N).
+        variances: Of the logarithms of time and power of one run. Shape (2, N); ``None`` where
+            repeats are too few to tell what is a run's own from what is its row's.
     """
-    repeated = _repeated(sample_set.samples)
-    weights = np.ones((2, len(sample_set.samples)))
+
+    weights: Floats
+    variances: Floats | None
+
+
+def run_errors(sample_set: SampleSet) -> RunErrors:
+    """Return what repeats say of each sample; working it out once is enough for a fit."""
+    samples = sample_set.samples
+    repeated = _repeated(samples)
+    weights = np.ones((2, len(samples)))
     if len(repeated):
         for c, each in enumerate(_weighed_repeats(sample_set, repeated)):
             weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
-    return weights
+    if not _tell_rows(samples, repeated):
+        return RunErrors(weights=weights, variances=None)
+    settings = tuple(dict.fromkeys(sample.asked for sample in samples))
+    time, energy = runs_of(sample_set, settings).quantities
+    power = dataclasses.replace(time, log=energy.log - time.log)
+    variances = [weighed(runs).scatter[runs.row] ** 2 for runs in (time, power)]
+    return RunErrors(weights=weights, variances=np.stack(variances))
+
+
+def sample_weights(sample_set: SampleSet) -> Floats:
+    """Return how much each sample counts in time and energy. Shape (2, N)."""
+    return run_errors(sample_set).weights
+
+
+def _tell_rows(samples: Sequence[Sample], repeated: Ints) -> bool:
+    """Return whether enough rows at locked clocks have repeats."""
+    places = {(s.kernel, s.asked) for s in samples if s.asked.core_mhz is not None}
+    again = (samples[i] for i in repeated.tolist())
+    known = {(s.kernel, s.asked) for s in again if s.asked.core_mhz is not None}
+    return bool(places) and len(known) >= _ENOUGH * len(places)
 
 
 def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:

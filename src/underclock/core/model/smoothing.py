@@ -19,9 +19,10 @@ from underclock.core.statistics.repeats import Runs, counts_for, means
 _LENGTH = 0.3  # core clocks this far apart, as a logarithm, still bend together
 _ACROSS = 0.5  # correlation at two memory clocks
 _BROAD = 4.0  # variance of the line's height and slope: nothing is known of them
-_BENDS = (0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
+_BENDS = (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
 _OWN = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _ROUNDS, _CHOOSING = 8, (0, 2, 5)  # when the two deviations are chosen anew
+_FACTOR = 1.4  # by which kernels differ in either, as a logarithm
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
 _BOUND = 4.0  # deviations
@@ -54,7 +55,7 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         noise2 = scatter**2 / np.bincount(runs.row, weight)
         level = float(np.average(measured, weights=1.0 / noise2))
         if turn in _CHOOSING:
-            deviations = _likeliest(bend, line, noise2, measured - level)
+            deviations = likeliest(bend, line, noise2, measured - level)
         prior = line + deviations[0] ** 2 * bend + deviations[1] ** 2 * own
         factor = cho_factor(prior + np.diag(noise2), lower=True)
         mean = level + prior @ cho_solve(factor, measured - level)
@@ -77,8 +78,22 @@ def _correlations(log_mhz: Floats, mem_mhz: Floats) -> tuple[Floats, Floats]:
     return bend, line
 
 
-def _likeliest(bend: Floats, line: Floats, noise2: Floats, centred: Floats) -> tuple[float, float]:
-    """Return the deviations of bends and of what is a row's own that explain means best."""
+def likeliest(
+    bend: Floats,
+    line: Floats,
+    noise2: Floats,
+    centred: Floats,
+    usual: tuple[float, float] | None = None,
+) -> tuple[float, float]:
+    """Return the deviations of bends and of what is a row's own that explain means best.
+
+    Args:
+        bend: Correlation of bends. Shape (C, C).
+        line: Covariance of all else that rows have in common. Shape (C, C).
+        noise2: Variance of each mean, as repeats tell. Shape (C,).
+        centred: The means. Shape (C,).
+        usual: What both mostly are, within a factor of some four; by default anything.
+    """
     some = _spread_evenly(len(centred))
     bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
     own, noise = np.eye(len(some)), np.diag(noise2[some])
@@ -90,6 +105,9 @@ def _likeliest(bend: Floats, line: Floats, noise2: Floats, centred: Floats) -> t
             # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
             misfit = float(np.minimum(white**2, _BOUND**2).sum())
             likelihood = -0.5 * misfit - float(np.log(np.diag(factor)).sum())
+            if usual is not None:
+                away = np.log([bends / usual[0], each / usual[1]]) / _FACTOR
+                likelihood -= 0.5 * float(away @ away)
             best = max(best, (likelihood, bends, each))
     return best[1:]
 
