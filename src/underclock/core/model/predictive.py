@@ -16,12 +16,11 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import CORE, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.smoothing import likeliest
+from underclock.core.model.smoothing import likeliest, own_variances
 from underclock.core.model.whitening import alike
-from underclock.core.statistics.repeats import counts_for
 from underclock.records import Clocks
 
-_ROUNDS = 2  # of weighing odd rows down, and choosing deviations
+_ROUNDS = 3  # of telling what is a row's own
 _BATCH = 64  # kernels; bounds the memory that many settings take
 
 
@@ -179,6 +178,7 @@ def _conditioned(
         errors = _errors_of(model, k, c, near, among)
         covariance = errors.shared2 * among + np.diag(errors.own2 + errors.noise2)
         known = errors.shared2 * common + errors.own2 * own
+        own2 = np.where(own.any(axis=1), own @ errors.own2, errors.own_elsewhere2)
         weights = np.linalg.solve(covariance, known.T).T
         log[c] += weights @ model.residuals[c, near]
         row_shared = model.by_shared[c, near] + np.einsum(
@@ -187,7 +187,7 @@ def _conditioned(
         by_shared[c] += by_kernel[c] @ model.gain[k] - weights @ row_shared
         by_kernel[c] -= weights @ model.by_kernel[c, near]
         explained = np.einsum("cr,cr->c", weights, known)
-        discrepancy[c] = np.maximum(errors.shared2 + errors.own2 - explained, 0.0)
+        discrepancy[c] = np.maximum(errors.shared2 + own2 - explained, 0.0)
         # Where an alternative predicts something else, the most likely is not so sure.
         doubt = predicted.apart[:, c, i] - predicted.apart_rows[:, c, near] @ weights.T
         doubt2 = model.alternatives.probability[:, k, None] * doubt**2
@@ -209,12 +209,14 @@ class _Errors:
 
     Attributes:
         shared2: Of what rows at like clocks have in common.
-        own2: Of what each row has of its own, however often it is run.
+        own2: Of what each row has of its own, however often it is run. Shape (R,).
+        own_elsewhere2: Of what an entry without a row has of its own.
         noise2: Of the mean of each row's runs. Shape (R,).
     """
 
     shared2: float
-    own2: float
+    own2: Floats
+    own_elsewhere2: float
     noise2: Floats
 
 
@@ -233,20 +235,21 @@ def _errors_of(model: FittedModel, k: int, c: int, near: slice | Ints, among: Fl
     fitted2 = scale2 * float(model.errors.noise[c]) ** 2
     noise2 = fitted2 / rows.windows[c, near]
     if rows.run_variance is None or not len(noise2):
-        return _Errors(shared2=shared2, own2=0.0, noise2=noise2)
+        none = np.zeros_like(noise2)
+        return _Errors(shared2=shared2, own2=none, own_elsewhere2=0.0, noise2=noise2)
     run2 = rows.run_variance[c, near] / rows.windows[c, near]
     told = np.isfinite(run2)
     noise2 = np.where(told, run2, noise2)
     residuals, usual = model.residuals[c, near], (math.sqrt(shared2), math.sqrt(fitted2))
-    weight = np.ones(len(noise2))
+    nothing, shape = np.zeros_like(among), np.ones(len(noise2))
     for _ in range(_ROUNDS):
-        bend, own = likeliest(among, np.zeros_like(among), noise2 / weight, residuals, usual)
-        prior = bend**2 * among + own**2 * np.eye(len(noise2))
-        gain = np.linalg.solve(prior + np.diag(noise2 / weight), prior)
-        left2 = (residuals - residuals @ gain) ** 2
-        left2 += np.maximum(np.diag(prior) - np.einsum("ij,ji->i", prior, gain), 0.0)
-        weight = counts_for(left2, np.sqrt(noise2))
-    return _Errors(shared2=bend**2, own2=own**2, noise2=noise2 / weight)
+        bend, own = likeliest(among, nothing, noise2, residuals, shape, usual)
+        own2 = own**2 * shape
+        for _ in range(_ROUNDS):
+            precision = np.linalg.inv(bend**2 * among + np.diag(own2 + noise2))
+            own2 = own_variances(own2, precision @ residuals, precision, among, own**2)
+        shape = own2 / own**2
+    return _Errors(shared2=bend**2, own2=own2, own_elsewhere2=own**2, noise2=noise2)
 
 
 def _under_cap(model: FittedModel, kernels: Ints, where: _Where) -> Floats:

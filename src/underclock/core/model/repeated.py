@@ -183,21 +183,10 @@ def _expected(runs: Runs, by_itself: Weighed, mem_mhz: Floats) -> tuple[Floats, 
         rows = np.flatnonzero(locked & (runs.kernel == k))
         if not len(rows):
             continue
-        expected = smoothed(_some_rows(runs, rows), mem_mhz[rows], by_itself.scatter[rows])
+        expected = smoothed(runs.some(rows), mem_mhz[rows], by_itself.scatter[rows])
         mean[rows], variance[rows] = expected.mean, expected.variance
     mean[locked] += np.log1p(excess(runs, mean))[locked]
     return mean, variance
-
-
-def _some_rows(runs: Runs, rows: Ints) -> Runs:
-    """Return the runs of some rows, in ascending order, as if there were no others."""
-    some = np.isin(runs.row, rows)
-    return Runs(
-        log=runs.log[some],
-        row=np.searchsorted(rows, runs.row[some]),
-        kernel=runs.kernel[rows],
-        log_mhz=runs.log_mhz[rows],
-    )
 
 
 def with_excess(posterior: Posterior, sample_set: SampleSet) -> Posterior:

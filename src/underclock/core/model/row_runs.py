@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.records import Clocks, Sample, SampleSet
 
@@ -69,7 +70,8 @@ def run_variances(sample_set: SampleSet) -> Floats:
     variances = []
     for runs in runs_of(sample_set, settings).quantities:
         each = weighed(runs)
-        variances.append(each.scatter[runs.row] ** 2 + each.off**2)
+        of_usual = each.weight * each.scatter[runs.row] ** 2
+        variances.append(of_usual + (1.0 - each.weight) * each.off**2)
     return np.stack(variances)
 
 
@@ -78,12 +80,15 @@ class RunErrors:
     """How much each sample counts, and how far a run may be from the next one of its row.
 
     Attributes:
-        weights: In time and energy: 1, and less where it is an odd repeat. Shape (2, N).
+        weights: In means of time and energy: 1, and less where it is an odd repeat. Shape (2, N).
+        windows: In time and power, beside other rows: likewise, and less where rows at like clocks
+            show it as odd. Shape (2, N).
         variances: Of the logarithms of time and power of one run. Shape (2, N); ``None`` where
             repeats are too few to tell what is a run's own from what is its row's.
     """
 
     weights: Floats
+    windows: Floats
     variances: Floats | None
 
 
@@ -95,13 +100,24 @@ def run_errors(sample_set: SampleSet) -> RunErrors:
     if len(repeated):
         for c, each in enumerate(_weighed_repeats(sample_set, repeated)):
             weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
+    # Power is energy over time, so it is odd where one of them is.
+    windows = np.stack([weights[0], weights.min(axis=0)])
     if not _tell_rows(samples, repeated):
-        return RunErrors(weights=weights, variances=None)
+        return RunErrors(weights=weights, windows=windows, variances=None)
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
-    time, energy = runs_of(sample_set, settings).quantities
+    table = runs_of(sample_set, settings)
+    time, energy = table.quantities
     power = dataclasses.replace(time, log=energy.log - time.log)
-    variances = [weighed(runs).scatter[runs.row] ** 2 for runs in (time, power)]
-    return RunErrors(weights=weights, variances=np.stack(variances))
+    variances = np.empty_like(weights)
+    for c, runs in enumerate((time, power)):
+        scatter = weighed(runs).scatter
+        variances[c] = scatter[runs.row] ** 2
+        for k in range(len(sample_set.kernels)):
+            rows = np.flatnonzero((runs.kernel == k) & ~np.isnan(runs.log_mhz))
+            if len(rows):
+                some = np.isin(runs.row, rows)
+                windows[c, some] = smoothed(runs.some(rows), table.mem_mhz[rows], scatter[rows]).weight
+    return RunErrors(weights=weights, windows=windows, variances=variances)
 
 
 def sample_weights(sample_set: SampleSet) -> Floats:

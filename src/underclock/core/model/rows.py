@@ -174,18 +174,17 @@ def rows_of(
     locked: list[_Row] = []
     free: list[_Row] = []
     errors = errors or run_errors(sample_set)
-    unknown = np.full_like(errors.weights, math.nan)
+    unknown = np.full_like(errors.windows, math.nan)
     each_run = unknown if errors.variances is None else errors.variances
-    for sample, at_cap, (of_time, of_energy), (time2, power2) in zip(
-        sample_set.samples, capped, errors.weights.T.tolist(), each_run.T.tolist(), strict=True
+    for sample, at_cap, (of_time, of_power), (time2, power2) in zip(
+        sample_set.samples, capped, errors.windows.T.tolist(), each_run.T.tolist(), strict=True
     ):
         if at_cap or (sample.asked.core_mhz is not None and not _holds(sample)):
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
-        # Power is energy over time, so it is odd where one of them is.
         row = row._replace(
             time_windows=of_time * row.time_windows,
-            power_windows=min(of_time, of_energy) * row.power_windows,
+            power_windows=of_power * row.power_windows,
             time_run2=time2,
             power_run2=power2,
         )

@@ -11,7 +11,6 @@ Shape letters: N runs, C rows.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from underclock.arrays import Floats, Ints
 from underclock.core.statistics.repeats import Runs, counts_for, means
@@ -22,6 +21,8 @@ _BROAD = 4.0  # variance of the line's height and slope: nothing is known of the
 _BENDS = (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
 _OWN = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _ROUNDS, _CHOOSING = 8, (0, 2, 5)  # when the two deviations are chosen anew
+_LIKE_KERNEL = 2.0  # rows at like clocks that the kernel's usual size is worth
+_DEGREES = 3.0  # of freedom of what is a row's own
 _FACTOR = 1.4  # by which kernels differ in either, as a logarithm
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
@@ -46,26 +47,51 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         scatter: Usual deviation of a run of each row. Shape (C,).
     """
     bend, line = _correlations(runs.log_mhz, mem_mhz)
-    own = np.eye(len(scatter))
     weight = np.ones(len(runs.log))
-    deviations = _BENDS[0], _OWN[0]
+    deviations, own2 = (_BENDS[0], _OWN[0]), np.full(len(scatter), _OWN[0] ** 2)
     mean = variance = np.empty(0)
     for turn in range(_ROUNDS):
         measured = means(runs, weight)
         noise2 = scatter**2 / np.bincount(runs.row, weight)
         level = float(np.average(measured, weights=1.0 / noise2))
         if turn in _CHOOSING:
-            deviations = likeliest(bend, line, noise2, measured - level)
-        prior = line + deviations[0] ** 2 * bend + deviations[1] ** 2 * own
-        factor = cho_factor(prior + np.diag(noise2), lower=True)
-        mean = level + prior @ cho_solve(factor, measured - level)
-        explained = np.einsum("ij,ji->i", prior, cho_solve(factor, prior))
-        variance = np.maximum(np.diag(prior) - explained, 0.0)
+            shape = own2 / deviations[1] ** 2
+            deviations = likeliest(bend, line, noise2, measured - level, shape)
+            own2 = deviations[1] ** 2 * shape
+        prior = line + deviations[0] ** 2 * bend + np.diag(own2)
+        precision = np.linalg.inv(prior + np.diag(noise2))
+        pull = precision @ (measured - level)
+        mean = level + prior @ pull
+        variance = np.maximum(np.diag(prior) - np.einsum("ij,jk,ki->i", prior, precision, prior), 0.0)
         off2 = (runs.log - mean[runs.row]) ** 2 + variance[runs.row]
         before, weight = weight, counts_for(off2, scatter[runs.row])
+        own2 = own_variances(own2, pull, precision, bend, deviations[1] ** 2)
         if np.abs(weight - before).max() < _SETTLED and turn >= _CHOOSING[1]:
             break
     return Smoothed(mean=mean, variance=variance, weight=weight)
+
+
+def own_variances(
+    own2: Floats, pull: Floats, precision: Floats, alike: Floats, usual2: float
+) -> Floats:
+    """Return variances of what each row has of its own, better than those they rest on. Shape (C,).
+
+    Rows are off by more at some clocks than at others, and some rows by far more than those beside
+    them: a Student-t distribution about a size that rows at like clocks share.
+
+    Args:
+        own2: Variances as they were. Shape (C,).
+        pull: Precision times how far the rows are off. Shape (C,).
+        precision: Inverse covariance of the rows' means. Shape (C, C).
+        alike: Correlation of rows at like clocks. Shape (C, C).
+        usual2: What is usual of the kernel.
+    """
+    expected2 = (own2 * pull) ** 2 + own2 - own2**2 * np.diag(precision)
+    nearby = alike**2
+    local: Floats = (nearby @ expected2 + _LIKE_KERNEL * usual2) / (
+        nearby.sum(axis=1) + _LIKE_KERNEL
+    )
+    return local * (_DEGREES + expected2 / local) / (_DEGREES + 1.0)
 
 
 def _correlations(log_mhz: Floats, mem_mhz: Floats) -> tuple[Floats, Floats]:
@@ -83,6 +109,7 @@ def likeliest(
     line: Floats,
     noise2: Floats,
     centred: Floats,
+    shape: Floats,
     usual: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
     """Return the deviations of bends and of what is a row's own that explain means best.
@@ -92,11 +119,12 @@ def likeliest(
         line: Covariance of all else that rows have in common. Shape (C, C).
         noise2: Variance of each mean, as repeats tell. Shape (C,).
         centred: The means. Shape (C,).
+        shape: Variance of what is each row's own, against the usual. Shape (C,).
         usual: What both mostly are, within a factor of some four; by default anything.
     """
     some = _spread_evenly(len(centred))
     bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
-    own, noise = np.eye(len(some)), np.diag(noise2[some])
+    own, noise = np.diag(shape[some]), np.diag(noise2[some])
     best = -np.inf, _BENDS[0], _OWN[0]
     for bends in _BENDS:
         for each in _OWN:

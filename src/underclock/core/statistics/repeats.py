@@ -16,8 +16,9 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 
-_FULL = 3.0  # deviations within which a run counts fully
-_ODD = 0.25  # of a full run: what counts less, from six deviations on, is called odd
+_RATE, _TIMES = 0.05, 10.0  # how many runs are odd, and how many times as far off these are
+_SURE = 200.0  # square of deviations from which a run is odd beyond doubt
+_ODD = 1.0 / 36.0  # of a full run: what counts less, from six deviations on, is called odd
 _OFF = 0.05  # and differs by this much: less is not worth a reader's time
 _REACH = 0.2  # rows whose clocks differ by this, as a logarithm, scatter alike
 _OF_KERNEL, _OF_ALL = 6.0, 6.0  # repeats that a kernel's, and all kernels', scatter is worth
@@ -47,6 +48,20 @@ class Runs:
     def taken(self) -> Floats:
         """How many runs each row has. Shape (C,)."""
         return np.bincount(self.row, minlength=len(self.kernel)).astype(np.float64)
+
+    def some(self, rows: Ints) -> "Runs":
+        """Return the runs of some rows, as if there were no others.
+
+        Args:
+            rows: Ascending.
+        """
+        mine = np.isin(self.row, rows)
+        return Runs(
+            log=self.log[mine],
+            row=np.searchsorted(rows, self.row[mine]),
+            kernel=self.kernel[rows],
+            log_mhz=self.log_mhz[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +138,18 @@ def means(runs: Runs, weight: Floats) -> Floats:
 def counts_for(square: Floats, scatter: Floats) -> Floats:
     """Return how much runs count, against one at the mean.
 
+    A run is ordinary, or one in twenty is odd and ten times as far off. The further off, the surer
+    it is odd; then its distance is all that is known of how far such a run is off.
+
     Args:
         square: Expected square of their distance from the mean. Shape (N,).
         scatter: Usual standard deviation of each. Shape (N,).
     """
-    weight: Floats = np.minimum(1.0, (_FULL * scatter) ** 2 / np.maximum(square, 1e-300))
+    away2 = square / scatter**2
+    ordinary = _TIMES * np.exp(-0.5 * np.minimum(away2, _SURE) * (1.0 - _TIMES**-2.0))
+    odd = _RATE / (_RATE + (1.0 - _RATE) * ordinary)
+    # Within a deviation nothing is odd, and no run counts for more than a usual one.
+    weight: Floats = 1.0 / ((1.0 - odd) + odd * np.maximum(away2, 1.0))
     return weight
 
 
