@@ -20,11 +20,13 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.row_runs import runs_of
-from underclock.core.statistics.repeats import Runs, Weighed, counts_for, weighed
+from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.records import Clocks, SampleSet
 
 _ONE_SIDE = 0.95
-_USUAL, _OF_USUAL = 0.01, 2.0  # how far auto mostly differs among kernels, and kernels it is worth
+# How far kernels mostly differ, as runs of one scatter, kernels that is worth, and deviations up to
+# which one of them counts.
+_USUAL, _OF_USUAL, _BOUND = 0.5, 2.0, 4.0
 _ROUNDS = 50
 
 
@@ -33,17 +35,18 @@ class AutoRuns:
     """What runs at auto by themselves say of one quantity.
 
     Attributes:
-        log: Logarithm of each kernel's mean, odd runs weighed down. Shape (K,).
+        log: Logarithm of each kernel's mean, odd runs and all, as they are part of what auto
+            costs. Shape (K,).
         variance: Of that. Shape (K,).
+        run_variance: Of one run. Shape (K,).
         counts: Launches of each kernel. Shape (K,).
-        total: Sum over kernels of plain means, odd runs and all.
-        spread: Standard deviation of that, as a fraction of it.
+        spread: Standard deviation of the sum over kernels, as a fraction of it.
     """
 
     log: Floats
     variance: Floats
+    run_variance: Floats
     counts: Floats
-    total: float
     spread: float
 
     @classmethod
@@ -61,15 +64,13 @@ class AutoRuns:
         plain = np.bincount(runs.row, np.exp(runs.log)) / runs.taken
         costs = np.where(auto, plain * counts[runs.kernel], 0.0)
         wider = _of_sum(runs, by_itself, costs)
-        each = by_itself.scatter**2 / np.bincount(runs.row, by_itself.weight)
-        of_sum = wider * float((costs**2 * by_itself.scatter**2 / runs.taken).sum())
-        total = math.fsum(costs)
+        each = wider * by_itself.scatter**2 / runs.taken
         return cls(
-            log=by_itself.mean[rows],
-            variance=wider * each[rows],
+            log=np.log(plain[rows]),
+            variance=each[rows],
+            run_variance=by_itself.scatter[rows] ** 2,
             counts=counts,
-            total=total,
-            spread=math.sqrt(of_sum) / total,
+            spread=math.sqrt(float((costs**2 * each).sum())) / math.fsum(costs),
         )
 
 
@@ -107,11 +108,11 @@ def auto_costs(runs: AutoRuns, lock: Floats, lock_variance: Floats) -> AutoCosts
     some = np.isfinite(lock)
     if some.any():
         log[some], variance[some] = drawn_to_locks(
-            log[some], variance[some], lock[some], lock_variance[some]
+            log[some], variance[some], lock[some], lock_variance[some], runs.run_variance[some]
         )
     cost = np.exp(log) * runs.counts
     # Which kernel was dear by luck matters to a plan; the sum is what was measured.
-    cost *= runs.total / math.fsum(cost)
+    cost *= math.fsum(np.exp(runs.log) * runs.counts) / math.fsum(cost)
     return AutoCosts(cost=cost, variance=variance, spread=runs.spread)
 
 
@@ -183,29 +184,30 @@ def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats) -> float:
 
 
 def drawn_to_locks(
-    auto: Floats, auto_variance: Floats, lock: Floats, lock_variance: Floats
+    auto: Floats, auto_variance: Floats, lock: Floats, lock_variance: Floats, run_variance: Floats
 ) -> tuple[Floats, Floats]:
     """Return what auto is expected to cost, and the variance of that. Each of shape (K,).
+
+    Kernels whose runs scatter more also differ more in how like the lock auto is.
 
     Args:
         auto: Logarithm of the mean of each kernel's runs there.
         auto_variance: Of that mean.
         lock: Logarithm of what its fastest locked clocks are expected to cost.
         lock_variance: Of that.
+        run_variance: Of one run at auto.
     """
     apart, noise2 = auto - lock, auto_variance + lock_variance
-    spread2, weight = _USUAL**2, np.ones(len(apart))
-    middle = float(np.median(apart))
+    ratio2 = _USUAL**2
     for _ in range(_ROUNDS):
-        # A kernel that is unlike all others is left as it is.
-        own2 = spread2 / weight
+        own2 = ratio2 * run_variance
         precision = 1.0 / (own2 + noise2)
         middle = float((precision * apart).sum() / precision.sum())
-        weight = counts_for((apart - middle) ** 2, np.sqrt(spread2 + noise2))
         believed = own2 * precision
-        squares = weight * ((believed * (apart - middle)) ** 2 + believed * noise2)
-        spread2 = (float(squares.sum()) + _OF_USUAL * _USUAL**2) / (len(apart) + _OF_USUAL)
-    own2 = spread2 / weight + lock_variance
+        expected2 = (believed * (apart - middle)) ** 2 + believed * noise2
+        squares = np.minimum(expected2 / run_variance, _BOUND**2 * ratio2)
+        ratio2 = (float(squares.sum()) + _OF_USUAL * _USUAL**2) / (len(apart) + _OF_USUAL)
+    own2 = ratio2 * run_variance + lock_variance
     believed = own2 / (own2 + auto_variance)
     of_middle = 1.0 / float((1.0 / (own2 + auto_variance)).sum())
     mean: Floats = lock + middle + believed * (apart - middle)

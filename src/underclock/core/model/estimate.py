@@ -169,7 +169,9 @@ def estimate(
         settings = with_boost(locked, sample_set)
     rows, model = fit_rows(sample_set, settings, errors)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
-    posterior, known_entries = _posterior(sample_set, rows, model, settings, counts, whole=whole)
+    posterior, known_entries = _posterior(
+        sample_set, rows, model, settings, counts, errors.weights, whole=whole
+    )
     answered = measurable(sample_set, rows, settings)
     can = answered & known_entries
     at = measured.baseline
@@ -216,6 +218,7 @@ def _posterior(
     model: FittedModel,
     settings: Sequence[Clocks],
     counts: Floats,
+    weights: Floats,
     *,
     whole: bool,
 ) -> tuple[Posterior, Bools]:
@@ -227,13 +230,14 @@ def _posterior(
         model: The fit of them.
         settings: Length C.
         counts: Launches of each kernel. Shape (K,).
+        weights: How much each sample counts in time and energy. Shape (2, N).
         whole: Whether costs are those inside the step, the cap apart.
     """
     limit_w = rows.peak_w if whole else rows.limit_w
     posterior = posterior_of(
         model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
     )
-    log_s, log_w, repeats = measured_means(sample_set, settings)
+    log_s, log_w, repeats = measured_means(sample_set, settings, weights)
     unknown = np.diff(rows.bounds) == 0
     if sample_set.is_exact:
         posterior, known = with_measured(posterior, log_s, log_w), np.isfinite(log_s)

@@ -16,10 +16,11 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import CORE, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.smoothing import likeliest, own_variances
+from underclock.core.model.smoothing import bends, likeliest, own_variances
 from underclock.core.model.whitening import alike
 from underclock.records import Clocks
 
+_LEAST_OWN = 0.01  # of what the fit found rows to be off by, in squares
 _ROUNDS = 3  # of telling what is a row's own
 _BATCH = 64  # kernels; bounds the memory that many settings take
 
@@ -162,8 +163,10 @@ def _conditioned(
     rows, k = model.rows, int(predicted.kernels[i])
     core_rows, mem_rows = rows.core_mhz[near], rows.mem_mhz[near]
     # One correlation for both quantities: where points lie does not depend on the quantity.
-    common = alike(predicted.core_mhz[i], predicted.mem_mhz, core_rows, mem_rows)
-    among = alike(core_rows, mem_rows, core_rows, mem_rows)
+    # Where repeats tell what is a row's own, the rest may bend as sharply as a cap makes it.
+    correlation = alike if rows.run_variance is None else bends
+    common = correlation(predicted.core_mhz[i], predicted.mem_mhz, core_rows, mem_rows)
+    among = correlation(core_rows, mem_rows, core_rows, mem_rows)
     log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
     by_kernel = predicted.by_kernel[:, i].copy()
     discrepancy = np.empty_like(log)
@@ -240,7 +243,10 @@ def _errors_of(model: FittedModel, k: int, c: int, near: slice | Ints, among: Fl
     run2 = rows.run_variance[c, near] / rows.windows[c, near]
     told = np.isfinite(run2)
     noise2 = np.where(told, run2, noise2)
-    residuals, usual = model.residuals[c, near], (math.sqrt(shared2), math.sqrt(fitted2))
+    residuals = model.residuals[c, near]
+    # What the fit found rows to be off by is their own, and how their runs scatter.
+    own2 = max(fitted2 - float(np.median(noise2)), _LEAST_OWN * fitted2)
+    usual = math.sqrt(shared2), math.sqrt(own2)
     nothing, shape = np.zeros_like(among), np.ones(len(noise2))
     for _ in range(_ROUNDS):
         bend, own = likeliest(among, nothing, noise2, residuals, shape, usual)

@@ -179,10 +179,7 @@ def _expected(runs: Runs, by_itself: Weighed, mem_mhz: Floats) -> tuple[Floats, 
     each = np.bincount(runs.row, by_itself.weight)
     mean, variance = by_itself.mean.copy(), by_itself.scatter**2 / each
     locked = ~np.isnan(runs.log_mhz)
-    for k in range(int(runs.kernel.max()) + 1):
-        rows = np.flatnonzero(locked & (runs.kernel == k))
-        if not len(rows):
-            continue
+    for rows in runs.locked_rows():
         expected = smoothed(runs.some(rows), mem_mhz[rows], by_itself.scatter[rows])
         mean[rows], variance[rows] = expected.mean, expected.variance
     mean[locked] += np.log1p(excess(runs, mean))[locked]

@@ -70,7 +70,7 @@ def run_variances(sample_set: SampleSet) -> Floats:
     variances = []
     for runs in runs_of(sample_set, settings).quantities:
         each = weighed(runs)
-        of_usual = each.weight * each.scatter[runs.row] ** 2
+        of_usual = each.weight * each.usual[runs.row] ** 2
         variances.append(of_usual + (1.0 - each.weight) * each.off**2)
     return np.stack(variances)
 
@@ -80,7 +80,7 @@ class RunErrors:
     """How much each sample counts, and how far a run may be from the next one of its row.
 
     Attributes:
-        weights: In means of time and energy: 1, and less where it is an odd repeat. Shape (2, N).
+        weights: In time and energy: 1, and less where it is an odd repeat. Shape (2, N).
         windows: In time and power, beside other rows: likewise, and less where rows at like clocks
             show it as odd. Shape (2, N).
         variances: Of the logarithms of time and power of one run. Shape (2, N); ``None`` where
@@ -92,45 +92,45 @@ class RunErrors:
     variances: Floats | None
 
 
-def run_errors(sample_set: SampleSet) -> RunErrors:
-    """Return what repeats say of each sample; working it out once is enough for a fit."""
-    samples = sample_set.samples
-    repeated = _repeated(samples)
-    weights = np.ones((2, len(samples)))
+def sample_weights(sample_set: SampleSet) -> Floats:
+    """Return how much each sample counts in time and energy: 1, and less where it is an odd repeat.
+
+    Returns:
+        Shape (2, N).
+    """
+    repeated = _repeated(sample_set.samples)
+    weights = np.ones((2, len(sample_set.samples)))
     if len(repeated):
         for c, each in enumerate(_weighed_repeats(sample_set, repeated)):
             weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
+    return weights
+
+
+def run_errors(sample_set: SampleSet) -> RunErrors:
+    """Return what repeats say of each sample; working it out once is enough for a fit."""
+    weights = sample_weights(sample_set)
     # Power is energy over time, so it is odd where one of them is.
     windows = np.stack([weights[0], weights.min(axis=0)])
-    if not _tell_rows(samples, repeated):
+    samples = sample_set.samples
+    if not _tell_rows(samples):
         return RunErrors(weights=weights, windows=windows, variances=None)
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     table = runs_of(sample_set, settings)
     time, energy = table.quantities
-    power = dataclasses.replace(time, log=energy.log - time.log)
     variances = np.empty_like(weights)
-    for c, runs in enumerate((time, power)):
+    for c, runs in enumerate((time, dataclasses.replace(time, log=energy.log - time.log))):
         scatter = weighed(runs).scatter
         variances[c] = scatter[runs.row] ** 2
-        for k in range(len(sample_set.kernels)):
-            rows = np.flatnonzero((runs.kernel == k) & ~np.isnan(runs.log_mhz))
-            if len(rows):
-                some = np.isin(runs.row, rows)
-                windows[c, some] = smoothed(runs.some(rows), table.mem_mhz[rows], scatter[rows]).weight
+        for rows in runs.locked_rows():
+            by_neighbours = smoothed(runs.some(rows), table.mem_mhz[rows], scatter[rows])
+            windows[c, np.isin(runs.row, rows)] = by_neighbours.weight
     return RunErrors(weights=weights, windows=windows, variances=variances)
 
 
-def sample_weights(sample_set: SampleSet) -> Floats:
-    """Return how much each sample counts in time and energy. Shape (2, N)."""
-    return run_errors(sample_set).weights
-
-
-def _tell_rows(samples: Sequence[Sample], repeated: Ints) -> bool:
+def _tell_rows(samples: Sequence[Sample]) -> bool:
     """Return whether enough rows at locked clocks have repeats."""
-    places = {(s.kernel, s.asked) for s in samples if s.asked.core_mhz is not None}
-    again = (samples[i] for i in repeated.tolist())
-    known = {(s.kernel, s.asked) for s in again if s.asked.core_mhz is not None}
-    return bool(places) and len(known) >= _ENOUGH * len(places)
+    taken = Counter((s.kernel, s.asked) for s in samples if s.asked.core_mhz is not None)
+    return sum(runs > 1 for runs in taken.values()) > _ENOUGH * len(taken)
 
 
 def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         mem_mhz: Memory clock of each row. Shape (C,).
         scatter: Usual deviation of a run of each row. Shape (C,).
     """
-    bend, line = _correlations(runs.log_mhz, mem_mhz)
+    core_mhz = np.exp(runs.log_mhz)
+    bend, line = bends(core_mhz, mem_mhz, core_mhz, mem_mhz), _lines(runs.log_mhz, mem_mhz)
     weight = np.ones(len(runs.log))
     deviations, own2 = (_BENDS[0], _OWN[0]), np.full(len(scatter), _OWN[0] ** 2)
     mean = variance = np.empty(0)
@@ -94,14 +95,20 @@ def own_variances(
     return local * (_DEGREES + expected2 / local) / (_DEGREES + 1.0)
 
 
-def _correlations(log_mhz: Floats, mem_mhz: Floats) -> tuple[Floats, Floats]:
-    """Return the correlations of bends, and the covariance of lines. Shapes (C, C)."""
-    apart = np.sqrt(3.0) * np.abs(log_mhz[:, None] - log_mhz) / _LENGTH
+def bends(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
+    """Return the correlation of bends at points. Shape (len(core), len(other))."""
+    apart = np.sqrt(3.0) * np.abs(np.log(core_mhz)[:, None] - np.log(other_core)) / _LENGTH
+    same = np.where(mem_mhz[:, None] == other_mem, 1.0, _ACROSS)
+    bend: Floats = same * (1.0 + apart) * np.exp(-apart)
+    return bend
+
+
+def _lines(log_mhz: Floats, mem_mhz: Floats) -> Floats:
+    """Return the covariance of lines. Shape (C, C)."""
     same = np.where(mem_mhz[:, None] == mem_mhz, 1.0, _ACROSS)
     centred = log_mhz - log_mhz.mean()
     line: Floats = _BROAD * (1.0 + np.outer(centred, centred)) * same
-    bend: Floats = same * (1.0 + apart) * np.exp(-apart)
-    return bend, line
+    return line
 
 
 def likeliest(
@@ -126,17 +133,17 @@ def likeliest(
     bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
     own, noise = np.diag(shape[some]), np.diag(noise2[some])
     best = -np.inf, _BENDS[0], _OWN[0]
-    for bends in _BENDS:
+    for deviation in _BENDS:
         for each in _OWN:
-            factor = np.linalg.cholesky(line + noise + bends**2 * bend + each**2 * own)
+            factor = np.linalg.cholesky(line + noise + deviation**2 * bend + each**2 * own)
             white = np.linalg.solve(factor, centred)
             # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
             misfit = float(np.minimum(white**2, _BOUND**2).sum())
             likelihood = -0.5 * misfit - float(np.log(np.diag(factor)).sum())
             if usual is not None:
-                away = np.log([bends / usual[0], each / usual[1]]) / _FACTOR
+                away = np.log([deviation / usual[0], each / usual[1]]) / _FACTOR
                 likelihood -= 0.5 * float(away @ away)
-            best = max(best, (likelihood, bends, each))
+            best = max(best, (likelihood, deviation, each))
     return best[1:]
 
 

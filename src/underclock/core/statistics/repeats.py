@@ -49,6 +49,11 @@ class Runs:
         """How many runs each row has. Shape (C,)."""
         return np.bincount(self.row, minlength=len(self.kernel)).astype(np.float64)
 
+    def locked_rows(self) -> list[Ints]:
+        """Return the rows at locked core clocks of each kernel that has any."""
+        locked = np.flatnonzero(~np.isnan(self.log_mhz))
+        return [locked[self.kernel[locked] == k] for k in np.unique(self.kernel[locked])]
+
     def some(self, rows: Ints) -> "Runs":
         """Return the runs of some rows, as if there were no others.
 
@@ -70,13 +75,15 @@ class Weighed:
 
     Attributes:
         mean: Weighed. Shape (C,).
-        scatter: Usual standard deviation of a run. Shape (C,).
+        scatter: Standard deviation of a run, odd ones and all. Shape (C,).
+        usual: Of a run that is not odd. Shape (C,).
         weight: How much each run counts, against an ordinary one. Shape (N,).
         off: How far each run is from its row's mean. Shape (N,).
     """
 
     mean: Floats
     scatter: Floats
+    usual: Floats
     weight: Floats
     off: Floats
 
@@ -102,14 +109,12 @@ def weighed(runs: Runs) -> Weighed:
         weight = counts_for(off**2 + unsure[runs.row], scatter[runs.row])
         mean = means(runs, weight)
     off = runs.log - mean[runs.row]
-    # What the bound leaves out of tails that are heavy, though no run in them is odd.
-    # Auto is in every sum, so there even an odd run is part of how unsure it is.
-    whole = np.where(np.isnan(runs.log_mhz)[runs.row], 1.0, weight)
-    squares = _sums(runs, whole * off**2)
-    scatter = np.maximum(scatter, _scatter(runs, among, squares, freedom))
+    # Odd runs and all: what is drawn towards others by less than its runs truly scatter is believed
+    # where it was lucky.
+    every = np.maximum(scatter, _scatter(runs, among, _sums(runs, off**2), freedom))
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
-    return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
+    return Weighed(mean=mean, scatter=every, usual=scatter, weight=np.where(alone, 1.0, weight), off=off)
 
 
 def _sums(runs: Runs, each: Floats) -> Floats:
