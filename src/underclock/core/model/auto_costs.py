@@ -17,11 +17,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import ONE_SIDED
-from underclock.core.model.row_runs import runs_of
-from underclock.core.statistics.repeats import Runs, Weighed, weighed
-from underclock.records import Clocks, SampleSet
+from underclock.core.statistics.repeats import Runs, Weighed
+from underclock.records import Clocks
 
 _ONE_SIDE = 0.95
 # How far kernels mostly differ, as runs of one scatter, kernels that is worth, and deviations up to
@@ -116,38 +114,6 @@ def auto_costs(runs: AutoRuns, lock: Floats, lock_variance: Floats) -> AutoCosts
     return AutoCosts(cost=cost, variance=variance, spread=runs.spread)
 
 
-def fitted_auto(
-    sample_set: SampleSet, posterior: Posterior, known: Bools, auto: Clocks
-) -> tuple[AutoCosts, AutoCosts]:
-    """Return what kernels of a table with repeats cost at auto: time and energy.
-
-    Args:
-        sample_set: Samples, of which some are repeats.
-        posterior: What the fit says of locked clocks.
-        known: Of which of these it says anything. Shape (K, C).
-        auto: The baseline.
-    """
-    settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
-    runs = runs_of(sample_set, settings)
-    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
-    at = runs.setting == settings.index(auto)
-    last, every = fastest_locks(known, posterior.settings), np.arange(len(counts))
-    time, energy = (
-        auto_costs(
-            AutoRuns.of(quantity, weighed(quantity), at, counts),
-            np.where(last < 0, np.nan, log[every, last]),
-            posterior.variance(1.0, of_power)[every, last],
-        )
-        for quantity, log, of_power in zip(
-            runs.quantities,
-            (posterior.log_s, posterior.log_s + posterior.log_w),
-            (0.0, 1.0),
-            strict=True,
-        )
-    )
-    return time, energy
-
-
 def fastest_locks(known: Bools, settings: Sequence[Clocks]) -> Ints:
     """Return which setting is each kernel's fastest locked one; -1 where it has none. Shape (K,).
 
@@ -156,7 +122,9 @@ def fastest_locks(known: Bools, settings: Sequence[Clocks]) -> Ints:
         settings: From slow to fast. Length S.
     """
     locked = known & np.array([clocks.core_mhz is not None for clocks in settings], dtype=bool)
-    last: Ints = np.where(locked.any(axis=1), len(settings) - 1 - locked[:, ::-1].argmax(axis=1), -1)
+    last: Ints = np.where(
+        locked.any(axis=1), len(settings) - 1 - locked[:, ::-1].argmax(axis=1), -1
+    )
     return last
 
 

@@ -18,7 +18,6 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.auto_costs import AutoCosts, fitted_auto
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
@@ -38,7 +37,7 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import with_excess
+from underclock.core.model.repeated import repeated_table, with_excess
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows, held_back
 from underclock.core.steering.taking_off import told
@@ -178,8 +177,8 @@ def estimate(
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
     of_runs = None
     if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
-        of_runs = fitted_auto(sample_set, posterior, known_entries, auto)
-        auto_s, auto_j = (each.cost for each in of_runs)
+        of_runs = repeated_table(sample_set, baseline=auto).auto
+        auto_s, auto_j = of_runs.time_s, of_runs.energy_j
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
@@ -201,7 +200,7 @@ def estimate(
         model=model,
         posterior=posterior,
         counts=counts,
-        baseline=_baseline(sample_set, posterior, (auto_s, auto_j), of_runs, whole_step),
+        baseline=of_runs or _baseline(sample_set, posterior, (auto_s, auto_j), whole_step),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
         can=can,
@@ -234,6 +233,9 @@ def _posterior(
         whole: Whether costs are those inside the step, the cap apart.
     """
     limit_w = rows.peak_w if whole else rows.limit_w
+    if rows.run_variance is not None and len(model.rows.kernel) < len(rows.kernel):
+        # Some rows were enough for the fit; what is a row's own only that row tells.
+        model = model.of_rows(rows)
     posterior = posterior_of(
         model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
     )
@@ -260,7 +262,6 @@ def _baseline(
     sample_set: SampleSet,
     posterior: Posterior,
     auto: tuple[Floats, Floats],
-    of_runs: tuple[AutoCosts, AutoCosts] | None,
     whole_step: Sequence[Sample],
 ) -> Baseline:
     """Return what auto costs, and how sure that is.
@@ -269,15 +270,11 @@ def _baseline(
         sample_set: As measured.
         posterior: Of kernels.
         auto: Time in s and energy in J of each kernel at auto. Shapes (K,).
-        of_runs: What repeats of a table say of them.
         whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
     """
-    spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
-    if of_runs is not None:
-        time, energy = of_runs
-        spread = time.spread, energy.spread
-        of_kernels = np.sqrt([time.variance, energy.variance])
-    elif not sample_set.is_exact:
+    if sample_set.is_exact:
+        spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
+    else:
         spread = auto_spread(sample_set, posterior, auto, whole_step)
         of_kernels = kernel_errors(posterior)
     return Baseline(time_s=auto[0], energy_j=auto[1], spread=spread, of_kernels=of_kernels)

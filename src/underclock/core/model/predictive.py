@@ -245,17 +245,18 @@ def _errors_of(model: FittedModel, k: int, c: int, near: slice | Ints, among: Fl
     noise2 = np.where(told, run2, noise2)
     residuals = model.residuals[c, near]
     # What the fit found rows to be off by is their own, and how their runs scatter.
-    own2 = max(fitted2 - float(np.median(noise2)), _LEAST_OWN * fitted2)
-    usual = math.sqrt(shared2), math.sqrt(own2)
+    usual2 = max(fitted2 - float(np.median(noise2)), _LEAST_OWN * fitted2)
+    usual = math.sqrt(shared2), math.sqrt(usual2)
     nothing, shape = np.zeros_like(among), np.ones(len(noise2))
     for _ in range(_ROUNDS):
-        bend, own = likeliest(among, nothing, noise2, residuals, shape, usual)
-        own2 = own**2 * shape
+        bend, each = likeliest(among, nothing, noise2, residuals, shape, usual)
+        own2 = each**2 * shape
         for _ in range(_ROUNDS):
-            precision = np.linalg.inv(bend**2 * among + np.diag(own2 + noise2))
-            own2 = own_variances(own2, precision @ residuals, precision, among, own**2)
-        shape = own2 / own**2
-    return _Errors(shared2=bend**2, own2=own2, own_elsewhere2=own**2, noise2=noise2)
+            covariance = bend**2 * among + np.diag(own2 + noise2)
+            precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+            own2 = own_variances(own2, precision @ residuals, precision, among, each**2)
+        shape = own2 / each**2
+    return _Errors(shared2=bend**2, own2=own2, own_elsewhere2=each**2, noise2=noise2)
 
 
 def _under_cap(model: FittedModel, kernels: Ints, where: _Where) -> Floats:

@@ -19,12 +19,11 @@ from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.auto_costs import AutoRuns, auto_costs, fastest_locks
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.predicted_change import PredictedChange, TimeVariance
+from underclock.core.model.predicted_change import Baseline, PredictedChange, TimeVariance
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
 from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs, Weighed, excess, weighed
 from underclock.records import Clocks, SampleSet
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,23 @@ class RepeatedTable:
     table: CostTable
     variance: Floats
     common: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def auto(self) -> Baseline:
+        """What auto costs, and how sure that is."""
+        at = self.table.baseline
+        costs = self.table.time_s[:, at], self.table.energy_j[:, at]
+        variance = self.variance[:, :, at]
+        time, energy = (
+            math.sqrt(common + float((own * (cost / math.fsum(cost)) ** 2).sum()))
+            for common, own, cost in zip(self.common, variance, costs, strict=True)
+        )
+        return Baseline(
+            time_s=costs[0],
+            energy_j=costs[1],
+            spread=(time, energy),
+            of_kernels=np.sqrt(variance),
+        )
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
         """Say what a choice is expected to change.

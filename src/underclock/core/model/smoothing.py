@@ -60,10 +60,12 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
             deviations = likeliest(bend, line, noise2, measured - level, shape)
             own2 = deviations[1] ** 2 * shape
         prior = line + deviations[0] ** 2 * bend + np.diag(own2)
-        precision = np.linalg.inv(prior + np.diag(noise2))
+        precision = np.asarray(np.linalg.inv(prior + np.diag(noise2)), dtype=np.float64)
         pull = precision @ (measured - level)
         mean = level + prior @ pull
-        variance = np.maximum(np.diag(prior) - np.einsum("ij,jk,ki->i", prior, precision, prior), 0.0)
+        variance = np.maximum(
+            np.diag(prior) - np.einsum("ij,jk,ki->i", prior, precision, prior), 0.0
+        )
         off2 = (runs.log - mean[runs.row]) ** 2 + variance[runs.row]
         before, weight = weight, counts_for(off2, scatter[runs.row])
         own2 = own_variances(own2, pull, precision, bend, deviations[1] ** 2)

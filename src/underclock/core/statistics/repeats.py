@@ -114,7 +114,9 @@ def weighed(runs: Runs) -> Weighed:
     every = np.maximum(scatter, _scatter(runs, among, _sums(runs, off**2), freedom))
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
-    return Weighed(mean=mean, scatter=every, usual=scatter, weight=np.where(alone, 1.0, weight), off=off)
+    return Weighed(
+        mean=mean, scatter=every, usual=scatter, weight=np.where(alone, 1.0, weight), off=off
+    )
 
 
 def _sums(runs: Runs, each: Floats) -> Floats:

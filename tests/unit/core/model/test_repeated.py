@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats
-from underclock.core.costs.table import cost_table
 from underclock.core.model.estimate import estimate
 from underclock.core.model.repeated import (
     RepeatedTable,
     as_measured,
-    auto_variances,
     repeated_table,
 )
 from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
@@ -221,19 +219,14 @@ def test_a_fit_of_a_table_with_repeats_is_as_sure_of_auto_as_they_are() -> None:
     assert not fitted.exact
     assert 0.0 < fitted.baseline.spread[0] < 0.02
     assert 0.0 < fitted.baseline.spread[1] < 0.02
-    calm, wild = (
-        auto_variances(_table(each), cost_table(_table(each)))
-        for each in (
-            samples,
-            [
-                msgspec.structs.replace(s, energy_j=s.energy_j * (0.8, 1.0, 1.2)[s.repeat])
-                if s.asked == AUTO
-                else s
-                for s in samples
-            ],
-        )
-    )
-    assert (wild[1] > 10.0 * calm[1]).all()
+    wild = [
+        msgspec.structs.replace(s, energy_j=s.energy_j * (0.8, 1.0, 1.2)[s.repeat])
+        if s.asked == AUTO
+        else s
+        for s in samples
+    ]
+    unsure = repeated_table(_table(wild)).auto
+    assert unsure.spread[1] > 3.0 * fitted.baseline.spread[1]
 
 
 def test_variance_is_shared_out_among_kernels() -> None:
