@@ -122,8 +122,9 @@ def run_errors(sample_set: SampleSet) -> RunErrors:
         scatter = weighed(runs).scatter
         variances[c] = scatter[runs.row] ** 2
         for rows in runs.locked_rows():
-            by_neighbours = smoothed(runs.some(rows), table.mem_mhz[rows], scatter[rows])
-            windows[c, np.isin(runs.row, rows)] = by_neighbours.weight
+            some = np.isin(runs.row, rows)
+            beside = smoothed(runs.some(rows), table.mem_mhz[rows], scatter[rows]).weight
+            windows[c, some] = np.minimum(windows[c, some], beside)
     return RunErrors(weights=weights, windows=windows, variances=variances)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.statistics.repeats import Runs, counts_for, means
+from underclock.core.statistics.repeats import Runs, counts_for, means, nearest
 
 _LENGTH = 0.3  # core clocks this far apart, as a logarithm, still bend together
 _ACROSS = 0.5  # correlation at two memory clocks
@@ -22,7 +22,6 @@ _BENDS = (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
 _OWN = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _ROUNDS, _CHOOSING = 8, (0, 2, 5)  # when the two deviations are chosen anew
 _LIKE_KERNEL = 2.0  # rows at like clocks that the kernel's usual size is worth
-_DEGREES = 3.0  # of freedom of what is a row's own
 _FACTOR = 1.4  # by which kernels differ in either, as a logarithm
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
@@ -49,6 +48,8 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
     core_mhz = np.exp(runs.log_mhz)
     bend, line = bends(core_mhz, mem_mhz, core_mhz, mem_mhz), _lines(runs.log_mhz, mem_mhz)
     weight = np.ones(len(runs.log))
+    # A run that another one of its row confirms is not odd, wherever rows beside it lie.
+    confirmed2 = 0.5 * nearest(runs) ** 2
     deviations, own2 = (_BENDS[0], _OWN[0]), np.full(len(scatter), _OWN[0] ** 2)
     mean = variance = np.empty(0)
     for turn in range(_ROUNDS):
@@ -66,7 +67,7 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         variance = np.maximum(
             np.diag(prior) - np.einsum("ij,jk,ki->i", prior, precision, prior), 0.0
         )
-        off2 = (runs.log - mean[runs.row]) ** 2 + variance[runs.row]
+        off2 = np.minimum((runs.log - mean[runs.row]) ** 2 + variance[runs.row], confirmed2)
         before, weight = weight, counts_for(off2, scatter[runs.row])
         own2 = own_variances(own2, pull, precision, bend, deviations[1] ** 2)
         if np.abs(weight - before).max() < _SETTLED and turn >= _CHOOSING[1]:
@@ -79,8 +80,7 @@ def own_variances(
 ) -> Floats:
     """Return variances of what each row has of its own, better than those they rest on. Shape (C,).
 
-    Rows are off by more at some clocks than at others, and some rows by far more than those beside
-    them: a Student-t distribution about a size that rows at like clocks share.
+    Rows are off by more at some clocks than at others; rows at like clocks share a size.
 
     Args:
         own2: Variances as they were. Shape (C,).
@@ -94,7 +94,7 @@ def own_variances(
     local: Floats = (nearby @ expected2 + _LIKE_KERNEL * usual2) / (
         nearby.sum(axis=1) + _LIKE_KERNEL
     )
-    return local * (_DEGREES + expected2 / local) / (_DEGREES + 1.0)
+    return local
 
 
 def bends(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
@@ -135,17 +135,19 @@ def likeliest(
     bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
     own, noise = np.diag(shape[some]), np.diag(noise2[some])
     best = -np.inf, _BENDS[0], _OWN[0]
+    owns = np.array(_OWN)
     for deviation in _BENDS:
-        for each in _OWN:
-            factor = np.linalg.cholesky(line + noise + deviation**2 * bend + each**2 * own)
-            white = np.linalg.solve(factor, centred)
-            # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
-            misfit = float(np.minimum(white**2, _BOUND**2).sum())
-            likelihood = -0.5 * misfit - float(np.log(np.diag(factor)).sum())
-            if usual is not None:
-                away = np.log([deviation / usual[0], each / usual[1]]) / _FACTOR
-                likelihood -= 0.5 * float(away @ away)
-            best = max(best, (likelihood, deviation, each))
+        shared = line + noise + deviation**2 * bend
+        factors = np.linalg.cholesky(shared + owns[:, None, None] ** 2 * own)
+        white = np.linalg.solve(factors, np.broadcast_to(centred[:, None], (*factors.shape[:2], 1)))
+        # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
+        misfit = np.minimum(white[..., 0] ** 2, _BOUND**2).sum(axis=1)
+        likelihood = -0.5 * misfit - np.log(np.einsum("ijj->ij", factors)).sum(axis=1)
+        if usual is not None:
+            away = np.log([np.full(len(owns), deviation / usual[0]), owns / usual[1]]) / _FACTOR
+            likelihood -= 0.5 * (away**2).sum(axis=0)
+        first = int(np.argmax(likelihood))
+        best = max(best, (float(likelihood[first]), deviation, _OWN[first]))
     return best[1:]
 
 

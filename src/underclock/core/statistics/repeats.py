@@ -142,6 +142,20 @@ def means(runs: Runs, weight: Floats) -> Floats:
     return mean
 
 
+def nearest(runs: Runs) -> Floats:
+    """Return how far the nearest other run of each one's row is; infinite where there is none.
+
+    Shape (N,).
+    """
+    order = np.lexsort((runs.log, runs.row))
+    row, log = runs.row[order], runs.log[order]
+    gaps = np.where(np.diff(row) == 0, np.diff(log), np.inf)
+    least = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
+    away = np.empty(len(log))
+    away[order] = least
+    return away
+
+
 def counts_for(square: Floats, scatter: Floats) -> Floats:
     """Return how much runs count, against one at the mean.
 
