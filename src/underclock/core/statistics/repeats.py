@@ -2,10 +2,9 @@
 
 Most repeats of a kernel at the same clocks lie close together; some are far off, because something
 else ran, the GPU was cold or a sensor stuck. Three runs do not tell how far is far, so scatters are
-pooled: over rows of a kernel at like clocks, and over kernels. A run within three such deviations
-counts fully, one further off by the inverse square of its distance, so that a single run moves no
-mean by more than three deviations. Where odd runs are frequent they widen the scatter, and are odd
-no more.
+pooled: over rows of a kernel at like clocks, and over kernels. A run within two such deviations
+counts nearly fully, one far off by the inverse square of its distance, so that no single run moves
+a mean by much. Where odd runs are frequent they widen the scatter, and are odd no more.
 
 Values are logarithms. Shape letters: N runs, C rows of a table, K kernels.
 """
