@@ -81,8 +81,8 @@ what the planned clocks cost there.
   half is noisy too, so its standard error is added to the promise's, in squares.
 - *over budget*: share of splits that took longer than the budget at all; half of them would, where
   a plan just kept it. *Beyond noise*: by more than 1.645 standard errors of the other half.
-- A run is as noisy as runs at like clocks of its kernel usually are, and as far off as all repeats
-  of its row show it to be. An odd run in the other half is thus noise there, not a broken promise.
+- A run is as noisy as runs at like clocks of its kernel usually are; an odd one is as far off as
+  all repeats of its row show it to be, so in the other half it is noise, not a broken promise.
 - Both halves come from one GPU on one day: what another board or a warmer room does is not in it.
 """
 

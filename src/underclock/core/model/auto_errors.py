@@ -28,22 +28,6 @@ def kernel_errors(posterior: Posterior) -> Floats:
     return errors
 
 
-def errors_from_repeats(
-    variances: Floats, auto: tuple[Floats, Floats]
-) -> tuple[tuple[float, float], Floats]:
-    """Return the relative errors of the sums at auto, and of each kernel's part of them.
-
-    Args:
-        variances: Of the logarithms of each kernel's time and energy. Shape (2, K).
-        auto: Time and energy of each kernel. Shapes (K,).
-    """
-    time, energy = (
-        math.sqrt(float((variance * costs**2).sum())) / float(costs.sum())
-        for variance, costs in zip(variances, auto, strict=True)
-    )
-    return (time, energy), np.sqrt(variances)
-
-
 def auto_spread(
     sample_set: SampleSet,
     posterior: Posterior,

@@ -61,17 +61,23 @@ def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
 
 
 def measured_means(
-    sample_set: SampleSet, settings: Sequence[Clocks]
+    sample_set: SampleSet, settings: Sequence[Clocks], weights: Floats | None = None
 ) -> tuple[Floats, Floats, Floats]:
     """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats.
 
     An odd repeat counts for little, in the means and as a repeat.
+
+    Args:
+        sample_set: The samples.
+        settings: Length C.
+        weights: How much each sample counts in time and energy, where that is known already.
+            Shape (2, N).
     """
     place = {clocks: c for c, clocks in enumerate(settings)}
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     sums = np.zeros((4, len(index), len(settings)))
-    weights = sample_weights(sample_set).T.tolist()
-    for sample, (of_time, of_energy) in zip(sample_set.samples, weights, strict=True):
+    each = sample_weights(sample_set) if weights is None else weights
+    for sample, (of_time, of_energy) in zip(sample_set.samples, each.T.tolist(), strict=True):
         c = place.get(sample.asked)
         if c is not None:
             cell = sums[:, index[sample.kernel], c]

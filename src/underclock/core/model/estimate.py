@@ -18,7 +18,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.auto_errors import auto_spread, errors_from_repeats, kernel_errors
+from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
 from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
@@ -37,8 +37,8 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import auto_variances
-from underclock.core.model.row_runs import odd_repeats, sample_weights
+from underclock.core.model.repeated import repeated_table, with_excess
+from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows, held_back
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.taking_off import told
@@ -159,20 +159,27 @@ def estimate(
     Raises:
         DataError: The samples cannot be costed or fitted.
     """
-    measured = cost_table(sample_set, baseline=baseline, weights=sample_weights(sample_set))
+    errors = run_errors(sample_set)
+    measured = cost_table(sample_set, baseline=baseline, weights=errors.weights)
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = settings = settings_of(sample_set, auto)
     if whole:
         locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
         settings = with_boost(locked, sample_set)
-    rows, model = fit_rows(sample_set, settings)
+    rows, model = fit_rows(sample_set, settings, errors)
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
-    posterior, known_entries = _posterior(sample_set, rows, model, settings, counts, whole=whole)
+    posterior, known_entries = _posterior(
+        sample_set, rows, model, settings, counts, errors.weights, whole=whole
+    )
     answered = measurable(sample_set, rows, settings)
     can = answered & known_entries
     at = measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
+    of_runs = None
+    if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
+        of_runs = repeated_table(sample_set, baseline=auto).auto
+        auto_s, auto_j = of_runs.time_s, of_runs.energy_j
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
         measured,
@@ -199,7 +206,7 @@ def estimate(
         model=model,
         posterior=posterior,
         counts=counts,
-        baseline=_baseline(sample_set, measured, posterior, (auto_s, auto_j), whole_step),
+        baseline=of_runs or _baseline(sample_set, posterior, (auto_s, auto_j), whole_step),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
         can=can,
@@ -216,6 +223,7 @@ def _posterior(
     model: FittedModel,
     settings: Sequence[Clocks],
     counts: Floats,
+    weights: Floats,
     *,
     whole: bool,
 ) -> tuple[Posterior, Bools]:
@@ -227,13 +235,17 @@ def _posterior(
         model: The fit of them.
         settings: Length C.
         counts: Launches of each kernel. Shape (K,).
+        weights: How much each sample counts in time and energy. Shape (2, N).
         whole: Whether costs are those inside the step, the cap apart.
     """
     limit_w = rows.peak_w if whole else rows.limit_w
+    if rows.run_variance is not None and len(model.rows.kernel) < len(rows.kernel):
+        # Some rows were enough for the fit; what is a row's own only that row tells.
+        model = model.of_rows(rows)
     posterior = posterior_of(
         model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
     )
-    log_s, log_w, repeats = measured_means(sample_set, settings)
+    log_s, log_w, repeats = measured_means(sample_set, settings, weights)
     unknown = np.diff(rows.bounds) == 0
     if sample_set.is_exact:
         posterior, known = with_measured(posterior, log_s, log_w), np.isfinite(log_s)
@@ -245,6 +257,8 @@ def _posterior(
             # Alone, what the cap makes of a lock is what that lock costs.
             at_cap = msgspec.structs.replace(sample_set, samples=held_back(sample_set))
             posterior = with_means(posterior, *measured_means(at_cap, settings))
+        if sample_set.evidence is Evidence.REPLAYED and rows.run_variance is not None:
+            posterior = with_excess(posterior, sample_set)
     if whole:
         posterior = in_step(posterior, step_ratio(rows, posterior, counts))
     return posterior, known
@@ -252,7 +266,6 @@ def _posterior(
 
 def _baseline(
     sample_set: SampleSet,
-    measured: CostTable,
     posterior: Posterior,
     auto: tuple[Floats, Floats],
     whole_step: Sequence[Sample],
@@ -261,15 +274,12 @@ def _baseline(
 
     Args:
         sample_set: As measured.
-        measured: Costs of it.
         posterior: Of kernels.
         auto: Time in s and energy in J of each kernel at auto. Shapes (K,).
         whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
     """
     if sample_set.is_exact:
         spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
-    elif sample_set.evidence is Evidence.REPLAYED:
-        spread, of_kernels = errors_from_repeats(auto_variances(sample_set, measured), auto)
     else:
         spread = auto_spread(sample_set, posterior, auto, whole_step)
         of_kernels = kernel_errors(posterior)

@@ -6,6 +6,7 @@ import numpy as np
 
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.parameters import Shared
+from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.rows import Rows, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.step_paces import step_paces
@@ -16,7 +17,9 @@ from underclock.records import Clocks, SampleSet
 STEADY_C = 55.0
 
 
-def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, FittedModel]:
+def fit_rows(
+    sample_set: SampleSet, settings: Sequence[Clocks], errors: RunErrors | None = None
+) -> tuple[Rows, FittedModel]:
     """Fit samples.
 
     Company is taken off twice: how idle power follows the clock is first assumed, then fitted. So
@@ -25,6 +28,7 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     Args:
         sample_set: The samples.
         settings: Clocks of the GPU, to begin with.
+        errors: What repeats say of each sample, where that is known already.
 
     Returns:
         The rows, all of them, and the fit.
@@ -32,7 +36,8 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     Raises:
         DataError: The samples cannot be fitted.
     """
-    rows = rows_of(sample_set)
+    errors = errors or run_errors(sample_set)
+    rows = rows_of(sample_set, errors=errors)
     model = fitted(rows, Shared(start_of(rows, settings)))
     steered = any(sample.asked.is_auto and sample.in_company for sample in sample_set.mixed)
     own = model.of_first(len(sample_set.kernels))
@@ -40,7 +45,7 @@ def fit_rows(sample_set: SampleSet, settings: Sequence[Clocks]) -> tuple[Rows, F
     if steered or paces is not None:
         parameters = model.parameters
         shape = parameters.family.gpu(parameters.shared) if steered else None
-        rows = rows_of(sample_set, shape, paces)
+        rows = rows_of(sample_set, shape, paces, errors)
         model = fitted(rows, Shared(start_of(rows, settings)))
     # The companion told how power goes with the clock; it is no kernel of the step.
     kernels = len(sample_set.kernels)

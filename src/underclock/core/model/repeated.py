@@ -12,18 +12,18 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
-from scipy.special import stdtrit
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
+from underclock.core.model.auto_costs import AutoRuns, auto_costs, fastest_locks
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predicted_change import Baseline, PredictedChange, TimeVariance
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
 from underclock.core.model.smoothing import smoothed
-from underclock.core.statistics.repeats import Runs, Weighed, weighed
+from underclock.core.statistics.repeats import Runs, Weighed, excess, weighed
 from underclock.records import Clocks, SampleSet
-
-_ONE_SIDE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,29 @@ class RepeatedTable:
         table: Expected costs.
         variance: Of the logarithms of time and energy, ``nan`` where not measured.
             Shape (2, K, S).
+        common: Variance that all kernels at auto have in common: time, energy.
     """
 
     table: CostTable
     variance: Floats
+    common: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def auto(self) -> Baseline:
+        """What auto costs, and how sure that is."""
+        at = self.table.baseline
+        costs = self.table.time_s[:, at], self.table.energy_j[:, at]
+        variance = self.variance[:, :, at]
+        time, energy = (
+            math.sqrt(common + float((own * (cost / math.fsum(cost)) ** 2).sum()))
+            for common, own, cost in zip(self.common, variance, costs, strict=True)
+        )
+        return Baseline(
+            time_s=costs[0],
+            energy_j=costs[1],
+            spread=(time, energy),
+            of_kernels=np.sqrt(variance),
+        )
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
         """Say what a choice is expected to change.
@@ -45,8 +64,13 @@ class RepeatedTable:
         Args:
             setting: Index into the table's settings, of each kernel. Shape (K,).
         """
-        time = change_of(self.table.time_s, self.variance[0], self.table.baseline, setting)
-        energy = change_of(self.table.energy_j, self.variance[1], self.table.baseline, setting)
+        at = self.table.baseline
+        time, energy = (
+            _change(costs, variance, at, setting, common)
+            for costs, variance, common in zip(
+                (self.table.time_s, self.table.energy_j), self.variance, self.common, strict=True
+            )
+        )
         return PredictedChange(
             time_change=time[0],
             time_spread=time[1],
@@ -64,14 +88,18 @@ class RepeatedTable:
         auto_s, variance = self.table.time_s[:, at], self.variance[0]
         parts = self.table.time_s / math.fsum(auto_s)
         ratio = math.fsum(parts[kernels, setting])
-        # As in `change_of`: a kernel left at auto is in both sums.
+        # As in `_change`: a kernel left at auto is in both sums.
         of_entries = np.where(np.isfinite(parts), parts, 0.0) ** 2 * np.nan_to_num(variance)
         of_entries += ((ratio * parts[:, at]) ** 2 * variance[:, at])[:, None]
         of_entries[:, at] = ((1.0 - ratio) * parts[:, at]) ** 2 * variance[:, at]
-        return TimeVariance(rest=0.0, of_entries=of_entries)
+        # How much of auto the choice leaves as it is hardly moves.
+        moved = math.fsum(parts[kernels, setting][setting != at])
+        return TimeVariance(rest=moved**2 * self.common[0], of_entries=of_entries)
 
 
-def change_of(costs: Floats, variance: Floats, baseline: int, setting: Ints) -> tuple[float, float]:
+def _change(
+    costs: Floats, variance: Floats, baseline: int, setting: Ints, common: float
+) -> tuple[float, float]:
     """Return what a choice changes, as a fraction, and its standard deviation.
 
     Args:
@@ -79,6 +107,7 @@ def change_of(costs: Floats, variance: Floats, baseline: int, setting: Ints) -> 
         variance: Of their logarithms, each independent. Shape (K, S).
         baseline: Index of the setting called auto.
         setting: Index of each kernel's. Shape (K,).
+        common: Variance that all costs at auto have in common.
     """
     kernels = np.arange(len(setting))
     auto, chosen = costs[:, baseline], costs[kernels, setting]
@@ -89,7 +118,8 @@ def change_of(costs: Floats, variance: Floats, baseline: int, setting: Ints) -> 
     by_auto = (np.where(moved, 0.0, 1.0) - ratio) * auto / total
     by_choice = np.where(moved, chosen / total, 0.0)
     squares = by_auto**2 * variance[:, baseline] + by_choice**2 * variance[kernels, setting]
-    return ratio - 1.0, math.sqrt(float(squares.sum()))
+    shared = common * math.fsum(by_choice) ** 2
+    return ratio - 1.0, math.sqrt(float(squares.sum()) + shared)
 
 
 def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> RepeatedTable:
@@ -107,14 +137,23 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     costs = np.full((2, *table.time_s.shape), math.inf)
     variance = np.full(costs.shape, math.nan)
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
-    auto = runs.setting == table.baseline
+    common = [0.0, 0.0]
     for c, quantity in enumerate(runs.quantities):
         by_itself = weighed(quantity)
         mean, own = _expected(quantity, by_itself, runs.mem_mhz)
-        cost = np.exp(mean) * counts[runs.kernel]
-        own[auto] *= _of_sum(quantity, by_itself, np.where(auto, cost, 0.0))
-        costs[c, runs.kernel, runs.setting] = cost
+        costs[c, runs.kernel, runs.setting] = np.exp(mean) * counts[runs.kernel]
         variance[c, runs.kernel, runs.setting] = own
+        if table.settings[table.baseline].core_mhz is None:
+            lock = fastest_locks(np.isfinite(costs[c]), table.settings)
+            every = np.arange(len(lock))
+            auto = auto_costs(
+                AutoRuns.of(quantity, by_itself, runs.setting == table.baseline, counts),
+                np.where(lock < 0, np.nan, np.log(costs[c][every, lock])),
+                np.where(lock < 0, np.nan, variance[c][every, lock]),
+            )
+            costs[c, :, table.baseline] = auto.cost
+            variance[c, :, table.baseline] = auto.variance
+            common[c] = auto.common
     return RepeatedTable(
         table=dataclasses.replace(
             table,
@@ -123,6 +162,7 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
             warnings=(*table.warnings, *odd_repeats(sample_set)),
         ),
         variance=variance,
+        common=(common[0], common[1]),
     )
 
 
@@ -155,85 +195,34 @@ def _expected(runs: Runs, by_itself: Weighed, mem_mhz: Floats) -> tuple[Floats, 
     each = np.bincount(runs.row, by_itself.weight)
     mean, variance = by_itself.mean.copy(), by_itself.scatter**2 / each
     locked = ~np.isnan(runs.log_mhz)
-    for k in range(int(runs.kernel.max()) + 1):
-        rows = np.flatnonzero(locked & (runs.kernel == k))
-        if not len(rows):
-            continue
-        mine = _some_rows(runs, rows)
-        expected = smoothed(mine, mem_mhz[rows], by_itself.scatter[rows])
-        more, more2 = _excess(mine, expected.mean)
-        mean[rows] = expected.mean + more
-        variance[rows] = expected.variance + more2
+    for rows in runs.locked_rows():
+        expected = smoothed(runs.some(rows), mem_mhz[rows], by_itself.scatter[rows])
+        mean[rows], variance[rows] = expected.mean, expected.variance
+    mean[locked] += np.log1p(excess(runs, mean))[locked]
     return mean, variance
 
 
-def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats) -> float:
-    """Return by how much the variance of a sum of rows is greater than its rows' scatter says.
-
-    The sum at auto is in every promise, and few kernels make most of it: how theirs scatter
-    matters, odd runs and all. Few repeats tell that badly, hence Student's t (Welch-Satterthwaite).
+def with_excess(posterior: Posterior, sample_set: SampleSet) -> Posterior:
+    """Return a posterior of what runs take on average, where that of the fit is of the usual one.
 
     Args:
-        runs: The runs.
-        by_itself: What repeats say of each row.
-        cost: Of each row in the sum, 0 of others. Shape (C,).
-    """
-    freedom = runs.taken - 1.0
-    known = (freedom > 0) & (cost > 0)
-    if not known.any():
-        return 1.0
-    usual = (cost**2 * by_itself.scatter**2)[known]
-    seen = (cost**2 * np.bincount(runs.row, by_itself.off**2))[known]
-    each = np.maximum(seen, usual * freedom[known]) / freedom[known]
-    effective = float(each.sum()) ** 2 / float((each**2 / freedom[known]).sum())
-    wider = float(stdtrit(effective, _ONE_SIDE)) / ONE_SIDED
-    return max(1.0, float(seen.sum()) / float((usual * freedom[known]).sum())) * wider**2
-
-
-def auto_variances(sample_set: SampleSet, table: CostTable) -> Floats:
-    """Return how unsure repeats leave each kernel's time and energy at auto.
-
-    Args:
+        posterior: What the fit says, odd runs weighed down.
         sample_set: Samples, of which some are repeats.
-        table: Their means; only its baseline is asked for.
-
-    Returns:
-        Variances of the logarithms. Shape (2, K).
     """
-    settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
-    runs = runs_of(sample_set, settings)
-    at = np.flatnonzero(runs.setting == settings.index(table.settings[table.baseline]))
-    variances = np.empty((2, len(table.kernels)))
-    for c, (quantity, costs) in enumerate(
-        zip(runs.quantities, (table.time_s, table.energy_j), strict=True)
+    place = {clocks: c for c, clocks in enumerate(posterior.settings)}
+    locked = tuple(sample for sample in sample_set.samples if sample.asked in place)
+    runs = runs_of(msgspec.structs.replace(sample_set, samples=locked), posterior.settings)
+    at = runs.kernel, runs.setting
+    more = []
+    for quantity, log in zip(
+        runs.quantities, (posterior.log_s, posterior.log_s + posterior.log_w), strict=True
     ):
-        by_itself = weighed(quantity)
-        cost = np.zeros(len(runs.kernel))
-        cost[at] = costs[runs.kernel[at], table.baseline]
-        each = by_itself.scatter**2 / np.bincount(quantity.row, by_itself.weight)
-        variances[c, runs.kernel[at]] = each[at] * _of_sum(quantity, by_itself, cost)
-    return variances
-
-
-def _some_rows(runs: Runs, rows: Ints) -> Runs:
-    """Return the runs of some rows, in ascending order, as if there were no others."""
-    some = np.isin(runs.row, rows)
-    return Runs(
-        log=runs.log[some],
-        row=np.searchsorted(rows, runs.row[some]),
-        kernel=runs.kernel[rows],
-        log_mhz=runs.log_mhz[rows],
+        each = np.log1p(excess(quantity, log[at]))
+        rows = np.bincount(runs.kernel, minlength=len(log))
+        of_kernel = np.bincount(runs.kernel, each, len(log)) / np.maximum(rows, 1)
+        more.append(np.tile(of_kernel[:, None], (1, log.shape[1])))
+        more[-1][at] = each
+    time, energy = more
+    return dataclasses.replace(
+        posterior, log_s=posterior.log_s + time, log_w=posterior.log_w + energy - time
     )
-
-
-def _excess(runs: Runs, mean: Floats) -> tuple[float, float]:
-    """Return by how much runs take more on average than the usual one does, and the variance.
-
-    Odd runs take more time and energy, hardly ever less: where they are frequent, they are part of
-    what a kernel costs. One that came once tells nothing of that, and its error shrinks it away.
-    """
-    beyond = np.expm1(runs.log - mean[runs.row])
-    average = float(beyond.mean())
-    error2 = float(beyond.var()) / len(beyond)
-    part = max(0.0, 1.0 - error2 / max(average**2, 1e-300))
-    return math.log1p(part * average), part * error2

@@ -16,7 +16,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import check_values, clocks_asked
-from underclock.core.model.row_runs import sample_weights
+from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.taking_off import (
     COMPANION,
@@ -83,6 +83,8 @@ class Rows:
             common. Shape (R,); ``None`` where none has any.
         company: How log power of each row moves with each error that company has in common, by its
             standard deviation. Shape (R, H); ``None`` where nothing ran in company.
+        run_variance: Of the logarithms of time and power of one run, as repeats tell; what rows are
+            off by beyond that is their own. Shape (2, R); ``None`` where they do not tell.
     """
 
     names: tuple[str, ...]
@@ -102,6 +104,7 @@ class Rows:
     step: tuple[StepDraw, ...] = ()
     apart: Floats | None = None
     company: Floats | None = None
+    run_variance: Floats | None = None
 
     def of_first(self, kernels: int) -> "Rows":
         """Return the rows of the first kernels only.
@@ -119,6 +122,7 @@ class Rows:
             kinds=self.kinds[:kernels],
             apart=None if self.apart is None else self.apart[some],
             company=self.by_company[some],
+            run_variance=None if self.run_variance is None else self.run_variance[:, some],
             **of_rows,
         )
 
@@ -134,7 +138,10 @@ class Rows:
 
 
 def rows_of(
-    sample_set: SampleSet, shape: GpuConstants | None = None, paces: Paces | None = None
+    sample_set: SampleSet,
+    shape: GpuConstants | None = None,
+    paces: Paces | None = None,
+    errors: RunErrors | None = None,
 ) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
@@ -149,6 +156,7 @@ def rows_of(
         shape: How idle power follows clock and temperature, for taking company off; by default as
             on recent GPUs.
         paces: Of kernels inside the step, where its clock moves within it.
+        errors: What repeats say of each sample, where that is known already.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
@@ -165,19 +173,24 @@ def rows_of(
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     locked: list[_Row] = []
     free: list[_Row] = []
-    weights = sample_weights(sample_set).T.tolist()
-    for sample, at_cap, (of_time, of_energy) in zip(
-        sample_set.samples, capped, weights, strict=True
+    errors = errors or run_errors(sample_set)
+    unknown = np.full_like(errors.windows, math.nan)
+    each_run = unknown if errors.variances is None else errors.variances
+    for sample, at_cap, (of_time, of_power), (time2, power2) in zip(
+        sample_set.samples, capped, errors.windows.T.tolist(), each_run.T.tolist(), strict=True
     ):
         if at_cap or (sample.asked.core_mhz is not None and not _holds(sample)):
             continue
         row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
-        # Power is energy over time, so it is odd where one of them is.
         row = row._replace(
             time_windows=of_time * row.time_windows,
-            power_windows=min(of_time, of_energy) * row.power_windows,
+            power_windows=of_power * row.power_windows,
+            time_run2=time2,
+            power_run2=power2,
         )
         (free if sample.asked.core_mhz is None else locked).append(row)
+    if errors.variances is not None:
+        locked = _merged(locked)
     told = _in_company(sample_set, memory, shape, paces)
     mixed = _company_rows(told, locked, index, _own_memory_mhz(sample_set, memory))
     rows = locked + mixed
@@ -190,6 +203,7 @@ def rows_of(
     columns = dict(zip(_Row._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
     windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
+    run2 = np.stack([columns.pop("time_run2"), columns.pop("power_run2")])
     names, kinds = list(index), [_KINDS[kernel.kind] for kernel in sample_set.kernels]
     if rows[-1].kernel == len(index):
         names.append(COMPANION)
@@ -206,6 +220,7 @@ def rows_of(
         peak_w=told.peak_w,
         step=told.step,
         company=company.reshape(len(rows), -1),
+        run_variance=None if errors.variances is None else run2,
         idle=_idle(sample_set, memory[-1]),
     )
 
@@ -222,7 +237,33 @@ class _Row(NamedTuple):
     time_windows: float
     power_windows: float
     apart: float = 0.0
+    time_run2: float = math.nan
+    power_run2: float = math.nan
     by_company: tuple[float, ...] = ()
+
+
+def _merged(rows: Sequence[_Row]) -> list[_Row]:
+    """Return one row for all runs of a kernel at the same clocks, which counts for as many.
+
+    Runs of one row have in common what is the row's own, so they are not as good as other rows.
+    """
+    runs: dict[tuple[int, float, float], list[_Row]] = {}
+    for row in rows:
+        runs.setdefault((row.kernel, row.core_mhz, row.mem_mhz), []).append(row)
+    merged = []
+    for same in runs.values():
+        time = np.array([row.time_windows for row in same])
+        power = np.array([row.power_windows for row in same])
+        merged.append(
+            same[0]._replace(
+                log_s=float(np.average([row.log_s for row in same], weights=time)),
+                log_w=float(np.average([row.log_w for row in same], weights=power)),
+                temperature_c=float(np.mean([row.temperature_c for row in same])),
+                time_windows=float(time.sum()),
+                power_windows=float(power.sum()),
+            )
+        )
+    return merged
 
 
 def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:

@@ -11,17 +11,18 @@ Shape letters: N runs, C rows.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from underclock.arrays import Floats, Ints
-from underclock.core.statistics.repeats import Runs, counts_for, means
+from underclock.core.statistics.repeats import Runs, counts_for, means, nearest
 
 _LENGTH = 0.3  # core clocks this far apart, as a logarithm, still bend together
 _ACROSS = 0.5  # correlation at two memory clocks
 _BROAD = 4.0  # variance of the line's height and slope: nothing is known of them
-_BENDS = (0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
+_BENDS = (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations to choose from
 _OWN = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _ROUNDS, _CHOOSING = 8, (0, 2, 5)  # when the two deviations are chosen anew
+_LIKE_KERNEL = 2.0  # rows at like clocks that the kernel's usual size is worth
+_FACTOR = 1.4  # by which kernels differ in either, as a logarithm
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
 _BOUND = 4.0  # deviations
@@ -44,53 +45,109 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         mem_mhz: Memory clock of each row. Shape (C,).
         scatter: Usual deviation of a run of each row. Shape (C,).
     """
-    bend, line = _correlations(runs.log_mhz, mem_mhz)
-    own = np.eye(len(scatter))
+    core_mhz = np.exp(runs.log_mhz)
+    bend, line = bends(core_mhz, mem_mhz, core_mhz, mem_mhz), _lines(runs.log_mhz, mem_mhz)
     weight = np.ones(len(runs.log))
-    deviations = _BENDS[0], _OWN[0]
+    # A run that another one of its row confirms is not odd, wherever rows beside it lie.
+    confirmed2 = 0.5 * nearest(runs) ** 2
+    deviations, own2 = (_BENDS[0], _OWN[0]), np.full(len(scatter), _OWN[0] ** 2)
     mean = variance = np.empty(0)
     for turn in range(_ROUNDS):
         measured = means(runs, weight)
         noise2 = scatter**2 / np.bincount(runs.row, weight)
         level = float(np.average(measured, weights=1.0 / noise2))
         if turn in _CHOOSING:
-            deviations = _likeliest(bend, line, noise2, measured - level)
-        prior = line + deviations[0] ** 2 * bend + deviations[1] ** 2 * own
-        factor = cho_factor(prior + np.diag(noise2), lower=True)
-        mean = level + prior @ cho_solve(factor, measured - level)
-        explained = np.einsum("ij,ji->i", prior, cho_solve(factor, prior))
-        variance = np.maximum(np.diag(prior) - explained, 0.0)
-        off2 = (runs.log - mean[runs.row]) ** 2 + variance[runs.row]
+            shape = own2 / deviations[1] ** 2
+            deviations = likeliest(bend, line, noise2, measured - level, shape)
+            own2 = deviations[1] ** 2 * shape
+        prior = line + deviations[0] ** 2 * bend + np.diag(own2)
+        precision = np.asarray(np.linalg.inv(prior + np.diag(noise2)), dtype=np.float64)
+        pull = precision @ (measured - level)
+        mean = level + prior @ pull
+        variance = np.maximum(
+            np.diag(prior) - np.einsum("ij,jk,ki->i", prior, precision, prior), 0.0
+        )
+        off2 = np.minimum((runs.log - mean[runs.row]) ** 2 + variance[runs.row], confirmed2)
         before, weight = weight, counts_for(off2, scatter[runs.row])
+        own2 = own_variances(own2, pull, precision, bend, deviations[1] ** 2)
         if np.abs(weight - before).max() < _SETTLED and turn >= _CHOOSING[1]:
             break
     return Smoothed(mean=mean, variance=variance, weight=weight)
 
 
-def _correlations(log_mhz: Floats, mem_mhz: Floats) -> tuple[Floats, Floats]:
-    """Return the correlations of bends, and the covariance of lines. Shapes (C, C)."""
-    apart = np.sqrt(3.0) * np.abs(log_mhz[:, None] - log_mhz) / _LENGTH
+def own_variances(
+    own2: Floats, pull: Floats, precision: Floats, alike: Floats, usual2: float
+) -> Floats:
+    """Return variances of what each row has of its own, better than those they rest on. Shape (C,).
+
+    Rows are off by more at some clocks than at others; rows at like clocks share a size.
+
+    Args:
+        own2: Variances as they were. Shape (C,).
+        pull: Precision times how far the rows are off. Shape (C,).
+        precision: Inverse covariance of the rows' means. Shape (C, C).
+        alike: Correlation of rows at like clocks. Shape (C, C).
+        usual2: What is usual of the kernel.
+    """
+    expected2 = (own2 * pull) ** 2 + own2 - own2**2 * np.diag(precision)
+    nearby = alike**2
+    local: Floats = (nearby @ expected2 + _LIKE_KERNEL * usual2) / (
+        nearby.sum(axis=1) + _LIKE_KERNEL
+    )
+    return local
+
+
+def bends(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
+    """Return the correlation of bends at points. Shape (len(core), len(other))."""
+    apart = np.sqrt(3.0) * np.abs(np.log(core_mhz)[:, None] - np.log(other_core)) / _LENGTH
+    same = np.where(mem_mhz[:, None] == other_mem, 1.0, _ACROSS)
+    bend: Floats = same * (1.0 + apart) * np.exp(-apart)
+    return bend
+
+
+def _lines(log_mhz: Floats, mem_mhz: Floats) -> Floats:
+    """Return the covariance of lines. Shape (C, C)."""
     same = np.where(mem_mhz[:, None] == mem_mhz, 1.0, _ACROSS)
     centred = log_mhz - log_mhz.mean()
     line: Floats = _BROAD * (1.0 + np.outer(centred, centred)) * same
-    bend: Floats = same * (1.0 + apart) * np.exp(-apart)
-    return bend, line
+    return line
 
 
-def _likeliest(bend: Floats, line: Floats, noise2: Floats, centred: Floats) -> tuple[float, float]:
-    """Return the deviations of bends and of what is a row's own that explain means best."""
+def likeliest(
+    bend: Floats,
+    line: Floats,
+    noise2: Floats,
+    centred: Floats,
+    shape: Floats,
+    usual: tuple[float, float] | None = None,
+) -> tuple[float, float]:
+    """Return the deviations of bends and of what is a row's own that explain means best.
+
+    Args:
+        bend: Correlation of bends. Shape (C, C).
+        line: Covariance of all else that rows have in common. Shape (C, C).
+        noise2: Variance of each mean, as repeats tell. Shape (C,).
+        centred: The means. Shape (C,).
+        shape: Variance of what is each row's own, against the usual. Shape (C,).
+        usual: What both mostly are, within a factor of some four; by default anything.
+    """
     some = _spread_evenly(len(centred))
     bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
-    own, noise = np.eye(len(some)), np.diag(noise2[some])
+    own, noise = np.diag(shape[some]), np.diag(noise2[some])
     best = -np.inf, _BENDS[0], _OWN[0]
-    for bends in _BENDS:
-        for each in _OWN:
-            factor = np.linalg.cholesky(line + noise + bends**2 * bend + each**2 * own)
-            white = np.linalg.solve(factor, centred)
-            # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
-            misfit = float(np.minimum(white**2, _BOUND**2).sum())
-            likelihood = -0.5 * misfit - float(np.log(np.diag(factor)).sum())
-            best = max(best, (likelihood, bends, each))
+    owns = np.array(_OWN)
+    for deviation in _BENDS:
+        shared = line + noise + deviation**2 * bend
+        factors = np.linalg.cholesky(shared + owns[:, None, None] ** 2 * own)
+        white = np.linalg.solve(factors, np.broadcast_to(centred[:, None], (*factors.shape[:2], 1)))
+        # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
+        misfit = np.minimum(white[..., 0] ** 2, _BOUND**2).sum(axis=1)
+        likelihood = -0.5 * misfit - np.log(np.einsum("ijj->ij", factors)).sum(axis=1)
+        if usual is not None:
+            away = np.log([np.full(len(owns), deviation / usual[0]), owns / usual[1]]) / _FACTOR
+            likelihood -= 0.5 * (away**2).sum(axis=0)
+        first = int(np.argmax(likelihood))
+        best = max(best, (float(likelihood[first]), deviation, _OWN[first]))
     return best[1:]
 
 

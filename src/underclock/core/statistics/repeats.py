@@ -2,10 +2,9 @@
 
 Most repeats of a kernel at the same clocks lie close together; some are far off, because something
 else ran, the GPU was cold or a sensor stuck. Three runs do not tell how far is far, so scatters are
-pooled: over rows of a kernel at like clocks, and over kernels. A run within three such deviations
-counts fully, one further off by the inverse square of its distance, so that a single run moves no
-mean by more than three deviations. Where odd runs are frequent they widen the scatter, and are odd
-no more.
+pooled: over rows of a kernel at like clocks, and over kernels. A run within two such deviations
+counts nearly fully, one far off by the inverse square of its distance, so that no single run moves
+a mean by much. Where odd runs are frequent they widen the scatter, and are odd no more.
 
 Values are logarithms. Shape letters: N runs, C rows of a table, K kernels.
 """
@@ -16,8 +15,9 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 
-_FULL = 3.0  # deviations within which a run counts fully
-_ODD = 0.25  # of a full run: what counts less, from six deviations on, is called odd
+_RATE, _TIMES = 0.05, 10.0  # how many runs are odd, and how many times as far off these are
+_SURE = 200.0  # square of deviations from which a run is odd beyond doubt
+_ODD = 1.0 / 36.0  # of a full run: what counts less, from six deviations on, is called odd
 _OFF = 0.05  # and differs by this much: less is not worth a reader's time
 _REACH = 0.2  # rows whose clocks differ by this, as a logarithm, scatter alike
 _OF_KERNEL, _OF_ALL = 6.0, 6.0  # repeats that a kernel's, and all kernels', scatter is worth
@@ -48,6 +48,25 @@ class Runs:
         """How many runs each row has. Shape (C,)."""
         return np.bincount(self.row, minlength=len(self.kernel)).astype(np.float64)
 
+    def locked_rows(self) -> list[Ints]:
+        """Return the rows at locked core clocks of each kernel that has any."""
+        locked = np.flatnonzero(~np.isnan(self.log_mhz))
+        return [locked[self.kernel[locked] == k] for k in np.unique(self.kernel[locked])]
+
+    def some(self, rows: Ints) -> "Runs":
+        """Return the runs of some rows, as if there were no others.
+
+        Args:
+            rows: Ascending.
+        """
+        mine = np.isin(self.row, rows)
+        return Runs(
+            log=self.log[mine],
+            row=np.searchsorted(rows, self.row[mine]),
+            kernel=self.kernel[rows],
+            log_mhz=self.log_mhz[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
@@ -55,13 +74,15 @@ class Weighed:
 
     Attributes:
         mean: Weighed. Shape (C,).
-        scatter: Usual standard deviation of a run. Shape (C,).
+        scatter: Standard deviation of a run, odd ones and all. Shape (C,).
+        usual: Of a run that is not odd. Shape (C,).
         weight: How much each run counts, against an ordinary one. Shape (N,).
         off: How far each run is from its row's mean. Shape (N,).
     """
 
     mean: Floats
     scatter: Floats
+    usual: Floats
     weight: Floats
     off: Floats
 
@@ -87,14 +108,14 @@ def weighed(runs: Runs) -> Weighed:
         weight = counts_for(off**2 + unsure[runs.row], scatter[runs.row])
         mean = means(runs, weight)
     off = runs.log - mean[runs.row]
-    # What the bound leaves out of tails that are heavy, though no run in them is odd.
-    # Auto is in every sum, so there even an odd run is part of how unsure it is.
-    whole = np.where(np.isnan(runs.log_mhz)[runs.row], 1.0, weight)
-    squares = _sums(runs, whole * off**2)
-    scatter = np.maximum(scatter, _scatter(runs, among, squares, freedom))
+    # Odd runs and all: what is drawn towards others by less than its runs truly scatter is believed
+    # where it was lucky.
+    every = np.maximum(scatter, _scatter(runs, among, _sums(runs, off**2), freedom))
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
-    return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
+    return Weighed(
+        mean=mean, scatter=every, usual=scatter, weight=np.where(alone, 1.0, weight), off=off
+    )
 
 
 def _sums(runs: Runs, each: Floats) -> Floats:
@@ -120,14 +141,35 @@ def means(runs: Runs, weight: Floats) -> Floats:
     return mean
 
 
+def nearest(runs: Runs) -> Floats:
+    """Return how far the nearest other run of each one's row is; infinite where there is none.
+
+    Shape (N,).
+    """
+    order = np.lexsort((runs.log, runs.row))
+    row, log = runs.row[order], runs.log[order]
+    gaps = np.where(np.diff(row) == 0, np.diff(log), np.inf)
+    least = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
+    away = np.empty(len(log))
+    away[order] = least
+    return away
+
+
 def counts_for(square: Floats, scatter: Floats) -> Floats:
     """Return how much runs count, against one at the mean.
+
+    A run is ordinary, or one in twenty is odd and ten times as far off. The further off, the surer
+    it is odd; then its distance is all that is known of how far such a run is off.
 
     Args:
         square: Expected square of their distance from the mean. Shape (N,).
         scatter: Usual standard deviation of each. Shape (N,).
     """
-    weight: Floats = np.minimum(1.0, (_FULL * scatter) ** 2 / np.maximum(square, 1e-300))
+    away2 = square / scatter**2
+    ordinary = _TIMES * np.exp(-0.5 * np.minimum(away2, _SURE) * (1.0 - _TIMES**-2.0))
+    odd = _RATE / (_RATE + (1.0 - _RATE) * ordinary)
+    # Within a deviation nothing is odd, and no run counts for more than a usual one.
+    weight: Floats = 1.0 / ((1.0 - odd) + odd * np.maximum(away2, 1.0))
     return weight
 
 
@@ -187,3 +229,29 @@ def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats)
         )
     scatter: Floats = np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
     return scatter
+
+
+def excess(runs: Runs, usual: Floats) -> Floats:
+    """Return by how much runs take more on average than the usual one, as a fraction. Shape (C,).
+
+    Odd runs mostly take more. Where they are frequent, they are part of what a row costs, though no
+    row of few repeats shows it by itself: rows of a kernel at like clocks tell, and all kernels.
+
+    Args:
+        runs: The runs.
+        usual: Logarithm of what a run of each row usually takes. Shape (C,).
+    """
+    locked = ~np.isnan(runs.log_mhz)
+    beyond = _sums(runs, np.expm1(runs.log - usual[runs.row]))
+    taken = runs.taken
+    of_all = float(beyond[locked].sum()) / max(1.0, float(taken[locked].sum()))
+    pooled = np.zeros(len(usual))
+    for each in _neighbours(runs):
+        mine, alike = each.rows[locked[each.rows]], each.alike[:, locked[each.rows]]
+        of_kernel = (float(beyond[mine].sum()) + _OF_ALL * of_all) / (
+            float(taken[mine].sum()) + _OF_ALL
+        )
+        pooled[each.rows] = (alike @ beyond[mine] + _OF_KERNEL * of_kernel) / (
+            alike @ taken[mine] + _OF_KERNEL
+        )
+    return pooled

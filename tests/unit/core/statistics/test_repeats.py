@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.statistics.repeats import Runs, weighed
+from underclock.core.statistics.repeats import Runs, counts_for, excess, nearest, weighed
 
 _ROWS = 12
 
@@ -107,3 +107,55 @@ def test_repeats_that_agree_to_the_last_digit_divide_by_nothing() -> None:
 
     assert np.isfinite(told.scatter).all()
     np.testing.assert_allclose(told.mean, 1.0)
+
+
+@given(st.floats(1e-3, 1.0))
+def test_the_further_off_a_run_is_the_less_it_counts(scatter: float) -> None:
+    away = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 20.0, 1e6])
+    weight = counts_for((away * scatter) ** 2, np.full(len(away), scatter))
+
+    assert weight[:2] == pytest.approx([1.0, 1.0])
+    assert (np.diff(weight[2:]) < 0).all()
+    assert weight[2] > 0.8
+    # One beyond doubt counts as little as its distance says, so it moves a mean by nearly nothing.
+    assert weight[5:] == pytest.approx(away[5:] ** -2.0, rel=0.01)
+
+
+def test_odd_runs_are_in_the_scatter_that_means_are_drawn_by() -> None:
+    log = _normal(0, 0.01)
+    calm = weighed(_runs(log))
+    log[::3, 0] += 0.3
+    wild = weighed(_runs(log))
+
+    assert (calm.scatter < 0.02).all()
+    assert (wild.scatter > 0.05).all()
+    assert (wild.usual < wild.scatter).all()
+
+
+def test_what_odd_runs_take_more_is_told_by_rows_at_like_clocks() -> None:
+    log = _normal(1, 0.002)
+    log[:4, 0] += np.log(1.3)
+    more = excess(_runs(log), np.median(log, axis=1))
+
+    assert more[0] == pytest.approx(0.1, abs=0.05)  # one run of three takes 0.3 more
+    assert more[-1] < 0.5 * more[0]
+    assert (more > 0).all()
+
+
+def test_how_far_the_nearest_other_run_of_a_row_is() -> None:
+    log = np.array([[0.0, 0.3, 0.1], [1.0, 1.0, 5.0]])
+    runs = _runs(log)
+
+    assert nearest(runs) == pytest.approx([0.1, 0.2, 0.1, 0.0, 0.0, 4.0])
+    alone = _runs(np.array([[1.0], [2.0]]))
+    assert np.isinf(nearest(alone)).all()
+
+
+def test_some_rows_are_as_if_there_were_no_others() -> None:
+    runs = _runs(_normal(0, 0.01), auto=True)
+    (locked,) = runs.locked_rows()
+    some = runs.some(locked)
+
+    assert locked.tolist() == list(range(_ROWS - 1))
+    assert some.taken.tolist() == [3.0] * (_ROWS - 1)
+    assert np.isfinite(some.log_mhz).all()
