@@ -1,10 +1,9 @@
 """Rows of what the power cap, or heat, held below the clock that was asked for.
 
-What is held runs at one clock between those it holds and the one asked for, and what was measured
-is its time and its power there. Whoever looked read that clock to a bin; where time follows the
-clock, the time tells it closer. So a group of such samples makes two rows: its time, at the clock
-known without it, and its power, at the clock that the time makes of that. Together they say what
-the samples do: p(t, P) = p(t)·p(P | t).
+What is held runs at one clock between those it holds and the one asked for. Whoever looked read
+that clock to a bin; the time tells it closer, where it follows the clock. So such samples of a
+kernel are a row of its power at the clock that its time tells: p(t, P) = p(t)·p(P | t), of which
+the first tells no more than the rows that it rests on.
 
 Shape letters: K kernels, C core clocks, G points of a grid.
 """
@@ -14,7 +13,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +26,11 @@ from underclock.core.steering.taking_off import reach_mhz
 from underclock.records import Clocks, Sample, SampleSet
 
 _FEWEST = 2  # clocks between which a curve can be drawn
+_UNSURE = 0.1  # of the exponent of time with clock, beyond what the kernel was seen to hold
 _FAR_OFF = 5.0  # deviations from every clock it may have had: something else slowed it down
-_POINTS = 65  # of the grid on which a clock is told
 _BIN_MHZ = 15.0  # of recent GPUs: by so much a clock hunts that is read once
+_BINS = 4.0  # from a clock that was read it is no farther off
+_POINTS = 65  # of the grid on which a clock is told
 
 
 def held_rows(
@@ -47,36 +47,111 @@ def held_rows(
     if reach_mhz(sample_set) is not None:
         return ()
     fastest_mhz = float(model.rows.mem_points_mhz[-1])
-    groups: dict[tuple[str, float, int | None], list[Sample]] = defaultdict(list)
-    least: dict[tuple[str, float], float] = {}
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    groups: dict[tuple[int, float], list[Sample]] = defaultdict(list)
     for sample in (*held_back(sample_set), *held_at_auto(sample_set)):
-        seen = sample.observed.core_mhz if sample.observed else None
-        own = sample.kernel, ran_mem_mhz(sample, fastest_mhz)
-        groups[*own, seen].append(sample)
-        asked_mhz = float(sample.asked.core_mhz or math.inf)
-        least[own] = min(asked_mhz, least.get(own, math.inf))
-    ladders = {mem_mhz: _ladder(settings, mem_mhz, fastest_mhz) for _, mem_mhz, _ in groups}
-    posteriors = {
-        mem_mhz: posterior_of(
+        groups[index[sample.kernel], ran_mem_mhz(sample, fastest_mhz)].append(sample)
+    rows: list[Row] = []
+    for mem_mhz in sorted({mem_mhz for _, mem_mhz in groups}):
+        ladder = _ladder(settings, mem_mhz, fastest_mhz)
+        if len(ladder) < _FEWEST:
+            continue
+        posterior = posterior_of(
             model, ladder, temperature_c=Warmth.own(sample_set), limit_w=math.inf
         )
-        for mem_mhz, ladder in ladders.items()
-        if len(ladder) >= _FEWEST
-    }
-    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    rows: list[Row] = []
-    for (name, mem_mhz, seen_mhz), samples in groups.items():
-        if mem_mhz not in posteriors:
-            continue
-        k, curve = index[name], _Curve.of(posteriors[mem_mhz], index[name])
-        below_mhz = least[name, mem_mhz]
-        clock = curve.clock(_held_mhz(model.rows, k, mem_mhz, below_mhz), below_mhz, seen_mhz)
-        if clock is not None:
-            rows += _two_rows(k, mem_mhz, samples, curve, clock, model.errors.noise)
+        for (k, mem), samples in groups.items():
+            if mem == mem_mhz:
+                rows += _rows_of(samples, _Curve.of(posterior, model.rows, k, mem_mhz))
     return tuple(rows)
 
 
-class _Clock(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """What a fit expects of a kernel at the core clocks of one memory clock.
+
+    Attributes:
+        kernel: Index of the kernel.
+        mem_mhz: The memory clock.
+        log_mhz: Ascending. Shape (C,).
+        log_s: Shape (C,).
+        log_w: Shape (C,).
+        variance: Of log time. Shape (C,).
+        rows_mhz: Clocks at which the kernel has rows.
+        noise: Of a row of usual length: time, power.
+    """
+
+    kernel: int
+    mem_mhz: float
+    log_mhz: Floats
+    log_s: Floats
+    log_w: Floats
+    variance: Floats
+    rows_mhz: Floats
+    noise: tuple[float, float]
+
+    @classmethod
+    def of(cls, posterior: Posterior, rows: Rows, kernel: int, mem_mhz: float) -> "_Curve":
+        """Return the curve of a kernel, of a posterior at ascending clocks."""
+        own = slice(*rows.bounds[kernel : kernel + 2])
+        noise_s, noise_w = posterior.noise[:, kernel].tolist()
+        return cls(
+            kernel=kernel,
+            mem_mhz=mem_mhz,
+            log_mhz=np.log([clocks.core_mhz or math.nan for clocks in posterior.settings]),
+            log_s=posterior.log_s[kernel],
+            log_w=posterior.log_w[kernel],
+            variance=posterior.variance(1.0, 0.0)[kernel],
+            rows_mhz=rows.core_mhz[own][rows.mem_mhz[own] == mem_mhz],
+            noise=(noise_s, noise_w),
+        )
+
+    def clock(self, bounds_mhz: tuple[float, float], seen_mhz: float | None) -> "_Clock":
+        """Say what is known of a clock that nobody could hold, but for what was measured there.
+
+        Args:
+            bounds_mhz: The highest clock that it was seen to hold, and the lowest that it was not.
+            seen_mhz: As read; ``None`` where nobody looked.
+        """
+        core_mhz = np.exp(self.log_mhz)
+        near_mhz = seen_mhz or bounds_mhz[0]
+        place = int(np.clip(np.searchsorted(core_mhz, near_mhz), 1, len(core_mhz) - 1))
+        bin_mhz = max(_BIN_MHZ, float(core_mhz[place] - core_mhz[place - 1]))
+        lowest, highest = bounds_mhz[0] - bin_mhz, min(bounds_mhz[1], core_mhz[-1]) + bin_mhz
+        if seen_mhz is None:
+            return _Clock(np.log(np.linspace(lowest, highest, _POINTS)), np.ones(_POINTS))
+        ends = np.clip(seen_mhz + np.array([-_BINS, _BINS]) * bin_mhz, lowest, highest)
+        grid_mhz = np.linspace(*ends.tolist(), _POINTS)
+        off2 = ((grid_mhz - seen_mhz) / bin_mhz) ** 2
+        return _Clock(np.log(grid_mhz), np.exp(-0.5 * (off2 - off2.min())))
+
+    def told(self, clock: "_Clock", held_mhz: float, log_s: float) -> "_Clock | None":
+        """Return a clock of which a time tells too.
+
+        Args:
+            clock: As known without.
+            held_mhz: The highest clock that the kernel was seen to hold.
+            log_s: Logarithm of the time.
+
+        Returns:
+            ``None`` where the kernel takes as long at no such clock.
+        """
+        beyond = np.maximum(clock.log_mhz - math.log(held_mhz), 0.0)
+        variance = np.interp(clock.log_mhz, self.log_mhz, self.variance)
+        variance += self.noise[0] ** 2 + (_UNSURE * beyond) ** 2
+        off2 = (log_s - np.interp(clock.log_mhz, self.log_mhz, self.log_s)) ** 2 / variance
+        if off2.min() > _FAR_OFF**2:
+            return None
+        likelihood = np.exp(-0.5 * (off2 - off2.min())) / np.sqrt(variance)
+        return _Clock(clock.log_mhz, clock.density * likelihood)
+
+    def power_exponent(self, log_mhz: float) -> float:
+        """Return by how much power follows the clock."""
+        exponents = np.gradient(self.log_w, self.log_mhz)
+        return float(np.interp(log_mhz, self.log_mhz, exponents))
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
     """What is known of a core clock: densities on a grid of its logarithm. Shapes (G,)."""
 
     log_mhz: Floats
@@ -89,128 +164,47 @@ class _Clock(NamedTuple):
         return mean, math.sqrt(variance)
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
-    """What a fit expects of a kernel at the core clocks of one memory clock.
-
-    Attributes:
-        log_mhz: Ascending. Shape (C,).
-        log: Of time and power. Shape (2, C).
-        variance: Of log time. Shape (C,).
-    """
-
-    log_mhz: Floats
-    log: Floats
-    variance: Floats
-
-    @classmethod
-    def of(cls, posterior: Posterior, kernel: int) -> "_Curve":
-        """Return the curve of a kernel, of a posterior at ascending clocks."""
-        core_mhz = np.array([clocks.core_mhz for clocks in posterior.settings], dtype=np.float64)
-        log = np.stack([posterior.log_s[kernel], posterior.log_w[kernel]])
-        return cls(np.log(core_mhz), log, posterior.variance(1.0, 0.0)[kernel])
-
-    def clock(
-        self, held_mhz: float | None, asked_mhz: float, seen_mhz: float | None
-    ) -> _Clock | None:
-        """Say what is known of the clock of samples but for their time and power.
-
-        Args:
-            held_mhz: The highest that the kernel was seen to hold; ``None`` where none.
-            asked_mhz: The lowest that it was seen not to hold.
-            seen_mhz: As read once; ``None`` where nobody looked.
-
-        Returns:
-            ``None`` where nothing is known.
-        """
-        if held_mhz is None and seen_mhz is None:
-            return None
-        core_mhz = np.exp(self.log_mhz)
-        near_mhz = seen_mhz or held_mhz or core_mhz[0]
-        place = int(np.clip(np.searchsorted(core_mhz, near_mhz), 1, len(core_mhz) - 1))
-        bin_mhz = max(_BIN_MHZ, float(core_mhz[place] - core_mhz[place - 1]))
-        lowest = max(held_mhz or core_mhz[0], (seen_mhz or 0.0) - 4.0 * bin_mhz) - bin_mhz
-        highest = min(asked_mhz, core_mhz[-1], (seen_mhz or math.inf) + 4.0 * bin_mhz) + bin_mhz
-        if seen_mhz is not None:
-            lowest, highest = min(lowest, seen_mhz), max(highest, seen_mhz)
-        grid = np.linspace(lowest, highest, _POINTS)
-        off = 0.0 if seen_mhz is None else (grid - seen_mhz) / bin_mhz
-        return _Clock(np.log(grid), np.exp(-0.5 * np.square(off)) * np.ones(_POINTS))
-
-    def told(self, clock: _Clock, log_s: float, variance: float) -> _Clock | None:
-        """Return a clock of which a time tells too.
-
-        Args:
-            clock: As known without.
-            log_s: Logarithm of the time.
-            variance: Of that, by itself.
-
-        Returns:
-            ``None`` where the kernel takes as long at no such clock.
-        """
-        expected = np.interp(clock.log_mhz, self.log_mhz, self.log[0])
-        unsure2 = np.interp(clock.log_mhz, self.log_mhz, self.variance) + variance
-        off2 = (log_s - expected) ** 2 / unsure2
-        if off2.min() > _FAR_OFF**2:
-            return None
-        likelihood = np.exp(-0.5 * (off2 - off2.min())) / np.sqrt(unsure2)
-        return _Clock(clock.log_mhz, clock.density * likelihood)
-
-    def exponent(self, quantity: int, log_mhz: float) -> float:
-        """Return by how much time (0) or power (1) follows the clock."""
-        return float(np.interp(log_mhz, self.log_mhz, np.gradient(self.log[quantity], self.log_mhz)))
-
-
-def _two_rows(
-    kernel: int,
-    mem_mhz: float,
-    samples: Sequence[Sample],
-    curve: _Curve,
-    clock: _Clock,
-    noise: Floats,
-) -> list[Row]:
-    """Return the rows of samples at one clock: time, and power where time says they ran.
+def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[Row]:
+    """Return the rows of a kernel's samples that were held; none where they tell nothing.
 
     Args:
-        kernel: Index of their kernel.
-        mem_mhz: At which they ran.
-        samples: The samples.
-        curve: What is expected of the kernel.
-        clock: What is known of their clock without them.
-        noise: Of a row of usual length. Shape (2,).
+        samples: At one memory clock.
+        curve: What is expected of the kernel there.
     """
+    asked_mhz = min(float(s.asked.core_mhz or math.inf) for s in samples)
+    below_mhz = curve.rows_mhz[curve.rows_mhz < asked_mhz]
+    # Of a kernel that was seen to hold no clock, nobody knows how time follows the clock.
+    if not len(below_mhz):
+        return []
+    held_mhz = float(below_mhz.max())
+    read = [s.observed.core_mhz for s in samples if s.observed and s.observed.core_mhz]
     log_s = statistics.median(math.log(s.time_s) for s in samples)
-    log_w = statistics.median(math.log(s.energy_j / s.time_s) for s in samples)
-    warm = [s.temperature_c for s in samples if s.temperature_c is not None]
-    told = curve.told(clock, log_s, float(noise[0] ** 2) / len(samples))
+    clock = curve.clock((held_mhz, asked_mhz), statistics.median(read) if read else None)
+    told = curve.told(clock, held_mhz, log_s)
     if told is None:
         return []
-    rows = []
-    for quantity, at in enumerate((clock, told)):
-        log_mhz, spread = at.moments()
-        moved = curve.exponent(quantity, log_mhz) * spread / float(noise[quantity])
-        windows = 1.0 / (1.0 / len(samples) + moved**2)
-        rows.append(
-            Row(
-                kernel=kernel,
-                core_mhz=math.exp(log_mhz),
-                mem_mhz=mem_mhz,
-                log_s=log_s,
-                log_w=log_w,
-                temperature_c=statistics.median(warm) if warm else STEADY_C,
-                time_windows=windows if quantity == 0 else 0.0,
-                power_windows=windows if quantity == 1 else 0.0,
-            )
-        )
-    return rows
-
-
-def _held_mhz(rows: Rows, kernel: int, mem_mhz: float, below_mhz: float) -> float | None:
-    """Return the highest clock at which a kernel has a row, below another; ``None`` for none."""
-    own = slice(*rows.bounds[kernel : kernel + 2])
-    core_mhz = rows.core_mhz[own][rows.mem_mhz[own] == mem_mhz]
-    core_mhz = core_mhz[core_mhz < below_mhz]
-    return float(core_mhz.max()) if len(core_mhz) else None
+    (time_mhz, time_off), (power_mhz, power_off) = clock.moments(), told.moments()
+    # A fit of few rows may take for memory-bound what is not: time moves as the clock at most.
+    moved = time_off / curve.noise[0]
+    moved_w = curve.power_exponent(power_mhz) * power_off / curve.noise[1]
+    warm = [s.temperature_c for s in samples if s.temperature_c is not None]
+    row = Row(
+        kernel=curve.kernel,
+        core_mhz=math.exp(time_mhz),
+        mem_mhz=curve.mem_mhz,
+        log_s=log_s,
+        log_w=statistics.median(math.log(s.energy_j / s.time_s) for s in samples),
+        temperature_c=statistics.median(warm) if warm else STEADY_C,
+        time_windows=1.0 / (1.0 / len(samples) + moved**2),
+        power_windows=0.0,
+    )
+    power = row._replace(
+        core_mhz=math.exp(power_mhz),
+        time_windows=0.0,
+        power_windows=1.0 / (1.0 / len(samples) + moved_w**2),
+    )
+    # Between locks a clock may be anywhere, but for all kernels at the same end: no row of time.
+    return [row, power] if read else [power]
 
 
 def _ladder(

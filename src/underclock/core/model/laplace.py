@@ -131,7 +131,7 @@ def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None)
 def _alternatives(problem: FitProblem, state: State) -> Alternatives:
     """Find what else may explain each kernel's rows, where some kernel has few."""
     shape = state.parameters.kernels.shape
-    if np.diff(problem.rows.bounds).min() >= _PLAIN:
+    if problem.rows.counted.min() >= _PLAIN:
         return Alternatives(np.empty((0, *shape)), np.empty((0, shape[0])))
     least = kernel_costs(problem, state)
     kernels, probability = [], []

@@ -74,7 +74,7 @@ def choose_serial(problem: FitProblem, state: State) -> State:
     old = state.parameters
     other = converge_kernels(problem, state.moved(serial=~old.serial))
     better = kernel_costs(problem, other) < kernel_costs(problem, state) - _CLEARLY
-    enough = np.diff(problem.rows.bounds) >= _FEWEST_FOR_SERIAL
+    enough = problem.rows.counted >= _FEWEST_FOR_SERIAL
     switch = enough & better
     return state.moved(
         kernels=np.where(switch[:, None], other.parameters.kernels, old.kernels),
