@@ -1,4 +1,4 @@
-"""A posterior under a limit of power: what would draw more runs at the clock at which it draws that.
+"""A posterior under a limit of power: what would draw more runs where it draws that.
 
 There the limit tells the power, and what the fit misses of it is made good by time.
 

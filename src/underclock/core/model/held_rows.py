@@ -21,7 +21,7 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import Row, Rows, held_back, held_at_auto, ran_mem_mhz
+from underclock.core.model.rows import Row, Rows, held_at_auto, held_back, ran_mem_mhz
 from underclock.core.steering.taking_off import reach_mhz
 from underclock.records import Clocks, Sample, SampleSet
 
@@ -119,8 +119,9 @@ class _Curve:
         lowest, highest = bounds_mhz[0] - bin_mhz, min(bounds_mhz[1], core_mhz[-1]) + bin_mhz
         if seen_mhz is None:
             return _Clock(np.log(np.linspace(lowest, highest, _POINTS)), np.ones(_POINTS))
-        ends = np.clip(seen_mhz + np.array([-_BINS, _BINS]) * bin_mhz, lowest, highest)
-        grid_mhz = np.linspace(*ends.tolist(), _POINTS)
+        far_mhz = _BINS * bin_mhz
+        low, high = np.clip([seen_mhz - far_mhz, seen_mhz + far_mhz], lowest, highest).tolist()
+        grid_mhz = np.linspace(low, high, _POINTS)
         off2 = ((grid_mhz - seen_mhz) / bin_mhz) ** 2
         return _Clock(np.log(grid_mhz), np.exp(-0.5 * (off2 - off2.min())))
 
@@ -207,9 +208,7 @@ def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[Row]:
     return [row, power] if read else [power]
 
 
-def _ladder(
-    settings: Sequence[Clocks], mem_mhz: float, fastest_mhz: float
-) -> tuple[Clocks, ...]:
+def _ladder(settings: Sequence[Clocks], mem_mhz: float, fastest_mhz: float) -> tuple[Clocks, ...]:
     """Return one locked setting of each core clock at a memory clock, ascending."""
     core: dict[int, Clocks] = {}
     for clocks in settings:

@@ -13,8 +13,8 @@ from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
-from underclock.core.model.whitening import ErrorModel
 from underclock.core.model.state import FitProblem, State, begin, kernel_costs
+from underclock.core.model.whitening import ErrorModel
 
 _MOST_ROUNDS = 6
 _SETTLED = 0.3

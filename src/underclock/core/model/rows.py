@@ -146,7 +146,8 @@ class Rows:
     def counted(self) -> Floats:
         """How many rows of usual length each kernel's times are worth. Shape (K,)."""
         worth = np.minimum(self.windows[0], 1.0)
-        return np.bincount(self.kernel, worth, len(self.names))
+        counted = np.bincount(self.kernel, worth, len(self.names))
+        return counted.astype(np.float64)
 
     @property
     def bounds(self) -> Ints:
