@@ -105,7 +105,7 @@ def _without(sample_set: SampleSet) -> FittedModel:
 
 def _busy_w(kernel: KernelConstants, core_mhz: Floats) -> Floats:
     """Return what a kernel draws at held clocks, no cap in the way. Shape (C,)."""
-    power_w: Floats = busy_w(_GPU, kernel, core_mhz, float(_MEM), 60.0)
+    power_w: Floats = busy_w(_GPU, kernel, core_mhz, np.full_like(core_mhz, _MEM), 60.0)
     return power_w
 
 
