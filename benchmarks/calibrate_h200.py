@@ -19,8 +19,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from underclock.arrays import Floats
-from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
+from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, step_ratio
+from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import rows_of

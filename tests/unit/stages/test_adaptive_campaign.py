@@ -338,7 +338,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
         step,
         gpu="sim:rtx3080ti",
         to=tmp_path / "s.db",
-        campaign=Campaign(precision=0.006, slowdowns=(0.01,)),
+        campaign=Campaign(precision=0.004, slowdowns=(0.01,)),
         measuring=BRISK,
         progress=told.append,
     )
@@ -347,7 +347,7 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     assert told[-2].doing == "the promise is as sharp as asked"
     made = plan(sample_set, Goal(max_slowdown=0.01))
     low, high = made.arm(made.chosen).energy_interval or (0.0, 1.0)
-    assert (high - low) / 2 <= 0.0061
+    assert (high - low) / 2 <= 0.0041
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2

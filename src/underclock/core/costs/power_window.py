@@ -133,13 +133,15 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
 
 
 def is_uneven(sample: MixSample) -> bool:
-    """Whether the step and its company ran at clocks of their own.
+    """Whether what was measured and its company ran at clocks of their own.
 
     A cap averages over a window; company that comes less often changes the clock only after it.
+    What ran beside a kernel at a lock that did not hold left it slower than itself.
     """
     mix = sample.mix
     rarely = sample.round_s / mix.pieces > WINDOW_S
-    return sample.is_step and has_company(mix) and rarely
+    slips = sample.asked.core_mhz is not None and sample.core_spread_mhz > HALF_BIN_MHZ
+    return has_company(mix) and rarely and (sample.is_step or slips)
 
 
 def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:

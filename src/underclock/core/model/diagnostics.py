@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
+from underclock.core.model.fitting import fit_rows
 from underclock.core.model.laplace import FittedModel
+from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import clocks_of, posterior_of
@@ -41,7 +42,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
     posterior = posterior_of(
-        model, settings, temperature_c=temperature_of(sample_set), limit_w=rows.limit_w
+        model, settings, temperature_c=Warmth.own(sample_set), limit_w=rows.limit_w
     )
     noise, discrepancy = model.errors.noise, model.errors.discrepancy
     pooled = np.sqrt(np.average(residuals**2, weights=rows.windows, axis=1))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
@@ -19,10 +18,17 @@ from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
-from underclock.core.model.entries import measurable, measured_means, settings_of, with_boost
-from underclock.core.model.fitting import STEADY_C, fit_rows, temperature_of
+from underclock.core.model.entries import (
+    held_means,
+    measurable,
+    measured_means,
+    settings_of,
+    with_boost,
+)
+from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.laplace import FittedModel
+from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import (
     Posterior,
     with_means,
@@ -39,7 +45,7 @@ from underclock.core.model.predicted_change import (
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.repeated import repeated_table, with_excess
 from underclock.core.model.row_runs import odd_repeats, run_errors
-from underclock.core.model.rows import Rows, held_back
+from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
@@ -238,12 +244,14 @@ def _posterior(
         weights: How much each sample counts in time and energy. Shape (2, N).
         whole: Whether costs are those inside the step, the cap apart.
     """
-    limit_w = rows.peak_w if whole else rows.limit_w
     if rows.run_variance is not None and len(model.rows.kernel) < len(rows.kernel):
         # Some rows were enough for the fit; what is a row's own only that row tells.
         model = model.of_rows(rows)
     posterior = posterior_of(
-        model, settings, temperature_c=temperature_of(sample_set), limit_w=limit_w
+        model,
+        settings,
+        temperature_c=temperature_of(sample_set) if whole else Warmth.own(sample_set),
+        limit_w=rows.peak_w if whole else rows.limit_w,
     )
     log_s, log_w, repeats = measured_means(sample_set, settings, weights)
     unknown = np.diff(rows.bounds) == 0
@@ -255,8 +263,7 @@ def _posterior(
         known = np.isfinite(log_s) | ~unknown[:, None]
         if not whole:
             # Alone, what the cap makes of a lock is what that lock costs.
-            at_cap = msgspec.structs.replace(sample_set, samples=held_back(sample_set))
-            posterior = with_means(posterior, *measured_means(at_cap, settings))
+            posterior = with_means(posterior, *held_means(sample_set, rows, settings))
         if sample_set.evidence is Evidence.REPLAYED and rows.run_variance is not None:
             posterior = with_excess(posterior, sample_set)
     if whole:

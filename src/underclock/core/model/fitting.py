@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from underclock.core.model.held_rows import held_rows
 from underclock.core.model.laplace import FittedModel
+from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
 from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.rows import Rows, rows_of
@@ -14,8 +16,6 @@ from underclock.core.model.subsample import fitted
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
 
-STEADY_C = 55.0
-
 
 def fit_rows(
     sample_set: SampleSet, settings: Sequence[Clocks], errors: RunErrors | None = None
@@ -23,7 +23,8 @@ def fit_rows(
     """Fit samples.
 
     Company is taken off twice: how idle power follows the clock is first assumed, then fitted. So
-    it is with the clocks of launches inside a step within which the clock moves.
+    it is with the clocks of launches inside a step within which the clock moves, and with those at
+    which the cap held a kernel.
 
     Args:
         sample_set: The samples.
@@ -42,10 +43,11 @@ def fit_rows(
     steered = any(sample.asked.is_auto and sample.in_company for sample in sample_set.mixed)
     own = model.of_first(len(sample_set.kernels))
     paces = step_paces(sample_set, own, settings, temperature_of(sample_set))
-    if steered or paces is not None:
+    held = held_rows(sample_set, own, settings)
+    if steered or held or paces is not None:
         parameters = model.parameters
         shape = parameters.family.gpu(parameters.shared) if steered else None
-        rows = rows_of(sample_set, shape, paces, errors)
+        rows = rows_of(sample_set, shape, paces, errors, held)
         model = fitted(rows, Shared(start_of(rows, settings)))
     # The companion told how power goes with the clock; it is no kernel of the step.
     kernels = len(sample_set.kernels)

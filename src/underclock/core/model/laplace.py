@@ -167,7 +167,7 @@ def shared_covariance(equations: NormalEquations) -> Floats:
 def _alternatives(problem: FitProblem, state: State) -> Alternatives:
     """Find what else may explain each kernel's rows, where some kernel has few."""
     shape = state.parameters.kernels.shape
-    if np.diff(problem.rows.bounds).min() >= _PLAIN:
+    if problem.rows.counted.min() >= _PLAIN:
         none = np.empty((0, shape[0]))
         return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
     least = kernel_costs(problem, state)

@@ -22,8 +22,10 @@ from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
 from underclock.core.model.state import FitProblem, State, begin, kernel_costs, weights
+from underclock.core.model.whitening import ErrorModel
 
-_ROUNDS = 2
+_MOST_ROUNDS = 6
+_SETTLED = 0.3
 _FEWEST_FOR_SERIAL = 5  # rows of a kernel from which it shows whether its parts add
 _CLEARLY = 3.0  # log-likelihood by which a kernel must be explained better
 
@@ -37,12 +39,20 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
     """
     problem = FitProblem.of(rows, family)
     state = converge(problem, restart(problem, begin(problem)))
-    for _ in range(_ROUNDS):
-        state = estimate_errors(problem, state)
+    for _ in range(_MOST_ROUNDS):
+        before, state = state.errors, estimate_errors(problem, state)
+        if _settled(before, state.errors):
+            break
         state = converge(problem, restart(problem, state))
         state = choose_serial(problem, learn_prior(problem, state))
         state = converge(problem, check_shared(problem, state))
     return laplace(problem, state)
+
+
+def _settled(before: ErrorModel, after: ErrorModel) -> bool:
+    """Whether sizes of errors are no smaller than they were, nearly."""
+    logs = [np.log(np.concatenate([each.noise, each.discrepancy])) for each in (before, after)]
+    return bool((np.abs(logs[1] - logs[0]) < _SETTLED).all())
 
 
 def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
@@ -85,7 +95,7 @@ def choose_serial(problem: FitProblem, state: State) -> State:
     old = state.parameters
     other = converge_kernels(problem, state.moved(serial=~old.serial))
     better = kernel_costs(problem, other) < kernel_costs(problem, state) - _CLEARLY
-    enough = np.diff(problem.rows.bounds) >= _FEWEST_FOR_SERIAL
+    enough = problem.rows.counted >= _FEWEST_FOR_SERIAL
     switch = enough & better
     return state.moved(
         kernels=np.where(switch[:, None], other.parameters.kernels, old.kernels),

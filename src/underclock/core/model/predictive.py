@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.model.capped import capped
 from underclock.core.model.laplace import FittedModel
-from underclock.core.model.parameters import CORE, Points, predict
+from underclock.core.model.own_heat import Warmth
+from underclock.core.model.parameters import CORE, Parameters, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.smoothing import bends, likeliest, own_variances
@@ -23,22 +25,30 @@ from underclock.records import Clocks
 _LEAST_OWN = 0.01  # of what the fit found rows to be off by, in squares
 _ROUNDS = 3  # of telling what is a row's own
 _BATCH = 64  # kernels; bounds the memory that many settings take
+_HEAT_ROUNDS = 3  # of power and temperature, each of which follows the other
 
 
 def posterior_of(
-    model: FittedModel, settings: Sequence[Clocks], *, temperature_c: float, limit_w: float
+    model: FittedModel,
+    settings: Sequence[Clocks],
+    *,
+    temperature_c: Warmth | float,
+    limit_w: float,
 ) -> Posterior:
     """Predict every kernel at every setting.
 
     Args:
         model: The fit.
         settings: Locked clocks; a part left to auto runs at the fastest seen.
-        temperature_c: At which to predict.
+        temperature_c: One for all kernels, or the heat that each has by itself.
         limit_w: Power that holds a kernel which draws more: the cap, where it runs alone; in a
             step, what the GPU lets none exceed; ``inf`` for nothing.
     """
     core_mhz, mem_mhz = clocks_of(model.rows, settings)
-    where = _Where(core_mhz, mem_mhz, temperature_c, limit_w)
+    warmth = temperature_c
+    if not isinstance(warmth, Warmth):
+        warmth = Warmth.steady(len(model.rows.names), warmth)
+    where = _Where(core_mhz, mem_mhz, warmth)
     bounds = model.rows.bounds
     shape = (2, len(model.rows.names), len(settings))
     log, discrepancy = np.empty(shape), np.empty(shape)
@@ -50,7 +60,7 @@ def posterior_of(
         for i, k in enumerate(some.tolist()):
             entries = _conditioned(model, predicted, i, slice(bounds[k], bounds[k + 1]))
             log[:, k], by_shared[:, k], by_kernel[:, k], discrepancy[:, k] = entries
-    return Posterior(
+    posterior = Posterior(
         settings=tuple(settings),
         log_s=log[0],
         log_w=log[1],
@@ -61,6 +71,9 @@ def posterior_of(
         kernel_cov=model.kernel_cov,
         noise=model.errors.noise[:, None] * model.scale,
     )
+    if not math.isfinite(limit_w):
+        return posterior
+    return capped(posterior, core_mhz, mem_mhz, limit_w)
 
 
 def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
@@ -76,21 +89,36 @@ def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Where to predict: clocks of every setting, (C,), the temperature, and what holds power."""
+    """Where to predict: clocks of every setting, (C,), and how warm it is."""
 
     core_mhz: Floats
     mem_mhz: Floats
-    temperature_c: float
-    limit_w: float
+    warmth: Warmth
 
-    def points(self, kernels: Ints, core_mhz: Floats, mem_mhz: Floats) -> Points:
-        """Return all clocks of each of some kernels, as (N, C) core clocks and (C,) memory's."""
+    def points(self, kernels: Ints, power_w: Floats | float) -> Points:
+        """Return all settings of some kernels, as warm as they are at some power.
+
+        Args:
+            kernels: Shape (N,).
+            power_w: Shape (N, C), or one for all.
+        """
+        shape = len(kernels), len(self.core_mhz)
+        warm_c = self.warmth.at(kernels, power_w)
         return Points(
-            kernel=np.repeat(kernels, core_mhz.shape[1]),
-            core_mhz=core_mhz.ravel(),
-            mem_mhz=np.tile(mem_mhz, len(kernels)),
-            temperature_c=np.full(core_mhz.size, self.temperature_c),
+            kernel=np.repeat(kernels, shape[1]),
+            core_mhz=np.tile(self.core_mhz, len(kernels)),
+            mem_mhz=np.tile(self.mem_mhz, len(kernels)),
+            temperature_c=np.broadcast_to(warm_c, shape).ravel(),
         )
+
+    def own_heat(self, parameters: Parameters, kernels: Ints) -> Points:
+        """Return all settings of some kernels, as warm as what they draw there makes the GPU."""
+        at = self.points(kernels, 0.0)
+        # What is drawn follows the temperature by some per cent, so this settles at once.
+        for _ in range(_HEAT_ROUNDS if self.warmth.c_per_w else 0):
+            power_w = np.exp(predict(parameters, at).log[1])
+            at = self.points(kernels, power_w.reshape(len(kernels), -1))
+        return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +127,7 @@ class _Predicted:
 
     Attributes:
         kernels: Which they are. Shape (N,).
-        core_mhz: Clocks they run at. Shape (N, C).
+        core_mhz: Clocks they run at. Shape (C,).
         mem_mhz: Shape (C,).
         log: Shape (2, N, C).
         by_shared: Shape (2, N, C, S).
@@ -121,8 +149,7 @@ class _Predicted:
 def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
     """Predict some kernels at all settings, the residuals of their rows not yet looked at."""
     shape = (2, len(kernels), len(where.core_mhz))
-    core_mhz = _under_cap(model, kernels, where)
-    at = where.points(kernels, core_mhz, where.mem_mhz)
+    at = where.own_heat(model.parameters, kernels)
     prediction = predict(model.parameters, at)
     log = prediction.log
     fitted = np.stack([model.rows.log_s, model.rows.log_w]) - model.residuals
@@ -137,7 +164,7 @@ def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
     return _Predicted(
         kernels=kernels,
         mem_mhz=where.mem_mhz,
-        core_mhz=core_mhz,
+        core_mhz=where.core_mhz,
         log=log.reshape(shape),
         by_shared=prediction.by_shared().reshape(*shape, -1),
         by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
@@ -166,12 +193,12 @@ def _conditioned(
     # One correlation for both quantities: where points lie does not depend on the quantity.
     # Where repeats tell what is a row's own, the rest may bend as sharply as a cap makes it.
     correlation = alike if rows.run_variance is None else bends
-    common = correlation(predicted.core_mhz[i], predicted.mem_mhz, core_rows, mem_rows)
+    common = correlation(predicted.core_mhz, predicted.mem_mhz, core_rows, mem_rows)
     among = correlation(core_rows, mem_rows, core_rows, mem_rows)
     log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
     by_kernel = predicted.by_kernel[:, i].copy()
     discrepancy = np.empty_like(log)
-    same = (predicted.core_mhz[i][:, None] == core_rows) & (predicted.mem_mhz[:, None] == mem_rows)
+    same = (predicted.core_mhz[:, None] == core_rows) & (predicted.mem_mhz[:, None] == mem_rows)
     everywhere = near, common, among, same.astype(np.float64)
     for c in range(2):
         near, common, among, own = everywhere
@@ -258,23 +285,3 @@ def _errors_of(model: FittedModel, k: int, c: int, near: slice | Ints, among: Fl
             own2 = own_variances(own2, precision @ residuals, precision, among, each**2)
         shape = own2 / each**2
     return _Errors(shared2=bend**2, own2=own2, own_elsewhere2=each**2, noise2=noise2)
-
-
-def _under_cap(model: FittedModel, kernels: Ints, where: _Where) -> Floats:
-    """Return the core clocks kernels run at: as asked, or where the cap holds them. (N, C)."""
-    asked = np.tile(where.core_mhz, (len(kernels), 1))
-    limit_w = where.limit_w
-    if not math.isfinite(limit_w):
-        return asked
-    ladder = np.unique(where.core_mhz)
-    effective = asked.copy()
-    for clock in np.unique(where.mem_mhz):
-        steps = np.tile(ladder, (len(kernels), 1))
-        at = where.points(kernels, steps, np.full(len(ladder), clock))
-        power_w = np.exp(predict(model.parameters, at).log[1]).reshape(steps.shape)
-        columns = np.flatnonzero(where.mem_mhz == clock)
-        for i, drawn_w in enumerate(power_w):
-            if drawn_w.max() > limit_w:
-                highest = float(np.interp(limit_w, np.maximum.accumulate(drawn_w), ladder))
-                effective[i, columns] = np.minimum(asked[i, columns], highest)
-    return effective

@@ -55,6 +55,23 @@ class Idling(NamedTuple):
     log_w: float
 
 
+class Row(NamedTuple):
+    """One sample, as the columns of `Rows`."""
+
+    kernel: int
+    core_mhz: float
+    mem_mhz: float
+    log_s: float
+    log_w: float
+    temperature_c: float
+    time_windows: float
+    power_windows: float
+    apart: float = 0.0
+    time_run2: float = math.nan
+    power_run2: float = math.nan
+    by_company: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Samples at known clocks, sorted by kernel.
@@ -132,6 +149,13 @@ class Rows:
         return np.zeros((len(self.kernel), 0)) if self.company is None else self.company
 
     @property
+    def counted(self) -> Floats:
+        """How many rows of usual length each kernel's times are worth. Shape (K,)."""
+        worth = np.minimum(self.windows[0], 1.0)
+        counted = np.bincount(self.kernel, worth, len(self.names))
+        return counted.astype(np.float64)
+
+    @property
     def bounds(self) -> Ints:
         """Where each kernel's rows begin, and the end. Shape (K + 1,)."""
         return np.searchsorted(self.kernel, np.arange(len(self.names) + 1)).astype(np.int64)
@@ -142,14 +166,15 @@ def rows_of(
     shape: GpuConstants | None = None,
     paces: Paces | None = None,
     errors: RunErrors | None = None,
+    held: Sequence[Row] = (),
 ) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
     A measurement in company is a row at the clock that was read in its window, company taken off.
-    Rows at the power cap are left out: their clocks are not what was asked for. So are rows locked
-    higher than the GPU boosts. Odd repeats count little. So do rows at auto of which the clock was
-    read only at the window's end, for kernels with few others; for the rest they do not count at
-    all, as a clock that is free moves with temperature.
+    Samples at the power cap are left out, as their clocks are not what was asked for, but for what
+    somebody made of them. So are rows locked higher than the GPU boosts. Odd repeats count little.
+    So do rows at auto of which the clock was read only at the window's end, for kernels with few
+    others; for the rest they do not count at all, as a clock that is free moves with temperature.
 
     Args:
         sample_set: The samples.
@@ -157,6 +182,7 @@ def rows_of(
             on recent GPUs.
         paces: Of kernels inside the step, where its clock moves within it.
         errors: What repeats say of each sample, where that is known already.
+        held: Rows of what the cap held, at the clocks where it did.
 
     Raises:
         DataError: Samples contradict each other, all are capped, or they are fewer than the
@@ -171,8 +197,8 @@ def rows_of(
     asked_mhz = [float(clocks.core_mhz) for clocks in clocks_asked(sample_set) if clocks.core_mhz]
     boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    locked: list[_Row] = []
-    free: list[_Row] = []
+    locked: list[Row] = []
+    free: list[Row] = []
     errors = errors or run_errors(sample_set)
     unknown = np.full_like(errors.windows, math.nan)
     each_run = unknown if errors.variances is None else errors.variances
@@ -193,14 +219,14 @@ def rows_of(
         locked = _merged(locked)
     told = _in_company(sample_set, memory, shape, paces)
     mixed = _company_rows(told, locked, index, _own_memory_mhz(sample_set, memory))
-    rows = locked + mixed
+    rows = [*locked, *mixed, *held]
     _check_enough(sample_set, rows, len(memory))
     each = Counter(row.kernel for row in rows if row.power_windows)
     steered = {row.kernel for row in mixed if row.power_windows}
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
     company = np.array([row.by_company or (0.0,) * told.errors for row in rows])
-    columns = dict(zip(_Row._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
+    columns = dict(zip(Row._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
     windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
     run2 = np.stack([columns.pop("time_run2"), columns.pop("power_run2")])
@@ -225,29 +251,12 @@ def rows_of(
     )
 
 
-class _Row(NamedTuple):
-    """One sample, as the columns of `Rows`."""
-
-    kernel: int
-    core_mhz: float
-    mem_mhz: float
-    log_s: float
-    log_w: float
-    temperature_c: float
-    time_windows: float
-    power_windows: float
-    apart: float = 0.0
-    time_run2: float = math.nan
-    power_run2: float = math.nan
-    by_company: tuple[float, ...] = ()
-
-
-def _merged(rows: Sequence[_Row]) -> list[_Row]:
+def _merged(rows: Sequence[Row]) -> list[Row]:
     """Return one row for all runs of a kernel at the same clocks, which counts for as many.
 
     Runs of one row have in common what is the row's own, so they are not as good as other rows.
     """
-    runs: dict[tuple[int, float, float], list[_Row]] = {}
+    runs: dict[tuple[int, float, float], list[Row]] = {}
     for row in rows:
         runs.setdefault((row.kernel, row.core_mhz, row.mem_mhz), []).append(row)
     merged = []
@@ -266,7 +275,7 @@ def _merged(rows: Sequence[_Row]) -> list[_Row]:
     return merged
 
 
-def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> _Row:
+def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> Row:
     """Return a sample as a row.
 
     Args:
@@ -278,11 +287,10 @@ def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float
     core = sample.asked.core_mhz
     windows = _FREE_WINDOWS if core is None else 1.0
     seen = sample.observed.core_mhz if sample.observed else None
-    mem = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
-    return _Row(
+    return Row(
         kernel=kernel,
         core_mhz=float(core or seen or boosted_mhz),
-        mem_mhz=float(mem or fastest_mem_mhz),
+        mem_mhz=ran_mem_mhz(sample, fastest_mem_mhz),
         log_s=math.log(sample.time_s),
         log_w=math.log(sample.energy_j / sample.time_s),
         temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
@@ -332,8 +340,8 @@ def _in_company(
 
 
 def _company_rows(
-    told: _InCompany, locked: Sequence[_Row], index: dict[str, int], own_mem_mhz: float
-) -> list[_Row]:
+    told: _InCompany, locked: Sequence[Row], index: dict[str, int], own_mem_mhz: float
+) -> list[Row]:
     """Return rows of kernels in company and inside the step.
 
     Args:
@@ -354,7 +362,7 @@ def _company_rows(
         if one.power_w is not None:
             drawn.setdefault(place(one), []).append((one.core_mhz, one.power_w))
     return [
-        _Row(
+        Row(
             kernel=place(one),
             core_mhz=one.core_mhz,
             mem_mhz=float(one.mem_mhz or own_mem_mhz),
@@ -390,7 +398,7 @@ def _nearest(drawn: list[tuple[float, float]], core_mhz: float) -> float:
     return min(drawn, key=lambda pair: abs(pair[0] - core_mhz))[1]
 
 
-def _check_enough(sample_set: SampleSet, rows: list[_Row], memory_clocks: int) -> None:
+def _check_enough(sample_set: SampleSet, rows: list[Row], memory_clocks: int) -> None:
     """Refuse fewer rows than the model has constants."""
     if not rows:
         raise CannotFitError(
@@ -459,6 +467,21 @@ def held_back(sample_set: SampleSet) -> tuple[Sample, ...]:
         for sample, at_cap in zip(sample_set.samples, capped, strict=True)
         if sample.asked.core_mhz is not None and (at_cap or not _holds(sample))
     )
+
+
+def held_at_auto(sample_set: SampleSet) -> tuple[Sample, ...]:
+    """Return the samples at auto clocks that the power cap held, where the driver said so."""
+    return tuple(
+        sample
+        for sample in sample_set.samples
+        if sample.asked.core_mhz is None and driver_says(sample.throttle_reasons)
+    )
+
+
+def ran_mem_mhz(sample: Sample, fastest_mhz: float) -> float:
+    """Return the memory clock of a sample: as read, else as asked, else the fastest."""
+    mem_mhz = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
+    return float(mem_mhz or fastest_mhz)
 
 
 def _holds(sample: Sample) -> bool:

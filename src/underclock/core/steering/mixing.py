@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import OFF_PEAK
+from underclock.physics.cap import WINDOW_S
 from underclock.physics.power import voltage_v
 from underclock.records import Mix
 
@@ -187,9 +188,15 @@ def thinned(core_mhz: float, seen: Seen, idle_w: float, limit_w: float) -> Mix |
         limit_w: Mean power at which the cap holds a round.
 
     Returns:
-        The mix; ``None`` where idling itself draws about as much as the limit.
+        The mix; ``None`` where idling itself draws about as much as the limit, or where launches
+        are so long that the cap acts within them, whatever goes before.
     """
     faster = core_mhz / seen.core_mhz
+    # After idling for ever the loop's mean grows to this in a launch, at power like the clock.
+    fade = math.exp(-seen.time_s / faster / WINDOW_S)
+    least_w = idle_w + (seen.power_w - idle_w) * faster
+    if least_w + (idle_w - least_w) * fade > limit_w:
+        return None
     # No more than the cube of the clock: voltage does not rise faster than the clock does.
     power_w = idle_w + (seen.power_w - idle_w) * faster**3
     own = Seen(core_mhz, power_w, seen.time_s / faster)

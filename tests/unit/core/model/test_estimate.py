@@ -128,7 +128,14 @@ def test_a_choice_changes_what_the_table_says(half: CostEstimate) -> None:
 
 
 def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measured() -> None:
-    sample_set = _profile(_SETTINGS[5:], gone={"throttle_reasons": ThrottleReason.SW_POWER_CAP})
+    # The cap makes the same of all locks that it does not let the kernel hold.
+    gone: dict[str, object] = {
+        "throttle_reasons": ThrottleReason.SW_POWER_CAP,
+        "observed": None,
+        "time_s": 0.004,
+        "energy_j": 0.004 * 350.0,
+    }
+    sample_set = _profile(_SETTINGS[5:], gone=gone)
     fit = estimate(sample_set)
     raw = {s.asked: s.time_s for s in sample_set.samples if s.kernel == "k0"}
 
@@ -251,7 +258,7 @@ def test_a_kernel_without_usable_rows_is_named(gone: int, words: str) -> None:
     sample_set = _profile()
     capped = [f"k{i}" for i in range(gone)]
     samples = [
-        msgspec.structs.replace(s, throttle_reasons=ThrottleReason.SW_POWER_CAP)
+        msgspec.structs.replace(s, throttle_reasons=ThrottleReason.SW_POWER_CAP, observed=None)
         if s.kernel in capped
         else s
         for s in sample_set.samples

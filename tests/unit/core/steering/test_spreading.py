@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from underclock.core.costs.power_window import has_company, is_uneven, with_durations
 from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz
 from underclock.core.steering.spreading import spread
-from underclock.records import Mix, MixSample
+from underclock.records import Clocks, Mix, MixSample
 
 _LONG = [1e-3] * 200  # a step of 0.2 s
 
@@ -67,12 +67,11 @@ def test_few_companions_and_long_launches_make_few_pieces() -> None:
 
 
 def _step(mix: Mix, round_s: float = 0.3, kernel: str = "", **more: object) -> MixSample:
-    fields: dict[str, object] = {"kernel_s": (1e-3,)} | more
+    fields: dict[str, object] = {"kernel_s": (1e-3,), "core_spread_mhz": 0.0} | more
     return MixSample(
         kernel=kernel,
         mix=mix,
         core_mhz=1700.0,
-        core_spread_mhz=0.0,
         round_s=round_s,
         round_j=1.0,
         window_s=1.0,
@@ -87,6 +86,10 @@ def test_company_that_comes_often_leaves_one_clock() -> None:
     assert not is_uneven(_step(often, round_s=0.29))
     assert is_uneven(_step(often, round_s=0.31))
     assert not is_uneven(_step(at_end, kernel="a"))
+    thin, lock = Mix(idle_s=0.2), Clocks(core_mhz=1900)
+    assert not is_uneven(_step(thin, kernel="a", asked=lock))
+    # The lock did not hold in launches, and idling ran at it: neither's clock is known.
+    assert is_uneven(_step(thin, kernel="a", asked=lock, core_spread_mhz=40.0))
     assert [has_company(mix) for mix in (at_end, Mix(), Mix(idle_s=1.5e-3))] == [True, False, True]
     assert not has_company(Mix(idle_s=1.5e-3, after=(1, 2)))  # it only tells the clock
 

@@ -506,6 +506,8 @@ def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
     sample = gpu.run(Wanted("product", mix), asked=Clocks(core_mhz=1900))
     assert sample.core_mhz == 1900.0
     assert thinned(1900.0, capped, 690.0, 698.0) is None
+    # Within a launch of a second the cap acts, however long the GPU idled before it.
+    assert thinned(1900.0, capped._replace(time_s=1.0), idle_w_, 698.0) is None
 
 
 def test_a_long_step_has_many_companions() -> None:
