@@ -116,7 +116,9 @@ class _Curve:
         near_mhz = seen_mhz or bounds_mhz[0]
         place = int(np.clip(np.searchsorted(core_mhz, near_mhz), 1, len(core_mhz) - 1))
         bin_mhz = max(_BIN_MHZ, float(core_mhz[place] - core_mhz[place - 1]))
-        lowest, highest = bounds_mhz[0] - bin_mhz, min(bounds_mhz[1], core_mhz[-1]) + bin_mhz
+        # Bins are wide where few clocks are known; below half of the lowest nothing runs.
+        lowest = max(bounds_mhz[0] - bin_mhz, core_mhz[0] / 2.0)
+        highest = min(bounds_mhz[1], core_mhz[-1]) + bin_mhz
         if seen_mhz is None:
             return _Clock(np.log(np.linspace(lowest, highest, _POINTS)), np.ones(_POINTS))
         far_mhz = _BINS * bin_mhz

@@ -215,12 +215,13 @@ def rows_of(
             power_run2=power2,
         )
         (free if sample.asked.core_mhz is None else locked).append(row)
+    runs = locked
     if errors.variances is not None:
-        locked = _merged(locked)
+        locked = _merged(runs)
     told = _in_company(sample_set, memory, shape, paces)
     mixed = _company_rows(told, locked, index, _own_memory_mhz(sample_set, memory))
     rows = [*locked, *mixed, *held]
-    _check_enough(sample_set, rows, len(memory))
+    _check_enough(sample_set, [*runs, *mixed, *held], len(memory))
     each = Counter(row.kernel for row in rows if row.power_windows)
     steered = {row.kernel for row in mixed if row.power_windows}
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
