@@ -22,7 +22,8 @@ from typing import Any
 from underclock.core.tracing.alignment import align
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.torch_step import profile, profiler_taken_down
+from underclock.hw.cuda.profiling import profiler_taken_down
+from underclock.hw.cuda.torch_step import profile
 
 ZOO = Path(__file__).parent / "zoo" / "ordinary.py"
 NAMES = (

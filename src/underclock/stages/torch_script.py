@@ -8,15 +8,10 @@ from underclock.errors import NotSupportedError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.profiling import quiet, recorded
 from underclock.hw.cuda.script import Steps, held
 from underclock.hw.cuda.state import Snapshot
-from underclock.hw.cuda.torch_step import (
-    CannotCaptureError,
-    capture,
-    check_free,
-    quiet,
-    recorded,
-)
+from underclock.hw.cuda.torch_step import CannotCaptureError, capture, check_free
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
 from underclock.stages.torch_step import as_step, check_one_device, profiled_only

@@ -22,6 +22,7 @@ from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.profiling import profiler_taken_down, quiet, recorded
 from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import (
     CannotCaptureError,
@@ -30,9 +31,6 @@ from underclock.hw.cuda.torch_step import (
     captured,
     check_same,
     profile,
-    profiler_taken_down,
-    quiet,
-    recorded,
     warm_up,
 )
 from underclock.records.launches import Traced, TracedActivity

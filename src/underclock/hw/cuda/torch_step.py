@@ -1,11 +1,8 @@
 """A user's training step, warmed up, profiled and captured as a CUDA graph."""
 
 import functools
-import json
 import os
-import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,14 +15,13 @@ from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.parts import Parts, splitting
+from underclock.hw.cuda.profiling import recorded
 from underclock.hw.cuda.state import finally_unless_stuck
-from underclock.records.launches import MODULE_MARK
 
 StepFunction = Callable[[], object]
 
 _WARM_UPS = 3  # as PyTorch advises before a capture
 _MOST_ALLOCATIONS = 1_000_000
-_TAKE_DOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
 
 
 class CannotCaptureError(Exception):
@@ -112,37 +108,6 @@ def profile(step: StepFunction) -> Mapping[str, Any]:
         step()
         torch.cuda.synchronize()
     return trace
-
-
-@contextmanager
-def recorded() -> Iterator[Mapping[str, Any]]:
-    """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format."""
-    torch = import_torch()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    seen = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
-    trace: dict[str, Any] = {}
-    with _named_modules(torch), seen:
-        yield trace
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(path))
-        trace |= json.loads(path.read_bytes())
-
-
-@contextmanager
-def profiler_taken_down() -> Iterator[None]:
-    """Have PyTorch's profiler leave the GPU's driver alone after each use.
-
-    Otherwise every launch of the process takes longer from then on (low-rank training step on an
-    H200, bound by the host: 8 to 36 %, measured by us).
-    """
-    before = os.environ.get(_TAKE_DOWN)
-    os.environ.setdefault(_TAKE_DOWN, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_TAKE_DOWN]
 
 
 @contextmanager
@@ -286,57 +251,6 @@ def _memory_errors(torch: Any, doing: str) -> Iterator[None]:
             hint="a captured step and a copy of its state must fit: lower the batch, or end other "
             "processes",
         ) from exc
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep to ourselves what PyTorch has to say of our hooks; all else is said."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_HOOKS)
-        yield
-
-
-_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
-
-
-@contextmanager
-def _named_modules(torch: Any) -> Iterator[None]:
-    """Annotate every module's forward with its path, as long as the block runs."""
-    from torch.nn.modules import module as hooks  # noqa: PLC0415 - the user's own
-
-    paths: dict[int, str] = {}
-    running: list[Any] = []
-
-    def begin(module: Any, _inputs: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if id(module) not in paths:
-            for path, inner in module.named_modules():
-                name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
-                paths.setdefault(id(inner), name or _class_name(module))
-        annotation = torch.profiler.record_function(MODULE_MARK + paths[id(module)])
-        annotation.__enter__()
-        running.append(annotation)
-
-    def end(_module: Any, _inputs: object, _outputs: object) -> None:
-        if running and not torch.compiler.is_compiling():
-            running.pop().__exit__(None, None, None)
-
-    handles = [
-        hooks.register_module_forward_pre_hook(begin),
-        # Also when forward raises, as recomputation does on purpose once it has what it needs.
-        hooks.register_module_forward_hook(end, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _class_name(module: Any) -> str:
-    """Return a module's own class, also where torch.compile wrapped it."""
-    return type(getattr(module, "_orig_mod", module)).__name__
 
 
 def reason_of(exc: BaseException) -> str:

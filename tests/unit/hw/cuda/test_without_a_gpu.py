@@ -12,8 +12,9 @@ from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
+from underclock.hw.cuda.profiling import profiler_taken_down
 from underclock.hw.cuda.state import StuckError
-from underclock.hw.cuda.torch_step import check_free, profiler_taken_down
+from underclock.hw.cuda.torch_step import check_free
 
 
 class Code(int):
