@@ -109,6 +109,7 @@ def run(kernels: int, settings: int, seed: int) -> Run:
         mem_points_mhz=np.array(_MEMS),
         limit_w=math.inf,
         ceiling_mhz=math.inf,
+        auto_mem_mhz=_MEMS[-1],
     )
     clocks = [
         Clocks(core_mhz=int(c), mem_mhz=int(m))

@@ -46,14 +46,14 @@ def held_rows(
     # Where nothing could be locked, the clock was read all through each window already.
     if reach_mhz(sample_set) is not None:
         return ()
-    fastest_mhz = float(model.rows.mem_points_mhz[-1])
+    auto_mem_mhz = model.rows.auto_mem_mhz
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     groups: dict[tuple[int, float], list[Sample]] = defaultdict(list)
     for sample in (*held_back(sample_set), *held_at_auto(sample_set)):
-        groups[index[sample.kernel], ran_mem_mhz(sample, fastest_mhz)].append(sample)
+        groups[index[sample.kernel], ran_mem_mhz(sample, auto_mem_mhz)].append(sample)
     rows: list[Row] = []
     for mem_mhz in sorted({mem_mhz for _, mem_mhz in groups}):
-        ladder = _ladder(settings, mem_mhz, fastest_mhz)
+        ladder = _ladder(settings, mem_mhz, auto_mem_mhz)
         if len(ladder) < _FEWEST:
             continue
         posterior = posterior_of(
@@ -210,10 +210,10 @@ def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[Row]:
     return [row, power] if read else [power]
 
 
-def _ladder(settings: Sequence[Clocks], mem_mhz: float, fastest_mhz: float) -> tuple[Clocks, ...]:
+def _ladder(settings: Sequence[Clocks], mem_mhz: float, auto_mem_mhz: float) -> tuple[Clocks, ...]:
     """Return one locked setting of each core clock at a memory clock, ascending."""
     core: dict[int, Clocks] = {}
     for clocks in settings:
-        if clocks.core_mhz is not None and float(clocks.mem_mhz or fastest_mhz) == mem_mhz:
+        if clocks.core_mhz is not None and float(clocks.mem_mhz or auto_mem_mhz) == mem_mhz:
             core.setdefault(clocks.core_mhz, clocks)
     return tuple(core[mhz] for mhz in sorted(core))

@@ -83,7 +83,7 @@ def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
         ceiling = float(rows.core_mhz.max())
         ceiling = max([ceiling, *[float(s.core_mhz) for s in settings if s.core_mhz]])
     core = np.array([min(float(s.core_mhz or math.inf), ceiling) for s in settings])
-    mem = np.array([float(s.mem_mhz or rows.mem_points_mhz[-1]) for s in settings])
+    mem = np.array([float(s.mem_mhz or rows.auto_mem_mhz) for s in settings])
     return core, mem
 
 

@@ -93,6 +93,7 @@ class Rows:
         limit_w: Power that capped rows settle at; ``inf`` where none was capped.
         ceiling_mhz: Least core clock that the GPU was seen to boost to by itself; ``inf`` where
             it was not seen. Locks above it do not hold.
+        auto_mem_mhz: Memory clock that runs where none is locked, as read; else the fastest.
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran in company.
@@ -116,6 +117,7 @@ class Rows:
     mem_points_mhz: Floats
     limit_w: float
     ceiling_mhz: float
+    auto_mem_mhz: float
     peak_w: float = math.inf
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
@@ -197,6 +199,7 @@ def rows_of(
     asked_mhz = [float(clocks.core_mhz) for clocks in clocks_asked(sample_set) if clocks.core_mhz]
     boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    own_mhz = _own_memory_mhz(sample_set, memory)
     locked: list[Row] = []
     free: list[Row] = []
     errors = errors or run_errors(sample_set)
@@ -207,7 +210,7 @@ def rows_of(
     ):
         if at_cap or (sample.asked.core_mhz is not None and not _holds(sample)):
             continue
-        row = _row(sample, index[sample.kernel], boosted_mhz, memory[-1])
+        row = _row(sample, index[sample.kernel], boosted_mhz, own_mhz)
         row = row._replace(
             time_windows=of_time * row.time_windows,
             power_windows=of_power * row.power_windows,
@@ -219,7 +222,7 @@ def rows_of(
     if errors.variances is not None:
         locked = _merged(runs)
     told = _in_company(sample_set, memory, shape, paces)
-    mixed = _company_rows(told, locked, index, _own_memory_mhz(sample_set, memory))
+    mixed = _company_rows(told, locked, index, own_mhz)
     rows = [*locked, *mixed, *held]
     _check_enough(sample_set, [*runs, *mixed, *held], len(memory))
     each = Counter(row.kernel for row in rows if row.power_windows)
@@ -244,11 +247,12 @@ def rows_of(
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling,
+        auto_mem_mhz=own_mhz,
         peak_w=told.peak_w,
         step=told.step,
         company=company.reshape(len(rows), -1),
         run_variance=None if errors.variances is None else run2,
-        idle=_idle(sample_set, memory[-1]),
+        idle=_idle(sample_set, own_mhz),
     )
 
 
@@ -425,8 +429,9 @@ def _memory_mhz(sample_set: SampleSet) -> list[float]:
 
 
 def _own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
-    """Return the memory clock of a GPU left to itself: as read in the step, else the fastest."""
-    read = [s.observed.mem_mhz for s in sample_set.in_situ if s.observed and s.observed.mem_mhz]
+    """Return the memory clock of a GPU left to itself: as read there, else the fastest."""
+    there = [*sample_set.in_situ, *(s for s in sample_set.samples if s.asked.mem_mhz is None)]
+    read = [s.observed.mem_mhz for s in there if s.observed and s.observed.mem_mhz]
     return float(statistics.median_low(read)) if read else memory[-1]
 
 

@@ -55,6 +55,7 @@ def _rows(*draws: tuple[float, float], spread_w: float = 1.0) -> Rows:
         mem_points_mhz=np.ones(1),
         limit_w=math.inf,
         ceiling_mhz=math.inf,
+        auto_mem_mhz=1.0,
         step=tuple(
             StepDraw(core_mhz=mhz, power_w=power_w, spread_w=spread_w) for mhz, power_w in draws
         ),

@@ -71,6 +71,7 @@ def _truth(
             mem_points_mhz=np.array(_MEMS),
             limit_w=math.inf,
             ceiling_mhz=math.inf,
+            auto_mem_mhz=_MEMS[-1],
         ),
     )
 

@@ -67,6 +67,7 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
         mem_points_mhz=np.array(_MEMS),
         limit_w=math.inf,
         ceiling_mhz=math.inf,
+        auto_mem_mhz=_MEMS[-1],
     )
     return rows, log.reshape(2, _KERNELS, len(_ALL))
 

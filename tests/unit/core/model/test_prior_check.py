@@ -58,6 +58,7 @@ def _rows(off: Floats, *, serial: int | None = None) -> Rows:
         mem_points_mhz=np.array(_MEMS),
         limit_w=math.inf,
         ceiling_mhz=math.inf,
+        auto_mem_mhz=_MEMS[-1],
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.core.model.predictive import clocks_of
 from underclock.core.model.rows import CannotFitError, ceiling_mhz, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
@@ -78,6 +79,16 @@ def test_auto_ran_at_the_fastest_clocks_listed_where_nobody_looked() -> None:
 
     assert rows.core_mhz[rows.kernel == 1].tolist() == [900.0, 2010.0]
     assert rows.mem_mhz[rows.kernel == 1].tolist() == [9251.0, 9251.0]
+
+
+def test_a_memory_left_to_itself_runs_where_it_was_seen_to_not_at_the_fastest() -> None:
+    """Under compute a GPU may run its memory slower than it could be locked to."""
+    grid = [*_grid("a"), _sample("a", 1500, 9501)]
+    left = _sample("a", 1500, None, observed=Clocks(core_mhz=1500, mem_mhz=9251))
+    seen, unseen = rows_of(_profile([*grid, left])), rows_of(_profile(grid))
+    mems = [clocks_of(rows, [Clocks(core_mhz=1500)])[1].tolist() for rows in (seen, unseen)]
+    assert mems == [[9251.0], [9501.0]]
+    assert 9501.0 in seen.mem_points_mhz
 
 
 def test_every_row_keeps_its_clocks_and_its_costs() -> None:

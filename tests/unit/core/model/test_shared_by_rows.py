@@ -53,6 +53,7 @@ def _rows() -> Rows:
         mem_points_mhz=np.array([3000.0]),
         limit_w=math.inf,
         ceiling_mhz=math.inf,
+        auto_mem_mhz=3000.0,
         company=company,
     )
 
