@@ -22,7 +22,7 @@ from typing import Any
 from underclock.core.tracing.alignment import align
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import profiler_taken_down
+from underclock.hw.cuda.profiling import profiler_detaches
 from underclock.hw.cuda.torch_step import profile
 
 ZOO = Path(__file__).parent / "zoo" / "ordinary.py"
@@ -127,7 +127,10 @@ def trace(torch: ModuleType, step: Callable[[], object], name: str) -> dict[str,
     with warnings.catch_warnings(record=True) as warned, redirect_stderr(said):
         warnings.simplefilter("always")
         try:
-            with profiler_taken_down(), torch_step.held_step(step, name=name) as launcher:
+            with (
+                profiler_detaches(detaches=True),
+                torch_step.held_step(step, name=name) as launcher,
+            ):
                 taken_s = time.perf_counter() - begun
                 found = captured_share(torch, launcher, step)
         except UnderclockError as exc:

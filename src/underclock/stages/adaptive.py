@@ -23,7 +23,7 @@ from underclock.core.steering.agenda import IDLING
 from underclock.core.steering.mixing import Seen, thinned
 from underclock.hw.base import Capability, Reading
 from underclock.records import Clocks, Kernel, Mix, SampleSet
-from underclock.stages.next_samples import Wanted, worth_of_samples
+from underclock.stages.next_samples import NextSample, worth_of_samples
 from underclock.stages.recording import Recorder, as_mix_sample
 from underclock.stages.step_runs import StepRuns
 
@@ -126,7 +126,7 @@ class AdaptiveRun:
             self._warm()
         while self._launches and self._steps < _WHOLE_STEPS and not self._spent():
             self._step()
-        self._take(Wanted(kernel, self._baseline) for kernel in self._kernels)
+        self._take(NextSample(kernel, self._baseline) for kernel in self._kernels)
         self._take(self._shared())
         while not self._spent():
             sample_set = self._file.sample_set()
@@ -166,7 +166,7 @@ class AdaptiveRun:
         self._step_runs.run()
         self._steps += 1
 
-    def _take(self, wanted: Iterable[Wanted], *, refit: bool = False) -> int:
+    def _take(self, wanted: Iterable[NextSample], *, refit: bool = False) -> int:
         """Measure what is wanted, clocks by clocks, in random order.
 
         Args:
@@ -196,7 +196,7 @@ class AdaptiveRun:
                         taken += 1
         return taken
 
-    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[Wanted]:
+    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[NextSample]:
         """Measure a kernel at the clocks that are held; return what to measure in its place."""
         self._tell(f"{kernel.name} at {clocks}")
         repeat = self._taken[kernel.name, clocks]
@@ -209,7 +209,7 @@ class AdaptiveRun:
             return []
         return self._slower(kernel, clocks, reading)
 
-    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[Wanted]:
+    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[NextSample]:
         """Return the fastest clocks that a kernel holds alone, where it was never seen at them.
 
         Args:
@@ -227,7 +227,7 @@ class AdaptiveRun:
         if not slower:
             return []
         fastest = max(slower, key=lambda other: other.core_mhz or 0)
-        return [] if self._taken[kernel.name, fastest] else [Wanted(kernel, fastest)]
+        return [] if self._taken[kernel.name, fastest] else [NextSample(kernel, fastest)]
 
     def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> bool:
         """Measure a kernel with idling, at clocks that it cannot hold alone under the cap.
@@ -265,7 +265,7 @@ class AdaptiveRun:
             mix = None if idles else Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
         return False
 
-    def _shared(self) -> list[Wanted]:
+    def _shared(self) -> list[NextSample]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
         top_mhz = ceiling_mhz(self._file.sample_set().samples)
         locked = [
@@ -282,7 +282,7 @@ class AdaptiveRun:
             rotated = [settings[(k + i) % len(settings)] for i in range(len(settings))]
             mine = settings if per_kernel >= len(settings) else rotated
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
-            wanted += [Wanted(kernel, clocks) for clocks in answers[:per_kernel]]
+            wanted += [NextSample(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted
 
     def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
@@ -296,7 +296,7 @@ class AdaptiveRun:
         per_kernel = _points_each(self._limits, len(self._kernels), points)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
-    def _more(self) -> list[Wanted]:
+    def _more(self) -> list[NextSample]:
         """Return one new clock pair a kernel, where samples are too few to fit."""
         wanted = []
         for kernel in self._kernels:
@@ -306,10 +306,10 @@ class AdaptiveRun:
                 if not self._taken[kernel.name, c] and self._bench.can_measure(kernel, c)
             ]
             if fresh:
-                wanted.append(Wanted(kernel, fresh[int(self._random.integers(len(fresh)))]))
+                wanted.append(NextSample(kernel, fresh[int(self._random.integers(len(fresh)))]))
         return wanted
 
-    def _next(self, fit: CostEstimate) -> tuple[list[Wanted], bool]:
+    def _next(self, fit: CostEstimate) -> tuple[list[NextSample], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
         worth = worth_of_samples(fit, self._limits.goals, self._unused, self._bench.takes_s)
         self._unsure = worth.unsure
@@ -319,7 +319,7 @@ class AdaptiveRun:
         self.short_of = short_of if runs and math.isfinite(short_of) else None
         sharp = runs and short_of <= 1.0
         wanted = [
-            Wanted(self._kernels[k], fit.posterior.settings[c])
+            NextSample(self._kernels[k], fit.posterior.settings[c])
             for k, c in worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
         ]
         return [*wanted, *self._reference(fit)], sharp
@@ -335,14 +335,14 @@ class AdaptiveRun:
                 unused[k, c] = self._taken[kernel.name, clocks] < rows
         return unused
 
-    def _reference(self, fit: CostEstimate) -> list[Wanted]:
+    def _reference(self, fit: CostEstimate) -> list[NextSample]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if Capability.RUN not in self._bench.capabilities:
             return []
         longest = int(np.argmax(fit.baseline.energy_j))
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
-        return [Wanted(kernel, seen[0])] if seen else []
+        return [NextSample(kernel, seen[0])] if seen else []
 
     def _rests_on_baseline(self, fit: CostEstimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""

@@ -19,7 +19,7 @@ from underclock.records import Clocks, Kernel, Objective
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NextSample:
     """One sample to take."""
 
     kernel: Kernel

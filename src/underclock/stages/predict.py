@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from underclock.core.prediction.checks import Check, checks_of, widening
+from underclock.core.prediction.checks import PredictiveCheck, checks_of, widening
 from underclock.core.prediction.prior import BaselineRun
 from underclock.core.prediction.savings import (
     at_baseline,
@@ -139,7 +139,7 @@ def _basis(sample_set: SampleSet, baseline: Clocks, like: str | None) -> _Basis:
     )
 
 
-def _off(basis: _Basis, checks: Sequence[Check]) -> float:
+def _off(basis: _Basis, checks: Sequence[PredictiveCheck]) -> float:
     """Return by how much the prior is off; refuse one that says nothing of this GPU.
 
     Raises:
@@ -156,11 +156,11 @@ def _off(basis: _Basis, checks: Sequence[Check]) -> float:
     )
 
 
-def _worst(checks: Sequence[Check]) -> Check:
+def _worst(checks: Sequence[PredictiveCheck]) -> PredictiveCheck:
     return max(checks, key=lambda check: check.deviations)
 
 
-def _doubts(off: float, checks: Sequence[Check]) -> Iterator[str]:
+def _doubts(off: float, checks: Sequence[PredictiveCheck]) -> Iterator[str]:
     """Say where the prior is off, and what of it nothing could check."""
     if off > _WORTH_SAYING:
         yield (

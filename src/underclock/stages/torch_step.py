@@ -22,7 +22,7 @@ from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import profiler_taken_down, quiet, recorded
+from underclock.hw.cuda.profiling import profiler_detaches, quiet, recorded
 from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import (
     CannotCaptureError,
@@ -96,7 +96,7 @@ def trace_step(
         DataError: It launches none.
     """
     name = name or getattr(step, "__name__", "step")
-    with profiler_taken_down(), running_step(step, name=name, tell=tell) as launcher:
+    with profiler_detaches(detaches=True), running_step(step, name=name, tell=tell) as launcher:
         return launcher.traced
 
 

@@ -53,8 +53,8 @@ def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clo
     boost_mhz = ceiling_mhz(sample_set.samples)
     for memory in memories_like_auto(settings, sample_set)[:1]:
         cores = [c.core_mhz or 0 for c in settings if c.mem_mhz == memory]
-        auto_mem_mhz = max((mhz for mhz in cores if mhz <= boost_mhz), default=0)
-        if auto_mem_mhz < boost_mhz - HALF_BIN_MHZ and math.isfinite(boost_mhz):
+        fastest_mhz = max((mhz for mhz in cores if mhz <= boost_mhz), default=0)
+        if fastest_mhz < boost_mhz - HALF_BIN_MHZ and math.isfinite(boost_mhz):
             boost = Clocks(core_mhz=round(boost_mhz), mem_mhz=memory)
             return tuple(sorted((*settings, boost), key=lambda clocks: clocks.rank))
     return settings
@@ -108,12 +108,11 @@ def held_means(
         settings: Length C.
     """
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    auto_mem_mhz = rows.auto_mem_mhz
     core = np.array([float(clocks.core_mhz or math.inf) for clocks in settings])
-    mem = np.array([float(clocks.mem_mhz or auto_mem_mhz) for clocks in settings])
+    mem = np.array([float(clocks.mem_mhz or rows.auto_mem_mhz) for clocks in settings])
     groups: dict[tuple[int, float], list[Sample]] = defaultdict(list)
     for sample in (*held_back(sample_set), *held_at_auto(sample_set)):
-        groups[index[sample.kernel], ran_mem_mhz(sample, auto_mem_mhz)].append(sample)
+        groups[index[sample.kernel], ran_mem_mhz(sample, rows.auto_mem_mhz)].append(sample)
     log_s, log_w, repeats = np.full((3, len(index), len(settings)), np.nan)
     for (k, mem_mhz), samples in groups.items():
         asked_mhz = [s.asked.core_mhz for s in samples if s.asked.core_mhz is not None]

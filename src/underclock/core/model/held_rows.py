@@ -21,7 +21,7 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import Row, Rows, held_at_auto, held_back, ran_mem_mhz
+from underclock.core.model.rows import FitRow, Rows, held_at_auto, held_back, ran_mem_mhz
 from underclock.core.steering.taking_off import reach_mhz
 from underclock.records import Clocks, Sample, SampleSet
 
@@ -35,7 +35,7 @@ _POINTS = 65  # of the grid on which a clock is told
 
 def held_rows(
     sample_set: SampleSet, model: FittedModel, settings: Sequence[Clocks]
-) -> tuple[Row, ...]:
+) -> tuple[FitRow, ...]:
     """Return the rows of samples whose clock was held lower than was asked for.
 
     Args:
@@ -51,7 +51,7 @@ def held_rows(
     groups: dict[tuple[int, float], list[Sample]] = defaultdict(list)
     for sample in (*held_back(sample_set), *held_at_auto(sample_set)):
         groups[index[sample.kernel], ran_mem_mhz(sample, auto_mem_mhz)].append(sample)
-    rows: list[Row] = []
+    rows: list[FitRow] = []
     for mem_mhz in sorted({mem_mhz for _, mem_mhz in groups}):
         ladder = _ladder(settings, mem_mhz, auto_mem_mhz)
         if len(ladder) < _FEWEST:
@@ -167,7 +167,7 @@ class _Clock:
         return mean, math.sqrt(variance)
 
 
-def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[Row]:
+def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[FitRow]:
     """Return the rows of a kernel's samples that were held; none where they tell nothing.
 
     Args:
@@ -191,7 +191,7 @@ def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[Row]:
     moved = time_off / curve.noise[0]
     moved_w = curve.power_exponent(power_mhz) * power_off / curve.noise[1]
     warm = [s.temperature_c for s in samples if s.temperature_c is not None]
-    row = Row(
+    row = FitRow(
         kernel=curve.kernel,
         core_mhz=math.exp(time_mhz),
         mem_mhz=curve.mem_mhz,

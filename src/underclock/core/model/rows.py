@@ -55,7 +55,7 @@ class Idling(NamedTuple):
     log_w: float
 
 
-class Row(NamedTuple):
+class FitRow(NamedTuple):
     """One sample, as the columns of `Rows`."""
 
     kernel: int
@@ -168,7 +168,7 @@ def rows_of(
     shape: GpuConstants | None = None,
     paces: Paces | None = None,
     errors: RunErrors | None = None,
-    held: Sequence[Row] = (),
+    held: Sequence[FitRow] = (),
 ) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
@@ -200,8 +200,8 @@ def rows_of(
     boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     own_mhz = _own_memory_mhz(sample_set, memory)
-    locked: list[Row] = []
-    free: list[Row] = []
+    locked: list[FitRow] = []
+    free: list[FitRow] = []
     errors = errors or run_errors(sample_set)
     unknown = np.full_like(errors.windows, math.nan)
     each_run = unknown if errors.variances is None else errors.variances
@@ -230,7 +230,7 @@ def rows_of(
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
     company = np.array([row.by_company or (0.0,) * told.errors for row in rows])
-    columns = dict(zip(Row._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
+    columns = dict(zip(FitRow._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     of_kernel = columns.pop("kernel").astype(np.int64)
     windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
     run2 = np.stack([columns.pop("time_run2"), columns.pop("power_run2")])
@@ -256,12 +256,12 @@ def rows_of(
     )
 
 
-def _merged(rows: Sequence[Row]) -> list[Row]:
+def _merged(rows: Sequence[FitRow]) -> list[FitRow]:
     """Return one row for all runs of a kernel at the same clocks, which counts for as many.
 
     Runs of one row have in common what is the row's own, so they are not as good as other rows.
     """
-    runs: dict[tuple[int, float, float], list[Row]] = {}
+    runs: dict[tuple[int, float, float], list[FitRow]] = {}
     for row in rows:
         runs.setdefault((row.kernel, row.core_mhz, row.mem_mhz), []).append(row)
     merged = []
@@ -280,22 +280,22 @@ def _merged(rows: Sequence[Row]) -> list[Row]:
     return merged
 
 
-def _row(sample: Sample, kernel: int, boosted_mhz: float, fastest_mem_mhz: float) -> Row:
+def _row(sample: Sample, kernel: int, boosted_mhz: float, auto_mem_mhz: float) -> FitRow:
     """Return a sample as a row.
 
     Args:
         sample: Away from the cap, at clocks that held.
         kernel: Index of its kernel.
         boosted_mhz: Core clock of a GPU left to itself, where nobody read it.
-        fastest_mem_mhz: Memory clock of one left to itself.
+        auto_mem_mhz: Memory clock of one left to itself.
     """
     core = sample.asked.core_mhz
     windows = _FREE_WINDOWS if core is None else 1.0
     seen = sample.observed.core_mhz if sample.observed else None
-    return Row(
+    return FitRow(
         kernel=kernel,
         core_mhz=float(core or seen or boosted_mhz),
-        mem_mhz=ran_mem_mhz(sample, fastest_mem_mhz),
+        mem_mhz=ran_mem_mhz(sample, auto_mem_mhz),
         log_s=math.log(sample.time_s),
         log_w=math.log(sample.energy_j / sample.time_s),
         temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
@@ -345,8 +345,8 @@ def _in_company(
 
 
 def _company_rows(
-    told: _InCompany, locked: Sequence[Row], index: dict[str, int], own_mem_mhz: float
-) -> list[Row]:
+    told: _InCompany, locked: Sequence[FitRow], index: dict[str, int], own_mem_mhz: float
+) -> list[FitRow]:
     """Return rows of kernels in company and inside the step.
 
     Args:
@@ -367,7 +367,7 @@ def _company_rows(
         if one.power_w is not None:
             drawn.setdefault(place(one), []).append((one.core_mhz, one.power_w))
     return [
-        Row(
+        FitRow(
             kernel=place(one),
             core_mhz=one.core_mhz,
             mem_mhz=float(one.mem_mhz or own_mem_mhz),
@@ -384,12 +384,12 @@ def _company_rows(
     ]
 
 
-def _idle(sample_set: SampleSet, fastest_mem_mhz: float) -> tuple[Idling, ...]:
+def _idle(sample_set: SampleSet, auto_mem_mhz: float) -> tuple[Idling, ...]:
     """Return the measurements in which nothing ran."""
     return tuple(
         Idling(
             core_mhz=sample.core_mhz,
-            mem_mhz=float(sample.asked.mem_mhz or fastest_mem_mhz),
+            mem_mhz=float(sample.asked.mem_mhz or auto_mem_mhz),
             temperature_c=_USUAL_C if sample.temperature_c is None else sample.temperature_c,
             log_w=math.log(sample.round_j / sample.round_s),
         )
@@ -403,7 +403,7 @@ def _nearest(drawn: list[tuple[float, float]], core_mhz: float) -> float:
     return min(drawn, key=lambda pair: abs(pair[0] - core_mhz))[1]
 
 
-def _check_enough(sample_set: SampleSet, rows: list[Row], memory_clocks: int) -> None:
+def _check_enough(sample_set: SampleSet, rows: list[FitRow], memory_clocks: int) -> None:
     """Refuse fewer rows than the model has constants."""
     if not rows:
         raise CannotFitError(
@@ -484,10 +484,10 @@ def held_at_auto(sample_set: SampleSet) -> tuple[Sample, ...]:
     )
 
 
-def ran_mem_mhz(sample: Sample, fastest_mhz: float) -> float:
-    """Return the memory clock of a sample: as read, else as asked, else the fastest."""
+def ran_mem_mhz(sample: Sample, auto_mem_mhz: float) -> float:
+    """Return the memory clock of a sample: as read, else as asked, else as auto's."""
     mem_mhz = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
-    return float(mem_mhz or fastest_mhz)
+    return float(mem_mhz or auto_mem_mhz)
 
 
 def _holds(sample: Sample) -> bool:

@@ -29,7 +29,7 @@ _ROW = 0.02  # relative scatter of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class PredictiveCheck:
     """How far something measured is from where the prior said.
 
     Attributes:
@@ -43,7 +43,7 @@ class Check:
 
 def checks_of(
     prior: Prior, runs: Sequence[BaselineRun], sample_set: SampleSet, baseline: Clocks, seed: int
-) -> tuple[Check, ...]:
+) -> tuple[PredictiveCheck, ...]:
     """Check a prior by all that was measured.
 
     Args:
@@ -60,7 +60,7 @@ def checks_of(
     )
 
 
-def widening(checks: Sequence[Check]) -> float:
+def widening(checks: Sequence[PredictiveCheck]) -> float:
     """Return by how much more a prior is off than it allows for; 1 or more."""
     squares = math.fsum(min(check.deviations, _WORST) ** 2 for check in checks)
     return max(1.0, math.sqrt((_USUAL_CHECKS + squares) / (_USUAL_CHECKS + len(checks))))
@@ -68,7 +68,7 @@ def widening(checks: Sequence[Check]) -> float:
 
 def _rest(
     prior: Prior, runs: Sequence[BaselineRun], random: np.random.Generator
-) -> Iterator[Check]:
+) -> Iterator[PredictiveCheck]:
     """Check that no kernel draws less than the GPU at rest."""
     deviations = prior.deviations.times(prior.off)
     rest_w = np.array(
@@ -78,7 +78,7 @@ def _rest(
     above = np.log(rest_w / drawn_w)
     away = above.mean(axis=0) / above.std(axis=0)
     k = int(away.argmax())
-    yield Check(
+    yield PredictiveCheck(
         deviations=max(0.0, float(away[k])),
         words=(
             f"a kernel drew {drawn_w[k]:.3g} W, and the GPU would draw about "
@@ -87,7 +87,7 @@ def _rest(
     )
 
 
-def _clocks(prior: Prior, runs: Sequence[BaselineRun]) -> Iterator[Check]:
+def _clocks(prior: Prior, runs: Sequence[BaselineRun]) -> Iterator[PredictiveCheck]:
     """Check that clocks left to the driver are those that it would choose."""
     free = [
         (run.core_mhz, boost_mhz(prior.gpu, run.temperature_c))
@@ -100,7 +100,7 @@ def _clocks(prior: Prior, runs: Sequence[BaselineRun]) -> Iterator[Check]:
     for what, pairs in (("core", free), ("memory", memory)):
         if pairs:
             seen, said = np.median(np.array(pairs), axis=0).tolist()
-            yield Check(
+            yield PredictiveCheck(
                 deviations=abs(math.log(seen / said)) / (_CLOCK * prior.off),
                 words=f"the {what} ran at {seen:.0f} MHz, and was said to run at {said:.0f}",
             )
@@ -108,7 +108,7 @@ def _clocks(prior: Prior, runs: Sequence[BaselineRun]) -> Iterator[Check]:
 
 def _rows(
     prior: Prior, runs: Sequence[BaselineRun], sample_set: SampleSet, baseline: Clocks, seed: int
-) -> Iterator[Check]:
+) -> Iterator[PredictiveCheck]:
     """Check that costs at other clocks change as the prior says, kernel by kernel."""
     away = [sample for sample in sample_set.samples if sample.asked != baseline]
     if not away:
@@ -126,7 +126,7 @@ def _rows(
         z = (seen - mean[:, k, columns]) / spread[:, k, columns]
         c, s = np.unravel_index(np.abs(z).argmax(), z.shape)
         what = ("time", "power")[c]
-        yield Check(
+        yield PredictiveCheck(
             deviations=math.sqrt(float((z**2).mean())),
             words=(
                 f"{kernel.name!r} at {mine[s].asked} changed its {what} by "

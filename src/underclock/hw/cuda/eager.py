@@ -18,6 +18,7 @@ from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.eager_durations import MARKS, EagerRound, eager_durations
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain
+from underclock.hw.cuda.launch_durations import places_of
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import StepFunction
@@ -125,9 +126,7 @@ class EagerLauncher:
 
     def _places(self) -> tuple[int, ...]:
         """Return which launch of the step each of its nodes serves."""
-        places = {
-            node: place for place, group in enumerate(self.traced.groups) for node in group.nodes
-        }
+        places = places_of(self.traced.groups)
         return tuple(places[node] for node in range(len(self.nodes)))
 
     def _running(self, feed: Feed, round_: Round, rounds: int, launched: EagerRound) -> CudaLoop:

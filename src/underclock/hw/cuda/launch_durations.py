@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from underclock.records.launches import Node, NodeKind, TracedActivity
+from underclock.records.launches import LaunchGroup, Node, NodeKind, TracedActivity
 
 _OVERLAP = 0.1  # of a launch: an H200 shows 0.03 of launches in turn
 
@@ -37,6 +37,15 @@ class GraphLaunch:
 
 Runs = tuple[tuple[GraphLaunch, ...], ...]
 """What is launched over and over, each a graph or several in turn: the parts of a step."""
+
+
+def places_of(groups: Sequence[LaunchGroup]) -> dict[int, int]:
+    """Return which launch each node serves; the first, where several."""
+    places: dict[int, int] = {}
+    for place, group in enumerate(groups):
+        for node in group.nodes:
+            places.setdefault(node, place)
+    return places
 
 
 def mean_durations(seen: Iterable[Sequence[TracedActivity]], runs: Runs) -> dict[int, float] | None:

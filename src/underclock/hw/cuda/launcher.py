@@ -16,7 +16,7 @@ from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
-from underclock.hw.cuda.launch_durations import GraphLaunch, Runs, mean_durations
+from underclock.hw.cuda.launch_durations import GraphLaunch, Runs, mean_durations, places_of
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
@@ -265,7 +265,7 @@ def step_graphs(
         ends: Where each graph ends in them.
         groups: Those of each launch; a memset may serve several, but runs once.
     """
-    places = _places_of(groups)
+    places = places_of(groups)
     graphs = []
     for begin, end in pairwise([0, *ends]):
         graph = GraphLaunch(
@@ -278,15 +278,6 @@ def step_graphs(
         if graph.working:
             graphs.append(graph)
     return tuple(graphs)
-
-
-def _places_of(groups: Sequence[LaunchGroup]) -> dict[int, int]:
-    """Return which launch each node serves; the first, where several."""
-    places: dict[int, int] = {}
-    for place, group in enumerate(groups):
-        for node in group.nodes:
-            places.setdefault(node, place)
-    return places
 
 
 def in_pieces(
@@ -303,8 +294,8 @@ def in_pieces(
         round_: After which launches company runs.
         company: What runs there.
     """
-    places_of = _places_of(groups)
-    step = [(node, places_of.get(index)) for index, node in enumerate(nodes)]
+    places = places_of(groups)
+    step = [(node, places.get(index)) for index, node in enumerate(nodes)]
     launches = step * round_.mix.launches
     runs: list[tuple[GraphNode, int | None]] = []
     begin = 0

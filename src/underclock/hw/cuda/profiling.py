@@ -12,7 +12,7 @@ from typing import Any
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.records.launches import MODULE_MARK
 
-_TAKE_DOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
+_TEARDOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
 _HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
@@ -40,19 +40,22 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def profiler_taken_down() -> Iterator[None]:
-    """Have PyTorch's profiler leave the GPU's driver alone after each use.
+def profiler_detaches(*, detaches: bool) -> Iterator[None]:
+    """Say whether PyTorch's profiler leaves the GPU's driver alone after use, unless the user does.
 
-    Otherwise every launch of the process takes longer from then on (low-rank training step on an
-    H200, bound by the host: 8 to 36 %, measured by us).
+    Where it stays attached, every launch of the process takes longer from then on (low-rank
+    training step on an H200, bound by the host: 8 to 36 %, measured by us). Where it detaches, it
+    does so some time later, in a call of the thread that launches, and takes the timestamps from
+    the next look (pytorch/kineto#1554); with CUDA before 12.6 the look after that crashes.
     """
-    before = os.environ.get(_TAKE_DOWN)
-    os.environ.setdefault(_TAKE_DOWN, "1")
+    if _TEARDOWN in os.environ:
+        yield
+        return
+    os.environ[_TEARDOWN] = str(int(detaches))
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_TAKE_DOWN]
+        os.environ.pop(_TEARDOWN, None)
 
 
 @contextmanager

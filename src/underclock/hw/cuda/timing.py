@@ -1,15 +1,14 @@
 """Times launches inside a loop that runs on, by the GPU's own timestamps (CUPTI, in PyTorch)."""
 
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.cuda.feed import IN_FLIGHT
+from underclock.hw.cuda.profiling import profiler_detaches
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
@@ -17,7 +16,6 @@ _MOST_EVENTS = 30_000  # more take longer to read than to happen
 _LEAST_LAUNCHES = IN_FLIGHT + 3  # those under way at both ends are seen in part, if at all
 _SETTLE_S = 0.3  # a profiler that starts may hold launches up, and then clocks rise
 _TRIES = 3
-_TEARDOWN = "TEARDOWN_CUPTI"  # PyTorch's variable
 _NOT_KERNELS = (("Memset (", NodeKind.MEMSET), ("Memcpy ", NodeKind.COPY))  # by their names
 _HINT = (
     "another profiler may hold the GPU's timestamps (Nsight, a job's own, DCGM's profiling "
@@ -124,7 +122,7 @@ def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]
     """
     profiler = torch.profiler
     with (
-        _stays_attached(),
+        profiler_detaches(detaches=False),
         profiler.profile(activities=[profiler.ProfilerActivity.CUDA], acc_events=True) as profile,
     ):
         clock.sleep_s(for_s)
@@ -140,23 +138,6 @@ def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]
     for event in events:
         by_launch[event.correlation_id()].append(_activity(event, events[0].start_ns()))
     return list(by_launch.values())
-
-
-@contextmanager
-def _stays_attached() -> Iterator[None]:
-    """Keep PyTorch from detaching its profiler from the GPU afterwards, unless the user says so.
-
-    It would do so some time later, in a call of the thread that launches, and take the timestamps
-    from the next look (pytorch/kineto#1554); with CUDA before 12.6 the look after that crashes.
-    """
-    if _TEARDOWN in os.environ:
-        yield
-        return
-    os.environ[_TEARDOWN] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop(_TEARDOWN, None)
 
 
 def _activity(event: Any, begun_ns: int) -> TracedActivity:

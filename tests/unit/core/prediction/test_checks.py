@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from underclock.core.prediction.checks import Check, checks_of, widening
+from underclock.core.prediction.checks import PredictiveCheck, checks_of, widening
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import FITTED, BaselineRun, Prior, ReferenceKernel
 from underclock.core.prediction.time_shares import TimeShares
@@ -37,7 +37,7 @@ def _samples(*samples: Sample, kernels: tuple[str, ...] = ("a",)) -> SampleSet:
     )
 
 
-def _checks(run: BaselineRun = _RUN, *samples: Sample) -> dict[str, Check]:
+def _checks(run: BaselineRun = _RUN, *samples: Sample) -> dict[str, PredictiveCheck]:
     found = checks_of(_PRIOR, [run], _samples(*samples), AUTO, seed=0)
     return {check.words.split()[0]: check for check in found}
 
@@ -138,7 +138,7 @@ def test_a_kernel_without_rows_elsewhere_is_not_checked() -> None:
     ],
 )
 def test_a_prior_is_off_by_what_its_checks_say(deviations: list[float], factor: float) -> None:
-    checks = [Check(deviations=each, words="") for each in deviations]
+    checks = [PredictiveCheck(deviations=each, words="") for each in deviations]
 
     assert widening(checks) == pytest.approx(factor)
 

@@ -12,7 +12,7 @@ from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
-from underclock.hw.cuda.profiling import profiler_taken_down
+from underclock.hw.cuda.profiling import profiler_detaches
 from underclock.hw.cuda.state import StuckError
 from underclock.hw.cuda.torch_step import check_free
 
@@ -139,6 +139,6 @@ def test_the_profiler_is_taken_down_unless_the_user_says_otherwise(
     monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
     if before is not None:
         monkeypatch.setenv("TEARDOWN_CUPTI", before)
-    with profiler_taken_down():
+    with profiler_detaches(detaches=True):
         assert os.environ["TEARDOWN_CUPTI"] == (before or "1")
     assert os.environ.get("TEARDOWN_CUPTI") == before
