@@ -56,13 +56,15 @@ def trace(
         raise UsageError(
             "a step's sizes are its own", hint="change them in its file, not with --size"
         )
-    # PyTorch is imported for functions only.
-    from underclock.stages.torch_script import trace_script  # noqa: PLC0415
+    # What needs PyTorch is imported for functions and scripts only.
+    if isinstance(what, Script):
+        from underclock.stages.torch_script import trace_script  # noqa: PLC0415
+
+        step = trace_script(what, tell=progress).step
+        return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
     from underclock.stages.torch_step import load_step, trace_step  # noqa: PLC0415
 
-    if isinstance(what, Script):
-        step = trace_script(what, tell=progress).step
-    elif isinstance(what, str):
+    if isinstance(what, str):
         step = trace_step(load_step(what), tell=progress).step
     else:
         return trace_step(what, tell=progress).step
