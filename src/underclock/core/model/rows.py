@@ -15,6 +15,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
+from underclock.core.costs.unreached import unreached
 from underclock.core.model.checks import check_values, clocks_asked
 from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.start import unknown_gpu
@@ -222,7 +223,9 @@ def rows_of(
     if errors.variances is not None:
         locked = _merged(runs)
     told = _in_company(sample_set, memory, shape, paces)
-    mixed = _company_rows(told, locked, index, own_mhz)
+    expected = unreached(sample_set)
+    guessed_w = dict(zip(expected.places.tolist(), expected.power_w.tolist(), strict=True))
+    mixed = _company_rows(told, locked, index, own_mhz, guessed_w)
     rows = [*locked, *mixed, *held]
     _check_enough(sample_set, [*runs, *mixed, *held], len(memory))
     each = Counter(row.kernel for row in rows if row.power_windows)
@@ -345,7 +348,11 @@ def _in_company(
 
 
 def _company_rows(
-    told: _InCompany, locked: Sequence[FitRow], index: dict[str, int], own_mem_mhz: float
+    told: _InCompany,
+    locked: Sequence[FitRow],
+    index: dict[str, int],
+    own_mem_mhz: float,
+    guessed_w: dict[int, float],
 ) -> list[FitRow]:
     """Return rows of kernels in company and inside the step.
 
@@ -354,6 +361,8 @@ def _company_rows(
         locked: Rows of kernels alone at held clocks.
         index: Of kernels, by their names.
         own_mem_mhz: Memory clock of a GPU left to itself.
+        guessed_w: Power of kernels that never ran by themselves, by index: their size for the fit,
+            which no row tells.
     """
 
     def place(one: Left) -> int:
@@ -366,6 +375,8 @@ def _company_rows(
     for one in told.left:
         if one.power_w is not None:
             drawn.setdefault(place(one), []).append((one.core_mhz, one.power_w))
+    for k, power_w in guessed_w.items():
+        drawn.setdefault(k, [(math.inf, power_w)])
     return [
         FitRow(
             kernel=place(one),
