@@ -148,19 +148,6 @@ def _two_drivers() -> str:
     return f"{_file('one.db')} {_file('two.db', driver='2')}"
 
 
-def _too_few() -> str:
-    # One kernel, one clock: two rows.
-    header = SampleSet(
-        evidence=Evidence.MEASURED,
-        gpu=GpuInfo(name="G"),
-        workload="train",
-        kernels=(Kernel(name="a"),),
-    )
-    with SampleFile.create(Path("few.db"), header) as file:
-        file.append(Sample(kernel="a", asked=Clocks(core_mhz=900), time_s=1.0, energy_j=1.0))
-    return "few.db"
-
-
 def _none() -> str:
     header = SampleSet(
         evidence=Evidence.MEASURED,
@@ -185,7 +172,6 @@ def _backwards() -> str:
     [
         (_two_gpus, "samples from two GPUs or drivers in one fit: G", "each by themselves"),
         (_two_drivers, "G (driver 1, 300 W) and G (driver 2, 300 W)", "measure again"),
-        (_too_few, "1 samples away from the power cap are fewer than", "more clock pairs"),
         (lambda: _file("c.db", capped="abcdefgh"), "all 64 samples ran", "lower core clocks"),
         (_backwards, "sample 17 is not as it was written", "measure again"),
         (_none, "no samples to fit", "measure first"),

@@ -16,7 +16,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.records import Evidence, Kernel, Kind, MeasurementSettings, Mix, Pass
 from underclock.testing import LauncherContract, MixingMeasurerContract
 
@@ -35,13 +35,6 @@ pytestmark = [
 ]
 
 ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo"
-
-
-@pytest.fixture(autouse=True)
-def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(READ_ONLY, "1")
-    yield
-    torch.cuda.empty_cache()
 
 
 class Trainer:

@@ -166,7 +166,7 @@ def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
         mem_mhz=where.mem_mhz,
         core_mhz=where.core_mhz,
         log=log.reshape(shape),
-        by_shared=prediction.by_shared().reshape(*shape, -1),
+        by_shared=prediction.by_shared().reshape(*shape, len(model.parameters.shared)),
         by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
         apart=apart,
         apart_rows=apart_rows,

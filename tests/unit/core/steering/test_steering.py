@@ -717,14 +717,13 @@ def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> No
     assert bench.peak_w == pytest.approx(950.0, rel=0.01)
 
 
-def test_too_few_measurements_in_company_are_refused(steered: SampleSet) -> None:
+def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) -> None:
     only = msgspec.structs.replace(steered, mixed=steered.mixed[:1], samples=(), in_situ=())
 
-    with pytest.raises(CannotFitError):
+    with pytest.raises(CannotFitError, match="all 1 samples ran at the power cap or at unknown"):
         rows_of(only)
-    alone = tuple(s for s in steered.mixed if s.kernel == "copy")[:2]
-    with pytest.raises(CannotFitError, match="fewer than the model's constants"):
-        rows_of(msgspec.structs.replace(only, mixed=alone))
+    some = tuple(s for s in steered.mixed if s.kernel == "copy")[:1]
+    assert "copy" in rows_of(msgspec.structs.replace(only, mixed=some)).names
 
 
 @pytest.mark.parametrize(
