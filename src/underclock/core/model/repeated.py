@@ -166,9 +166,7 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     )
 
 
-def auto_of_runs(
-    sample_set: SampleSet, posterior: Posterior, auto: Clocks
-) -> Baseline:
+def auto_of_runs(sample_set: SampleSet, posterior: Posterior, auto: Clocks) -> Baseline:
     """Return what auto costs, as its runs say and the fit at the fastest lock.
 
     For samples of which too few are repeats to tell by themselves how runs scatter.
