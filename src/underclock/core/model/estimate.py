@@ -44,7 +44,7 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import repeated_table, with_excess
+from underclock.core.model.repeated import auto_of_runs, repeated_table, with_excess
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
@@ -185,7 +185,10 @@ def estimate(
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
     of_runs = None
     if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
-        of_runs = repeated_table(sample_set, baseline=auto).auto
+        if auto.core_mhz is None and rows.run_variance is None:
+            of_runs = auto_of_runs(sample_set, posterior, auto)
+        else:
+            of_runs = repeated_table(sample_set, baseline=auto).auto
         auto_s, auto_j = of_runs.time_s, of_runs.energy_j
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(

@@ -5,7 +5,6 @@ Shape letters: R rows, K kernels, M memory clocks.
 
 import dataclasses
 import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -428,9 +427,7 @@ def _memory_mhz(sample_set: SampleSet) -> list[float]:
 
 def _own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
     """Return the memory clock of a GPU left to itself: as read there, else the fastest."""
-    there = [*sample_set.in_situ, *(s for s in sample_set.samples if s.asked.mem_mhz is None)]
-    read = [s.observed.mem_mhz for s in there if s.observed and s.observed.mem_mhz]
-    return float(statistics.median_low(read)) if read else memory[-1]
+    return float(sample_set.auto_mem_mhz or memory[-1])
 
 
 def ceiling_mhz(samples: Sequence[Sample]) -> float:
