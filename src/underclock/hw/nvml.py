@@ -4,6 +4,7 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 """
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +14,21 @@ import pynvml
 
 from underclock.errors import (
     DeviceError,
+    NotAppliedError,
     NotPermittedError,
     NotSupportedError,
     UnderclockError,
     UsageError,
 )
 from underclock.hw import gpm
+from underclock.hw.served_simulator import served_in_place
+from underclock.hw.simulated.installed import LOCKED_CLOCKS
 from underclock.records import Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.records.latencies import Domain
 
 READ_ONLY = "UNDERCLOCK_READ_ONLY"
+
+_LIMIT_ROUNDING_W = 0.5  # of the power limit, where a driver rounds it
 
 _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
@@ -37,6 +44,10 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
         NotSupportedError,
         "no NVIDIA driver here: use --gpu sim:rtx3080ti or replay:TABLE.csv",
     ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+        DeviceError,
+        "the driver went away: load it, or start the served simulator, again",
+    ),
     pynvml.NVML_ERROR_GPU_IS_LOST: (DeviceError, "the GPU fell off the bus: reboot the machine"),
     pynvml.NVML_ERROR_INVALID_ARGUMENT: (UsageError, "see `underclock doctor` for valid clocks"),
 }
@@ -45,31 +56,40 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
 def is_read_only() -> bool:
     """Whether every write to a GPU is forbidden.
 
-    On real GPUs the environment says so; a simulated driver, on which nothing can be broken, says
-    so itself.
+    On real GPUs, and on simulated ones that other processes use too, the environment says so; a
+    simulated driver of this process alone, on which nothing can be broken, says so itself.
     """
     simulated = _simulated_read_only()
     return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
 
 
 def _simulated_read_only() -> bool | None:
-    """Return whether the simulated driver forbids writes; ``None`` where the driver is real."""
+    """Return whether this process's simulated driver forbids writes; ``None`` if it has none."""
     read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
     return read_only
+
+
+def is_simulated() -> bool:
+    """Whether what answers in NVML's place is simulated; inside an `nvml_session`."""
+    return bool(getattr(pynvml.nvmlLib, "simulated", False))
 
 
 @contextmanager
 def nvml_session() -> Iterator[None]:
     """Keep NVML initialised for the length of a block.
 
+    Where the environment names served simulated GPUs, they are what NVML lists, unless a simulated
+    driver of this process is in its place already.
+
     Raises:
         DeviceError: There is no driver, or it does not answer.
     """
-    _call("start NVML", pynvml.nvmlInit)
-    try:
-        yield
-    finally:
-        _call("stop NVML", pynvml.nvmlShutdown)
+    with served_in_place():
+        _call("start NVML", pynvml.nvmlInit)
+        try:
+            yield
+        finally:
+            _call("stop NVML", pynvml.nvmlShutdown)
 
 
 def gpu_count() -> int:
@@ -214,6 +234,58 @@ class NvmlGpu:
                 with contextlib.suppress(NotSupportedError):
                     self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
 
+    def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
+        """Return between which clocks one is locked; ``None`` where it is not.
+
+        Raises:
+            NotSupportedError: A real driver does not tell.
+        """
+        function = getattr(pynvml.nvmlLib, LOCKED_CLOCKS, None)
+        if function is None:
+            raise NotSupportedError(
+                "NVIDIA's driver does not tell which clocks are locked",
+                hint="compare running clocks under load with what was asked for",
+            )
+        kind = pynvml.NVML_CLOCK_SM if domain is Domain.CORE else pynvml.NVML_CLOCK_MEM
+        low, high = ctypes.c_uint(), ctypes.c_uint()
+        code = function(self._handle, ctypes.c_uint(kind), ctypes.byref(low), ctypes.byref(high))
+        if code == pynvml.NVML_ERROR_NOT_FOUND:
+            return None
+        _call(f"read the lock of the {domain}", _checked, code)
+        return low.value, high.value
+
+    def power_limit_w(self) -> float:
+        """Return the power limit that was set, or the default."""
+        return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
+
+    def default_power_limit_w(self) -> float:
+        """Return the power limit that the GPU has where nobody set another."""
+        limit = self._get("default power limit", pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
+        return float(limit) / 1e3
+
+    def set_power_limit_w(self, limit_w: float) -> None:
+        """Set the power limit; it outlives this process.
+
+        Raises:
+            UsageError: The GPU takes no such limit.
+            NotSupportedError: It takes none at all.
+            NotPermittedError: This process may not set one.
+            NotAppliedError: The driver accepted it, and has another.
+        """
+        # The wrapper of the call's second version ignores what it returns; so read it back.
+        limit_mw = round(limit_w * 1e3)
+        self._set(
+            f"set the power limit to {limit_w:g} W",
+            pynvml.nvmlDeviceSetPowerManagementLimit,
+            limit_mw,
+        )
+        found_w = self.power_limit_w()
+        if abs(found_w - limit_mw / 1e3) > _LIMIT_ROUNDING_W:
+            raise NotAppliedError(
+                f"the power limit was set to {limit_w:g} W and is {found_w:g} W",
+                hint="another program may set it too, or this GPU rounds it",
+            )
+
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:
         """Say what gives the clocks back where this process could not."""
@@ -221,7 +293,11 @@ class NvmlGpu:
             yield
         except UnderclockError as exc:
             if _simulated_read_only() is None:  # a simulated GPU is gone with its process
-                line = f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                line = (
+                    "`underclock restore` gives the clocks back"
+                    if is_simulated()
+                    else f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                )
                 exc.hint = f"{exc.hint}; {line}" if exc.hint else line
             raise
 
@@ -235,6 +311,12 @@ class NvmlGpu:
                 f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
             )
         _call(what, function, self._handle, *arguments)
+
+
+def _checked(code: int) -> None:
+    """Raise what a return code means, as nvidia-ml-py's own functions do."""
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
