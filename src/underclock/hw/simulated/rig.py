@@ -10,8 +10,8 @@ from underclock.hw.base import Loop
 from underclock.hw.nvml import NvmlGpu, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.installed import installed
 from underclock.hw.simulated.faults import FaultScript
+from underclock.hw.simulated.installed import installed
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
 from underclock.hw.simulated.work import Neighbour
 from underclock.records import Kernel

@@ -20,7 +20,7 @@ Argument = dict[str, Any] | None
 _POINTER = "P"
 _TEXT = "z"
 _NUMBERS: dict[str, type[Any]] = {
-    kind._type_: kind  # noqa: SLF001 - ctypes has no other name for it
+    kind._type_: kind
     for kind in (
         ctypes.c_bool,
         ctypes.c_char,
