@@ -81,9 +81,7 @@ with nvml_session():
     assert served.gpus[0].core_lock is None
 
 
-def test_a_gpu_can_be_lost_and_comes_back_without_locks(
-    served: Served, control: Control
-) -> None:
+def test_a_gpu_can_be_lost_and_comes_back_without_locks(served: Served, control: Control) -> None:
     with nvml_session():
         gpu = NvmlGpu()
         gpu.lock(Clocks(core_mhz=900))

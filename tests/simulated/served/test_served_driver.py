@@ -119,11 +119,12 @@ def test_the_environment_closes_writes_here_too(
     with nvml_session():
         assert is_read_only()
         gpu = NvmlGpu()
-        for write in (
+        writes: tuple[Callable[[], None], ...] = (
             lambda: gpu.lock(Clocks(core_mhz=1050)),
             gpu.unlock,
             lambda: gpu.set_power_limit_w(300.0),
-        ):
+        )
+        for write in writes:
             with pytest.raises(NotPermittedError, match=READ_ONLY):
                 write()
     assert served.gpus[0].core_lock is None

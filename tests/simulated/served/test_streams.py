@@ -90,16 +90,15 @@ def test_a_step_lasts_as_long_as_on_a_gpu_of_this_process(
 
 
 def test_it_runs_at_the_clocks_that_it_has_by_then(
-    bench: _Bench, stream: ServedStream, served: Served
+    stream: ServedStream, served: Served, comes: Callable[[Callable[[], bool]], None]
 ) -> None:
-    del bench
     gpu = served.gpus[0]
     loop = gpu.running
     assert loop is not None
     lasted_s = []
-    for bounds in (None, (420, 420)):
-        gpu.lock_core(bounds)
-        served.clock.sleep_s(0.1)
+    for bounds in (None, (810, 810)):
+        gpu.lock_mem(bounds)
+        comes(lambda: bounds is None or gpu.mem_mhz == 810)  # noqa: B023 - called at once
         stream.work(0, 4)
         stream.synchronise()
         lasted_s.append(loop.took_s[0])
