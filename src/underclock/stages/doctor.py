@@ -6,7 +6,7 @@ import platform
 import underclock
 from underclock.errors import DeviceError
 from underclock.gpus.catalogue import model_names
-from underclock.hw.nvml import READ_ONLY, gpu_count, is_read_only, nvml_session
+from underclock.hw.nvml_calls import READ_ONLY, gpu_count, is_read_only, nvml_session
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.stages.backends import open_gpu
 from underclock.stages.gpu_names import GpuName, parse_gpu
