@@ -61,9 +61,9 @@ def _checked(folder: Path) -> Path:
 class Ownership:
     """The right to set one GPU; the system gives it up when nobody has its file open any more."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, uuid: str, descriptor: int) -> None:
+        self.uuid = uuid
         self.descriptor = descriptor
-        self._path = path
 
     @classmethod
     def take(cls, folder: Path, uuid: str, *, wait_s: float = _WAIT_S) -> Self:
@@ -85,7 +85,7 @@ class Ownership:
                     raise _owned(uuid, conductor, watcher) from exc
                 time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
             else:
-                return cls(path, descriptor)
+                return cls(uuid, descriptor)
 
     def name(self, conductor: int, watcher: int | None = None) -> None:
         """Say who has it."""

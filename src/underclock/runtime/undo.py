@@ -157,6 +157,11 @@ class Armed:
         self._next = self._armed.with_asked(setting, value)
         carry_out(protocol.CHANGE, {**self._journal_hands(), **hands})
 
+    def end(self) -> Undone:
+        """Undo, and give the lock back; where the undo fails, the journal stays."""
+        hands = {Act.RELEASE_LOCK: self.lock.release}
+        return give_back(protocol.END, self.gpu, self._file.path.parent, hands)
+
     def _journal_hands(self) -> dict[Act, Callable[[], None]]:
         following = self._next
         if following is None:
