@@ -10,10 +10,20 @@ from typing import Any
 
 import pynvml
 
-from underclock.errors import NotSupportedError, UnderclockError, UsageError
+from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw import gpm
-from underclock.hw.nvml_calls import call, gpu_count, set_by, simulated_read_only
+from underclock.hw.nvml_calls import (
+    call,
+    gpu_count,
+    is_simulated,
+    locked_mhz,
+    set_by,
+    simulated_read_only,
+)
 from underclock.records import Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.records.latencies import Domain
+
+_LIMIT_ROUNDING_W = 0.5  # of the power limit, where a driver rounds it
 
 
 class NvmlGpu:
@@ -153,6 +163,47 @@ class NvmlGpu:
                 with contextlib.suppress(NotSupportedError):
                     self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
 
+    def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
+        """Return between which clocks one is locked; ``None`` where it is not.
+
+        Raises:
+            NotSupportedError: A real driver does not tell.
+        """
+        kind = pynvml.NVML_CLOCK_SM if domain is Domain.CORE else pynvml.NVML_CLOCK_MEM
+        return locked_mhz(self._handle, kind)
+
+    def power_limit_w(self) -> float:
+        """Return the power limit that was set, or the default."""
+        return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
+
+    def default_power_limit_w(self) -> float:
+        """Return the power limit that the GPU has where nobody set another."""
+        limit = self._get("default power limit", pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
+        return float(limit) / 1e3
+
+    def set_power_limit_w(self, limit_w: float) -> None:
+        """Set the power limit; it outlives this process.
+
+        Raises:
+            UsageError: The GPU takes no such limit.
+            NotSupportedError: It takes none at all.
+            NotPermittedError: This process may not set one.
+            NotAppliedError: The driver accepted it, and has another.
+        """
+        # The wrapper of the call's second version ignores what it returns; so read it back.
+        limit_mw = round(limit_w * 1e3)
+        self._set(
+            f"set the power limit to {limit_w:g} W",
+            pynvml.nvmlDeviceSetPowerManagementLimit,
+            limit_mw,
+        )
+        found_w = self.power_limit_w()
+        if abs(found_w - limit_mw / 1e3) > _LIMIT_ROUNDING_W:
+            raise NotAppliedError(
+                f"the power limit was set to {limit_w:g} W and is {found_w:g} W",
+                hint="another program may set it too, or this GPU rounds it",
+            )
+
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:
         """Say what gives the clocks back where this process could not."""
@@ -160,7 +211,11 @@ class NvmlGpu:
             yield
         except UnderclockError as exc:
             if simulated_read_only() is None:  # a simulated GPU is gone with its process
-                line = f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                line = (
+                    "`underclock restore` gives the clocks back"
+                    if is_simulated()
+                    else f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                )
                 exc.hint = f"{exc.hint}; {line}" if exc.hint else line
             raise
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pynvml
 
 from underclock.errors import NotSupportedError, UnderclockError
-from underclock.hw.nvml_calls import call, set_by
+from underclock.hw.nvml_calls import call, locked_mhz, set_by
 
 
 class Setting(StrEnum):
@@ -25,7 +25,8 @@ class Setting(StrEnum):
 
 CLOCKS = (Setting.CORE, Setting.MEMORY)
 
-Value = float | None  # MHz of a locked clock, W of the limit, 0 or 1 of persistence mode
+Value = float | tuple[int, int] | None
+"""MHz of a locked clock or between which it is locked, W of the limit, 0 or 1 of persistence."""
 
 
 class SettableGpu(Protocol):
@@ -57,6 +58,7 @@ _LOCKS: dict[Setting, tuple[Callable[..., Any], Callable[..., Any]]] = {
         pynvml.nvmlDeviceResetMemoryLockedClocks,
     ),
 }
+_NUMBERS = {Setting.CORE: pynvml.NVML_CLOCK_SM, Setting.MEMORY: pynvml.NVML_CLOCK_MEM}
 
 
 class SettableNvmlGpu:
@@ -72,8 +74,10 @@ class SettableNvmlGpu:
         return self._uuid
 
     def read(self, setting: Setting) -> Value:
-        """Return what is set; ``None`` for a clock, whose lock NVML does not tell."""
+        """Return what is set; ``None`` for a clock, whose lock only a simulated driver tells."""
         try:
+            if setting in _NUMBERS:
+                return locked_mhz(self._handle, _NUMBERS[setting])
             if setting is Setting.LIMIT:
                 limit_mw = call(
                     "read the power limit", pynvml.nvmlDeviceGetPowerManagementLimit, self._handle
@@ -90,8 +94,8 @@ class SettableNvmlGpu:
         """Set it; ``None`` gives a clock back to the driver."""
         if setting in _LOCKS:
             self._lock(setting, value)
-        elif value is None:
-            raise ValueError(f"there is no {setting} to give back to: name a value")
+        elif value is None or isinstance(value, tuple):
+            raise ValueError(f"{value} is no {setting}")
         elif setting is Setting.LIMIT:
             self._set(
                 f"set the power limit to {value:g} W",
@@ -105,8 +109,9 @@ class SettableNvmlGpu:
         lock, give_back = _LOCKS[setting]
         if mhz is None:
             self._set(f"unlock the {setting}", give_back)
-        else:
-            self._set(f"lock the {setting} at {mhz:g} MHz", lock, int(mhz), int(mhz))
+            return
+        low, high = mhz if isinstance(mhz, tuple) else (int(mhz), int(mhz))
+        self._set(f"lock the {setting} at {low} to {high} MHz", lock, low, high)
 
     def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
         try:

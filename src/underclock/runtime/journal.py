@@ -141,5 +141,8 @@ def _journal(document: dict[str, Any], uuid: str) -> Journal:
     )
 
 
-def _value(value: float | None) -> Value:
+def _value(value: float | list[int] | None) -> Value:
+    if isinstance(value, list):
+        low, high = value
+        return int(low), int(high)
     return None if value is None else float(value)

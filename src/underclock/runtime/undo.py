@@ -57,6 +57,8 @@ def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
         now = gpu.read(setting)
     except UnderclockError:
         return True
+    if isinstance(now, tuple) and now[0] == now[1]:
+        now = float(now[0])
     return now != journal.found[setting] and now in journal.asked[setting]
 
 
@@ -73,10 +75,17 @@ def _put_back(
         except UnderclockError as exc:
             failed.append(f"the {setting} STAYS set: {exc}")
         else:
-            unit = "W" if setting is Setting.LIMIT else "MHz" if setting in CLOCKS else ""
-            to = "given back to the driver" if value is None else f"put back to {value:g} {unit}"
-            done.append(f"{setting} {to.strip()}")
+            done.append(_sentence(setting, value))
     return tuple(done), tuple(failed)
+
+
+def _sentence(setting: Setting, value: Value) -> str:
+    if value is None:
+        return f"{setting} given back to the driver"
+    if isinstance(value, tuple):
+        return f"{setting} locked at {value[0]} to {value[1]} MHz again"
+    unit = " W" if setting is Setting.LIMIT else ""
+    return f"{setting} put back to {value:g}{unit}"
 
 
 class Armed:
