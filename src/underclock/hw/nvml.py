@@ -4,97 +4,26 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 """
 
 import contextlib
-import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pynvml
 
-from underclock.errors import (
-    DeviceError,
-    NotAppliedError,
-    NotPermittedError,
-    NotSupportedError,
-    UnderclockError,
-    UsageError,
-)
+from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw import gpm
-from underclock.hw.served_simulator import served_in_place
-from underclock.hw.simulated.installed import LOCKED_CLOCKS
+from underclock.hw.nvml_calls import (
+    call,
+    gpu_count,
+    is_simulated,
+    locked_mhz,
+    set_by,
+    simulated_read_only,
+)
 from underclock.records import Clocks, GpuInfo, ThrottleReason, Utilisation
 from underclock.records.latencies import Domain
 
-READ_ONLY = "UNDERCLOCK_READ_ONLY"
-
 _LIMIT_ROUNDING_W = 0.5  # of the power limit, where a driver rounds it
-
-_ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
-    pynvml.NVML_ERROR_NO_PERMISSION: (
-        NotPermittedError,
-        "locking clocks needs root or an operator's daemon; reading and auto clocks do not",
-    ),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: (
-        NotSupportedError,
-        "this GPU cannot; leave that clock at auto, for memory with --mem-mhz auto",
-    ),
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (NotSupportedError, "the driver is too old for this"),
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
-        NotSupportedError,
-        "no NVIDIA driver here: use --gpu sim:rtx3080ti or replay:TABLE.csv",
-    ),
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-        DeviceError,
-        "the driver went away: load it, or start the served simulator, again",
-    ),
-    pynvml.NVML_ERROR_GPU_IS_LOST: (DeviceError, "the GPU fell off the bus: reboot the machine"),
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: (UsageError, "see `underclock doctor` for valid clocks"),
-}
-
-
-def is_read_only() -> bool:
-    """Whether every write to a GPU is forbidden.
-
-    On real GPUs, and on simulated ones that other processes use too, the environment says so; a
-    simulated driver of this process alone, on which nothing can be broken, says so itself.
-    """
-    simulated = _simulated_read_only()
-    return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
-
-
-def _simulated_read_only() -> bool | None:
-    """Return whether this process's simulated driver forbids writes; ``None`` if it has none."""
-    read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
-    return read_only
-
-
-def is_simulated() -> bool:
-    """Whether what answers in NVML's place is simulated; inside an `nvml_session`."""
-    return bool(getattr(pynvml.nvmlLib, "simulated", False))
-
-
-@contextmanager
-def nvml_session() -> Iterator[None]:
-    """Keep NVML initialised for the length of a block.
-
-    Where the environment names served simulated GPUs, they are what NVML lists, unless a simulated
-    driver of this process is in its place already.
-
-    Raises:
-        DeviceError: There is no driver, or it does not answer.
-    """
-    with served_in_place():
-        _call("start NVML", pynvml.nvmlInit)
-        try:
-            yield
-        finally:
-            _call("stop NVML", pynvml.nvmlShutdown)
-
-
-def gpu_count() -> int:
-    """Return how many GPUs the driver lists; inside an `nvml_session`."""
-    return int(_call("count GPUs", pynvml.nvmlDeviceGetCount))
 
 
 class NvmlGpu:
@@ -105,7 +34,7 @@ class NvmlGpu:
         if not 0 <= index < count:
             raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {count}")
         self._index = index
-        self._handle = _call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+        self._handle = call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
 
     def info(self) -> GpuInfo:
         """Return its name, UUID, driver and power limit."""
@@ -114,7 +43,7 @@ class NvmlGpu:
             .removeprefix("NVIDIA ")
             .removeprefix("GeForce "),
             uuid=self.uuid(),
-            driver=_call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
+            driver=call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
             power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
             power_range_w=self._power_range_w(),
         )
@@ -240,19 +169,8 @@ class NvmlGpu:
         Raises:
             NotSupportedError: A real driver does not tell.
         """
-        function = getattr(pynvml.nvmlLib, LOCKED_CLOCKS, None)
-        if function is None:
-            raise NotSupportedError(
-                "NVIDIA's driver does not tell which clocks are locked",
-                hint="compare running clocks under load with what was asked for",
-            )
         kind = pynvml.NVML_CLOCK_SM if domain is Domain.CORE else pynvml.NVML_CLOCK_MEM
-        low, high = ctypes.c_uint(), ctypes.c_uint()
-        code = function(self._handle, ctypes.c_uint(kind), ctypes.byref(low), ctypes.byref(high))
-        if code == pynvml.NVML_ERROR_NOT_FOUND:
-            return None
-        _call(f"read the lock of the {domain}", _checked, code)
-        return low.value, high.value
+        return locked_mhz(self._handle, kind)
 
     def power_limit_w(self) -> float:
         """Return the power limit that was set, or the default."""
@@ -292,7 +210,7 @@ class NvmlGpu:
         try:
             yield
         except UnderclockError as exc:
-            if _simulated_read_only() is None:  # a simulated GPU is gone with its process
+            if simulated_read_only() is None:  # a simulated GPU is gone with its process
                 line = (
                     "`underclock restore` gives the clocks back"
                     if is_simulated()
@@ -302,27 +220,8 @@ class NvmlGpu:
             raise
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
-        return _call(f"read the {what}", function, self._handle, *arguments)
+        return call(f"read the {what}", function, self._handle, *arguments)
 
     def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
         """Write to the device: the one gate that read-only mode closes."""
-        if is_read_only():
-            raise NotPermittedError(
-                f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
-            )
-        _call(what, function, self._handle, *arguments)
-
-
-def _checked(code: int) -> None:
-    """Raise what a return code means, as nvidia-ml-py's own functions do."""
-    if code != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(code)
-
-
-def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML, turning its errors into ours at this one boundary."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError as exc:
-        kind, hint = _ERRORS.get(exc.value, (DeviceError, ""))
-        raise kind(f"could not {what}: {exc}", hint=hint) from exc
+        set_by(what, function, self._handle, *arguments)

@@ -15,7 +15,8 @@ from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, is_simulated, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.conductor import Scheduled, ScheduledLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig

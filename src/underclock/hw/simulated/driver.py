@@ -46,7 +46,7 @@ class SimulatedDriver:
     Args:
         gpus: The GPUs, in index order.
         root: Whether the process may lock clocks.
-        read_only: Whether this process's own gate (`hw.nvml`) is closed to writes.
+        read_only: Whether this process's own gate (`hw.nvml_calls`) is closed to writes.
         clock: The GPUs' time; by default one of their own, which passes while calls sleep.
     """
 
