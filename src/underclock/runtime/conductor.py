@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 from underclock.errors import UnderclockError, UsageError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableGpu, SettableNvmlGpu
+from underclock.hw.settable import SettableGpu
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.ownership import runtime_folder
 from underclock.runtime.processes import Process
 from underclock.runtime.undo import Armed, Undone, arm
@@ -185,7 +186,7 @@ def _carry_out(order: Order) -> Ending:
     with nvml_session():
         begin: Begin = getattr(importlib.import_module(module), name)
         return conduct(
-            [SettableNvmlGpu(uuid) for uuid in order.gpus],
+            [settable_gpu(uuid) for uuid in order.gpus],
             lambda gpus: begin(gpus, order.options),
             trainer=trainer,
             folder=runtime_folder(),
