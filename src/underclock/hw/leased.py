@@ -29,6 +29,10 @@ def helper_path() -> str:
     return os.environ.get(HELPER, "") or USUAL
 
 
+class HelperGoneError(DeviceError):
+    """The service ended the connection, and the lease with it."""
+
+
 class Helper:
     """A connection to the service.
 
@@ -49,7 +53,7 @@ class Helper:
         """Ask for something.
 
         Raises:
-            DeviceError: It does not answer any more.
+            HelperGoneError: It does not answer any more.
             UnderclockError: It refuses.
         """
         with self._lock:
@@ -57,9 +61,9 @@ class Helper:
                 send(self._connection, message)
                 answer = self._reader.receive()
             except Gone as exc:
-                raise DeviceError(
-                    f"`underclock serve` is gone: {exc}",
-                    hint="it put back what it had set, or does so when it is started again",
+                raise HelperGoneError(
+                    f"`underclock serve` ended the lease: {exc}",
+                    hint="it puts back what it had set; what it says tells why",
                 ) from exc
         if "error" in answer:
             raise _refusal(answer)
@@ -88,7 +92,7 @@ def _connected(path: str) -> socket.socket:
         connection.connect(path)
         _, uid, _ = peer_of(connection)
         if uid not in {0, os.getuid()}:
-            raise NotPermittedError(  # noqa: TRY301 - closed below, as for every other reason
+            raise NotPermittedError(
                 f"user {uid} answers at {path}, who is not root and not this one",
                 hint=f"let {HELPER} name the operator's socket",
             )
@@ -142,7 +146,11 @@ class LeasedGpu:
     def write(self, setting: Setting, value: Value) -> None:
         """Have it set; ``None`` gives a clock back to the driver."""
         check_writable(f"set the {setting}")
-        self._leased().ask({"do": "set", "gpu": self.uuid, "setting": setting, "value": value})
+        try:
+            self._leased().ask({"do": "set", "gpu": self.uuid, "setting": setting, "value": value})
+        except HelperGoneError:
+            self.close()  # what is set next takes another lease
+            raise
 
     def close(self) -> None:
         """Give the lease back; the service undoes what is still set."""

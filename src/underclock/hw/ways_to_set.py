@@ -5,7 +5,6 @@ itself; else through zeusd. NVML's own API restriction and application clocks ar
 does not cover locks, the other is deprecated.
 """
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from underclock.hw.settable import SettableGpu, SettableNvmlGpu
 
 
 class WayName(StrEnum):
-    """What a way is called."""
+    """What a way is called, those first that are taken first."""
 
     DIRECT = "direct"
     SERVICE = "underclock serve"
@@ -38,15 +37,10 @@ class Way(NamedTuple):
 
 
 def ways() -> tuple[Way, ...]:
-    """Return every way, those first that are taken first; inside an `nvml_session`."""
-    looks: dict[WayName, Callable[[], Way]] = {
-        WayName.DIRECT: _direct,
-        WayName.SERVICE: _service,
-        WayName.ZEUSD: _zeusd,
-    }
+    """Return every way, in their order; inside an `nvml_session`."""
     if is_read_only():
-        return tuple(Way(name, works=False, why=f"{READ_ONLY} is set") for name in looks)
-    return tuple(look() for look in looks.values())
+        return tuple(Way(name, works=False, why=f"{READ_ONLY} is set") for name in WayName)
+    return _direct(), _service(), _zeusd()
 
 
 def settable_gpu(uuid: str) -> SettableGpu:
@@ -68,8 +62,7 @@ def settable_gpu(uuid: str) -> SettableGpu:
 
         return ZeusdGpu(uuid, Zeusd(socket_path()))
     raise NotPermittedError(
-        f"nothing here may set GPU {uuid}: "
-        + "; ".join(f"{way.name}: {way.why}" for way in found),
+        f"nothing here may set GPU {uuid}: " + "; ".join(f"{way.name}: {way.why}" for way in found),
         hint="the cheapest way to open is `underclock serve --group GROUP`, run by root",
     )
 

@@ -24,6 +24,7 @@ from underclock.errors import (
 )
 from underclock.hw.nvml_calls import call, check_writable
 from underclock.hw.settable import CLOCKS, SettableNvmlGpu, Setting, Value
+from underclock.hw.wire import Message
 
 SOCKET = "ZEUSD_SOCK_PATH"
 """Zeus's own name for where its daemon listens."""
@@ -67,14 +68,14 @@ class Zeusd:
         self._connection = _UnixConnection(path)
         self._token = os.environ.get(_TOKEN, "")
 
-    def discover(self) -> dict[str, Any]:
+    def discover(self) -> Message:
         """Return what it says of itself.
 
         Raises:
             DeviceError: It does not answer.
             NotPermittedError: It sets no GPUs for this process.
         """
-        found: dict[str, Any] = self._ask("GET", "/discover", {}, "ask zeusd what it can do")
+        found = self._ask("GET", "/discover", {}, "ask zeusd what it can do")
         groups = found.get("enabled_api_groups")
         if groups is not None and _CONTROL not in groups:
             raise NotPermittedError(
@@ -107,8 +108,8 @@ class Zeusd:
         """Close the connection; it opens again when it is used."""
         self._connection.close()
 
-    def _ask(self, method: str, path: str, query: Mapping[str, object], what: str) -> Any:
-        """Ask once, and once more where the connection rested too long: setting twice is no harm."""
+    def _ask(self, method: str, path: str, query: Mapping[str, object], what: str) -> Message:
+        """Ask, and again where the connection had rested too long: setting twice is no harm."""
         target = f"{path}?{urlencode(query)}" if query else path
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         for rested in (self._connection.sock is not None, False):
@@ -127,7 +128,8 @@ class Zeusd:
                 ) from exc
         if response.status != http.client.OK:
             raise _error(response.status, body, what)
-        return json.loads(body) if body else None
+        found: Message = json.loads(body) if body else {}
+        return found
 
 
 def _error(status: int, body: bytes, what: str) -> UnderclockError:

@@ -110,7 +110,7 @@ def conduct(
         OwnedError: Somebody else sets one of the GPUs.
         UnderclockError: It cannot begin, or the work fails; everything was undone.
     """
-    with _asked_to_end() as asked:
+    with asked_to_end() as asked:
         watching = Watching(folder)
         armed: list[Armed] = []
         undone: tuple[Undone, ...] = ()
@@ -151,7 +151,7 @@ def _until_end(work: Work, watching: Watching, trainer: int, asked: socket.socke
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[socket.socket]:
+def asked_to_end() -> Iterator[socket.socket]:
     """Turn signals that ask the process to end into bytes to read, so that none comes in between.
 
     A driver's call is never interrupted by one.

@@ -1,13 +1,13 @@
 """`underclock serve`: sets clocks for users who may not, and puts back what they leave behind.
 
-Whoever connects takes a lease of a GPU, and is its owner by what the kernel says of the connection.
-A lease ends with the connection, when its owner is silent for too long, or when its time is up; what
-was set under it is undone then. Should this service end badly, a watcher of its own undoes.
+Whoever connects takes a lease of a GPU, and is its owner by what the kernel says of the
+connection. A lease ends with the connection, when its owner is silent for too long, or when its
+time is up; what was set under it is undone then. Should this service end badly, a watcher of its
+own undoes.
 
 One process does all of it, one thing after the other: a driver takes one setter at a time anyway.
 """
 
-import contextlib
 import select
 import socket
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from underclock.hw.settable import SettableGpu, Setting, Value
 from underclock.hw.socket_file import peer_of
 from underclock.hw.wire import Gone, Message, Unpacker, framed
 from underclock.runtime.ownership import OwnedError
-from underclock.runtime.undo import Armed, Undone, arm
+from underclock.runtime.undo import Armed, arm
 from underclock.runtime.watching import Watching
 
 SILENT_S = 3 * HEARTBEAT_S
@@ -144,10 +144,9 @@ class Service:
         now_s = self._clock.now_s()
         due_s = [now_s + _REST_S]
         for lease in self._leases.values():
-            due_s += [lease.until_s, now_s + HEARTBEAT_S if lease.owner is None else 0.0]
+            due_s += [lease.until_s, lease.watching.next_s]
             if lease.owner is not None:
-                due_s[-1] = lease.owner.heard_s + SILENT_S
-            due_s.append(lease.watching.next_s)
+                due_s.append(lease.owner.heard_s + SILENT_S)
         return max(0.0, min(due_s) - now_s)
 
     def _accept(self, server: socket.socket) -> None:
@@ -163,13 +162,13 @@ class Service:
         """Take what an owner says; where it has gone, end its leases."""
         try:
             chunk = peer.connection.recv(_CHUNK)
-            if not chunk:
-                raise Gone("the other side closed the connection")
             peer.unpacker.feed(chunk)
             while (message := peer.unpacker.next()) is not None:
                 peer.heard_s = self._clock.now_s()
                 peer.connection.sendall(framed(self._answer(peer, message)))
         except (Gone, OSError):
+            chunk = b""
+        if not chunk:
             self._drop(peer, "has ended")
 
     def _answer(self, peer: _Peer, message: Message) -> Message:
@@ -258,7 +257,7 @@ class Service:
                     self._end(uuid, "undo was tried again")
             elif now_s >= lease.until_s:
                 self._end(uuid, f"lasted for {self._limit_s:g} s, which is the limit")
-            elif now_s >= lease.owner.heard_s + SILENT_S:
+            elif now_s >= lease.owner.heard_s + SILENT_S and not _has_news(lease.owner):
                 self._drop(lease.owner, f"said nothing for {SILENT_S:g} s")
             else:
                 self._tend_watcher(uuid, lease, now_s)
@@ -280,7 +279,7 @@ class Service:
     def _end(self, uuid: str, why: str) -> None:
         """Undo what was set under a lease; where that fails, try again later."""
         lease = self._leases[uuid]
-        undone = lease.armed.end() if lease.owner is not None else _undone_again(lease)
+        undone = lease.armed.end()
         said = "; ".join((*undone.done, *undone.failed)) or "nothing was set"
         self._tell(f"the lease of GPU {uuid} {why}; {said}")
         if undone.failed:
@@ -297,18 +296,17 @@ class Service:
         self._peers.clear()
 
 
-def _undone_again(lease: _Lease) -> Undone:
-    return lease.armed.end()
+def _has_news(peer: _Peer) -> bool:
+    """Whether something came that we have yet to hear, as while a setter took its time."""
+    return bool(select.select([peer.connection], [], [], 0.0)[0])
 
 
 def _has_gone(peer: _Peer) -> bool:
     """Whether a peer closed its end, which we may have yet to hear of."""
-    with contextlib.suppress(BlockingIOError):
-        try:
-            return not peer.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except ConnectionError:
-            return True
-    return False
+    try:
+        return _has_news(peer) and not peer.connection.recv(1, socket.MSG_PEEK)
+    except ConnectionError:
+        return True
 
 
 def _setting(name: Any) -> Setting:  # noqa: ANN401 - as it came

@@ -110,7 +110,8 @@ def test_it_is_a_process_of_its_own_to_who_looks(
 ) -> None:
     import os
 
-    from underclock.hw.nvml import NvmlGpu, nvml_session
+    from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 
     with nvml_session():
         assert list(NvmlGpu().neighbours()) == [os.getpid()]

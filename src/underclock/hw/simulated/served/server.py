@@ -32,8 +32,8 @@ from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
 from underclock.hw.simulated.served.paced import PacedClock
 from underclock.hw.simulated.served.stream_requests import StreamRequests
 from underclock.hw.simulated.served.streams import StreamLoop
-from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.hw.socket_file import answering, peer_of
+from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.records import Step
 
 _LOOK_S = 0.02  # a busy GPU is let catch up at least so often
