@@ -18,7 +18,7 @@ from typing import Any
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.leased import HEARTBEAT_S
-from underclock.hw.settable import SettableGpu, Setting, Value
+from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
 from underclock.hw.socket_file import peer_of
 from underclock.hw.wire import Gone, Message, Unpacker, framed
 from underclock.runtime.ownership import OwnedError
@@ -245,7 +245,10 @@ class Service:
             raise NotPermittedError(
                 f"{peer} has no lease of GPU {uuid}", hint="it ended: take another"
             )
-        lease.armed.set(_setting(message["setting"]), _value(message["value"]))
+        setting, value = _setting(message["setting"]), _value(message["value"])
+        if setting not in CLOCKS and not isinstance(value, float):
+            raise UsageError(f"{value} is no {setting}", hint="only a clock can be given back")
+        lease.armed.set(setting, value)
         return {}
 
     def tend(self) -> None:
