@@ -304,6 +304,7 @@ def _row(victims: tuple[Victim, ...], kills: list[Kill], *, stopped: bool) -> st
 def main() -> None:
     """Kill as often as asked, and print the page."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     draw = random.Random(seed)  # noqa: S311 - which kill comes next
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
