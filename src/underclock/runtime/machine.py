@@ -10,15 +10,14 @@ A simulator's clock, a real page and tests drive the same machine.
 """
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.latency import Latencies
-from underclock.runtime.line import Line, Outcome
+from underclock.runtime.line import Line
 from underclock.runtime.locks import Lock, LockState
 from underclock.runtime.position import Position, Seen
+from underclock.runtime.steps import Ask, PassedStep, RunningStep, State
 from underclock.runtime.timetable import Change, Timetable
 
 _ROUNDING_S = 1e-12
@@ -26,62 +25,6 @@ _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05
 _IDLE = 0.5  # of the usual power: the GPU waits. 150 of 690 W in a collective on an H200
 _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believed again
-
-
-class State(StrEnum):
-    """What the machine does; the value is the sentence shown to the user."""
-
-    WAITING = "no step began yet"
-    FOLLOWING = "clocks follow the plan"
-    HELD = "clocks are held, whatever the launch"
-    STALLED = "the step stands still"
-    LOST = "marks make no sense, so clocks are left to the driver"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What to call the setter with.
-
-    Attributes:
-        domain: Whose clock.
-        to_mhz: ``None`` gives it back.
-        call_s: How long the call is expected to block.
-        number: Of the change that it is; ``None`` where it holds, whatever the launch.
-        expected_s: When the change's launch is expected to begin.
-    """
-
-    domain: Domain
-    to_mhz: int | None
-    call_s: float = 0.0
-    number: int | None = None
-    expected_s: float = -math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassedStep:
-    """A step that ended.
-
-    Attributes:
-        number: Counted from 0.
-        began_s: When its first mark was seen.
-        time_s: Until the next step's first mark.
-        state: What the machine did all along; `State.FOLLOWING` only where it did nothing else.
-        planned: Changes that the timetable has.
-        asked: Of which were asked for.
-        outcomes: How those met their launches that began in this step.
-        stalled_s: How long it stood still.
-        overruled: Of every lock that was overruled, why; in words.
-    """
-
-    number: int
-    began_s: float
-    time_s: float
-    state: State
-    planned: int
-    asked: int
-    outcomes: tuple[Outcome, ...]
-    stalled_s: float = 0.0
-    overruled: tuple[str, ...] = ()
 
 
 class Machine:
@@ -111,7 +54,7 @@ class Machine:
         self._usual_w: float | None = None
         self._power_w: float | None = None
         self._looked: tuple[Clocks, float] | None = None
-        self._begin_step(math.nan)
+        self._step = RunningStep(state=self.state)
 
     def follow(self, timetable: Timetable | None = None) -> None:
         """Let clocks follow the timetable, or another one of the same launches and marks."""
@@ -131,7 +74,7 @@ class Machine:
     def saw(self, mark: int, at_s: float) -> None:
         """Take note of the page's word: one more than the last mark reached, 0 before any."""
         position = self.position
-        position.learns = self._whole is State.FOLLOWING and not self._stalled_s
+        position.learns = self._step.state is State.FOLLOWING and not self._step.stalled_s
         expected_s = position.next_mark_s()
         seen = position.saw(mark, at_s)
         if seen is Seen.NOTHING:
@@ -142,11 +85,11 @@ class Machine:
         if self.state is State.WAITING:
             self._enter(State.FOLLOWING if self._held is None else State.HELD)
         elif self.state is State.STALLED:
-            self._stalled_s += max(0.0, at_s - expected_s)
+            self._step.stalled_s += max(0.0, at_s - expected_s)
             self._enter(State.FOLLOWING)
         if self.state is State.FOLLOWING and position.before is not None:
             for line in self._lines.values():
-                self._outcomes += line.passes(position)
+                self._step.outcomes += line.passes(position)
         if seen is Seen.STEP:
             self._end_step(at_s)
 
@@ -203,10 +146,10 @@ class Machine:
                 returned_s + latencies.delay_s(change), change.believed.stall_s
             )
             if ask.number is not None:
-                self._asked += 1
+                self._step.asked += 1
                 effect_s = returned_s + latencies.delay_s(change)
                 met = line.flies(ask.number, ask.expected_s, effect_s)
-                self._outcomes += [] if met is None else [met]
+                self._step.outcomes += [] if met is None else [met]
         self.locks[ask.domain].accept(returned_s, sure_s)
 
     def refused(self, ask: Ask, at_s: float, why: str) -> None:
@@ -236,7 +179,7 @@ class Machine:
         self._learn_delay(clocks, at_s)
         for lock in self.locks.values():
             if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
-                self._overruled.append(lock.why)
+                self._step.overruled.append(lock.why)
         self._power_w = power_w
         moves = self.state in {State.FOLLOWING, State.HELD}
         if power_w is not None and moves and at_s < self._still_s():
@@ -323,38 +266,21 @@ class Machine:
         if self._held is None:
             self._enter(State.LOST)
         self._sensible = 0
-        self._begin_step(math.nan)
+        self._step = RunningStep(state=self.state)
 
     def _enter(self, state: State) -> None:
         self.state = state
         if state is not State.FOLLOWING:
-            self._whole = state
+            self._step.state = state
         if state is State.FOLLOWING:
             for line in self._lines.values():
                 line.enter(self.position.launch)
 
-    def _begin_step(self, at_s: float) -> None:
-        self._began_s, self._asked, self._stalled_s = at_s, 0, 0.0
-        self._whole: State = self.state
-        self._outcomes: list[Outcome] = []
-        self._overruled: list[str] = []
-
     def _end_step(self, at_s: float) -> None:
-        if not math.isnan(self._began_s):
-            self._passed.append(
-                PassedStep(
-                    number=self.position.rounds - 1,
-                    began_s=self._began_s,
-                    time_s=at_s - self._began_s,
-                    state=self._whole,
-                    planned=self.timetable.planned,
-                    asked=self._asked,
-                    outcomes=tuple(self._outcomes),
-                    stalled_s=self._stalled_s,
-                    overruled=tuple(self._overruled),
-                )
-            )
-        self._begin_step(at_s)
+        step, self._step = self._step, RunningStep(state=self.state, began_s=at_s)
+        if step.is_whole:
+            number, planned = self.position.rounds - 1, self.timetable.planned
+            self._passed.append(step.passed(number, at_s, planned))
         if self.state is State.LOST:
             self._sensible += 1
             if self._sensible > _SENSIBLE_STEPS:

@@ -113,7 +113,7 @@ class Position:
             return Seen.STEP if mark == 0 else Seen.ON
         usual_s = self._between_s(self.mark, mark)
         took_s = at_s - self.at_s
-        took_s -= self._stalled_s(at_s, took_s - self.pace * usual_s)
+        took_s -= self._stalled_s(took_s - self.pace * usual_s)
         is_step = mark < self.mark
         if self._is_impossible(mark, took_s, usual_s):
             self._restart(mark, at_s, is_step=is_step)
@@ -168,14 +168,13 @@ class Position:
         """Put off what comes after stalls that are expected and did not show yet."""
         return at_s + sum(stall_s for begins_s, stall_s in self._stalls_s if begins_s < at_s)
 
-    def _stalled_s(self, at_s: float, over_s: float) -> float:
+    def _stalled_s(self, over_s: float) -> float:
         """Return for how long nothing executed since the last mark, as marks tell.
 
         When a stall begins is known as well as delays are: it may lie on either side of a mark.
 
         Args:
-            at_s: When a mark was seen.
-            over_s: How much later than it would have been without any stall.
+            over_s: How much later the mark was seen than it would have been without any stall.
         """
         shown_s = 0.0
         for stall in self._stalls_s[:]:

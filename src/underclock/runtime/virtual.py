@@ -14,7 +14,8 @@ import numpy as np
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.records.latencies import Domain
-from underclock.runtime.machine import Ask, Machine
+from underclock.runtime.machine import Machine
+from underclock.runtime.steps import Ask
 
 _LEAST_LENGTH = 0.2  # of a step that varies
 
