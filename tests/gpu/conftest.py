@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from underclock.hw.nvml import READ_ONLY
+from underclock.hw.nvml_calls import READ_ONLY
 
 
 @pytest.fixture(autouse=True)
