@@ -163,7 +163,7 @@ def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats, scatter2: Floats) -> f
     seen = (cost**2 * np.bincount(runs.row, by_itself.off**2))[known]
     each = np.maximum(seen, usual * freedom) / freedom
     more = float(seen.sum()) / float((usual * freedom).sum())
-    return max(1.0, more) * _for_freedom(each, freedom)
+    return max(1.0, more) * _for_freedom(each, freedom.astype(np.float64))
 
 
 def _for_freedom(variance: Floats, freedom: Floats) -> float:
