@@ -158,12 +158,12 @@ def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats, scatter2: Floats) -> f
     known = (freedom > 0) & in_sum
     if not known.any():
         of_kernel = np.bincount(runs.kernel, freedom)[runs.kernel] + OF_USUAL
-        return _for_freedom(usual[in_sum], of_kernel[in_sum])
+        return _for_freedom(usual[in_sum], of_kernel[in_sum].astype(np.float64))
     usual, freedom = usual[known], freedom[known]
     seen = (cost**2 * np.bincount(runs.row, by_itself.off**2))[known]
     each = np.maximum(seen, usual * freedom) / freedom
     more = float(seen.sum()) / float((usual * freedom).sum())
-    return max(1.0, more) * _for_freedom(each, freedom.astype(np.float64))
+    return max(1.0, more) * _for_freedom(each, freedom)
 
 
 def _for_freedom(variance: Floats, freedom: Floats) -> float:
