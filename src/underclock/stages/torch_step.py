@@ -7,12 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from underclock.core.tracing.alignment import (
-    align,
-    first_difference,
-    otherwise_captured,
-    paired,
-)
+from underclock.core.tracing.alignment import first_difference
+from underclock.core.tracing.captured import captured_step
 from underclock.core.tracing.profile import activities, captured_calls, synchronising
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
@@ -201,15 +197,12 @@ def as_step(
         calls: What asked for each node, as far as `profile.captured_calls` knows.
         plain: What the GPU did in a plain run.
     """
-    nodes = [node.node for node in graph.nodes]
-    aligned = align(nodes, plain)
-    other = otherwise_captured(nodes, aligned, plain)
-    return traced_step(
+    return captured_step(
         name,
-        nodes,
-        paired(nodes, calls) or aligned,
+        [node.node for node in graph.nodes],
+        calls,
+        plain,
         cleared=cleared_before(graph.nodes),
-        warnings=[other] if other else [],
         data_sizes=graph.parts.sizes,
     )
 

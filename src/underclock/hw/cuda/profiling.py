@@ -23,7 +23,7 @@ def recorded() -> Iterator[Mapping[str, Any]]:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     seen = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
     trace: dict[str, Any] = {}
-    with _named_modules(torch), seen:
+    with named_modules(torch), seen:
         yield trace
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -59,7 +59,7 @@ def profiler_detaches(*, detaches: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _named_modules(torch: Any) -> Iterator[None]:
+def named_modules(torch: Any) -> Iterator[None]:
     """Annotate every module's forward with its path, as long as the block runs."""
     from torch.nn.modules import module as hooks  # noqa: PLC0415 - the user's own
 
