@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from underclock.core.tracing.captured import captured_step
+from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
 from underclock.core.tracing.profile import activities, captured_calls
-from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.records.launches import Node, Traced, TracedActivity
 
 _CATEGORIES = frozenset(
@@ -77,12 +76,12 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def traced(self, name: str) -> Traced:
         """Trace the step, as `underclock trace` does."""
-        seen = self.seen
+        plain = PlainRun.of(self.trace)
         if not self.nodes:
-            return traced_step(name, nodes_of(seen), seen)
+            return profiled_step(name, plain)
         calls = captured_calls(self.capture) if self.capture else ()
         return captured_step(
-            name, self.nodes, calls, seen, cleared=self.cleared, data_sizes=self.sizes
+            name, self.nodes, calls, plain, cleared=self.cleared, data_sizes=self.sizes
         )
 
 

@@ -12,7 +12,7 @@ from recorded import Recording, compact, read, with_launches, write
 from underclock.core.tracing.profile import synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.records import Kind, Pass
-from underclock.records.launches import NodeKind
+from underclock.records.launches import NodeKind, Traced, TracedActivity
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 ORDINARY = sorted((TRACES / "ordinary").glob("*.json.gz"))
@@ -60,6 +60,16 @@ def recording(path: Path) -> Recording:
     return read(path)
 
 
+@pytest.fixture(scope="module")
+def seen(recording: Recording) -> tuple[TracedActivity, ...]:
+    return recording.seen
+
+
+@pytest.fixture(scope="module")
+def traced(recording: Recording) -> Traced:
+    return recording.traced("s")
+
+
 def test_all_eleven_classes_are_recorded() -> None:
     assert {_name(path) for path in ORDINARY} == set(_CLASSES)
 
@@ -70,23 +80,24 @@ def test_a_recording_says_what_of_it_nobody_saw(path: Path, recording: Recording
         assert bool(recording.invented) == recording.about.startswith("CPU")
 
 
-def test_the_time_of_the_gpu_is_that_of_operators_that_are_known(recording: Recording) -> None:
-    seen = recording.seen
+def test_the_time_of_the_gpu_is_that_of_operators_that_are_known(
+    seen: tuple[TracedActivity, ...],
+) -> None:
     known_s = sum(one.duration_s for one in seen if one.operator)
     assert known_s >= 0.99 * sum(one.duration_s for one in seen)
 
 
-def test_the_time_of_the_gpu_is_that_of_kernels_of_the_step(recording: Recording) -> None:
-    traced = recording.traced("s")
+def test_the_time_of_the_gpu_is_that_of_kernels_of_the_step(
+    recording: Recording, seen: tuple[TracedActivity, ...], traced: Traced
+) -> None:
     assert not traced.step.obstacle
     assert sum(k.count for k in traced.step.kernels) == len(traced.step.order)
     launched = {node for group in traced.groups for node in group.nodes}
-    nodes = recording.nodes or nodes_of(recording.seen)
+    nodes = recording.nodes or nodes_of(seen)
     assert launched == {i for i, one in enumerate(nodes) if one.kind is not NodeKind.OTHER}
 
 
-def test_passes_are_told_apart(recording: Recording) -> None:
-    seen = recording.seen
+def test_passes_are_told_apart(seen: tuple[TracedActivity, ...]) -> None:
     total_s = sum(one.duration_s for one in seen)
     of_pass = {p: sum(one.duration_s for one in seen if one.pass_ is p) for p in Pass}
     assert min(of_pass[p] for p in (Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)) > 0.0
@@ -97,8 +108,8 @@ def test_passes_are_told_apart(recording: Recording) -> None:
     )
 
 
-def test_kernels_have_names_of_their_own_that_say_where_they_run(recording: Recording) -> None:
-    kernels = recording.traced("s").step.kernels
+def test_kernels_have_names_of_their_own_that_say_where_they_run(traced: Traced) -> None:
+    kernels = traced.step.kernels
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     for pass_ in (Pass.FORWARD, Pass.BACKWARD):
         mine = [kernel for kernel in kernels if kernel.pass_ is pass_]
