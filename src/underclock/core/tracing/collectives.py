@@ -30,6 +30,7 @@ _DTYPES = {  # as c10 writes them: width in bytes, and our name
 }
 _WIDTHS = {name: width for width, name in _DTYPES.values()}
 _MESSAGE = re.compile(r"(\w+)\[(\d+)\]")
+_AMONG = re.compile(r" among (\d+) ranks")
 
 
 def operator_and_shapes(
@@ -73,3 +74,14 @@ def bytes_of(operator: str, shapes: str) -> float | None:
         return None
     sizes = [_WIDTHS.get(dtype, 0) * int(count) for dtype, count in _MESSAGE.findall(shapes)]
     return float(sum(sizes)) or None
+
+
+def ranks_of(operator: str, shapes: str) -> int:
+    """Return how many ranks an operator needs; 1 where it is no collective.
+
+    Args:
+        operator: As for `bytes_of`.
+        shapes: Likewise.
+    """
+    found = _AMONG.search(shapes) if is_collective(operator) else None
+    return int(found[1]) if found else 1

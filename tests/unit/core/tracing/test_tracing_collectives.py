@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from underclock.core.tracing.collectives import bytes_of, is_collective
+from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
+from underclock.core.tracing.collectives import bytes_of, is_collective, ranks_of
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import streams
@@ -175,3 +176,19 @@ def test_a_collective_of_another_size_or_group_is_another_kernel() -> None:
     seen = activities({"traceEvents": events})
     step = traced_step("s", nodes_of(seen), seen).step
     assert [kernel.count for kernel in step.kernels] == [2, 1, 1]
+
+
+def test_a_trace_says_how_much_of_its_collectives_is_off_the_critical_path() -> None:
+    plain = PlainRun.of(_ddp())
+    told = "collectives take 0.008 ms of the step, 0.008 ms of these off its critical path"
+    seen = profiled_step("ddp", plain, obstacle="why").step
+    captured = captured_step("ddp", nodes_of(plain.seen), (), plain).step
+
+    assert [words.split(":")[0] for words in seen.warnings] == [told, "why"]
+    assert [words.split(":")[0] for words in captured.warnings] == [told]
+
+
+def test_ranks_are_those_of_the_group() -> None:
+    assert ranks_of("nccl::allreduce", "fp32[8] to fp32[8] among 16 ranks in group '0'") == 16
+    assert ranks_of("nccl::barrier", "") == 1
+    assert ranks_of("aten::mm", "fp32[8x8] among 3 ranks") == 1
