@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from underclock.errors import UnderclockError, UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu, SettableNvmlGpu
+from underclock.runtime.others import notes_on_others, refuse_beside_others
 from underclock.runtime.ownership import runtime_folder
 from underclock.runtime.processes import Process
 from underclock.runtime.undo import Armed, Undone, arm
@@ -119,7 +120,8 @@ def conduct(
             why = ends.why(watching)
             if why is None:
                 work = begin({one.uuid: one for one in armed})
-                tell({"state": "armed", "mended": [one.mended._asdict() for one in armed]})
+                mended = [one.mended._asdict() for one in armed]
+                tell({"state": "armed", "mended": mended, "notes": notes_on_others()})
                 why = _until_end(work, watching, ends)
         finally:
             undone = tuple(one.end() for one in armed)
@@ -197,10 +199,9 @@ def main() -> None:
 
 def _carry_out(order: Order) -> Ending:
     module, _, name = order.work.partition(":")
-    trainer = os.pidfd_open(order.trainer.pid)
-    if not order.trainer.lives:
-        raise UsageError(f"there is no process {order.trainer.pid} to set clocks for")
+    trainer = _pidfd_of(order.trainer)
     with nvml_session():
+        refuse_beside_others(order.gpus)
         begin: Begin = getattr(importlib.import_module(module), name)
         return conduct(
             [SettableNvmlGpu(uuid) for uuid in order.gpus],
@@ -209,6 +210,16 @@ def _carry_out(order: Order) -> Ending:
             folder=runtime_folder(),
             tell=_say,
         )
+
+
+def _pidfd_of(trainer: Process) -> int:
+    try:
+        pidfd = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        pidfd = -1
+    if not trainer.lives:  # the number may be another's by now
+        raise UsageError(f"the training process {trainer.pid} ended before anything was set for it")
+    return pidfd
 
 
 def _order(text: str) -> Order:

@@ -47,7 +47,8 @@ class Watching:
         self.pid = os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0)
         theirs.close()
         pidfd = os.pidfd_open(os.getpid())
-        socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
+        with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
+            socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
         os.close(pidfd)
         ours.setblocking(False)
         self._connection = ours
