@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Self
 
-from underclock import errors
 from underclock.errors import DeviceError, UnderclockError
 from underclock.runtime.processes import Process
 
-_CODE = "from underclock.runtime.conductor import main; main()"
+# Who is interrupted before it has set anything just ends.
+_CODE = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "from underclock.runtime.conductor import main; main()"
+)
 
 
 class Conducting:
@@ -49,6 +52,7 @@ class Conducting:
             [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for those who asked, and they end it
         )
         if process.stdout is None:
             raise AssertionError("it was asked for")
@@ -79,6 +83,11 @@ class Conducting:
         """Return what to wait on for what it tells."""
         return self._told.fileno()
 
+    def close(self) -> None:
+        """Wait until its process has ended, and listen no more."""
+        self.process.wait()
+        self._told.close()
+
     def _next(self, state: str) -> Mapping[str, Any]:
         while line := self._told.readline():
             message: dict[str, Any] = json.loads(line)
@@ -87,7 +96,11 @@ class Conducting:
                 raise _error(message)
             if message["state"] == state:
                 return message
+            if message["state"] == "ended":
+                break
         code = self.process.wait()
+        if line:
+            raise DeviceError(f"it ended before anything was set: {message['why']}")
         raise DeviceError(
             f"the process that sets clocks ended ({code}) and said nothing",
             hint="the watcher has undone what it set; `underclock restore` makes sure",
@@ -95,7 +108,14 @@ class Conducting:
 
 
 def _error(message: Mapping[str, Any]) -> UnderclockError:
-    """Return the error that the conductor had, as far as its kind is known here."""
-    kind = getattr(errors, message["kind"], errors.UsageError)
-    error: UnderclockError = kind(message["error"], hint=message["hint"])
-    return error
+    """Return the error that the conductor had; of a kind unknown here, a `DeviceError`."""
+    kind = _kinds(UnderclockError).get(message["kind"], DeviceError)
+    return kind(message["error"], hint=message["hint"])
+
+
+def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:
+    """Return a kind of error and all below it, by name."""
+    kinds = {base.__name__: base}
+    for kind in base.__subclasses__():
+        kinds |= _kinds(kind)
+    return kinds

@@ -51,6 +51,7 @@ class Holding:
         except UnderclockError:
             self._over = True
             raise
+        self.warnings = (*self.warnings, *armed["notes"])
         self.mended = tuple(line for one in armed["mended"] for line in one["done"])
 
     @property
