@@ -173,7 +173,7 @@ def _settings(plan: Plan, info: GpuInfo) -> Settings:
     }
     if info.power_limit_w == plan.power_limit_w:
         values[Setting.LIMIT] = None  # it has that limit already
-    asked = {setting: value for setting, value in values.items() if value is not None}
+    asked: Settings = {each: value for each, value in values.items() if value is not None}
     if not asked:
         why = (
             "no fixed clock keeps its time budget"
