@@ -143,7 +143,10 @@ def holding(
             held.begin()
             yield held
         finally:
-            held.end()
+            try:
+                held.end()
+            finally:
+                conductor.close()
 
 
 def _check_fits(plan: Plan, info: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
@@ -173,7 +176,7 @@ def _settings(plan: Plan, info: GpuInfo) -> Settings:
     }
     if info.power_limit_w == plan.power_limit_w:
         values[Setting.LIMIT] = None  # it has that limit already
-    asked: Settings = {each: value for each, value in values.items() if value is not None}
+    asked: Settings = {setting: value for setting, value in values.items() if value is not None}
     if not asked:
         why = (
             "no fixed clock keeps its time budget"

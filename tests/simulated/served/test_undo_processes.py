@@ -4,35 +4,19 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from kills import Rig, kill_once
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError
-from underclock.hw.nvml_calls import nvml_session
-from underclock.runtime.ownership import RUNTIME_DIR, OwnedError
+from underclock.runtime.ownership import OwnedError
 from underclock.runtime.processes import Process
 from underclock.runtime.starting import Conducting
 from underclock.testing import Control
 
 Comes = Callable[[Callable[[], bool]], None]
 HOLD = "underclock.runtime.hold:begin"
-
-
-@pytest.fixture
-def rig(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    del control
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv(RUNTIME_DIR, str(folder))
-    benchmarks = Path(sys.modules["kills"].__file__ or "").parent
-    paths = [str(benchmarks), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    with nvml_session():
-        yield Rig(folder)
 
 
 @pytest.fixture
