@@ -105,6 +105,16 @@ def test_a_limit_that_somebody_else_set_meanwhile_stays_theirs(gpu: Gpu, folder:
     assert gpu.values[Setting.LIMIT] == 320.0
 
 
+def test_a_limit_that_seems_as_found_is_written_again(gpu: Gpu, folder: Path) -> None:
+    one = armed(gpu, folder)
+    one.set(Setting.LIMIT, 300.0)
+    gpu.values[Setting.LIMIT] = 350.0  # as where a daemon has not come to our change yet
+
+    one.end()
+
+    assert gpu.written[-1] == (Setting.LIMIT, 350.0)
+
+
 def test_a_limit_that_can_no_longer_be_read_is_put_back(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
     one.set(Setting.LIMIT, 300.0)
