@@ -157,7 +157,7 @@ def test_an_undo_that_is_refused_keeps_the_journal_and_tries_the_rest(
     assert left_behind(folder) == ("GPU-0",)
     del gpu.refused[Setting.CORE]
     (mended,) = restore(folder, left_behind(folder), lambda _: gpu)
-    assert mended.done == ("core given back to the driver",)
+    assert mended.done == ("core given back to the driver", "limit put back to 350 W")
     assert left_behind(folder) == ()
 
 
