@@ -81,7 +81,7 @@ class Watcher:
             if self._pidfd in ready:
                 return "ended"
             slept = now_s - before_s > 2 * SILENT_S  # we too, as in a suspended container
-            if (listening in ready and self._hear()) or slept:
+            if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
             if now_s - heard_s < SILENT_S:
                 continue
@@ -90,7 +90,7 @@ class Watcher:
             if now_s - heard_s > HUNG_S:
                 return f"has not answered for {HUNG_S:g} s"
 
-    def _hear(self) -> bool:
+    def hear(self) -> bool:
         """Take a message; return whether there was one."""
         try:
             message, fds, *_ = socket.recv_fds(self._connection, _LONGEST, _MOST_FDS)
