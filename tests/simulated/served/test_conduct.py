@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from underclock.runtime.hold import begin as begin_hold
 from underclock.runtime.ownership import OwnedError, Ownership
 from underclock.runtime.undo import Armed, arm
 from underclock.runtime.watcher import BEAT, WATCHED, ConductorGone, Watcher
+from underclock.testing import Control
 
 
 @pytest.fixture
@@ -200,6 +202,33 @@ def test_a_watcher_whose_conductor_hung_up_waits_for_its_end(
     other.kill()
     assert watcher.wait() == "ended"
     watcher.take_over()
+
+
+def test_a_gpu_that_refuses_does_not_keep_the_others_waiting(
+    ends: tuple[socket.socket, Watcher, Armed],
+    rig: Rig,
+    control: Control,
+    other: "subprocess.Popen[bytes]",
+    comes: Callable[[Callable[[], bool]], None],
+) -> None:
+    ours, watcher, _ = ends
+    second = SettableNvmlGpu(NvmlGpu(1).uuid())
+    one = arm(second, rig.folder, share_lock=lambda lock: _share(ours, lock))
+    one.set(Setting.CORE, 1200)
+    one.lock.release()
+    watcher.hear()
+    watcher.hear()
+    control.fault("permission_revoked", gpu=0)
+    other.kill()
+
+    undoing = threading.Thread(target=watcher.take_over)
+    undoing.start()
+    comes(lambda: second.read(Setting.CORE) is None)
+
+    assert not rig.is_clean()
+    control.heal()
+    undoing.join()
+    assert rig.is_clean()
 
 
 def test_there_is_nobody_to_watch_where_the_conductor_never_said_who_it_is(
