@@ -27,11 +27,13 @@ class Undone(NamedTuple):
         uuid: Which GPU.
         done: What it put back, as sentences.
         failed: What it could not put back, as sentences; the journal stays.
+        kept: Who sets this GPU now, so that it was left alone; empty for nobody.
     """
 
     uuid: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    kept: str = ""
 
 
 def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
@@ -52,14 +54,17 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
 
 
 def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
-    """Whether what is set now may be what we set: a value we asked for, or one nobody can read."""
+    """Whether what is set now may be what we set, and not somebody else after us.
+
+    What is as found is written again: behind a daemon, our last change may still be on its way.
+    """
     if setting in CLOCKS or journal.found[setting] is None:  # a driver does not tell locks
         return True
     try:
         now = gpu.read(setting)
     except UnderclockError:
         return True
-    return now != journal.found[setting] and now in journal.asked[setting]
+    return now == journal.found[setting] or now in journal.asked[setting]
 
 
 def _put_back(

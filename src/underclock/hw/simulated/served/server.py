@@ -8,6 +8,7 @@ whichever GPU they are for; reading waits for nobody.
 import contextlib
 import functools
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -133,8 +134,14 @@ class _Client:
 
     def __init__(self, served: Served, reader: Reader, *, pid: int, root: bool) -> None:
         self._served = served
-        self._driver = SimulatedDriver(served.gpus, root=root, clock=served.clock)
+        self._driver = SimulatedDriver(
+            served.gpus, root=root, clock=served.clock, caller_lives=self._lives
+        )
         self._streams = StreamRequests(served.gpus, served.clock, reader, pid=pid)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError as exc:
+            raise Gone("the process has ended already") from exc
         self._root = root
         self._requests: dict[str, Callable[[Message], Message | None]] = {
             "call": self._call,
@@ -158,6 +165,7 @@ class _Client:
     def close(self) -> None:
         """Let go of what ends with the process; locks do not."""
         self._streams.close()
+        os.close(self._pidfd)
 
     def _call(self, message: Message) -> Message:
         """Call a function of NVML."""
@@ -175,6 +183,9 @@ class _Client:
         if isinstance(result, bytes):
             return {"text": result.decode()}
         return {"code": int(result), "out": [argument.answer() for argument in arguments]}
+
+    def _lives(self) -> bool:
+        return not select.select([self._pidfd], [], [], 0)[0]
 
     def _fault(self, message: Message) -> Message:
         self._may_break()
