@@ -40,7 +40,7 @@ def test_what_is_set_is_read_and_put_back(
     [(Setting.LIMIT, None), (Setting.PERSISTENCE, None), (Setting.LIMIT, (100, 200))],
 )
 def test_what_is_no_value_is_refused(setting: Setting, value: Value, gpu: SettableNvmlGpu) -> None:
-    with pytest.raises(ValueError, match="is no (limit|persistence)"):
+    with pytest.raises(ValueError, match=r"is no (limit|persistence)"):
         gpu.write(setting, value)
 
 
