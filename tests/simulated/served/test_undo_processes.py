@@ -206,7 +206,7 @@ def test_a_setter_that_hangs_is_taken_over(rig: Rig, control: Control, comes: Co
         [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=os.getpid()
     )
     hung.armed()
-    control.fault("setter_hangs", 2.5)
+    control.fault("setter_hangs", 3.5)
 
     assert hung.process.wait(10) == -signal.SIGKILL
     control.heal()
