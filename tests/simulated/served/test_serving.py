@@ -132,12 +132,21 @@ with nvml_session():
     gpu = LeasedGpu(NvmlGpu(1).uuid(), os.environ["UNDERCLOCK_HELPER"])
     gpu.write(Setting.CORE, 900.0)
     gpu.write(Setting.LIMIT, 300.0)
+    child = os.fork()  # it keeps the connection open
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     del serving
-    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
-    assert ended.returncode == -signal.SIGKILL
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert process.wait(30) == -signal.SIGKILL
     comes(lambda: _as_found(served.gpus[1]))
+    os.kill(child, signal.SIGKILL)
 
 
 def test_a_gpu_has_one_owner_who_is_named(leased: LeasedGpu, serving: _Serving) -> None:
