@@ -114,8 +114,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._index = NvmlGpu(0)
-        self.uuid = self._index.uuid()
+        self.uuid = NvmlGpu(0).uuid()
         self._gpu = SettableNvmlGpu(self.uuid)
         self.found = self.state()
 
@@ -309,15 +308,19 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
-    kills = []
-    with tempfile.TemporaryDirectory() as folder, open_rig(Path(folder)) as rig:
+    kills: list[Kill] = []
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
+        tempfile.TemporaryDirectory() as folder,
+        open_rig(Path(folder)) as rig,
+    ):
         for number in range(count):
             kill = kill_once(rig, draw)
             kills.append(kill)
             if kill.left and not (kill.nobody_left and kill.mended):
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
-                raise SystemExit(f"not as found after {kill}")
+                raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
     print(page(kills, seed), end="")
 
 

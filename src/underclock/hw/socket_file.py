@@ -5,7 +5,6 @@ import fcntl
 import os
 import socket
 import stat
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 
-_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _WAITING = 64
 _LONGEST = 107  # bytes of a Unix socket's path on Linux
 
@@ -110,13 +108,6 @@ def _answers(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
     return True
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return pid, user and group of the process that connected, as the kernel vouches for them."""
-    sent = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(sent)
-    return pid, uid, gid
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from underclock.errors import UnderclockError, UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
+from underclock.runtime.others import notes_on_others, refuse_beside_others
 from underclock.runtime.ownership import runtime_folder
 from underclock.runtime.processes import Process
 from underclock.runtime.undo import Armed, Undone, arm
@@ -108,6 +109,7 @@ def conduct(
         OwnedError: Somebody else sets one of the GPUs.
         UnderclockError: It cannot begin, or the work fails; everything was undone.
     """
+    notes = notes_on_others()
     with asked_to_end() as asked:
         watching = Watching(folder)
         armed: list[Armed] = []
@@ -120,12 +122,16 @@ def conduct(
             why = ends.why(watching)
             if why is None:
                 work = begin({one.uuid: one for one in armed})
-                tell({"state": "armed", "mended": [one.mended._asdict() for one in armed]})
+                mended = [one.mended._asdict() for one in armed]
+                tell({"state": "armed", "mended": mended, "notes": notes})
                 why = _until_end(work, watching, ends)
         finally:
             undone = tuple(one.end() for one in armed)
-            if not any(one.failed for one in undone):  # else it tries again after our end
+            failed = [line for one in undone for line in one.failed]
+            if not failed:  # else it tries again after our end
                 watching.close()
+            elif (error := sys.exception()) is not None:
+                error.add_note("; ".join(failed))
     return Ending(why, undone)
 
 
@@ -190,7 +196,8 @@ def main() -> None:
     try:
         ending = _carry_out(_order(sys.argv[1]))
     except UnderclockError as exc:
-        _say({"state": "refused", "error": str(exc), "hint": exc.hint, "kind": type(exc).__name__})
+        error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
+        _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
         sys.exit(exc.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})
@@ -198,10 +205,9 @@ def main() -> None:
 
 def _carry_out(order: Order) -> Ending:
     module, _, name = order.work.partition(":")
-    trainer = os.pidfd_open(order.trainer.pid)
-    if not order.trainer.lives:
-        raise UsageError(f"there is no process {order.trainer.pid} to set clocks for")
+    trainer = _pidfd_of(order.trainer)
     with nvml_session():
+        refuse_beside_others(order.gpus)
         begin: Begin = getattr(importlib.import_module(module), name)
         return conduct(
             [settable_gpu(uuid) for uuid in order.gpus],
@@ -210,6 +216,16 @@ def _carry_out(order: Order) -> Ending:
             folder=runtime_folder(),
             tell=_say,
         )
+
+
+def _pidfd_of(trainer: Process) -> int:
+    try:
+        pidfd = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        pidfd = -1
+    if not trainer.lives:  # the number may be another's by now
+        raise UsageError(f"the training process {trainer.pid} ended before anything was set for it")
+    return pidfd
 
 
 def _order(text: str) -> Order:

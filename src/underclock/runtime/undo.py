@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from underclock.errors import DataError, NotSupportedError, UnderclockError, UsageError
+from underclock.errors import (
+    DataError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
 from underclock.runtime import protocol
 from underclock.runtime.journal import Journal, JournalFile
 from underclock.runtime.ownership import Ownership
 from underclock.runtime.protocol import Act, carry_out
 
+_TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
 _Hands = Mapping[Act, Callable[[], None]]
 
 
@@ -27,11 +34,13 @@ class Undone(NamedTuple):
         uuid: Which GPU.
         done: What it put back, as sentences.
         failed: What it could not put back, as sentences; the journal stays.
+        kept: Who sets this GPU now, so that it was left alone; empty for nobody.
     """
 
     uuid: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    kept: str = ""
 
 
 def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
@@ -52,14 +61,17 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
 
 
 def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
-    """Whether what is set now may be what we set: a value we asked for, or one nobody can read."""
+    """Whether what is set now may be what we set, and not somebody else after us.
+
+    What is as found is written again: behind a daemon, our last change may still be on its way.
+    """
     if setting in CLOCKS or journal.found[setting] is None:  # a driver does not tell locks
         return True
     try:
         now = gpu.read(setting)
     except UnderclockError:
         return True
-    return now != journal.found[setting] and now in journal.asked[setting]
+    return now == journal.found[setting] or now in journal.asked[setting]
 
 
 def _put_back(
@@ -100,6 +112,7 @@ class Armed:
         self.mended = Undone(gpu.uuid)
         self._file = file
         self._journal: Journal | None = None
+        self._accepted = False  # whether the driver took anything
 
     @property
     def uuid(self) -> str:
@@ -161,7 +174,18 @@ class Armed:
             carry_out((Act.SET,), put)
         elif value is not None:  # else there is nothing of ours to give back
             following = self._armed.with_asked(setting, value)
-            carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
+            try:
+                carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
+            except _TOOK_NOTHING:
+                self._forget_refused()
+                raise
+        self._accepted = True
+
+    def _forget_refused(self) -> None:
+        """Take the journal back where the driver took nothing at all of what it says."""
+        if not self._accepted:
+            carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
+            self._journal = self._armed._replace(asked={})
 
     def end(self) -> Undone:
         """Undo, and give the lock back; where the undo fails, the journal stays."""

@@ -11,7 +11,9 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Launcher
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only
+from underclock.hw.permission import may_set
 from underclock.records import Step
+from underclock.stages.ranks import check_runs_alone
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
 
@@ -44,7 +46,7 @@ def held_launcher(
 
     Raises:
         UsageError: A step that was never traced, or PyTorch runs on another GPU.
-        NotSupportedError: MIG, or no CUDA.
+        NotSupportedError: MIG, no CUDA, or a step with collectives.
         MeasurementError: The function is not the step that was traced.
     """
     if gpu.is_partitioned():
@@ -54,6 +56,7 @@ def held_launcher(
         )
     if step is None:
         raise untraced()
+    check_runs_alone(step)
     if run is None:
         run = StepFile()
     what = run.load(step.source) if isinstance(run, StepFile) else run
@@ -86,8 +89,8 @@ def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:
 
 
 def may_lock() -> bool:
-    """Whether locking may be tried: root is asked for, and nobody forbade it."""
-    return os.geteuid() == 0 and not is_read_only()
+    """Whether locking may be tried: the driver lets this process, and nobody forbade it."""
+    return may_set() and not is_read_only()
 
 
 def neighbour_notes(neighbours: dict[int, float | None]) -> tuple[str, ...]:

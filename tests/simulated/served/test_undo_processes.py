@@ -1,0 +1,256 @@
+"""Conductor and watcher as processes, and what they leave on a GPU that outlives them."""
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kills import Rig, kill_once
+from underclock.errors import DeviceError, NotPermittedError, UnderclockError
+from underclock.hw.clock import SystemClock
+from underclock.runtime.ownership import OwnedError
+from underclock.runtime.processes import Process
+from underclock.runtime.restore import left_behind
+from underclock.runtime.starting import Conducting
+from underclock.testing import Control
+
+Comes = Callable[[Callable[[], bool]], None]
+HOLD = "underclock.runtime.hold:begin"
+
+
+@pytest.fixture
+def trainer() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["/bin/sleep", "100"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def holds(rig: Rig, trainer: "subprocess.Popen[bytes]") -> Iterator[Callable[..., Conducting]]:
+    """Start a conductor that holds something; end it with the test."""
+    started: list[Conducting] = []
+
+    def hold(**values: float) -> Conducting:
+        options = {rig.uuid: values}
+        one = Conducting.start([rig.uuid], work=HOLD, options=options, trainer_pid=trainer.pid)
+        started.append(one)
+        return one
+
+    yield hold
+    for one in started:
+        one.process.kill()
+        one.close()
+
+
+def test_random_kills_leave_nothing(rig: Rig) -> None:
+    draw = random.Random(5)  # noqa: S311 - which kill comes next
+
+    for _ in range(4):
+        kill = kill_once(rig, draw)
+
+        assert kill.nobody_left or not kill.left, kill
+        assert kill.mended, kill
+        assert rig.is_clean()
+
+
+def test_a_stopped_conductor_is_taken_over_and_sets_nothing_when_it_goes_on(
+    rig: Rig, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+
+    conducting.process.send_signal(signal.SIGSTOP)
+    comes(rig.is_clean)
+    conducting.process.send_signal(signal.SIGCONT)
+
+    assert conducting.process.wait() == -signal.SIGKILL
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_watcher_that_ends_or_stops_is_replaced(
+    number: signal.Signals, rig: Rig, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    first = rig.watcher_of(conducting.process.pid)
+    assert first is not None
+
+    os.kill(first, number)
+    comes(lambda: rig.watcher_of(conducting.process.pid) not in {first, None})
+
+    assert not rig.is_clean()
+    comes(lambda: _watches(rig, conducting))
+    conducting.process.kill()
+    comes(rig.is_clean)
+
+
+def _watches(rig: Rig, conducting: Conducting) -> bool:
+    """Whether the lock names the watcher there is."""
+    from underclock.runtime.ownership import named_in
+
+    _, watcher = named_in(rig.folder / f"{rig.uuid}.lock")
+    pid = rig.watcher_of(conducting.process.pid)
+    return pid is not None and watcher == Process.of(pid)
+
+
+def test_where_no_watcher_can_live_everything_is_given_back(
+    rig: Rig, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200, limit=300.0)
+    conducting.armed()
+
+    def kills_it() -> bool:
+        pid = rig.watcher_of(conducting.process.pid)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return conducting.process.poll() is not None
+
+    comes(kills_it)
+
+    assert rig.is_clean()
+    with pytest.raises(DeviceError, match="watchers ended one after the other"):
+        conducting.ended()
+
+
+def test_a_setter_that_fails_half_way_leaves_nothing(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    control.fault("memory_refused")
+
+    with pytest.raises(DeviceError, match="could not lock the memory"):
+        holds(core=1200, memory=5001).armed()
+
+    assert rig.is_clean()
+
+
+def test_without_permission_nothing_is_set_and_the_error_says_so(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    control.fault("permission_revoked")
+
+    with pytest.raises(NotPermittedError, match="could not lock the core"):
+        holds(core=1200).armed()
+
+    assert rig.is_clean()
+
+
+def test_what_stays_set_is_said_beside_what_went_wrong(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", control: Control, comes: Comes
+) -> None:
+    conducting = Conducting.start(
+        [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=trainer.pid
+    )
+    conducting.armed()
+    control.fault("permission_revoked")
+
+    with pytest.raises(NotPermittedError, match="the core STAYS set"):
+        conducting.ended()
+
+    control.heal()
+    comes(rig.is_clean)
+    conducting.close()
+
+
+def test_permission_that_is_revoked_meanwhile_comes_back_in_time(
+    rig: Rig, control: Control, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    control.fault("permission_revoked")
+
+    ended = conducting.end()
+    control.heal()
+
+    assert "STAYS set" in ended["undone"][0]["failed"][0]
+    comes(rig.is_clean)  # the watcher tries again
+
+
+def test_a_second_conductor_is_refused_and_the_first_goes_on(
+    rig: Rig, holds: Callable[..., Conducting]
+) -> None:
+    first = holds(core=1200)
+    first.armed()
+
+    with pytest.raises(OwnedError, match=f"process {first.process.pid}, for "):
+        holds(core=1500).armed()
+
+    assert first.process.poll() is None
+    assert not rig.is_clean()
+
+
+def test_a_trainer_that_ends_while_the_conductor_starts_ends_it(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting]
+) -> None:
+    conducting = holds(core=1200)
+    trainer.kill()
+    trainer.wait()
+
+    with pytest.raises(UnderclockError, match="ended before anything was set"):
+        conducting.armed()
+
+    assert rig.is_clean()
+
+
+def test_a_suspended_machine_goes_on_where_it_was(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    watcher = rig.watcher_of(conducting.process.pid)
+    assert watcher is not None
+
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        order = (watcher, conducting.process.pid)
+        for pid in order if number is signal.SIGSTOP else order[::-1]:
+            os.kill(pid, number)
+        SystemClock().sleep_s(0.3)
+
+    assert conducting.process.poll() is None
+    assert not rig.is_clean()
+    trainer.kill()
+    comes(rig.is_clean)
+
+
+@pytest.mark.slow
+def test_a_setter_that_hangs_is_taken_over(rig: Rig, control: Control, comes: Comes) -> None:
+    hung = Conducting.start(
+        [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=os.getpid()
+    )
+    hung.armed()
+    control.fault("setter_hangs", 3.5)
+
+    assert hung.process.wait(10) == -signal.SIGKILL
+    control.heal()
+    comes(rig.is_clean)
+    hung.close()
+
+
+def test_a_lost_gpu_keeps_its_journal(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    control.fault("gpu_lost")
+
+    (undone,) = conducting.end()["undone"]
+
+    assert "the core STAYS set" in undone["failed"][0]
+    assert left_behind(rig.folder) == (rig.uuid,)
+    control.heal()  # it comes back without locks
+
+
+def test_a_limit_that_another_sets_meanwhile_stays_theirs(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    conducting = holds(core=1200, limit=300.0)
+    conducting.armed()
+    control.fault("power_limit_changed", 320.0)
+
+    (undone,) = conducting.end()["undone"]
+
+    assert undone["done"] == ["core given back to the driver"]
+    assert rig.state()[2] == 320.0
