@@ -415,10 +415,7 @@ the heat of that very arm, the mean of {runs} runs of {STEPS} steps, each with n
 auto is run in the same way. Wanted: time within {WITHIN_TIME:.1%} and energy within
 {WITHIN_ENERGY:.1%} of the plan in every cell, none more than {100 * WITHIN_BUDGET:g} points
 over its budget. With `SCATTER=1` in the environment calls scatter as on an A800 and delays by a
-tenth; planned for that, on `sim:rtx3080ti` schedules of 1 to 20 ms ran 0.3 to 1.1 % longer than
-planned (at most 0.48 % more energy, up to 1.15 points over the budget): a change to a slow memory
-clock that comes early makes launches that DRAM bounds several times slower, and the planner counts
-misses of the core clock only. Free switching, 10 µs and 150 ms (0.13 %) were within.
+tenth; what plans for clocks that scatter keep is on `following.md`.
 
 """
         + "\n".join((*summary(cells), *map(limited_line, fast)))

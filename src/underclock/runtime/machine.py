@@ -82,7 +82,8 @@ class Machine:
     def saw(self, mark: int, at_s: float) -> None:
         """Take note of the page's word: one more than the last mark reached, 0 before any."""
         position = self.position
-        position.learns = self._step.state is State.FOLLOWING and not self._step.stalled_s
+        # Now and then a step stands still, and a median does not mind; one that always does is so.
+        position.learns = self._step.state in {State.FOLLOWING, State.STALLED}
         expected_s = position.next_mark_s()
         seen = position.saw(mark, at_s)
         if seen is Seen.NOTHING:

@@ -25,6 +25,8 @@ _FIRST_SPREAD = 0.1  # a plan's durations may be that far from what the first st
 _NORMAL = 1.4826  # standard deviation over median of the distance, of normal noise
 _ODD = 5.0  # deviations: one mark so far off says nothing of the next
 _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
+_ENOUGH = 5  # steps, to say that marks are not the plan's
+_ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
@@ -85,6 +87,26 @@ class Position:
     def longest_s(self) -> float:
         """How long marks usually lie apart at most."""
         return self._longest_s * max(1.0, self.pace)
+
+    def mismatch(self) -> str | None:
+        """Say how marks differ from the plan's, once some steps were seen; ``None`` if they do not.
+
+        How long the step is does not matter, and neither does what it waits for at its end.
+        """
+        if len(self._history) < _ENOUGH:
+            return None
+        never = [mark for mark, missed in enumerate(self._missed) if missed >= _ENOUGH]
+        if never:
+            return (
+                f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
+            )
+        planned, usual = np.array(self._planned_s[:-1]), np.array(self._usual_s[:-1])
+        if not planned.sum() * usual.sum():
+            return None
+        apart = 0.5 * float(np.abs(planned / planned.sum() - usual / usual.sum()).sum())
+        if apart <= _ALIKE:
+            return None
+        return f"{apart:.0%} of the step lies between other marks than planned"
 
     def will_stall(self, at_s: float, stall_s: float) -> None:
         """Expect that nothing executes for some time; what launches take is told without it."""
