@@ -157,11 +157,11 @@ def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats, scatter2: Floats) -> f
     usual = cost**2 * scatter2
     known = (freedom > 0) & in_sum
     if not known.any():
-        of_kernel = np.bincount(runs.kernel, freedom)[runs.kernel] + OF_USUAL
-        return _for_freedom(usual[in_sum], of_kernel[in_sum].astype(np.float64))
+        of_kernel = np.bincount(runs.kernel, freedom).astype(np.float64)[runs.kernel] + OF_USUAL
+        return _for_freedom(usual[in_sum], of_kernel[in_sum])
     usual, freedom = usual[known], freedom[known]
     seen = (cost**2 * np.bincount(runs.row, by_itself.off**2))[known]
-    each = np.maximum(seen, usual * freedom) / freedom
+    each: Floats = np.maximum(seen, usual * freedom) / freedom
     more = float(seen.sum()) / float((usual * freedom).sum())
     return max(1.0, more) * _for_freedom(each, freedom)
 

@@ -59,7 +59,7 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         level = float(np.average(measured, weights=1.0 / noise2))
         if turn in _CHOOSING:
             shape = own2 / deviations[1] ** 2
-            counted = np.bincount(runs.row, weight).astype(np.float64)
+            counted: Floats = np.bincount(runs.row, weight).astype(np.float64)
             deviations = likeliest(bend, line, noise2, measured - level, shape, counted)
             own2 = deviations[1] ** 2 * shape
         prior = line + deviations[0] ** 2 * bend + np.diag(own2)
