@@ -23,8 +23,8 @@ Importing this package loads nothing heavy; a name loads its module on first use
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
     from underclock.errors import (

@@ -17,7 +17,11 @@ do not decide it: answers, not errors.
 A bad argument from Python code is a plain ``ValueError``.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class UnderclockError(Exception):
