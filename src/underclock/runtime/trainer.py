@@ -82,10 +82,14 @@ def _device_of(optimizer: Any) -> Any:
 def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStream:
     """Return what writes marks where this process trains."""
     if os.environ.get(_SIMULATOR):
-        from underclock.runtime.streams import ServedStream  # noqa: PLC0415
+        from underclock.runtime.served_stream import ServedStream  # noqa: PLC0415
 
         return ServedStream.connect(
-            os.environ[_SIMULATOR], gpu=gpu["index"], step=gpu["step"], page=page.path
+            os.environ[_SIMULATOR],
+            gpu=gpu["index"],
+            step=gpu["step"],
+            page=page.path,
+            marks=page.marks,
         )
     if device.type == "cpu":
         return HostStream(page)

@@ -1,0 +1,98 @@
+"""A tiny model that trains on the CPU, and the step that a trace of it would show."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from underclock.records import Kernel, Pass
+
+Event = tuple[str, str]
+
+
+class Block(nn.Module):
+    """Two products and what is added around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add to what comes in."""
+        return x + self.drop(self.down(torch.relu(self.up(x))))
+
+
+class Model(nn.Module):
+    """Some blocks between two layers."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run through all."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def batches(seed: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield what to learn, without end."""
+    made = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(16, 4, generator=made)
+        yield x, x.sum(dim=1, keepdim=True)
+
+
+def train(model: nn.Module, steps: int, **how: Any) -> list[float]:
+    """Train, and return the loss of each step."""
+    return list(training(model, steps, **how))
+
+
+def training(model: nn.Module, steps: int, *, passes: int = 1) -> Iterator[float]:
+    """Train step by step; gradients are gathered over some passes."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = batches()
+    for _ in range(steps):
+        total = 0.0
+        for _ in range(passes):
+            x, y = next(data)
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total
+
+
+def launches(blocks: int = 3, passes: int = 1) -> tuple[tuple[str, Pass], ...]:
+    """Return module and pass of the launches that a trace would show of `train`'s step."""
+    forward = ["first"]
+    for at in range(blocks):
+        block = f"blocks.{at}"
+        forward += [f"{block}.up", block, f"{block}.down", f"{block}.drop", block]
+    forward += ["last"]
+    backward = [path for path in reversed(forward) for _ in range(2)]
+    once = [(path, Pass.FORWARD) for path in forward]
+    once += [("", Pass.FORWARD), ("", Pass.BACKWARD)]  # the loss
+    once += [(path, Pass.BACKWARD) for path in backward]
+    return tuple(once) * passes + (("", Pass.OPTIMIZER),) * 2
+
+
+def kernels_of(
+    some: tuple[tuple[str, Pass], ...],
+) -> tuple[tuple[Kernel, ...], tuple[int, ...], tuple[str, ...]]:
+    """Return kernels, order and modules of such launches."""
+    names = [f"{path or 'no module'} {pass_}" for path, pass_ in some]
+    each = list(dict.fromkeys(names))
+    kernels = tuple(
+        Kernel(name=name, pass_=some[names.index(name)][1], count=names.count(name))
+        for name in each
+    )
+    return kernels, tuple(each.index(name) for name in names), tuple(path for path, _ in some)
