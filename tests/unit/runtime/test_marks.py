@@ -238,7 +238,7 @@ def test_a_page_that_another_process_has_is_left_alone(model: Model) -> None:
     assert not stream.marks
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader_mark_nothing(
     marked: Callable[..., Noted], model: Model, page: Page, start: str
 ) -> None:
