@@ -23,7 +23,8 @@ from underclock.hw.cuda.feed import timed
 from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import QUICK, GpuMeasurer
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.records import (
     Evidence,
     Kernel,

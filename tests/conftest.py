@@ -10,7 +10,7 @@ import coverage
 import pytest
 from hypothesis import settings
 
-from underclock.hw.nvml import READ_ONLY
+from underclock.hw.nvml_calls import READ_ONLY
 
 # A test that is slow on a loaded machine is not wrong: no example has a deadline.
 settings.register_profile("ci", deadline=None, max_examples=40, print_blob=True)

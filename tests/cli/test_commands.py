@@ -14,7 +14,7 @@ import pytest
 import underclock
 from underclock.cli import main
 from underclock.cli.main import cli
-from underclock.hw.nvml import READ_ONLY
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 

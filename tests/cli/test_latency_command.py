@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.hw.nvml import READ_ONLY
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records.latencies import LatencyTable
 from underclock.store import read_document
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import MeasurementError, UsageError
-from underclock.hw.nvml import READ_ONLY
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import Pass
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,8 @@ import pytest
 from underclock.errors import DeviceError, NotPermittedError
 from underclock.hw.base import Clock, Gpu
 from underclock.hw.clock import SystemClock
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, gpu_count, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY, gpu_count, nvml_session
 from underclock.records import Clocks
 from underclock.testing import ReadOnlyGpuContract
 

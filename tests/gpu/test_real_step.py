@@ -16,7 +16,8 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import READ_ONLY, NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.records import Evidence, Kernel, Kind, MeasurementSettings, Mix, Pass
 from underclock.testing import LauncherContract, MixingMeasurerContract
 

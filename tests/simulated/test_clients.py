@@ -13,7 +13,8 @@ import pynvml
 import pytest
 
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Clocks, Kernel
 from underclock.testing import Fault, FaultKind, FaultScript, Machine, simulated_driver
 

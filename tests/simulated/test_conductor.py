@@ -21,7 +21,7 @@ from underclock.gpus.models import GpuModel
 from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml import READ_ONLY
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.conductor import Executed
 from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import Rig, simulated_rig

@@ -4,7 +4,8 @@ import pytest
 
 from underclock.hw.base import Clock, Gpu, Launcher, Measurer
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import Rig
 from underclock.records import (

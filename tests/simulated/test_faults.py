@@ -11,7 +11,8 @@ from underclock.errors import DeviceError, MeasurementError, NotPermittedError
 from underclock.hw.base import Reading
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings

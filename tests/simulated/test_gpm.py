@@ -9,7 +9,7 @@ from underclock.core.prediction.time_shares import BUSIEST_DRAM
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw import gpm
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import nvml_session
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated import counters
 from underclock.hw.simulated.rig import Rig, simulated_driver, simulated_rig
 from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Utilisation

@@ -23,7 +23,8 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import Bounds, SwitchingModel
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml import READ_ONLY, NvmlGpu
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.launcher import VirtualClock
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.ticker import TickNoise, VirtualTicker

@@ -7,7 +7,8 @@ import pytest
 
 from underclock.errors import DeviceError
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.rig import Rig
 from underclock.records import Evidence, Kernel, MeasurementSettings
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver

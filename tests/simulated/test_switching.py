@@ -14,7 +14,8 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants

@@ -12,7 +12,8 @@ import pytest
 from underclock import Tally
 from underclock.core.tracing.timeline import fit_period, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.sampler import Entry, Sampler
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Evidence, Kernel, Kind, Step

@@ -30,8 +30,11 @@ def command(gpu: str | None, *, as_json: bool) -> None:
     for finding in findings.gpus:
         say(f"\n{finding.spec}: {finding.gpu.name} ({finding.evidence})")
         say(f"  driver        {finding.gpu.driver or 'unknown'}")
-        limit = finding.gpu.power_limit_w
+        limit = finding.power_limit_w
         say(f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}")
+        for domain, mhz in (("core", finding.locked_core_mhz), ("memory", finding.locked_mem_mhz)):
+            if mhz is not None:
+                say(f"  {domain} locked at {mhz} MHz")
         say(f"  core clocks   {_span(finding.core_mhz)}")
         say(f"  memory clocks {', '.join(map(str, finding.mem_mhz))} MHz")
         say(f"  calibration   {finding.calibration}")

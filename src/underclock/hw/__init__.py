@@ -1,7 +1,7 @@
 """The only package that talks to devices, real or simulated.
 
 * `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Measurer and its capabilities
-* `nvml`: one NVIDIA GPU; every setter passes one gate that read-only mode closes
+* `nvml`: one NVIDIA GPU; `nvml_calls`: the session, and the gate that read-only mode closes
 * `lease`: clocks held for a block and given back whatever happens; `interrupts`: signals that wait
 * `interference`: noticing another program that sets the clocks; `waiting`: deadlines of launches
 * `ticker`, `switchable`: watching clocks change, and giving them back one by one

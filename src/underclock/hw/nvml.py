@@ -4,77 +4,26 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pynvml
 
-from underclock.errors import (
-    DeviceError,
-    NotPermittedError,
-    NotSupportedError,
-    UnderclockError,
-    UsageError,
-)
+from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw import gpm
+from underclock.hw.nvml_calls import (
+    call,
+    gpu_count,
+    is_simulated,
+    locked_mhz,
+    set_by,
+    simulated_read_only,
+)
 from underclock.records import Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.records.latencies import Domain
 
-READ_ONLY = "UNDERCLOCK_READ_ONLY"
-
-_ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
-    pynvml.NVML_ERROR_NO_PERMISSION: (
-        NotPermittedError,
-        "locking clocks needs root or an operator's daemon; reading and auto clocks do not",
-    ),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: (
-        NotSupportedError,
-        "this GPU cannot; leave that clock at auto, for memory with --mem-mhz auto",
-    ),
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (NotSupportedError, "the driver is too old for this"),
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
-        NotSupportedError,
-        "no NVIDIA driver here: use --gpu sim:rtx3080ti or replay:TABLE.csv",
-    ),
-    pynvml.NVML_ERROR_GPU_IS_LOST: (DeviceError, "the GPU fell off the bus: reboot the machine"),
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: (UsageError, "see `underclock doctor` for valid clocks"),
-}
-
-
-def is_read_only() -> bool:
-    """Whether every write to a GPU is forbidden.
-
-    On real GPUs the environment says so; a simulated driver, on which nothing can be broken, says
-    so itself.
-    """
-    simulated = _simulated_read_only()
-    return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
-
-
-def _simulated_read_only() -> bool | None:
-    """Return whether the simulated driver forbids writes; ``None`` where the driver is real."""
-    read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
-    return read_only
-
-
-@contextmanager
-def nvml_session() -> Iterator[None]:
-    """Keep NVML initialised for the length of a block.
-
-    Raises:
-        DeviceError: There is no driver, or it does not answer.
-    """
-    _call("start NVML", pynvml.nvmlInit)
-    try:
-        yield
-    finally:
-        _call("stop NVML", pynvml.nvmlShutdown)
-
-
-def gpu_count() -> int:
-    """Return how many GPUs the driver lists; inside an `nvml_session`."""
-    return int(_call("count GPUs", pynvml.nvmlDeviceGetCount))
+_LIMIT_ROUNDING_W = 0.5  # of the power limit, where a driver rounds it
 
 
 class NvmlGpu:
@@ -85,7 +34,7 @@ class NvmlGpu:
         if not 0 <= index < count:
             raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {count}")
         self._index = index
-        self._handle = _call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+        self._handle = call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
 
     def info(self) -> GpuInfo:
         """Return its name, UUID, driver and power limit."""
@@ -94,7 +43,7 @@ class NvmlGpu:
             .removeprefix("NVIDIA ")
             .removeprefix("GeForce "),
             uuid=self.uuid(),
-            driver=_call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
+            driver=call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
             power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
             power_range_w=self._power_range_w(),
         )
@@ -214,33 +163,65 @@ class NvmlGpu:
                 with contextlib.suppress(NotSupportedError):
                     self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
 
+    def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
+        """Return between which clocks one is locked; ``None`` where it is not.
+
+        Raises:
+            NotSupportedError: A real driver does not tell.
+        """
+        kind = pynvml.NVML_CLOCK_SM if domain is Domain.CORE else pynvml.NVML_CLOCK_MEM
+        return locked_mhz(self._handle, kind)
+
+    def power_limit_w(self) -> float:
+        """Return the power limit that was set, or the default."""
+        return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
+
+    def default_power_limit_w(self) -> float:
+        """Return the power limit that the GPU has where nobody set another."""
+        limit = self._get("default power limit", pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
+        return float(limit) / 1e3
+
+    def set_power_limit_w(self, limit_w: float) -> None:
+        """Set the power limit; it outlives this process.
+
+        Raises:
+            UsageError: The GPU takes no such limit.
+            NotSupportedError: It takes none at all.
+            NotPermittedError: This process may not set one.
+            NotAppliedError: The driver accepted it, and has another.
+        """
+        # The wrapper of the call's second version ignores what it returns; so read it back.
+        limit_mw = round(limit_w * 1e3)
+        self._set(
+            f"set the power limit to {limit_w:g} W",
+            pynvml.nvmlDeviceSetPowerManagementLimit,
+            limit_mw,
+        )
+        found_w = self.power_limit_w()
+        if abs(found_w - limit_mw / 1e3) > _LIMIT_ROUNDING_W:
+            raise NotAppliedError(
+                f"the power limit was set to {limit_w:g} W and is {found_w:g} W",
+                hint="another program may set it too, or this GPU rounds it",
+            )
+
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:
         """Say what gives the clocks back where this process could not."""
         try:
             yield
         except UnderclockError as exc:
-            if _simulated_read_only() is None:  # a simulated GPU is gone with its process
-                line = f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+            if simulated_read_only() is None:  # a simulated GPU is gone with its process
+                line = (
+                    "`underclock restore` gives the clocks back"
+                    if is_simulated()
+                    else f"`sudo nvidia-smi -i {self._index} -rgc -rmc` gives the clocks back"
+                )
                 exc.hint = f"{exc.hint}; {line}" if exc.hint else line
             raise
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
-        return _call(f"read the {what}", function, self._handle, *arguments)
+        return call(f"read the {what}", function, self._handle, *arguments)
 
     def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
         """Write to the device: the one gate that read-only mode closes."""
-        if is_read_only():
-            raise NotPermittedError(
-                f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
-            )
-        _call(what, function, self._handle, *arguments)
-
-
-def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML, turning its errors into ours at this one boundary."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError as exc:
-        kind, hint = _ERRORS.get(exc.value, (DeviceError, ""))
-        raise kind(f"could not {what}: {exc}", hint=hint) from exc
+        set_by(what, function, self._handle, *arguments)

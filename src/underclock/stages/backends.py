@@ -12,10 +12,11 @@ from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import SwitchingModel
-from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
+from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.conductor import Scheduled, ScheduledLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -41,7 +42,7 @@ class OpenGpu:
         step: What runs on it, as it was captured now; ``None`` where it runs what it is told.
     """
 
-    gpu: Gpu
+    gpu: NvmlGpu
     clock: Clock
     evidence: Evidence
     launcher: Launcher | None
@@ -91,7 +92,8 @@ def open_gpu(
         return
     with nvml_session():
         gpu = NvmlGpu(name.index)
-        opened = OpenGpu(gpu=gpu, clock=SystemClock(), evidence=Evidence.MEASURED, launcher=None)
+        evidence = Evidence.SIMULATED if is_simulated() else Evidence.MEASURED
+        opened = OpenGpu(gpu=gpu, clock=SystemClock(), evidence=evidence, launcher=None)
         if not runs:
             yield opened
             return

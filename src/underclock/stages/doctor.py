@@ -4,12 +4,21 @@ import os
 import platform
 
 import underclock
-from underclock.errors import DeviceError
+from underclock.errors import DeviceError, NotSupportedError
 from underclock.gpus.catalogue import model_names
-from underclock.hw.nvml import READ_ONLY, gpu_count, is_read_only, nvml_session
+from underclock.gpus.models import GpuModel
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY, gpu_count, is_read_only, is_simulated, nvml_session
+from underclock.hw.served_simulator import SIMULATOR
 from underclock.records import Evidence, GpuInfo, Record
+from underclock.records.latencies import Domain
 from underclock.stages.backends import open_gpu
 from underclock.stages.gpu_names import GpuName, parse_gpu
+
+_LOCKS_UNKNOWN = (
+    "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "
+    "null whether they are or not"
+)
 
 
 class GpuFinding(Record, frozen=True, kw_only=True):
@@ -22,6 +31,10 @@ class GpuFinding(Record, frozen=True, kw_only=True):
         core_mhz: Core clocks the driver lists, ascending.
         mem_mhz: Memory clocks the driver lists, ascending.
         calibration: How far to trust it.
+        locked_core_mhz: Highest clock that a lock of the core allows; ``None`` where nothing is
+            locked, or the driver does not tell (see the notes).
+        locked_mem_mhz: So for the memory.
+        power_limit_w: The limit that was set, or the default; ``None`` where it cannot be read.
     """
 
     spec: str
@@ -30,6 +43,9 @@ class GpuFinding(Record, frozen=True, kw_only=True):
     core_mhz: tuple[int, ...]
     mem_mhz: tuple[int, ...]
     calibration: str
+    locked_core_mhz: int | None
+    locked_mem_mhz: int | None
+    power_limit_w: float | None
 
 
 class Findings(Record, frozen=True, kw_only=True):
@@ -59,7 +75,7 @@ def examine(spec: str | None = None) -> Findings:
     """
     notes: tuple[str, ...] = ()
     if spec is None:
-        gpus, notes = _real()
+        gpus, notes = _listed()
         gpus += tuple(_examined(parse_gpu(f"sim:{name}")) for name in model_names())
     else:
         gpus = (_examined(parse_gpu(spec)),)
@@ -72,27 +88,58 @@ def examine(spec: str | None = None) -> Findings:
     )
 
 
-def _real() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
+def _listed() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
+    """Look at all that NVML lists: real ones, or those that the environment has in their place."""
     try:
         with nvml_session():
             count = gpu_count()
+            served = is_simulated()
         gpus = tuple(_examined(parse_gpu(f"nvml:{index}")) for index in range(count))
     except DeviceError as exc:
         return (), (f"no real GPU: {exc}",)
-    return gpus, () if gpus else ("no real GPU: the driver lists none",)
+    if served:
+        at = os.environ.get(SIMULATOR)
+        return gpus, (f"{SIMULATOR} is set: nvml:0 and on are simulated, served at {at}",)
+    return gpus, (_LOCKS_UNKNOWN,) if gpus else ("no real GPU: the driver lists none",)
 
 
 def _examined(name: GpuName) -> GpuFinding:
     with open_gpu(name) as opened:
-        model = opened.model
+        model, gpu = opened.model, opened.gpu
+        real = opened.evidence is Evidence.MEASURED
         return GpuFinding(
             spec=f"nvml:{name.index}" if model is None else name.text,
             gpu=opened.gpu.info(),
             evidence=opened.evidence,
             core_mhz=opened.gpu.supported_core_mhz(),
             mem_mhz=opened.gpu.supported_mem_mhz(),
-            calibration="none needed: it is real" if model is None else str(model.calibration),
+            calibration=_calibration(model, real=real),
+            locked_core_mhz=_locked_mhz(gpu, Domain.CORE),
+            locked_mem_mhz=_locked_mhz(gpu, Domain.MEMORY),
+            power_limit_w=_power_limit_w(gpu),
         )
+
+
+def _calibration(model: GpuModel | None, *, real: bool) -> str:
+    if model is not None:
+        return str(model.calibration)
+    return "none needed: it is real" if real else "as the model that is served says"
+
+
+def _locked_mhz(gpu: NvmlGpu, domain: Domain) -> int | None:
+    """Return the highest clock that a lock allows; ``None`` where there is none, or none is told."""
+    try:
+        bounds = gpu.locked_mhz(domain)
+    except NotSupportedError:
+        return None
+    return None if bounds is None else bounds[1]
+
+
+def _power_limit_w(gpu: NvmlGpu) -> float | None:
+    try:
+        return gpu.power_limit_w()
+    except NotSupportedError:
+        return None
 
 
 def _permission() -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Launcher
-from underclock.hw.nvml import NvmlGpu, is_read_only
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_read_only
 from underclock.records import Step
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced

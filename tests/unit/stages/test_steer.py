@@ -19,7 +19,8 @@ from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, 
 from underclock.gpus.catalogue import gpu_model
 from underclock.hw.base import Durations, Launcher, Loop, Reading
 from underclock.hw.measurer import BRISK, GpuMeasurer
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig

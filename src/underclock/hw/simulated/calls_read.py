@@ -19,6 +19,7 @@ from underclock.hw.simulated.cinterface import (
     put,
 )
 from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.installed import LOCKED_CLOCKS
 from underclock.hw.simulated.locks import snap
 
 _QUICK_CALL_S = 1e-6
@@ -81,6 +82,15 @@ def _performance_state(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     return put(out, gpu.performance_state)
 
 
+def _locked(_host: Host, gpu: VirtualGpu, kind: CArgument, low: CArgument, high: CArgument) -> int:
+    """Answer what NVML has no call for: between which clocks a lock holds a clock."""
+    bounds = gpu.mem_lock if kind.value == pynvml.NVML_CLOCK_MEM else gpu.core_lock
+    if bounds is None:
+        return NOT_FOUND
+    put(low, bounds[0])
+    return put(high, bounds[1])
+
+
 def _limit(_host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     return put(out, int(gpu.limit_w * 1e3))
 
@@ -124,7 +134,10 @@ def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
     """Return process number, device memory in MiB and share in percent of all that compute."""
     processes = [(n.pid, n.memory_mib, round(100 * n.share)) for n in gpu.neighbours]
     if gpu.running is not None:
-        processes.append((os.getpid(), _CONTEXT_MIB, 100 - sum(share for _, _, share in processes)))
+        rest, pids = 100 - sum(share for _, _, share in processes), gpu.running.pids
+        processes += [(pid, _CONTEXT_MIB, rest // len(pids)) for pid in pids]
+        if not pids:
+            processes.append((os.getpid(), _CONTEXT_MIB, rest))
     return processes
 
 
@@ -204,4 +217,5 @@ TABLE: dict[str, DeviceCall] = {
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory,
     "nvmlDeviceGetFanSpeed": _fan,
+    LOCKED_CLOCKS: _locked,
 }

@@ -68,7 +68,8 @@ def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
     """Do it if the process may, after the time that the call takes."""
     if not host.root or FaultKind.PERMISSION_REVOKED in gpu.faults:
         return int(pynvml.NVML_ERROR_NO_PERMISSION)
-    host.clock.sleep_s(next(gpu.setter_call_s))
+    hangs_s = gpu.hangs_s if FaultKind.SETTER_HANGS in gpu.faults else 0.0
+    host.clock.sleep_s(next(gpu.setter_call_s) + hangs_s)
     if gpu.lost:
         return int(pynvml.NVML_ERROR_GPU_IS_LOST)
     action()

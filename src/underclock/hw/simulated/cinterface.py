@@ -5,12 +5,12 @@ nvidia-ml-py calls functions with ctypes values and pointers, and reads a return
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pynvml
 
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.launcher import VirtualClock
 
 if TYPE_CHECKING:
     from underclock.hw.simulated.calls_gpm import Samples
@@ -27,6 +27,19 @@ NOT_FOUND = int(pynvml.NVML_ERROR_NOT_FOUND)
 INVALID_ARGUMENT = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
+class DriverClock(Protocol):
+    """Virtual time, as a driver's calls let it pass."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while a call is answered, so that no two look at the GPUs at once."""
+        ...
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Let virtual time pass on every GPU."""
+        ...
+
+
 class Host(Protocol):
     """What a call may know of the driver that answers it."""
 
@@ -36,7 +49,7 @@ class Host(Protocol):
         ...
 
     @property
-    def clock(self) -> VirtualClock:
+    def clock(self) -> DriverClock:
         """Their time."""
         ...
 

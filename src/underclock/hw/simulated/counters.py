@@ -47,10 +47,10 @@ class Counters:
         self.spent_s = defaultdict[LaunchCost, float](float)
         """Time that passed since they were last looked at, by what ran."""
 
-    def begin(self, tensor: Sequence[KernelConstants]) -> None:
-        """Learn which kernels keep tensor pipes busy."""
+    def begin(self, tensor: Sequence[KernelConstants], *, more: bool = False) -> None:
+        """Learn which kernels keep tensor pipes busy; with ``more``, which others do too."""
         self.now()  # by what was known of tensor pipes so far
-        self._tensor = {id(kernel): kernel for kernel in tensor}
+        self._tensor = (self._tensor if more else {}) | {id(kernel): kernel for kernel in tensor}
 
     def now(self) -> Busy:
         """Return the counters."""

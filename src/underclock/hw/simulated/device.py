@@ -61,6 +61,7 @@ class VirtualGpu:
         self.running: LaunchLoop | None = None
         self.neighbours: tuple[Neighbour, ...] = ()
         self.faults: list[FaultKind] = []
+        self.hangs_s = 0.0  # while setters hang
         self.on_follow: Callable[[Domain], None] | None = None  # told of the truth, for scoring
         self.agenda = Agenda()
         sensors = model.sensors or sensors_of(model.name)
@@ -136,7 +137,7 @@ class VirtualGpu:
     def load(self) -> tuple[float, float]:
         """Return the parts of the time, 0 to 1, that the GPU and its memory are busy."""
         work = [(other.kernel, other.share) for other in self.neighbours]
-        if self.running is not None:
+        if self.running is not None and not self.running.idle:
             rest = 1.0 - sum(share for _, share in work)
             work.append((self.running.kernels[self.running.position], rest))
         memory = sum(
@@ -166,17 +167,35 @@ class VirtualGpu:
             clocks: Of each turn, as if every change were free; by default locks decide.
             rounds: How many rounds the turns are.
         """
+        time_noise, power_noise = self.draw_noise()
+        self.run(
+            LaunchLoop(
+                kernels=tuple(kernels),
+                time_noise=time_noise,
+                power_noise=power_noise,
+                turns=tuple(turns),
+                hunts=hunts,
+                clocks=tuple(clocks),
+                rounds=rounds,
+            ),
+            tensor=tensor,
+        )
+
+    def draw_noise(self) -> tuple[float, float]:
+        """Draw how much longer than usual a loop's launches take, and how much more they draw."""
+        time_noise = 1.0 + 3e-4 * float(self._noise.standard_normal())
+        return time_noise, 1.0 + 3e-3 * float(self._noise.standard_normal())
+
+    def run(self, loop: LaunchLoop, *, tensor: Sequence[KernelConstants] = ()) -> None:
+        """Start launching what a loop says.
+
+        Args:
+            loop: What runs.
+            tensor: Kernels of it that keep tensor pipes busy rather than FP32 pipes.
+        """
         if self.counters is not None:
             self.counters.begin(tensor)
-        self.running = LaunchLoop(
-            kernels=tuple(kernels),
-            time_noise=1.0 + 3e-4 * float(self._noise.standard_normal()),
-            power_noise=1.0 + 3e-3 * float(self._noise.standard_normal()),
-            turns=tuple(turns),
-            hunts=hunts,
-            clocks=tuple(clocks),
-            rounds=rounds,
-        )
+        self.running = loop
         self._look_again()
 
     def end(self) -> None:
@@ -298,8 +317,10 @@ class VirtualGpu:
         if self.busy or not self._rests:
             mem = model.mem_mhz[-1] if model.p2_mem_mhz is None else model.p2_mem_mhz
         if own is None:
-            core = self._locks.allowed(Domain.CORE, core)
-            mem = snap(self._locks.allowed(Domain.MEMORY, mem), model.mem_mhz)
+            if FaultKind.LOCKS_IGNORED not in self.faults:
+                core = self._locks.allowed(Domain.CORE, core)
+                mem = self._locks.allowed(Domain.MEMORY, mem)
+            mem = snap(mem, model.mem_mhz)
         else:
             core = own.core_mhz or core
             mem = snap(own.mem_mhz or mem, model.mem_mhz)
@@ -320,7 +341,7 @@ class VirtualGpu:
         executes = self.now_s >= self._stalled_until_s - _ROUNDING_S
         if executes and neighbour is not None:
             kernel = neighbour.kernel
-        elif executes and running is not None:
+        elif executes and running is not None and not running.idle:
             kernel, self._runs = running.kernels[running.position], running
             noise, alone = running.power_noise, not self._mixed
         if alone and kernel is not None:
@@ -395,7 +416,7 @@ class VirtualGpu:
             runs.progress(stride_s, launch_s)
             until_s = min(until_s, self.agenda.next_s)  # a runtime may have set something down
             is_as_warm = coolest_c <= self.temperature_c <= hottest_c
-            if not is_as_warm or self.now_s >= until_s - _ROUNDING_S:
+            if runs.idle or not is_as_warm or self.now_s >= until_s - _ROUNDING_S:
                 break
         self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz
         self.power_w, self._cost, self._launch_s = power_w, cost, launch_s

@@ -7,8 +7,7 @@ library.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import pynvml
 
@@ -20,6 +19,7 @@ from underclock.hw.simulated.cinterface import (
     OK,
     CArgument,
     DeviceCall,
+    DriverClock,
     index_of,
     put,
     put_handle,
@@ -46,15 +46,22 @@ class SimulatedDriver:
     Args:
         gpus: The GPUs, in index order.
         root: Whether the process may lock clocks.
-        read_only: Whether this process's own gate (`hw.nvml`) is closed to writes.
+        read_only: Whether this process's own gate (`hw.nvml_calls`) is closed to writes.
+        clock: The GPUs' time; by default one of their own, which passes while calls sleep.
     """
 
     def __init__(
-        self, gpus: Sequence[VirtualGpu], *, root: bool = True, read_only: bool = False
+        self,
+        gpus: Sequence[VirtualGpu],
+        *,
+        root: bool = True,
+        read_only: bool = False,
+        clock: DriverClock | None = None,
     ) -> None:
         self.gpus = tuple(gpus)
-        self.clock = VirtualClock(self.gpus)
+        self.clock = clock or VirtualClock(self.gpus)
         self.root = root
+        self.simulated = True
         self.simulated_read_only = read_only
         self.samples = calls_gpm.Samples()
         self._sessions = 0
@@ -81,6 +88,10 @@ class SimulatedDriver:
             self._functions[name] = functools.partial(self._answer, function)
         for name, call in _DEVICE_CALLS.items():
             self._functions[name] = functools.partial(self._answer_for, call)
+
+    def functions(self) -> list[str]:
+        """Return the names of all functions it has."""
+        return list(self._functions)
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         """Return a C function; nvidia-ml-py sets attributes on it, so it keeps its identity."""
@@ -143,24 +154,3 @@ class SimulatedDriver:
     def _by_text(self, text: CArgument, handle: CArgument, naming: Callable[[int], str]) -> int:
         names = [naming(i).encode() for i in range(len(self.gpus))]
         return put_handle(handle, names.index(text.value)) if text.value in names else NOT_FOUND
-
-
-@contextmanager
-def installed(driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
-    """Put a driver in the place of NVML's library for every program in this process.
-
-    A program that keeps a session or handles of its own must close them inside the block.
-    """
-    cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001 - nvidia-ml-py's one seam
-    library, functions = pynvml.nvmlLib, dict(cache)
-    sessions = pynvml._nvmlLib_refcount  # noqa: SLF001 - it belongs to the library
-    pynvml.nvmlLib = driver
-    pynvml._nvmlLib_refcount = 0  # noqa: SLF001
-    cache.clear()
-    try:
-        yield driver
-    finally:
-        pynvml.nvmlLib = library
-        pynvml._nvmlLib_refcount = sessions  # noqa: SLF001
-        cache.clear()
-        cache.update(functions)

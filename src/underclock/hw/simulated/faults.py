@@ -22,6 +22,10 @@ class FaultKind(StrEnum):
     COUNTER_RESTARTS = "the energy counter begins again at zero"
     SOFT_SLOWDOWN = "the driver lowers the clocks against heat"
     HARD_SLOWDOWN = "the hardware halves the clocks against heat"
+    SETTER_HANGS = "every setter takes as long as a GPU's `hangs_s` before it does anything"
+    LOCKS_IGNORED = "locks are accepted, and the clocks do not follow them"
+    MARKS_STUCK = "what a stream writes does not arrive"
+    MARKS_BACKWARDS = "what a stream writes counts down"
 
 
 REASON_SOFT_SLOWDOWN = ThrottleReason.SW_THERMAL_SLOWDOWN

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.hw.base import Loop
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.driver import SimulatedDriver, installed
+from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.faults import FaultScript
+from underclock.hw.simulated.installed import installed
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
 from underclock.hw.simulated.work import Neighbour
 from underclock.records import Kernel
@@ -91,9 +93,10 @@ def simulated_driver(
     gpus = tuple(VirtualGpu(made, seed=seed, unit=unit + i) for i in range(count))
     if faults is not None:
         faults.arm(gpus)
-    driver = SimulatedDriver(gpus, root=root, read_only=read_only)
+    clock = VirtualClock(gpus)
+    driver = SimulatedDriver(gpus, root=root, read_only=read_only, clock=clock)
     with installed(driver):
-        yield Machine(gpus, driver, driver.clock)
+        yield Machine(gpus, driver, clock)
 
 
 @dataclass(frozen=True, slots=True)

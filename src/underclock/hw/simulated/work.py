@@ -34,6 +34,8 @@ class LaunchLoop:
         turn: The turn of that.
         took_s: Time spent in each place; waiting in the middle of a launch counts.
         done: Launches of each place completed; the last of them in part.
+        pids: The processes whose launches these are; none where they are this one's.
+        idle: Whether nothing is left to launch; only a loop that is fed from outside runs out.
         single: Whether nothing takes turns.
     """
 
@@ -52,6 +54,8 @@ class LaunchLoop:
     turn: Turn = field(init=False)
     took_s: list[float] = field(init=False)
     done: list[float] = field(init=False)
+    pids: tuple[int, ...] = field(init=False, default=())
+    idle: bool = field(init=False, default=False)
     single: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,139 @@
+"""Calls to NVML: a session, the gate for writes, and its errors as ours.
+
+It stands on nvidia-ml-py and the standard library alone, so that a process which only has to undo
+something starts at once.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pynvml
+
+from underclock.errors import (
+    DeviceError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
+from underclock.hw.served_simulator import served_in_place
+from underclock.hw.simulated.installed import LOCKED_CLOCKS
+
+READ_ONLY = "UNDERCLOCK_READ_ONLY"
+
+_ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        NotPermittedError,
+        "locking clocks needs root or an operator's daemon; reading and auto clocks do not",
+    ),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: (
+        NotSupportedError,
+        "this GPU cannot; leave that clock at auto, for memory with --mem-mhz auto",
+    ),
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (NotSupportedError, "the driver is too old for this"),
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        NotSupportedError,
+        "no NVIDIA driver here: use --gpu sim:rtx3080ti or replay:TABLE.csv",
+    ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+        DeviceError,
+        "the driver went away: load it, or start the served simulator, again",
+    ),
+    pynvml.NVML_ERROR_GPU_IS_LOST: (DeviceError, "the GPU fell off the bus: reboot the machine"),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (UsageError, "see `underclock doctor` for valid clocks"),
+}
+
+
+def is_read_only() -> bool:
+    """Whether every write to a GPU is forbidden.
+
+    On real GPUs, and on simulated ones that other processes use too, the environment says so; a
+    simulated driver of this process alone, on which nothing can be broken, says so itself.
+    """
+    simulated = simulated_read_only()
+    return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
+
+
+def simulated_read_only() -> bool | None:
+    """Return whether this process's simulated driver forbids writes; ``None`` if it has none."""
+    read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
+    return read_only
+
+
+def is_simulated() -> bool:
+    """Whether what answers in NVML's place is simulated; inside an `nvml_session`."""
+    return bool(getattr(pynvml.nvmlLib, "simulated", False))
+
+
+@contextmanager
+def nvml_session() -> Iterator[None]:
+    """Keep NVML initialised for the length of a block.
+
+    Where the environment names served simulated GPUs, they are what NVML lists, unless a simulated
+    driver of this process is in its place already.
+
+    Raises:
+        DeviceError: There is no driver, or it does not answer.
+    """
+    with served_in_place():
+        call("start NVML", pynvml.nvmlInit)
+        try:
+            yield
+        finally:
+            call("stop NVML", pynvml.nvmlShutdown)
+
+
+def gpu_count() -> int:
+    """Return how many GPUs the driver lists; inside an `nvml_session`."""
+    return int(call("count GPUs", pynvml.nvmlDeviceGetCount))
+
+
+def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Call NVML, turning its errors into ours at this one boundary."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as exc:
+        kind, hint = _ERRORS.get(exc.value, (DeviceError, ""))
+        raise kind(f"could not {what}: {exc}", hint=hint) from exc
+
+
+def set_by(what: str, function: Callable[..., Any], *arguments: object) -> None:
+    """Write to a device: the one gate that read-only mode closes."""
+    if is_read_only():
+        raise NotPermittedError(
+            f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
+        )
+    call(what, function, *arguments)
+
+
+def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
+    """Return between which clocks a lock holds one; ``None`` where there is no lock.
+
+    Args:
+        handle: Of the GPU.
+        clock: NVML's number of the clock.
+
+    Raises:
+        NotSupportedError: A real driver does not tell.
+    """
+    function = getattr(pynvml.nvmlLib, LOCKED_CLOCKS, None)
+    if function is None:
+        raise NotSupportedError(
+            "NVIDIA's driver does not tell which clocks are locked",
+            hint="compare running clocks under load with what was asked for",
+        )
+    low, high = ctypes.c_uint(), ctypes.c_uint()
+    code = function(handle, ctypes.c_uint(clock), ctypes.byref(low), ctypes.byref(high))
+    if code == pynvml.NVML_ERROR_NOT_FOUND:
+        return None
+    call("read a lock", _checked, code)
+    return low.value, high.value
+
+
+def _checked(code: int) -> None:
+    """Raise what a return code means, as nvidia-ml-py's own functions do."""
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)

@@ -1,0 +1,209 @@
+"""The conductor: the one process that sets clocks, while another one trains.
+
+It arms an undo for every GPU, lets its work set clocks, and undoes on any end: the trainer's, its
+own by a signal or an error, or the loss of every watcher. Where it cannot, the watcher does.
+
+    python -c "from underclock.runtime.conductor import main; main()" ORDER
+
+`starting.start_conductor` does that and listens to what it tells.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from underclock.errors import UnderclockError, UsageError
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.settable import SettableGpu, SettableNvmlGpu
+from underclock.runtime.ownership import runtime_folder
+from underclock.runtime.processes import Process
+from underclock.runtime.undo import Armed, Undone, arm
+from underclock.runtime.watching import Watching
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LONGEST_S = 3600.0
+
+
+class Work(Protocol):
+    """What a conductor does between arming and undoing. It sets nothing but through `Armed`."""
+
+    def next_s(self) -> float:
+        """When to wake it, on the monotonic clock; infinite for never, 0 for at once."""
+        ...
+
+    def wake(self, now_s: float) -> None:
+        """Do what is due.
+
+        Raises:
+            WorkDone: There is nothing more to do.
+        """
+        ...
+
+
+class WorkDone(Exception):  # noqa: N818 - an end, not an error
+    """The work is at its end; the sentence says why."""
+
+
+Begin = Callable[[Mapping[str, Armed], Mapping[str, Any]], Work]
+"""Makes the work: of the GPUs by UUID, and of its options. It may set something already."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class Order(NamedTuple):
+    """What a conductor is asked to do.
+
+    Attributes:
+        gpus: UUIDs of the GPUs to set.
+        trainer: The process whose end is the conductor's.
+        work: Where to find the function that makes the work, as ``module:name``.
+        options: What it is called with; JSON.
+    """
+
+    gpus: tuple[str, ...]
+    trainer: Process
+    work: str
+    options: Mapping[str, Any]
+
+
+class Ending(NamedTuple):
+    """How it ended.
+
+    Attributes:
+        why: In a few words.
+        undone: What was undone, GPU by GPU.
+    """
+
+    why: str
+    undone: tuple[Undone, ...]
+
+
+def conduct(
+    gpus: Sequence[SettableGpu],
+    begin: Callable[[Mapping[str, Armed]], Work],
+    *,
+    trainer: int,
+    folder: Path,
+    tell: Tell,
+) -> Ending:
+    """Set clocks as the work says, until the trainer or something else ends; then undo.
+
+    Args:
+        gpus: Which GPUs the work may set.
+        begin: Makes the work.
+        trainer: The trainer's pidfd.
+        folder: Where runs keep their files.
+        tell: Hears that everything is armed, and what was mended first.
+
+    Raises:
+        OwnedError: Somebody else sets one of the GPUs.
+        UnderclockError: It cannot begin, or the work fails; everything was undone.
+    """
+    with _asked_to_end() as asked:
+        watching = Watching(folder)
+        armed: list[Armed] = []
+        undone: tuple[Undone, ...] = ()
+        try:
+            for gpu in gpus:
+                one = arm(gpu, folder, share_lock=watching.share)
+                armed.append(one)  # at once: what fails at the next is undone here too
+            work = begin({one.uuid: one for one in armed})
+            tell({"state": "armed", "mended": [one.mended._asdict() for one in armed]})
+            why = _until_end(work, watching, trainer, asked)
+        finally:
+            undone = tuple(one.end() for one in armed)
+            if not any(one.failed for one in undone):  # else it tries again after our end
+                watching.close()
+    return Ending(why, undone)
+
+
+def _until_end(work: Work, watching: Watching, trainer: int, asked: socket.socket) -> str:
+    """Wake the work whenever it wants to be; return why that is over."""
+    signals = asked.fileno()
+    try:
+        while True:
+            now_s = time.monotonic()
+            due_s = work.next_s() if watching.watches else now_s + _LONGEST_S
+            wait_s = max(0.0, min(due_s, watching.next_s) - now_s)
+            ready, _, _ = select.select([trainer, signals, watching.fileno()], [], [], wait_s)
+            now_s = time.monotonic()
+            if trainer in ready:
+                return "the training process ended"
+            if signals in ready:
+                return f"asked to end by {signal.Signals(asked.recv(1)[0]).name}"
+            if watching.fileno() in ready or now_s >= watching.next_s:
+                watching.tend(now_s)
+            if watching.watches and now_s >= due_s:
+                work.wake(now_s)
+    except WorkDone as done:
+        return str(done)
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[socket.socket]:
+    """Turn signals that ask the process to end into bytes to read, so that none comes in between.
+
+    A driver's call is never interrupted by one.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ExitStack() as stack:
+        theirs.setblocking(False)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(theirs.fileno()))
+        for number in _SIGNALS:
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+        yield ours
+
+
+def main() -> None:
+    """Carry out the order that is this process's first argument; tell how it goes on stdout."""
+    with contextlib.suppress(PermissionError):  # a leader of its group already
+        os.setsid()  # a terminal's Ctrl-C is for those who asked, and they end us
+    try:
+        ending = _carry_out(_order(sys.argv[1]))
+    except UnderclockError as exc:
+        _say({"state": "refused", "error": str(exc), "hint": exc.hint, "kind": type(exc).__name__})
+        sys.exit(exc.exit_code)
+    undone = [one._asdict() for one in ending.undone]
+    _say({"state": "ended", "why": ending.why, "undone": undone})
+
+
+def _carry_out(order: Order) -> Ending:
+    module, _, name = order.work.partition(":")
+    trainer = os.pidfd_open(order.trainer.pid)
+    if not order.trainer.lives:
+        raise UsageError(f"there is no process {order.trainer.pid} to set clocks for")
+    with nvml_session():
+        begin: Begin = getattr(importlib.import_module(module), name)
+        return conduct(
+            [SettableNvmlGpu(uuid) for uuid in order.gpus],
+            lambda gpus: begin(gpus, order.options),
+            trainer=trainer,
+            folder=runtime_folder(),
+            tell=_say,
+        )
+
+
+def _order(text: str) -> Order:
+    given = json.loads(text)
+    return Order(
+        gpus=tuple(given["gpus"]),
+        trainer=Process(*given["trainer"]),
+        work=given["work"],
+        options=given["options"],
+    )
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    """Tell whoever asked, if they still listen."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")

@@ -1,0 +1,129 @@
+"""The right to set one GPU: a lock per GPU that names who has it.
+
+The lock is on an open file, which conductor and watcher share: it is free as soon as both have
+ended, however they ended, and not before. What the file says is for people and for `restore`.
+"""
+
+import fcntl
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Self
+
+from underclock.errors import NotPermittedError, UsageError
+from underclock.runtime.processes import Process
+
+RUNTIME_DIR = "UNDERCLOCK_RUNTIME_DIR"
+
+_WAIT_S, _LOOK_S = 1.0, 0.005
+
+
+class OwnedError(UsageError):
+    """Somebody else sets this GPU."""
+
+
+def runtime_folder() -> Path:
+    """Return the folder of locks, journals and pages, made where it is not there.
+
+    Raises:
+        NotPermittedError: Others may write there, or nobody may.
+    """
+    named = os.environ.get(RUNTIME_DIR)
+    if named:
+        return _checked(Path(named))
+    if os.access("/run", os.W_OK):
+        return _checked(Path("/run/underclock"))
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and os.access(session, os.W_OK):
+        return _checked(Path(session) / "underclock")
+    return _checked(Path(f"/tmp/underclock-{os.getuid()}"))  # noqa: S108 - checked to be ours
+
+
+def _checked(folder: Path) -> Path:
+    hint = f"name another folder with {RUNTIME_DIR}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as exc:
+        raise NotPermittedError(f"cannot make the folder {folder}: {exc}", hint=hint) from exc
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotPermittedError(f"{folder} is not a folder", hint=hint)
+    if found.st_uid not in {0, os.getuid()} or found.st_mode & 0o022:
+        raise NotPermittedError(
+            f"others may write to {folder}, so its locks and journals cannot be trusted",
+            hint=f"chmod 700 {folder}, or {hint}",
+        )
+    return folder
+
+
+class Ownership:
+    """The right to set one GPU; the system gives it up when nobody has its file open any more."""
+
+    def __init__(self, uuid: str, descriptor: int) -> None:
+        self.uuid = uuid
+        self.descriptor = descriptor
+
+    @classmethod
+    def take(cls, folder: Path, uuid: str, *, wait_s: float = _WAIT_S) -> Self:
+        """Take the lock of a GPU, waiting a little for one whose owner is just giving it back.
+
+        Raises:
+            OwnedError: Somebody else has it; the error says who and since when.
+        """
+        path = folder / f"{uuid}.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                conductor, watcher = named_in(path)
+                if time.monotonic() > until_s or (conductor and conductor.lives):
+                    os.close(descriptor)
+                    raise _owned(uuid, conductor, watcher) from exc
+                time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
+            else:
+                return cls(uuid, descriptor)
+
+    def name(self, conductor: int, watcher: int | None = None) -> None:
+        """Say who has it."""
+        who = {"conductor": Process.of(conductor), "watcher": watcher and Process.of(watcher)}
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, json.dumps(who).encode(), 0)
+
+    def release(self) -> None:
+        """Give up this process's share of it; harmless when it was given up."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def named_in(path: Path) -> tuple[Process | None, Process | None]:
+    """Return the conductor and the watcher that a lock names; ``None`` for who is not named."""
+    try:
+        who = json.loads(path.read_bytes())
+        conductor, watcher = who["conductor"], who["watcher"]
+        return conductor and Process(*conductor), watcher and Process(*watcher)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
+
+
+def _owned(uuid: str, conductor: Process | None, watcher: Process | None) -> OwnedError:
+    owner = conductor if conductor and conductor.lives else watcher
+    if owner is None or not owner.lives:
+        return OwnedError(
+            f"GPU {uuid} is set by another Underclock", hint="it has only just begun: look again"
+        )
+    return OwnedError(
+        f"GPU {uuid} is set by another Underclock: process {owner.pid}, for {_span(owner.age_s)}",
+        hint=f"end it first, with `kill {owner.pid}`: it gives back what it set",
+    )
+
+
+def _span(age_s: float) -> str:
+    minutes = int(age_s // 60)
+    if minutes == 0:
+        return f"{age_s:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"  # noqa: PLR2004 - two hours

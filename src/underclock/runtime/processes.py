@@ -1,0 +1,67 @@
+"""Processes by number and start time, and their end without polling."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One process; a number alone may be another's by now.
+
+    Attributes:
+        pid: Its number.
+        started: When, in clock ticks since the machine started.
+    """
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Process | None":
+        """Return the process of a number; ``None`` where there is none."""
+        fields = _fields(pid)
+        return None if fields is None else cls(pid, int(fields[19]))
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs; one that has ended and was not waited for does not."""
+        fields = _fields(self.pid)
+        return fields is not None and int(fields[19]) == self.started and fields[0] not in "ZX"
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it started."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / _TICKS_PER_S
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return what the system says of a process, from its state on."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    fields = _fields(pid)
+    return fields is not None and fields[0] in "Tt"
+
+
+def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Whether a process has ended, or does within some time."""
+    return bool(select.select([pidfd], [], [], timeout_s)[0])
+
+
+def kill(pidfd: int) -> None:
+    """Kill a process and wait until it has ended, that is, until it has left the driver too."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    select.select([pidfd], [], [])

@@ -1,0 +1,101 @@
+"""Starting a conductor, and hearing how it goes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Self
+
+from underclock import errors
+from underclock.errors import DeviceError, UnderclockError
+from underclock.runtime.processes import Process
+
+_CODE = "from underclock.runtime.conductor import main; main()"
+
+
+class Conducting:
+    """A conductor that was started, as seen by who started it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", told: IO[bytes]) -> None:
+        self.process = process
+        self._told = told
+
+    @classmethod
+    def start(
+        cls,
+        gpus: Sequence[str],
+        *,
+        work: str,
+        options: Mapping[str, Any],
+        trainer_pid: int | None = None,
+    ) -> Self:
+        """Start one, without waiting for it.
+
+        Args:
+            gpus: UUIDs of what it may set.
+            work: Where to find the function that makes the work, as ``module:name``.
+            options: What that is called with; JSON.
+            trainer_pid: The process whose end is the conductor's; by default this one.
+        """
+        order = {
+            "gpus": list(gpus),
+            "trainer": Process.of(os.getpid() if trainer_pid is None else trainer_pid),
+            "work": work,
+            "options": options,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        if process.stdout is None:
+            raise AssertionError("it was asked for")
+        return cls(process, process.stdout)
+
+    def armed(self) -> Mapping[str, Any]:
+        """Wait until everything is armed and the work has begun; return what was mended first.
+
+        Raises:
+            UnderclockError: It refused; everything is as it was found.
+        """
+        return self._next("armed")
+
+    def ended(self) -> Mapping[str, Any]:
+        """Wait until it has ended; return why, and what was undone.
+
+        Raises:
+            UnderclockError: It failed; what it set was undone, or the error says what was not.
+        """
+        return self._next("ended")
+
+    def end(self) -> Mapping[str, Any]:
+        """Ask it to undo and end, and wait until it has."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def fileno(self) -> int:
+        """Return what to wait on for what it tells."""
+        return self._told.fileno()
+
+    def _next(self, state: str) -> Mapping[str, Any]:
+        while line := self._told.readline():
+            message: dict[str, Any] = json.loads(line)
+            if message["state"] == "refused":
+                self.process.wait()
+                raise _error(message)
+            if message["state"] == state:
+                return message
+        code = self.process.wait()
+        raise DeviceError(
+            f"the process that sets clocks ended ({code}) and said nothing",
+            hint="the watcher has undone what it set; `underclock restore` makes sure",
+        )
+
+
+def _error(message: Mapping[str, Any]) -> UnderclockError:
+    """Return the error that the conductor had, as far as its kind is known here."""
+    kind = getattr(errors, message["kind"], errors.UsageError)
+    error: UnderclockError = kind(message["error"], hint=message["hint"])
+    return error
