@@ -127,7 +127,7 @@ def _calibration(model: GpuModel | None, *, real: bool) -> str:
 
 
 def _locked_mhz(gpu: NvmlGpu, domain: Domain) -> int | None:
-    """Return the highest clock that a lock allows; ``None`` where there is none, or none is told."""
+    """Return the highest clock that a lock allows; ``None`` where there is none that is told."""
     try:
         bounds = gpu.locked_mhz(domain)
     except NotSupportedError:

@@ -6,6 +6,6 @@ process locks stays locked when it dies, as on a real driver.
 * `ctypes_json`: C arguments as JSON and back; `wire`: messages on the socket
 * `paced`: virtual time that goes with the machine's monotonic clock
 * `streams`: launches and writes that processes put in a row for a virtual GPU
-* `server`: answers; `socket_file`: the socket, in place while somebody answers
+* `server`: answers, with `stream_requests` and `fault_requests`
 * `client`: NVML's library as seen by a program; `control`: faults on demand, and the truth
 """

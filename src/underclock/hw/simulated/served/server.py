@@ -6,9 +6,9 @@ whichever GPU they are for; reading waits for nobody.
 """
 
 import contextlib
+import functools
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.errors import UnderclockError
+from underclock.errors import DeviceError, UnderclockError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.hw.base import Clock
@@ -30,13 +30,12 @@ from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.served.ctypes_json import Received
 from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
 from underclock.hw.simulated.served.paced import PacedClock
-from underclock.hw.simulated.served.socket_file import listening
 from underclock.hw.simulated.served.stream_requests import StreamRequests
 from underclock.hw.simulated.served.streams import StreamLoop
 from underclock.hw.simulated.served.wire import Gone, Message, Reader, send
+from underclock.hw.socket_file import answering, peer_of
 from underclock.records import Step
 
-_CREDENTIALS = struct.Struct("3i")
 _LOOK_S = 0.02  # a busy GPU is let catch up at least so often
 _REST_S = 1.0
 
@@ -58,7 +57,7 @@ class Served:
     def due_s(self) -> float:
         """Return when somebody should look at the GPUs next, in virtual time."""
         now_s = self.clock.now_s()
-        return min(min(self._due_s(gpu, now_s) for gpu in self.gpus), now_s + _REST_S)
+        return min(*(self._due_s(gpu, now_s) for gpu in self.gpus), now_s + _REST_S)
 
     def _due_s(self, gpu: VirtualGpu, now_s: float) -> float:
         due_s = gpu.agenda.next_s
@@ -106,9 +105,7 @@ def served_gpus(
             stack.enter_context(VirtualLauncher(gpu).loop(kernels))
         stack.callback(served.clock.stop)
         _thread(served.clock.run, served.due_s)
-        server = stack.enter_context(listening(path))
-        # Connections end with the process; who is connected sees the socket close.
-        _thread(_accept, served, server)
+        stack.enter_context(answering(path, functools.partial(_serve, served)))
         yield served
 
 
@@ -116,22 +113,11 @@ def _thread(function: Callable[..., None], *arguments: object) -> None:
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
-def _accept(served: Served, server: socket.socket) -> None:
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:  # closed
-            return
-        _thread(_serve, served, connection)
-
-
 def _serve(served: Served, connection: socket.socket) -> None:
     """Answer one process until it goes."""
     reader = Reader(connection)
-    with connection, contextlib.suppress(Gone), contextlib.ExitStack() as stack:
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+    with contextlib.suppress(Gone), contextlib.ExitStack() as stack:
+        pid, uid, _ = peer_of(connection)
         client = _Client(served, reader, pid=pid, root=uid in {0, os.geteuid()})
         stack.callback(client.close)
         while True:
@@ -160,15 +146,13 @@ class _Client:
 
     def answer(self, message: Message) -> Message | None:
         """Do what a message asks; what cannot be done is said, and ends nothing."""
-        request = self._requests.get(str(message.get("do")))
         try:
-            if request is None:
-                raise ValueError(f"nothing here can do {message.get('do')!r}")
-            return request(message)
+            return self._requests.get(str(message.get("do")), _unknown)(message)
         except UnderclockError as exc:
-            return {"error": str(exc), "hint": exc.hint}
+            kind = "device" if isinstance(exc, DeviceError) else "usage"
+            return {"error": str(exc), "hint": exc.hint, "kind": kind}
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as exc:
-            return {"error": f"{type(exc).__name__}: {exc}", "hint": ""}
+            return {"error": str(exc), "hint": "", "kind": "usage"}
 
     def close(self) -> None:
         """Let go of what ends with the process; locks do not."""
@@ -177,6 +161,8 @@ class _Client:
     def _call(self, message: Message) -> Message:
         """Call a function of NVML."""
         name = str(message["name"])
+        if name not in self._driver.functions():
+            raise ValueError(f"the driver has no function {name}")
         arguments = [Received(sent) for sent in message["arguments"]]
         function = getattr(self._driver, name)
         alone = self._served.setters if name in calls_write.TABLE else contextlib.nullcontext()
@@ -210,6 +196,10 @@ class _Client:
     def _may_break(self) -> None:
         if not self._root:
             raise ValueError("only who serves the GPUs, or root, lets things go wrong")
+
+
+def _unknown(message: Message) -> Message:
+    raise ValueError(f"nothing here can do {message.get('do')!r}")
 
 
 def _gpu(served: Served, message: Message) -> VirtualGpu:

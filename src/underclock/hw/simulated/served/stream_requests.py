@@ -40,6 +40,7 @@ class StreamRequests:
         self._pid = pid
         self._stream: Stream | None = None
         self._page: mmap.mmap | None = None
+        self._greatest = 0  # of the values written
         self._failed = ""  # of what was put there without waiting for an answer
 
     def table(self) -> dict[str, Callable[[Message], Message | None]]:
@@ -117,7 +118,7 @@ class StreamRequests:
             raise ValueError(f"{value} is no word of 32 bits")
 
         def write() -> None:
-            shown = _shown(stream.gpu, value)
+            shown = self._shown(stream.gpu, value)
             if shown is not None:
                 ctypes.c_uint32.from_buffer(page, offset).value = shown
 
@@ -141,11 +142,11 @@ class StreamRequests:
             raise ValueError(failed)
         return {}
 
-
-def _shown(gpu: VirtualGpu, value: int) -> int | None:
-    """Return what a write leaves in memory; ``None`` where it never comes."""
-    if FaultKind.MARKS_STUCK in gpu.faults:
-        return None
-    if FaultKind.MARKS_BACKWARDS in gpu.faults:
-        return (1 << 16) - value & 0xFFFFFFFF
-    return value
+    def _shown(self, gpu: VirtualGpu, value: int) -> int | None:
+        """Return what a write leaves in memory; ``None`` where it never comes."""
+        self._greatest = max(self._greatest, value)
+        if FaultKind.MARKS_STUCK in gpu.faults:
+            return None
+        if FaultKind.MARKS_BACKWARDS in gpu.faults:
+            return self._greatest + 1 - value
+        return value

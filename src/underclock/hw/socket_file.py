@@ -5,12 +5,15 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
+import struct
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from underclock.errors import UsageError
 
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _WAITING = 64
 _LONGEST = 107  # bytes of a Unix socket's path on Linux
 
@@ -93,10 +96,75 @@ def _make_room(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise UsageError(f"{path} exists and is no socket", hint="name another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        with contextlib.suppress(ConnectionRefusedError):
-            probe.connect(str(path))
-            raise UsageError(
-                f"somebody already listens on {path}", hint="name another path, or end that process"
-            )
+    if _answers(path):
+        raise UsageError(
+            f"somebody already listens on {path}", hint="name another path, or end that process"
+        )
     path.unlink()
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Return pid, user and group of the process that connected, as the kernel vouches for them."""
+    sent = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(sent)
+    return pid, uid, gid
+
+
+@contextmanager
+def answering(
+    path: Path,
+    serve: Callable[[socket.socket], None],
+    *,
+    mode: int = 0o600,
+    gid: int | None = None,
+) -> Iterator[None]:
+    """Answer whoever connects to a socket, each in a thread, for the length of a block.
+
+    Args:
+        path: Where.
+        serve: Answers one process until it goes.
+        mode: Who may connect.
+        gid: Group that the socket belongs to; by default the process's.
+
+    Raises:
+        UsageError: As for `listening`.
+    """
+    lock, connections = threading.Lock(), set[socket.socket]()
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            with lock:
+                connections.add(connection)
+            try:
+                serve(connection)
+            finally:
+                with lock:
+                    connections.discard(connection)
+
+    def accept(server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:  # shut down
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    with listening(path, mode=mode, gid=gid) as server:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            with lock:
+                for connection in connections:
+                    with contextlib.suppress(OSError):  # the other side was faster
+                        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,174 @@
+"""A stream of a simulated GPU that another process serves, for a step that really trains elsewhere.
+
+A process that trains on the CPU puts launches of the step it was planned for on it, and marks
+between them; the virtual GPU does them in virtual time, at the clocks that it then has. Standard
+library only: this is loaded into the training process.
+"""
+
+from __future__ import annotations
+
+import os
+
+from underclock.errors import DeviceError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+    from typing import Any, Self
+
+_LENGTH_BYTES = 4  # before each message, little-endian
+_MARK_OFFSET = 64  # of the mark word in a page of marks
+
+
+class ServedStream:
+    """Launches and marks on a served GPU, in the order in which they were put there."""
+
+    def __init__(self, connection: socket.socket, marks: Sequence[int], mark_offset: int) -> None:
+        """Use a connection; see `connect`."""
+        self._connection = connection
+        self._marks = tuple(marks)
+        self._mark_offset = mark_offset
+        self._at = 0  # the launch that comes next
+        self.launches = 0
+
+    @classmethod
+    def connect(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        gpu: int = 0,
+        step: str | os.PathLike[str],
+        page: str | os.PathLike[str] | None = None,
+        marks: Sequence[int] = (),
+        mark_offset: int = _MARK_OFFSET,
+    ) -> Self:
+        """Load a step on a GPU, and have the server map a page.
+
+        Args:
+            path: Of the socket.
+            gpu: Index of the GPU.
+            step: File of the step.
+            page: File that writes go to; ``None`` for no writes.
+            marks: Launch before which each mark is; `mark` puts the launches before it there too.
+            mark_offset: Where in the page marks go.
+
+        Raises:
+            DeviceError: Nobody answers there.
+            UsageError: The server cannot run the step.
+            OSError: A file cannot be read.
+        """
+        import json  # noqa: PLC0415 - so that importing this costs nothing
+        import socket  # noqa: PLC0415
+
+        with open(step, "rb") as file:  # noqa: PTH123 - pathlib takes longer to import than this
+            content = json.load(file)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(os.fspath(path))
+            stream = cls(connection, marks, mark_offset)
+            stream._attach({"do": "attach", "gpu": gpu, "step": content}, page)
+        except OSError as exc:
+            connection.close()
+            raise DeviceError(
+                f"no simulated GPU answers at {os.fspath(path)}: {exc.strerror}",
+                hint="start one with `underclock simulate NAME --socket PATH`",
+            ) from exc
+        except BaseException:
+            connection.close()
+            raise
+        return stream
+
+    def _attach(self, message: dict[str, Any], page: str | os.PathLike[str] | None) -> None:
+        import socket  # noqa: PLC0415
+
+        body = _framed(message)
+        if page is None:
+            self._connection.sendall(body)
+        else:
+            fd = os.open(page, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                sent = socket.send_fds(self._connection, [body[:_LENGTH_BYTES]], [fd])
+            finally:
+                os.close(fd)
+            self._connection.sendall(body[sent:])
+        self.launches = int(self._answer()["launches"])
+
+    def work(self, first: int, end: int) -> None:
+        """Launch a part of the step, from one launch up to another.
+
+        What is wrong with it is told by `synchronise`, as with a real GPU.
+        """
+        self._put({"do": "work", "first": first, "end": end})
+        self._at = end
+
+    def write(self, offset: int, value: int) -> None:
+        """Have a word written into the page when all that was put there before is done.
+
+        Args:
+            offset: Where in the page, in bytes.
+            value: A word of 32 bits.
+        """
+        self._put({"do": "write", "offset": offset, "value": value})
+
+    def mark(self, value: int) -> None:
+        """Have a mark written as soon as all that was put there before is done.
+
+        Where it is known which launches lie before it, they are put there first; a mark not
+        greater than the one before begins the step again.
+        """
+        if self._marks:
+            launch = self._marks[value - 1]
+            if launch < self._at or (launch == 0 and self._at > 0):
+                self.work(self._at, self.launches)
+                self._at = 0
+            if launch > self._at:
+                self.work(self._at, launch)
+        self.write(self._mark_offset, value)
+
+    def synchronise(self) -> None:
+        """Wait until everything that was put there is done.
+
+        Raises:
+            DeviceError: The GPU, or who serves it, is gone.
+            UsageError: Something that was put there cannot be done.
+        """
+        self._put({"do": "synchronise"})
+        self._answer()
+
+    def close(self) -> None:
+        """End the stream: what has not run never will."""
+        self._connection.close()
+
+    def _put(self, message: dict[str, Any]) -> None:
+        try:
+            self._connection.sendall(_framed(message))
+        except OSError as exc:
+            raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
+
+    def _answer(self) -> dict[str, Any]:
+        import json  # noqa: PLC0415
+
+        length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
+        answer: dict[str, Any] = json.loads(self._take(length))
+        if "error" in answer:
+            lost = answer.get("kind") == "device"
+            kind = DeviceError if lost else UsageError
+            raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
+        return answer
+
+    def _take(self, length: int) -> bytes:
+        taken = b""
+        while len(taken) < length:
+            chunk = self._connection.recv(length - len(taken))
+            if not chunk:
+                raise DeviceError("the simulated GPU is gone", hint="serve it again")
+            taken += chunk
+        return taken
+
+
+def _framed(message: dict[str, Any]) -> bytes:
+    import json  # noqa: PLC0415
+
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
