@@ -29,11 +29,11 @@ from underclock.core.planning.goal import Goal
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.hw.measurer import BRISK
-from underclock.hw.simulated.conductor import Scheduled
-from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
+from underclock.runtime.simulated import Scheduled
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
@@ -170,15 +170,14 @@ class Ran:
 def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int) -> Ran:
     """Run a step under a schedule at its own heat, over and over; return the truth."""
     launches = [step.kernels[index] for index in step.order]
-    predicted_s = schedule.predicted_s or (1e-3,) * len(launches)
+    if not schedule.predicted_s:
+        schedule = dataclasses.replace(schedule, predicted_s=(1e-3,) * len(launches))
     with simulated_rig(model, seed=1) as rig:
         done = [
             conduct(
                 rig,
                 launches,
-                schedule.clocks,
-                schedule.table,
-                predicted_s=predicted_s,
+                schedule,
                 steps=STEPS,
                 warm_s=AGAIN_S if run else WARM_S,
             )

@@ -22,12 +22,12 @@ from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.hw.simulated.conductor import Executed
-from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.records.observed import Execution
+from underclock.runtime.simulated import Executed, Scheduled
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.execute import OFF_S, execute
 from underclock.testing import Fault, FaultKind, FaultScript
 
@@ -48,6 +48,12 @@ _PAIRS = {
     "a100": (Clocks(core_mhz=900), Clocks(core_mhz=1200)),
     "h200": (Clocks(core_mhz=1005), Clocks(core_mhz=1305)),
 }
+
+
+def _under(
+    clocks: Sequence[Clocks], table: LatencyTable | None, predicted_s: Sequence[float]
+) -> Scheduled:
+    return Scheduled(clocks=tuple(clocks), table=table, predicted_s=tuple(predicted_s))
 
 
 def _model(name: str, switching: SwitchingModel | None) -> GpuModel:
@@ -98,9 +104,7 @@ def _executed(
 ) -> Executed:
     predicted_s = _times_s(name, launches, clocks)
     with simulated_rig(_model(name, switching), seed=seed) as rig:
-        return conduct(
-            rig, launches, clocks, table, predicted_s=predicted_s, steps=steps, warm_s=20.0
-        )
+        return conduct(rig, launches, _under(clocks, table, predicted_s), steps=steps, warm_s=20.0)
 
 
 def _check_sum(
@@ -126,9 +130,7 @@ def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
         executed = conduct(
             rig,
             launches,
-            [clocks] * len(launches),
-            _BELIEVED,
-            predicted_s=predicted_s,
+            _under([clocks] * len(launches), _BELIEVED, predicted_s),
             steps=3,
         )
     with (
@@ -262,7 +264,7 @@ def test_wrong_durations_are_put_right_launch_by_launch(
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     predicted_s = [factor * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        executed = conduct(rig, launches, clocks, _BELIEVED, predicted_s=predicted_s, steps=3)
+        executed = conduct(rig, launches, _under(clocks, _BELIEVED, predicted_s), steps=3)
 
     # Off by a fifth of what is ahead when it asks: the lead, and a launch's worth.
     longest_s = max(predicted_s)
@@ -295,7 +297,7 @@ def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     with simulated_rig(model) as rig:
         executed = conduct(
-            rig, launches, clocks, _BELIEVED, predicted_s=[1e-3] * len(launches), steps=2
+            rig, launches, _under(clocks, _BELIEVED, [1e-3] * len(launches)), steps=2
         )
 
     assert (executed.planned, executed.switches, executed.dropped) == (4, (0, 0), 8)
@@ -303,7 +305,7 @@ def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
 
 def _run(rig: Rig, launches: list[Kernel], clocks: Sequence[Clocks]) -> Executed:
     durations_s = [1e-3] * len(launches)
-    return conduct(rig, launches, clocks, _BELIEVED, predicted_s=durations_s, steps=1, warm_s=1.0)
+    return conduct(rig, launches, _under(clocks, _BELIEVED, durations_s), steps=1, warm_s=1.0)
 
 
 def test_clocks_are_given_back_at_the_end(rig: Rig, launches: list[Kernel]) -> None:
@@ -437,6 +439,6 @@ def test_lists_that_do_not_fit_the_step_are_refused(
 
 def test_a_single_launch_and_no_steps_are_refused(rig: Rig, gemm: Kernel) -> None:
     with pytest.raises(ValueError, match="two at least"):
-        conduct(rig, [gemm], [_FAST], _BELIEVED, predicted_s=[1e-3], steps=1)
+        conduct(rig, [gemm], _under([_FAST], _BELIEVED, [1e-3]), steps=1)
     with pytest.raises(ValueError, match="0 steps"):
-        conduct(rig, [gemm] * 2, [_FAST] * 2, _BELIEVED, predicted_s=[1e-3] * 2, steps=0)
+        conduct(rig, [gemm] * 2, _under([_FAST] * 2, _BELIEVED, [1e-3] * 2), steps=0)

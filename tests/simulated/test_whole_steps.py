@@ -13,8 +13,6 @@ from underclock.errors import DataError, DeviceError, UsageError
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
-from underclock.hw.simulated.conductor import Executed, Scheduled, ScheduledLauncher
-from underclock.hw.simulated.conductor import execute as conduct
 from underclock.hw.simulated.costs import Costs, LaunchCost
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import (
@@ -43,6 +41,8 @@ from underclock.records import (
 )
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.report import validation_table
+from underclock.runtime.simulated import Executed, Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.execute import execute
 from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.report import write_report
@@ -77,6 +77,12 @@ def tiny() -> Step:
 def info() -> GpuInfo:
     with simulated_rig("rtx3080ti") as rig:
         return rig.gpu.info()
+
+
+def _under(
+    clocks: Sequence[Clocks], table: LatencyTable | None, predicted_s: Sequence[float]
+) -> Scheduled:
+    return Scheduled(clocks=tuple(clocks), table=table, predicted_s=tuple(predicted_s))
 
 
 def _arm(name: Strategy, time_change: float = 0.0, energy_change: float = 0.0) -> Arm:
@@ -174,7 +180,7 @@ def _run(model: str, step: Step, clocks: Sequence[Clocks]) -> Executed:
     launches = _kernels(step)
     with simulated_rig(model) as rig:
         return conduct(
-            rig, launches, clocks, None, predicted_s=[1e-3] * len(launches), steps=2, warm_s=5.0
+            rig, launches, _under(clocks, None, [1e-3] * len(launches)), steps=2, warm_s=5.0
         )
 
 
@@ -228,9 +234,7 @@ def test_auto_in_every_launch_is_the_step_at_auto_under_its_cap(step: Step) -> N
         freed = conduct(
             rig,
             launches,
-            [AUTO] * len(launches),
-            LatencyTable.free(),
-            predicted_s=[1e-3] * len(launches),
+            _under([AUTO] * len(launches), LatencyTable.free(), [1e-3] * len(launches)),
             steps=2,
             warm_s=5.0,
         )

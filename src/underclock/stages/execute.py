@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability
-from underclock.hw.simulated.conductor import execute as conduct
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Execution
+from underclock.runtime.simulated import Scheduled
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.backends import open_rig
 from underclock.stages.gpu_names import parse_gpu
 
@@ -58,9 +59,7 @@ def execute(  # noqa: PLR0913 - no two of them belong together, and three have d
         done = conduct(
             rig,
             [step.kernels[index] for index in step.order],
-            clocks,
-            latency,
-            predicted_s=predicted_s,
+            Scheduled(clocks=tuple(clocks), table=latency, predicted_s=tuple(predicted_s)),
             steps=steps,
         )
     return Execution(

@@ -12,9 +12,9 @@ from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.measurer import QUICK
-from underclock.hw.simulated.conductor import Scheduled
 from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, Plan, Strategy
 from underclock.records.latencies import Domain, LatencyTable
+from underclock.runtime.simulated import Scheduled
 from underclock.stages.backends import open_measurer, open_scheduled
 from underclock.stages.gpu_names import GpuKind, GpuName
 from underclock.stages.sources import step_of

@@ -9,6 +9,5 @@
 * `driver`: the object that takes the place of NVML's C library; its calls are in `calls_*`, and
   `cinterface` is how they take arguments
 * `launcher`: runs kernels on a virtual GPU; `ticker`: runs tiny pieces of equal work and times each
-* `conductor`: runs a step under a schedule of clocks; `runtime`: the host thread that asks for them
 * `rig`: all of it set up and torn down
 """

@@ -1,6 +1,7 @@
-"""Runs a step under a schedule of clocks on a virtual GPU, as a runtime would on a real one.
+"""Runs a step under a schedule of clocks on a virtual GPU, as the conductor does on a real one.
 
-Where switching is taken as free there is no runtime: launches bring their clocks with them.
+The machine is the same; its marks are launches that begin, and its time is the GPU's. Where
+switching is taken as free nobody asks for anything: launches bring their clocks with them.
 """
 
 import itertools
@@ -8,18 +9,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 
 from underclock.errors import DeviceError, UsageError
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
-from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
-from underclock.hw.simulated.runtime import Runtime, lines_of
-from underclock.hw.simulated.work import LaunchLoop
 from underclock.hw.waiting import WatchedLoop
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import LatencyTable, changed
+from underclock.runtime.machine import Machine
+from underclock.runtime.timetable import timetable
+from underclock.runtime.virtual import Driven, StepLengths
 
 _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
@@ -31,6 +32,7 @@ class Executed:
     Attributes:
         time_s: Of every step.
         energy_j: Of every step; the truth, not the counter.
+        lengths: Of every step against the usual one: what it took is in proportion.
         planned: Changes in one step of the schedule.
         switches: Changes that happened for every step, early or late as they were.
         misses_s: When each of those happened, counted from the beginning of its launch; stalls do
@@ -40,6 +42,7 @@ class Executed:
 
     time_s: tuple[float, ...]
     energy_j: tuple[float, ...]
+    lengths: tuple[float, ...]
     planned: int
     switches: tuple[int, ...]
     misses_s: tuple[float, ...]
@@ -59,13 +62,45 @@ class Executed:
         return sum(miss_s > than_s for miss_s in self.misses_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """What a step runs under.
+
+    Attributes:
+        clocks: One setting for each launch.
+        table: What changes are believed to take; ``None`` takes them as free.
+        predicted_s: What each launch is believed to take, stalls apart; not asked for where
+            switching is free.
+        marks: Launches that are seen to begin; ``None`` for every one.
+        lengths: Of the steps.
+    """
+
+    clocks: tuple[Clocks, ...]
+    table: LatencyTable | None = None
+    predicted_s: tuple[float, ...] = ()
+    marks: tuple[int, ...] | None = None
+    lengths: StepLengths = field(default_factory=StepLengths)
+
+    def machine(self) -> Machine | None:
+        """Return what will ask for the clocks, the first held already; ``None`` if they are free.
+
+        Raises:
+            ValueError: Durations or marks that make no sense.
+            DataError: The table lacks a clock that changes.
+        """
+        if self.table is None:
+            return None
+        marks = range(len(self.clocks)) if self.marks is None else self.marks
+        return Machine(
+            timetable(self.clocks, self.table, self.predicted_s, marks), first=self.clocks[0]
+        )
+
+
 def execute(
     rig: Rig,
     kernels: Sequence[Kernel],
-    clocks: Sequence[Clocks],
-    table: LatencyTable | None,
+    schedule: Scheduled,
     *,
-    predicted_s: Sequence[float],
     steps: int,
     warm_s: float = 150.0,
 ) -> Executed:
@@ -78,9 +113,7 @@ def execute(
     Args:
         rig: The GPU; its own switching decides what happens.
         kernels: In launch order.
-        clocks: One setting for each launch.
-        table: What the runtime believes of switching; ``None`` takes it as free.
-        predicted_s: What it believes each launch takes, stalls apart.
+        schedule: Of those, with their durations even where switching is free.
         steps: How many are reported.
         warm_s: How long the schedule runs before those.
 
@@ -93,39 +126,22 @@ def execute(
         DataError: The table lacks a clock that changes.
         DeviceError: The GPU fell off the bus, or refused.
     """
-    _check(len(kernels), clocks, predicted_s, steps, warm_s)
+    _check(len(kernels), schedule.clocks, schedule.predicted_s, steps, warm_s)
     device = rig.device
-    schedule = Scheduled(clocks=tuple(clocks), table=table, predicted_s=tuple(predicted_s))
-    with _following(rig, kernels, schedule) as (loop, runtime):
+    with _following(rig, kernels, schedule) as (loop, driven):
         watched = WatchedLoop(loop, rig.clock, "running the schedule")
         rig.clock.sleep_s(warm_s)
-        first = len(runtime.rounds)
+        first = len(driven.rounds)
         # One round more than reported, so that late changes of the last are seen.
-        while len(runtime.rounds) < first + steps + 2:
-            rig.clock.sleep_s(sum(predicted_s))
+        while len(driven.rounds) < first + steps + 2:
+            rig.clock.sleep_s(sum(schedule.predicted_s))
             watched.progress()
             if device.lost:
                 raise DeviceError(
                     "the step failed: the GPU fell off the bus", hint="reboot the machine"
                 )
         temperature_c = device.temperature_c
-    return _summary(runtime, schedule, first, steps, temperature_c)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduled:
-    """What a step runs under.
-
-    Attributes:
-        clocks: One setting for each launch.
-        table: What the runtime believes of switching; ``None`` takes it as free.
-        predicted_s: What it believes each launch takes, stalls apart; not asked for where
-            switching is free.
-    """
-
-    clocks: tuple[Clocks, ...]
-    table: LatencyTable | None = None
-    predicted_s: tuple[float, ...] = ()
+    return _summary(driven, schedule, first, steps, temperature_c)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +179,13 @@ class ScheduledLauncher:
 @contextmanager
 def _following(
     rig: Rig, kernels: Sequence[Kernel], schedule: Scheduled
-) -> Iterator[tuple[Loop, Runtime]]:
+) -> Iterator[tuple[Loop, Driven]]:
     """Launch a step over and over, each launch at its clocks, as well as the GPU can."""
-    clocks, device = schedule.clocks, rig.device
+    clocks = schedule.clocks
     settings = tuple(dict.fromkeys(clocks))
     _check_listed(rig, settings)
-    free = schedule.table is None
-    lines = {} if schedule.table is None else lines_of(clocks, schedule.table)
-    launcher = replace(rig.launcher, clocks=clocks) if free else rig.launcher
+    machine = schedule.machine()
+    launcher = replace(rig.launcher, clocks=clocks) if machine is None else rig.launcher
     held = [setting for setting in settings if not setting.is_auto]
     with ClockLeases(rig.gpu) as leases, leases.hold(held[0] if held else AUTO):
         for setting in held[1:]:
@@ -179,37 +194,30 @@ def _following(
             rig.gpu.unlock()
             rig.gpu.lock(clocks[0])
         with launcher.loop(kernels) as loop:
-            # Where nothing is asked for ahead, nobody needs to know when launches begin.
-            predicted_s = schedule.predicted_s or (0.0,) * len(clocks)
-            runtime = Runtime(device, lines, predicted_s)
-            _tell(device, runtime)
-            device.on_follow = runtime.follows
-            try:
-                yield loop, runtime
-            finally:
-                runtime.stop()
-                device.on_follow = None
+            driven = Driven(rig.device, machine, schedule.lengths)
+            with driven.driving():
+                yield loop, driven
 
 
 def _summary(
-    runtime: Runtime, schedule: Scheduled, first: int, steps: int, temperature_c: float
+    driven: Driven, schedule: Scheduled, first: int, steps: int, temperature_c: float
 ) -> Executed:
     """Count what happened in some rounds.
 
     Args:
-        runtime: It noted when they began.
+        driven: It noted when they began.
         schedule: What it ran under.
-        first: The entry of ``runtime.rounds`` to begin with; entry 0 is round 1.
+        first: The entry of ``driven.rounds`` to begin with; entry 0 is round 1.
         steps: How many.
         temperature_c: At the end.
     """
-    edges = itertools.pairwise(runtime.rounds[first : first + steps + 1])
+    edges = itertools.pairwise(driven.rounds[first : first + steps + 1])
     took = [(b_s - a_s, b_j - a_j) for (a_s, a_j), (b_s, b_j) in edges]
+    launches = len(schedule.clocks)
     misses = [
-        (launch // line.launches - first - 1, ran_s - runtime.began_s[launch])
-        for line in runtime.lines.values()
-        for launch, ran_s in line.happened
-        if first < launch // line.launches <= first + steps
+        (launch // launches - first - 1, ran_s - driven.began_s[launch])
+        for launch, ran_s in driven.happened
+        if first < launch // launches <= first + steps
     ]
     counts = Counter(step for step, _ in misses)
     planned = _changes(schedule.clocks)
@@ -217,6 +225,7 @@ def _summary(
     return Executed(
         time_s=tuple(time_s for time_s, _ in took),
         energy_j=tuple(energy_j for _, energy_j in took),
+        lengths=tuple(driven.lengths[first + 1 : first + steps + 1]),
         planned=planned,
         switches=tuple(planned if free else counts[step] for step in range(steps)),
         misses_s=tuple(miss_s for _, miss_s in misses),
@@ -227,28 +236,6 @@ def _summary(
 def _changes(clocks: Sequence[Clocks]) -> int:
     """Count what changes in a round."""
     return sum(len(changed(*pair)) for pair in itertools.pairwise((clocks[-1], *clocks)))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Told(LaunchLoop):
-    """A loop that tells the runtime of every launch that begins."""
-
-    runtime: Runtime
-
-    def progress(self, stride_s: float, kernel_s: float) -> None:
-        """Count what a stride completed."""
-        before = self.position
-        LaunchLoop.progress(self, stride_s, kernel_s)
-        self.runtime.runs(stride_s, ends=self.position != before)
-
-
-def _tell(device: VirtualGpu, runtime: Runtime) -> None:
-    """Have a device that just began tell the runtime what it sees."""
-    begun = device.running
-    if begun is None:
-        raise AssertionError("the loop was entered")
-    same = {each.name: getattr(begun, each.name) for each in fields(begun) if each.init}
-    device.running = _Told(**same, runtime=runtime)
 
 
 def _check(

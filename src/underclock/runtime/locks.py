@@ -1,0 +1,114 @@
+"""What became of a lock: asked for, accepted by the driver, in force, or overruled, and by what."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from underclock.records import Clocks, ThrottleReason
+from underclock.records.latencies import Domain, mhz_of
+from underclock.units import format_mhz
+
+_WITHIN_MHZ = 15  # one bin of the core clock: what is read back may be the bin below
+_WITHIN = 0.02  # and of the memory's, whose bins are wide
+_TWICE = 2  # readings in a row that decide: one may fall on the very change
+
+
+class LockState(StrEnum):
+    """How far a lock got; the value is the sentence shown to the user."""
+
+    NONE = "nothing was asked for"
+    ASKED = "asked for; the driver has not answered"
+    ACCEPTED = "accepted by the driver; not seen in force yet"
+    IN_FORCE = "in force: the clock was read back"
+    OVERRULED = "accepted by the driver, and the clock is another"
+    REFUSED = "refused by the driver"
+
+
+_REASONS = (
+    (ThrottleReason.HW_THERMAL_SLOWDOWN, "the hardware slows down because it is too hot"),
+    (ThrottleReason.HW_POWER_BRAKE_SLOWDOWN, "the power supply asks for less"),
+    (ThrottleReason.HW_SLOWDOWN, "the hardware slows itself down"),
+    (ThrottleReason.SW_THERMAL_SLOWDOWN, "the driver keeps the GPU under its temperature"),
+    (ThrottleReason.SW_POWER_CAP, "the driver keeps the board under its power limit"),
+    (ThrottleReason.SYNC_BOOST, "a group of GPUs boosts as far as its slowest"),
+)
+
+
+@dataclass(slots=True)
+class Lock:
+    """One clock's lock.
+
+    Attributes:
+        domain: Whose clock.
+        mhz: What was asked for last; ``None`` is auto.
+        state: How far it got.
+        since_s: When it got there.
+        sure_s: Readings count from then on: before, the clock may still change.
+        why: Why it is overruled, in words; empty else.
+    """
+
+    domain: Domain
+    mhz: int | None = None
+    state: LockState = LockState.NONE
+    since_s: float = 0.0
+    sure_s: float = 0.0
+    why: str = ""
+    _differed: int = 0
+
+    def ask(self, mhz: int | None, at_s: float) -> None:
+        """Note that the driver is being asked."""
+        self.mhz = mhz
+        self._to(LockState.ASKED, at_s)
+
+    def accept(self, at_s: float, sure_s: float) -> None:
+        """Note that the driver took it."""
+        self._to(LockState.ACCEPTED, at_s)
+        self.sure_s = sure_s
+
+    def refuse(self, at_s: float) -> None:
+        """Note that the driver did not take it."""
+        self._to(LockState.REFUSED, at_s)
+
+    def observe(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> bool:
+        """Compare with clocks read under load; return whether the state became another.
+
+        A clock that was given back is in force whatever it is.
+        """
+        seen = mhz_of(clocks, self.domain)
+        settled = self.state in {LockState.ACCEPTED, LockState.IN_FORCE, LockState.OVERRULED}
+        if not settled or seen is None or ThrottleReason.GPU_IDLE in reasons:
+            return False
+        if self.mhz is None or self._is(seen):
+            self._differed = 0
+            return self._to(LockState.IN_FORCE, at_s)
+        if at_s < self.sure_s:
+            return False
+        self._differed += 1
+        if self._differed < _TWICE:
+            return False
+        self.why = f"{self.domain} {self.mhz} MHz was asked for and {seen} MHz runs: {why(reasons)}"
+        return self._to(LockState.OVERRULED, at_s)
+
+    def _is(self, seen_mhz: int) -> bool:
+        if self.mhz is None:
+            return True
+        within = _WITHIN_MHZ if self.domain is Domain.CORE else _WITHIN * self.mhz
+        return abs(seen_mhz - self.mhz) <= within
+
+    def _to(self, state: LockState, at_s: float) -> bool:
+        if state is self.state:
+            return False
+        self.state, self.since_s = state, at_s
+        if state is not LockState.OVERRULED:
+            self.why, self._differed = "", 0
+        return True
+
+    def __str__(self) -> str:
+        return f"{self.domain} {format_mhz(self.mhz)} MHz: {self.why or self.state}"
+
+
+def why(reasons: ThrottleReason) -> str:
+    """Say in words why clocks are lower than asked for, the gravest reason first."""
+    for reason, words in _REASONS:
+        if reason in reasons:
+            return words
+    return "the driver accepted the lock and does not follow it, and gives no reason"

@@ -1,0 +1,150 @@
+"""What clocks to ask for at which launch of a step, and which launches are seen to begin.
+
+Nothing here knows the time of day: a timetable says how far the launches of a round lie apart.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from underclock.records import Clocks, ClockSchedule
+from underclock.records.latencies import Domain, LatencyTable, Switch, changed
+
+_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of one clock in a round.
+
+    Attributes:
+        at: The launch that it is for.
+        domain: Whose clock.
+        to_mhz: ``None`` gives the clock back.
+        believed: What it takes.
+        behind: The other clock's change at the same launch, where that is asked for after this one.
+    """
+
+    at: int
+    domain: Domain
+    to_mhz: int | None
+    believed: Switch
+    behind: "Change | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """The clocks of a step's launches, round after round, and the marks by which it is seen.
+
+    Attributes:
+        clocks: Of each launch.
+        marks: Launches that are seen to begin, ascending; the first is launch 0.
+        upto_s: When each launch begins after the first, as planned, and when the round ends; stalls
+            apart. One more than launches.
+        changes: Of each clock, in order of their launches.
+    """
+
+    clocks: tuple[Clocks, ...]
+    marks: tuple[int, ...]
+    upto_s: tuple[float, ...]
+    changes: dict[Domain, tuple[Change, ...]]
+
+    @property
+    def launches(self) -> int:
+        """How many a round has."""
+        return len(self.clocks)
+
+    @property
+    def planned(self) -> int:
+        """Changes in a round, those of either clock apart."""
+        return sum(len(some) for some in self.changes.values())
+
+    def launch(self, domain: Domain, number: int) -> int:
+        """Return which launch a change is for, counted over all rounds as changes are."""
+        some = self.changes[domain]
+        rounds, index = divmod(number, len(some))
+        return rounds * self.launches + some[index].at
+
+
+def timetable_of(schedule: ClockSchedule, marks: Sequence[int]) -> Timetable:
+    """Return the timetable of a plan's schedule.
+
+    Args:
+        schedule: Of the plan.
+        marks: Launches that are seen to begin, ascending; the first is launch 0.
+
+    Raises:
+        ValueError: Marks that name no launches of the schedule, or not in order.
+        DataError: The latencies lack a clock that changes.
+    """
+    return timetable(schedule.clocks, schedule.latencies, schedule.launch_s, marks)
+
+
+def timetable(
+    clocks: Sequence[Clocks],
+    latencies: LatencyTable,
+    launch_s: Sequence[float],
+    marks: Sequence[int],
+) -> Timetable:
+    """Return the timetable of clocks for each launch.
+
+    Where both clocks change at one launch, the call that must be made first leaves time for the
+    other. If either could be, the core's is: the memory's stall belongs at the boundary.
+
+    Args:
+        clocks: One setting for each launch.
+        latencies: What changes are believed to take.
+        launch_s: What each launch is expected to take, stalls apart.
+        marks: Launches that are seen to begin, ascending; the first is launch 0.
+
+    Raises:
+        ValueError: Fewer than two launches, not one duration for each of them, or marks that name
+            no launches, or not in order.
+        DataError: The latencies lack a clock that changes.
+    """
+    if len(clocks) < _LEAST_LAUNCHES or len(clocks) != len(launch_s):
+        raise ValueError(
+            f"a timetable is of two launches at least, with a duration each; got {len(clocks)} "
+            f"launches and {len(launch_s)} durations"
+        )
+    if not all(0 < each_s < math.inf for each_s in launch_s):
+        raise ValueError("every launch must take a positive and finite time")
+    _check_marks(marks, len(clocks))
+    changes: dict[Domain, list[Change]] = {domain: [] for domain in Domain}
+    for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
+        for change in _changes_at(at, before, after, latencies):
+            changes[change.domain].append(change)
+    return Timetable(
+        clocks=tuple(clocks),
+        marks=tuple(marks),
+        upto_s=tuple(itertools.accumulate(launch_s, initial=0.0)),
+        changes={domain: tuple(some) for domain, some in changes.items() if some},
+    )
+
+
+def _changes_at(at: int, before: Clocks, after: Clocks, latencies: LatencyTable) -> list[Change]:
+    """Return what changes at a launch."""
+    here = [
+        Change(
+            at=at,
+            domain=domain,
+            to_mhz=to_mhz,
+            believed=latencies.answer(domain, from_mhz, to_mhz),
+        )
+        for domain, from_mhz, to_mhz in reversed(changed(before, after))
+    ]
+    here.sort(key=lambda change: change.believed.call_s + change.believed.delay_s)
+    for index in range(1, len(here)):
+        here[index] = dataclasses.replace(here[index], behind=here[index - 1])
+    return here
+
+
+def _check_marks(marks: Sequence[int], launches: int) -> None:
+    in_order = all(a < b for a, b in itertools.pairwise(marks))
+    if not marks or marks[0] != 0 or not in_order or marks[-1] >= launches:
+        shown = ", ".join(map(str, marks[:5])) + (", …" if len(marks) > 5 else "")  # noqa: PLR2004
+        raise ValueError(
+            f"marks must ascend from launch 0 and stay below {launches}, got [{shown}]"
+        )
