@@ -1,0 +1,246 @@
+"""What a conductor does while a plan is held: pages to machines, and what those ask for to GPUs."""
+
+import atexit
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from underclock.errors import NotPermittedError, UnderclockError
+from underclock.hw.base import Clock
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.settable import Setting
+from underclock.records import AUTO, Plan
+from underclock.runtime import page as pages
+from underclock.runtime.conductor import WorkDone
+from underclock.runtime.gauges import Gauges
+from underclock.runtime.looking import Looking, LookingOn
+from underclock.runtime.machine import Machine
+from underclock.runtime.page import Page
+from underclock.runtime.run_files import Run
+from underclock.runtime.steps import Ask, State
+from underclock.runtime.telemetry import AskLine, EndLine, EventLine, Log, Shown
+from underclock.runtime.timetable import timetable_of
+from underclock.runtime.undo import Armed
+
+_HOUSEKEEPING_S = 0.1
+
+Setter = Callable[[Setting, float | None], None]
+
+
+class Follower:
+    """Follows one GPU's page.
+
+    Args:
+        rank: Local rank of its trainer.
+        page: Its page.
+        machine: What says what to ask for.
+        setter: Sets a clock; ``None`` where everything but that is done.
+        gauges: What the driver shows.
+    """
+
+    def __init__(
+        self, rank: int, page: Page, machine: Machine, setter: Setter | None, gauges: Gauges
+    ) -> None:
+        self.rank, self.page, self.machine = rank, page, machine
+        self.over = ""  # why it is, once it is
+        self._setter, self._gauges = setter, gauges
+        self._clock: Clock = SystemClock()
+        self.looking = Looking(page, self._clock)
+        self._pretended: tuple[Ask, float, float] | None = None
+        self._shown = Shown()
+        self._waiting: list[Any] = []  # steps whose energy is not known yet
+        self._tidy_s = 0.0
+
+    def next_s(self) -> float:
+        """When it wants to be woken."""
+        at_s = min(self.looking.next_s, self._tidy_s)
+        if self._pretended is not None:
+            return min(at_s, self._pretended[2])
+        return at_s if self.over else min(at_s, self.machine.next_s)
+
+    def wake(self, now_s: float, log: Log, others: LookingOn) -> None:
+        """Look, and ask for what is due."""
+        if not self.over:
+            self._see()
+            self._ask(log, others)
+        if now_s >= self._tidy_s:
+            self._tidy_s = now_s + _HOUSEKEEPING_S
+            self._tidy(log)
+
+    def _see(self) -> None:
+        seen = self.looking.look()
+        if seen is not None:
+            self.machine.saw(*seen)
+        self._expect()
+
+    def _expect(self) -> None:
+        self.looking.expect(self.machine.position.next_mark_s(), self._clock.now_s())
+
+    def _ask(self, log: Log, others: LookingOn) -> None:
+        now_s = self._clock.now_s()
+        if self._pretended is not None:
+            ask, called_s, returns_s = self._pretended
+            if now_s < returns_s:
+                return
+            self._pretended = None
+            self.machine.asked(ask, called_s, returns_s)
+        if self.machine.next_s > now_s:
+            return
+        ask = self.machine.ask(now_s)
+        if ask is None:
+            return
+        if self._setter is None:
+            self._pretended = ask, now_s, now_s + ask.call_s
+            call_s = ask.call_s
+        else:
+            call_s = self._set(ask, self._setter, others)
+        log.write(
+            AskLine(
+                gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=ask.to_mhz, call_s=call_s
+            )
+        )
+
+    def _set(self, ask: Ask, setter: Setter, others: LookingOn) -> float:
+        """Call the driver, and note the marks that pass meanwhile."""
+        failed: UnderclockError | None = None
+        called_s = self._clock.now_s()
+        with others.during((self.looking,)) as seen:
+            try:
+                setter(Setting(ask.domain), ask.to_mhz)
+            except UnderclockError as exc:
+                failed = exc
+        returned_s = self._clock.now_s()
+        for _, mark, at_s in seen:
+            self.machine.saw(mark, at_s)
+        if failed is None:
+            self.machine.asked(ask, called_s, returned_s)
+        else:
+            self.machine.refused(ask, returned_s, str(failed))
+        self._expect()
+        return returned_s - called_s
+
+    def _tidy(self, log: Log) -> None:
+        """Hand the driver's readings to the machine, and write what happened."""
+        gauges = self._gauges.taken()
+        for gauge in gauges:
+            self.machine.observed(
+                gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w
+            )
+        self._shown.add(gauges)
+        self._waiting += self.machine.passed()
+        known_s = self._shown.upto_s()
+        while self._waiting and (
+            self._waiting[0].began_s + self._waiting[0].time_s <= known_s or self._gauges.error
+        ):
+            log.write(self._shown.line(self.rank, self._waiting.pop(0), ""))
+        events, self.machine.events = self.machine.events, []
+        for at_s, text in events:
+            log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
+        if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
+            self._end(self.page.sentence or "the trainer marks no more", log)
+
+    def _end(self, why: str, log: Log) -> None:
+        """Leave the clocks to the driver; steps are seen no more."""
+        self.over = why
+        log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
+        self.machine.hold(AUTO)
+        self.looking.next_s = math.inf
+        if self._setter is not None:
+            for setting in (Setting.CORE, Setting.MEMORY):
+                self._setter(setting, None)
+
+    def flush(self, log: Log) -> None:
+        """Write what is known of the last steps."""
+        self._gauges.close()
+        self._waiting += self.machine.passed()
+        for step in self._waiting:
+            log.write(self._shown.line(self.rank, step, ""))
+        self._waiting = []
+
+
+class Follow:
+    """Follows the pages of a run."""
+
+    def __init__(self, followers: tuple[Follower, ...], log: Log) -> None:
+        self.followers = followers
+        self._log = log
+        self._looking_on = LookingOn(SystemClock())
+        self._began_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def next_s(self) -> float:
+        """When to wake it."""
+        return min(each.next_s() for each in self.followers)
+
+    def wake(self, now_s: float) -> None:
+        """Do what is due.
+
+        Raises:
+            WorkDone: No trainer marks any more.
+        """
+        for each in self.followers:
+            if each.next_s() <= now_s:
+                each.wake(now_s, self._log, self._looking_on)
+        if all(each.over for each in self.followers):
+            raise WorkDone(self.followers[0].over)
+
+    def close(self) -> None:
+        """Write what is left to write."""
+        for each in self.followers:
+            each.flush(self._log)
+        self._log.write(
+            EndLine(
+                cpu_s=time.process_time() - self._cpu_s,
+                wall_s=time.monotonic() - self._began_s,
+                looks=sum(each.looking.looks for each in self.followers),
+            )
+        )
+        self._log.close()
+
+
+def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
+    """Begin to follow a run.
+
+    Args:
+        gpus: By UUID; none for a dry run.
+        options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
+            nothing is set.
+
+    Raises:
+        NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
+    """
+    run = Run.open(Path(options["run"]))
+    plan = run.plan()
+    log = Log(Path(options["log"]))
+    followers = []
+    for rank, told in enumerate(run.gpus):
+        setter = None if options["dry"] else gpus[told.uuid].set
+        page = Page.open(told.page)
+        if setter is not None:
+            _try(setter, plan)
+        machine = Machine(timetable_of(_schedule(plan), page.marks))
+        gauges = Gauges(NvmlGpu(told.index), SystemClock())
+        followers.append(Follower(rank, page, machine, setter, gauges))
+    follow = Follow(tuple(followers), log)
+    atexit.register(follow.close)  # after everything was undone, which matters more
+    return follow
+
+
+def _schedule(plan: Plan) -> Any:
+    if plan.schedule is None:
+        raise AssertionError("checked when the run was made")
+    return plan.schedule
+
+
+def _try(setter: Setter, plan: Plan) -> None:
+    """Set and give back each clock that the plan changes, so that a refusal is known at once."""
+    clocks = _schedule(plan).segments
+    for setting, values in (
+        (Setting.CORE, {each.core_mhz for each in clocks} - {None}),
+        (Setting.MEMORY, {each.mem_mhz for each in clocks} - {None}),
+    ):
+        if values:
+            setter(setting, max(each for each in values if each is not None))
+            setter(setting, None)

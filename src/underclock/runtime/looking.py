@@ -1,0 +1,105 @@
+"""When to look at a page of marks, and looking on while a setter blocks.
+
+A look takes some 20 µs of the host. So one looks closely about the time at which a mark is
+expected, and hardly in between.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from underclock.hw.base import Clock
+from underclock.runtime.page import Page
+
+_CLOSE_S = 1e-4  # between looks when a mark is due
+_WAITING_S = 5e-3  # between looks before the first step
+_LEAST_MARGIN_S, _MOST_MARGIN_S = 1e-4, 5e-3
+_MARGINS = 3.0  # of the usual error: so much before a mark is expected, one looks closely
+_OFTEN = 0.1  # how fast the usual error is learned
+_OVERDUE = 0.05  # of how long a mark is overdue: between looks
+
+
+class Looking:
+    """Looks at one page.
+
+    Attributes:
+        next_s: When to look next.
+        looks: How often it looked.
+    """
+
+    def __init__(self, page: Page, clock: Clock) -> None:
+        self._page = page
+        self._clock = clock
+        self._margin_s = _MOST_MARGIN_S
+        self._expected_s: float | None = None
+        self.last = 0
+        self.next_s = 0.0
+        self.looks = 0
+
+    def look(self) -> tuple[int, float] | None:
+        """Return a mark that is new and when it was seen."""
+        self.looks += 1
+        mark = self._page.mark
+        if mark == self.last:
+            return None
+        at_s = self._clock.now_s()
+        self.last = mark
+        if self._expected_s is not None:
+            error_s = abs(at_s - self._expected_s)
+            margin_s = self._margin_s + _OFTEN * (_MARGINS * error_s - self._margin_s)
+            self._margin_s = min(max(margin_s, _LEAST_MARGIN_S), _MOST_MARGIN_S)
+        return mark, at_s
+
+    def expect(self, mark_s: float, now_s: float) -> None:
+        """Say when the next mark is expected; infinite where nothing is known."""
+        if mark_s in {float("inf"), float("-inf")}:
+            self._expected_s, self.next_s = None, now_s + _WAITING_S
+            return
+        self._expected_s = mark_s
+        if now_s < mark_s - self._margin_s:
+            self.next_s = mark_s - self._margin_s
+        else:
+            overdue_s = now_s - mark_s - self._margin_s
+            self.next_s = now_s + min(max(_CLOSE_S, _OVERDUE * overdue_s), _WAITING_S)
+
+
+class LookingOn:
+    """A thread that notes marks while this process waits for a setter to return.
+
+    Args:
+        clock: The machine's.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wanted = threading.Event()
+        self._pages: tuple[Looking, ...] = ()
+        self._seen: deque[tuple[Looking, int, float]] = deque()
+        self._resting = threading.Event()
+        self._resting.set()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @contextmanager
+    def during(self, pages: tuple[Looking, ...]) -> Iterator[deque[tuple[Looking, int, float]]]:
+        """Note marks for the length of a block; what is yielded holds them after it."""
+        self._seen = deque()
+        self._pages = pages
+        self._resting.clear()
+        self._wanted.set()
+        try:
+            yield self._seen
+        finally:
+            self._wanted.clear()
+            self._resting.wait()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            while self._wanted.is_set():
+                for page in self._pages:
+                    seen = page.look()
+                    if seen is not None:
+                        self._seen.append((page, *seen))
+                self._clock.sleep_s(_CLOSE_S)
+            self._resting.set()

@@ -1,0 +1,282 @@
+"""run: a training command with its clocks held by a plan, and given back whatever happens."""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from underclock.errors import DataError, UnderclockError, UsageError
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated, nvml_session
+from underclock import runtime
+from underclock.records import GpuInfo, Plan
+from underclock.runtime.places import MarkedStep, marked
+from underclock.runtime.run_files import Run
+from underclock.runtime.starting import Conducting
+from underclock.runtime.telemetry import Line, read_log
+from underclock.runtime.trainer import RUN
+from underclock.stages.gpu_names import GpuKind, parse_gpu
+from underclock.stages.sources import as_plan, check_gpu
+
+_WORK = "underclock.runtime.follow:begin"
+_PATH = "PYTHONPATH"
+_INJECT = Path(runtime.__file__).parent / "inject"
+# Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
+_GATE = (
+    "import os, sys; go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
+    "os.execvp(sys.argv[2], sys.argv[2:]) if go else sys.exit(1)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a run went.
+
+    Attributes:
+        code: That the command ended with.
+        why: Why the conductor ended.
+        undone: What it put back, as sentences.
+        lines: Of its log.
+        marked: The marks of the plan.
+    """
+
+    code: int
+    why: str
+    undone: tuple[str, ...]
+    lines: tuple[Line, ...]
+    marked: MarkedStep
+
+
+def run(
+    plan: Plan | str | Path,
+    command: Sequence[str],
+    *,
+    gpus: Sequence[str] = ("nvml:0",),
+    dry: bool = False,
+    log: str | Path | None = None,
+    tell: Callable[[str], None] = lambda _sentence: None,
+) -> Ran:
+    """Run a training command, and hold a plan's clocks while it trains.
+
+    Args:
+        plan: With a schedule, or its file.
+        command: What to run, unchanged; it may start several trainers, as torchrun does.
+        gpus: The GPU of each local rank, in their order.
+        dry: Do all but set clocks.
+        log: File for a line of JSON for each step; it is appended to.
+        tell: Told what a reader should know as it goes on.
+
+    Raises:
+        UsageError: A plan without a schedule, no such command, or a GPU that somebody else sets.
+        DataError: The plan is of another GPU, driver or limit.
+        DeviceError: The GPU does not answer, or clocks may not be set.
+    """
+    plan = as_plan(plan)
+    if not command:
+        raise UsageError("nothing to run", hint="underclock run plan.json -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"there is no command {command[0]!r}")
+    with held_run(plan, gpus, dry=dry, log=log, tell=tell) as held:
+        with _gated(command, held.environment()) as (trainer, go):
+            held.start(trainer.pid)
+            go()
+            code = held.wait(trainer)
+        return held.ended(code)
+
+
+class HeldRun:
+    """The files of a run and its conductor.
+
+    Attributes:
+        run: Its files.
+        marked: Its marks.
+    """
+
+    def __init__(self, run: Run, marks: MarkedStep, options: Mapping[str, Any]) -> None:
+        self.run = run
+        self.marked = marks
+        self._options = options
+        self._conducting: Conducting | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which a command's trainers mark."""
+        environment = dict(os.environ)
+        environment[RUN] = str(self.run.path)
+        paths = [str(_INJECT), *filter(None, [environment.get(_PATH)])]
+        environment[_PATH] = os.pathsep.join(paths)
+        return environment
+
+    def start(self, trainer_pid: int) -> None:
+        """Start the conductor, and wait until everything is armed.
+
+        Raises:
+            UnderclockError: It refuses.
+        """
+        uuids = [] if self._options["dry"] else [gpu.uuid for gpu in self.run.gpus]
+        self._conducting = Conducting.start(
+            uuids, work=_WORK, options=self._options, trainer_pid=trainer_pid
+        )
+        self._conducting.armed()
+
+    def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
+        """Wait for the trainer; what ends us ends it too."""
+        try:
+            return trainer.wait()
+        except BaseException as exc:
+            if not isinstance(exc, KeyboardInterrupt):  # a terminal told it as well
+                trainer.terminate()
+            trainer.wait()
+            raise
+
+    def ended(self, code: int) -> Ran:
+        """Return how it went, once clocks are as they were found."""
+        if self._conducting is None:
+            raise AssertionError("it was started")
+        try:
+            told = self._conducting.ended()
+        except UnderclockError as exc:
+            told = {"why": str(exc), "undone": []}
+        self._conducting.process.wait()
+        undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
+        return Ran(
+            code=code,
+            why=told["why"],
+            undone=tuple(undone),
+            lines=read_log(Path(self._options["log"])),
+            marked=self.marked,
+        )
+
+    def stop(self) -> None:
+        """End the conductor, if it still runs."""
+        if self._conducting is not None and self._conducting.process.poll() is None:
+            self._conducting.process.terminate()
+            self._conducting.process.wait()
+
+
+@contextmanager
+def held_run(
+    plan: Plan,
+    gpus: Sequence[str],
+    *,
+    dry: bool,
+    log: str | Path | None,
+    tell: Callable[[str], None],
+) -> Iterator[HeldRun]:
+    """Check a plan, and make the files of its run; they go after the block.
+
+    Raises:
+        As `run`.
+    """
+    marks = marked(plan)
+    found, simulated = _checked(plan, gpus, tell)
+    if marks.unmarked:
+        tell(
+            f"{len(marks.unmarked)} of the plan's changes fall where nothing can be marked: they "
+            "are timed from the mark before"
+        )
+    run = Run.create(plan, marks, found, simulated=simulated)
+    options = {
+        "run": str(run.folder),
+        "log": str(run.steps if log is None else Path(log).absolute()),
+        "dry": dry,
+    }
+    held = HeldRun(run, marks, options)
+    try:
+        yield held
+    finally:
+        held.stop()
+        run.remove()
+
+
+def _checked(
+    plan: Plan, gpus: Sequence[str], tell: Callable[[str], None]
+) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Return UUID and index of each GPU, and whether another process simulates them.
+
+    Raises:
+        DataError: The plan is not of one of them.
+        UsageError: No such GPU, or one twice.
+    """
+    names = [parse_gpu(text) for text in gpus]
+    for name in names:
+        if name.kind is not GpuKind.REAL:
+            raise UsageError(
+                f"{name.text} exists in one process only, and training is another",
+                hint="serve it: underclock simulate rtx3080ti --socket PATH, then "
+                "UNDERCLOCK_SIMULATOR=PATH underclock run --gpu nvml:0 …",
+            )
+    indices = [name.index for name in names]
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"a GPU is named twice: {' '.join(gpus)}", hint="one for each local rank")
+    with nvml_session():
+        found = []
+        for index in indices:
+            gpu = NvmlGpu(index)
+            info = gpu.info()
+            for sentence in check_gpu(plan, info, plan.limit_w):
+                tell(sentence)
+            check_driver(plan, info)
+            _check_listed(plan, gpu)
+            found.append((gpu.uuid(), index))
+        return tuple(found), is_simulated()
+
+
+def _check_listed(plan: Plan, gpu: NvmlGpu) -> None:
+    """Refuse clocks that a GPU does not list.
+
+    Raises:
+        DataError: It does not list a pair.
+    """
+    memories = gpu.supported_mem_mhz()
+    for pair in dict.fromkeys(plan.schedule.clocks if plan.schedule else ()):
+        listed = pair.mem_mhz is None or pair.mem_mhz in memories
+        if listed and pair.core_mhz is not None:
+            listed = pair.core_mhz in gpu.supported_core_mhz(pair.mem_mhz)
+        if not listed:
+            raise DataError(
+                f"the plan holds {pair}, which this GPU does not list",
+                hint="plan on this GPU's own samples; `underclock doctor` shows its clocks",
+            )
+
+
+def check_driver(plan: Plan, gpu: GpuInfo) -> None:
+    """Refuse a plan whose clocks were measured under another driver.
+
+    Raises:
+        DataError: The drivers differ.
+    """
+    if None not in {plan.gpu.driver, gpu.driver} and plan.gpu.driver != gpu.driver:
+        raise DataError(
+            f"the plan is for driver {plan.gpu.driver}, this machine has {gpu.driver}",
+            hint="`underclock refine` measures the plan again under this driver",
+        )
+
+
+@contextmanager
+def _gated(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], None]]]:
+    """Start a process that becomes the command when it is told to; it ends if it never is."""
+    theirs, ours = os.pipe()
+    gate = [sys.executable, "-I", "-S", "-c", _GATE, str(theirs), *command]
+    trainer = subprocess.Popen(gate, env=dict(environment), pass_fds=(theirs,))
+    os.close(theirs)
+    told = False
+
+    def go() -> None:
+        nonlocal told
+        os.write(ours, b"1")
+        told = True
+
+    try:
+        yield trainer, go
+    finally:
+        os.close(ours)
+        if not told:
+            trainer.wait()
