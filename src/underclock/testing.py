@@ -9,6 +9,9 @@ nvidia-ml-py, and lets a test look behind them:
         machine.clock.sleep_s(10.0)
         monitor()  # any NVML client
         assert machine.gpus[1].energy_j > 1000
+
+`served_gpus` serves them to every process that names the socket in ``UNDERCLOCK_SIMULATOR``, and
+`Control` lets things go wrong with them.
 """
 # ruff: noqa: S101
 
@@ -23,11 +26,14 @@ from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import Machine, simulated_driver
+from underclock.hw.simulated.served.control import Control
+from underclock.hw.simulated.served.server import Served, served_gpus
 from underclock.hw.ticker import Ticker
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import Domain
 
 __all__ = [
+    "Control",
     "Fault",
     "FaultKind",
     "FaultScript",
@@ -37,7 +43,9 @@ __all__ = [
     "MeasurerContract",
     "MixingMeasurerContract",
     "ReadOnlyGpuContract",
+    "Served",
     "TickerContract",
+    "served_gpus",
     "simulated_driver",
 ]
 

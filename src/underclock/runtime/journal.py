@@ -8,12 +8,12 @@ memory (``/run``), it ends with the machine, and so do the clocks.
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from underclock.errors import DataError
-from underclock.hw.settable import Setting, Value
+from underclock.hw.settable import CLOCKS, Setting, Value
 
 _KIND, _VERSION = "underclock journal", 1
 
@@ -36,10 +36,10 @@ class Journal(NamedTuple):
     def covers(self, setting: Setting, value: Value) -> bool:
         """Whether an undo knows already that this may be set.
 
-        Locks cannot be read, so of them it only matters that there is one.
+        A driver does not tell locks, so of them it only matters that there is one.
         """
         asked = self.asked.get(setting, ())
-        return value in asked or (bool(asked) and self.found[setting] is None)
+        return value in asked or (bool(asked) and setting in CLOCKS)
 
     def with_asked(self, setting: Setting, value: Value) -> "Journal":
         """Return it with one more value that we may have set."""
@@ -68,9 +68,13 @@ class JournalFile:
             DataError: It is not a journal.
         """
         try:
-            text = self.path.read_bytes()
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
+        except OSError as exc:
+            raise DataError(f"cannot read the journal {self.path}: {exc.strerror}") from exc
+        with os.fdopen(descriptor, "rb") as file:
+            text = file.read()
         try:
             return _journal(json.loads(text), self._uuid)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -83,21 +87,35 @@ class JournalFile:
         """Write it beside its place.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written.
+            DataError: The disk is full, or the folder cannot be written.
         """
-        self._new.write_text(json.dumps(_document(journal)))
+        with self._on_disk():
+            self._new.write_text(json.dumps(_document(journal)))
 
     def sync(self) -> None:
         """Bring to disk what was written beside its place."""
-        _sync(self._new)
+        with self._on_disk():
+            _sync(self._new)
 
     def place(self) -> None:
         """Put what was written into its place."""
-        self._new.replace(self.path)
+        with self._on_disk():
+            self._new.replace(self.path)
 
     def sync_folder(self) -> None:
         """Bring its name to disk."""
-        _sync(self.path.parent)
+        with self._on_disk():
+            _sync(self.path.parent)
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise DataError(
+                f"cannot bring the journal {self.path} to disk, so nothing is set: {exc.strerror}",
+                hint="make room there, or name another folder with UNDERCLOCK_RUNTIME_DIR",
+            ) from exc
 
     def remove(self) -> None:
         """Forget it; harmless where there is none."""

@@ -4,6 +4,7 @@ The lock is on an open file, which conductor and watcher share: it is free as so
 ended, however they ended, and not before. What the file says is for people and for `restore`.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from underclock.errors import NotPermittedError, UsageError
-from underclock.runtime.processes import Process
+from underclock.runtime.processes import Process, kill
 
 RUNTIME_DIR = "UNDERCLOCK_RUNTIME_DIR"
 
@@ -67,25 +68,29 @@ class Ownership:
 
     @classmethod
     def take(cls, folder: Path, uuid: str, *, wait_s: float = _WAIT_S) -> Self:
-        """Take the lock of a GPU, waiting a little for one whose owner is just giving it back.
+        """Take the lock of a GPU, waiting a little for a watcher that is just giving it back.
+
+        Owners of which none can act, because all that live were stopped, are killed: what they set
+        would stay as long as they do.
 
         Raises:
             OwnedError: Somebody else has it; the error says who and since when.
+            NotPermittedError: There can be no lock.
         """
         path = folder / f"{uuid}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _opened(path)
         until_s = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as exc:
-                conductor, watcher = named_in(path)
-                if time.monotonic() > until_s or (conductor and conductor.lives):
-                    os.close(descriptor)
-                    raise _owned(uuid, conductor, watcher) from exc
-                time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
-            else:
-                return cls(uuid, descriptor)
+        while not _locked(descriptor, path):
+            conductor, watcher = named_in(path)
+            acts = [one for one in (conductor, watcher) if one and one.lives and not one.stopped]
+            if not acts:
+                for one in (conductor, watcher):
+                    _end_stopped(one)
+            if conductor in acts or time.monotonic() > until_s:
+                os.close(descriptor)
+                raise _owned(uuid, acts[0] if acts else None)
+            time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
+        return cls(uuid, descriptor)
 
     def name(self, conductor: int, watcher: int | None = None) -> None:
         """Say who has it."""
@@ -110,9 +115,46 @@ def named_in(path: Path) -> tuple[Process | None, Process | None]:
         return None, None
 
 
-def _owned(uuid: str, conductor: Process | None, watcher: Process | None) -> OwnedError:
-    owner = conductor if conductor and conductor.lives else watcher
-    if owner is None or not owner.lives:
+def _opened(path: Path) -> int:
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(path, flags, 0o600)
+    except OSError as exc:
+        raise NotPermittedError(
+            f"cannot open the lock {path}: {exc.strerror}",
+            hint="run as whoever set this GPU, or as root",
+        ) from exc
+
+
+def _locked(descriptor: int, path: Path) -> bool:
+    """Take the lock of an open file if it is free."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as exc:
+        raise NotPermittedError(
+            f"the file system of {path} has no locks: {exc.strerror}",
+            hint=f"name a folder on a local disk with {RUNTIME_DIR}",
+        ) from exc
+    return True
+
+
+def _end_stopped(owner: Process | None) -> None:
+    """Kill a process that lives and was stopped."""
+    if owner is None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        pidfd = os.pidfd_open(owner.pid)
+        try:
+            if owner.lives and owner.stopped:  # the number is still that process's
+                kill(pidfd)
+        finally:
+            os.close(pidfd)
+
+
+def _owned(uuid: str, owner: Process | None) -> OwnedError:
+    if owner is None:
         return OwnedError(
             f"GPU {uuid} is set by another Underclock", hint="it has only just begun: look again"
         )

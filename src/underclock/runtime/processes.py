@@ -35,6 +35,11 @@ class Process(NamedTuple):
         return fields is not None and int(fields[19]) == self.started and fields[0] not in "ZX"
 
     @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return is_stopped(self.pid)
+
+    @property
     def age_s(self) -> float:
         """How long ago it started."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / _TICKS_PER_S
@@ -53,11 +58,6 @@ def is_stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped a process."""
     fields = _fields(pid)
     return fields is not None and fields[0] in "Tt"
-
-
-def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
-    """Whether a process has ended, or does within some time."""
-    return bool(select.select([pidfd], [], [], timeout_s)[0])
 
 
 def kill(pidfd: int) -> None:

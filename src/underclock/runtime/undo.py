@@ -17,6 +17,8 @@ from underclock.runtime.journal import Journal, JournalFile
 from underclock.runtime.ownership import Ownership
 from underclock.runtime.protocol import Act, carry_out
 
+_Hands = Mapping[Act, Callable[[], None]]
+
 
 class Undone(NamedTuple):
     """What an undo did on one GPU.
@@ -51,14 +53,12 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
 
 def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
     """Whether what is set now may be what we set: a value we asked for, or one nobody can read."""
-    if journal.found[setting] is None:
+    if setting in CLOCKS or journal.found[setting] is None:  # a driver does not tell locks
         return True
     try:
         now = gpu.read(setting)
     except UnderclockError:
         return True
-    if isinstance(now, tuple) and now[0] == now[1]:
-        now = float(now[0])
     return now != journal.found[setting] and now in journal.asked[setting]
 
 
@@ -100,7 +100,6 @@ class Armed:
         self.mended = Undone(gpu.uuid)
         self._file = file
         self._journal: Journal | None = None
-        self._next: Journal | None = None
 
     @property
     def uuid(self) -> str:
@@ -152,29 +151,28 @@ class Armed:
         Raises:
             UsageError: It could not be put back.
             DeviceError: The driver refuses.
-            OSError: The journal cannot be written; nothing was set.
+            DataError: The journal cannot be written; nothing was set.
         """
         setting = Setting(setting)
         if setting not in CLOCKS and self._armed.found[setting] is None:
             raise UsageError(f"will not set the {setting}: what it is now cannot be read")
-        hands = {Act.SET: lambda: self.gpu.write(setting, value)}
+        put: _Hands = {Act.SET: lambda: self.gpu.write(setting, value)}
         if self._armed.covers(setting, value):
-            carry_out((Act.SET,), hands)
-            return
-        if value is None:  # nothing to give back, and nothing to undo
-            return
-        self._next = self._armed.with_asked(setting, value)
-        carry_out(protocol.CHANGE, {**self._journal_hands(), **hands})
+            carry_out((Act.SET,), put)
+        elif value is not None:  # else there is nothing of ours to give back
+            following = self._armed.with_asked(setting, value)
+            carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
 
     def end(self) -> Undone:
         """Undo, and give the lock back; where the undo fails, the journal stays."""
         hands = {Act.RELEASE_LOCK: self.lock.release}
         return give_back(protocol.END, self.gpu, self._file.path.parent, hands)
 
-    def _journal_hands(self) -> dict[Act, Callable[[], None]]:
-        following = self._next
-        if following is None:
-            raise AssertionError("there is something to write")
+    def _journal_hands(self, following: Journal) -> _Hands:
+        """Return what brings a journal to disk.
+
+        Its acts raise `DataError` where the disk is full or gone; nothing was set then.
+        """
 
         def placed() -> None:
             self._file.place()
@@ -214,7 +212,7 @@ def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], Non
             raise AssertionError("the lock comes first")
         return armed
 
-    hands: dict[Act, Callable[[], None]] = {
+    hands: _Hands = {
         Act.TAKE_LOCK: take,
         Act.UNDO: lambda: taken().mend(),
         Act.REMOVE_JOURNAL: file.remove,
@@ -234,7 +232,7 @@ def give_back(
     acts: Sequence[Act],
     gpu: SettableGpu,
     folder: Path,
-    hands: Mapping[Act, Callable[[], None]],
+    hands: _Hands,
 ) -> Undone:
     """Undo by the journal as one of the protocol's sequences; where that fails, it stays.
 

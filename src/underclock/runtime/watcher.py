@@ -83,7 +83,10 @@ class Watcher:
 
     def _hear(self) -> bool:
         """Take a message; return whether there was one."""
-        message, fds, *_ = socket.recv_fds(self._connection, _LONGEST, _MOST_FDS)
+        try:
+            message, fds, *_ = socket.recv_fds(self._connection, _LONGEST, _MOST_FDS)
+        except OSError:  # it ended with answers of ours unread
+            message, fds = b"", []
         if not message:  # it closed its end: its own end follows
             select.select([self._pidfd], [], [], SILENT_S)
             return False

@@ -313,22 +313,22 @@ class VirtualGpu:
         _, left = slowdown(self.faults)
         ceiling = min(boost_mhz(self.constants, self.temperature_c), left * model.core_mhz[-1])
         core = ceiling if self.busy else model.core_mhz[0]
-        mem = model.mem_mhz[0]
+        mem = float(model.mem_mhz[0])
         if self.busy or not self._rests:
             mem = model.mem_mhz[-1] if model.p2_mem_mhz is None else model.p2_mem_mhz
         if own is None:
             if FaultKind.LOCKS_IGNORED not in self.faults:
                 core = self._locks.allowed(Domain.CORE, core)
                 mem = self._locks.allowed(Domain.MEMORY, mem)
-            mem = snap(mem, model.mem_mhz)
         else:
             core = own.core_mhz or core
-            mem = snap(own.mem_mhz or mem, model.mem_mhz)
+            mem = own.mem_mhz or mem
+        mem_mhz = snap(mem, model.mem_mhz)
         wanted = float(snap(min(core, ceiling), model.core_mhz))
         low_core = model.low_mem_core_mhz
-        if low_core is not None and mem == model.mem_mhz[0] and wanted > low_core:
-            mem = model.mem_mhz[1]
-        return wanted, mem
+        if low_core is not None and mem_mhz == model.mem_mhz[0] and wanted > low_core:
+            mem_mhz = model.mem_mhz[1]
+        return wanted, mem_mhz
 
     def _settle(self) -> None:
         """Settle clocks and power for the moment."""

@@ -13,6 +13,7 @@ from underclock.hw.simulated.served.ctypes_json import packed, write_back
 from underclock.hw.simulated.served.wire import Gone, Message, Reader, send
 
 _INITS = {"nvmlInitWithFlags", "nvmlInit_v2"}
+_SHUTDOWN = "nvmlShutdown"
 _NOT_LOADED = int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 _OK = int(pynvml.NVML_SUCCESS)
 
@@ -82,7 +83,9 @@ class ServedLibrary:
             try:
                 answer = self._ask_again(message)
             except (Gone, DeviceError):
-                return _NOT_LOADED
+                if name != _SHUTDOWN:
+                    return _NOT_LOADED
+                answer = {"code": _OK, "out": []}  # the session ended with who kept it
         if "error" in answer:
             return int(pynvml.NVML_ERROR_UNKNOWN)
         if "text" in answer:
@@ -92,7 +95,7 @@ class ServedLibrary:
         code = int(answer["code"])
         if code == _OK and name in _INITS:
             self._sessions += 1
-        if code == _OK and name == "nvmlShutdown":
+        if code == _OK and name == _SHUTDOWN:
             self._sessions -= 1
         return code
 

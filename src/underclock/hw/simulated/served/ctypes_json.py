@@ -40,12 +40,12 @@ _NUMBERS: dict[str, type[Any]] = {
     )
 }
 _LARGEST = 1 << 24  # bytes of one argument: far above any of NVML's
-_BY_REFERENCE = type(ctypes.byref(ctypes.c_int()))
-_ANY_POINTER = ctypes.POINTER(ctypes.c_int).__mro__[1]  # what every pointer type is
+_BY_REFERENCE: Any = type(ctypes.byref(ctypes.c_int()))
+_ANY_POINTER: Any = ctypes._Pointer  # noqa: SLF001 - what every pointer type is
 
 
 @functools.cache
-def shape_of(kind: type[Any]) -> Shape:
+def shape_of(kind: Any) -> Shape:  # noqa: ANN401 - a type
     """Return a type's shape.
 
     Raises:
@@ -67,7 +67,7 @@ def shape_of(kind: type[Any]) -> Shape:
     raise TypeError(f"{kind.__name__} cannot be sent to another process")
 
 
-def type_of(shape: Shape) -> type[Any]:
+def type_of(shape: Shape) -> Any:  # noqa: ANN401
     """Return a type of a shape.
 
     Raises:
@@ -77,7 +77,7 @@ def type_of(shape: Shape) -> type[Any]:
 
 
 @functools.lru_cache(maxsize=1000)
-def _made(body: bytes) -> type[Any]:
+def _made(body: bytes) -> Any:  # noqa: ANN401
     shape = msgspec.json.decode(body)
     match shape:
         case str() if shape in _NUMBERS:
@@ -91,8 +91,8 @@ def _made(body: bytes) -> type[Any]:
     raise ValueError(f"{body[:80]!r} is no shape of a C type")
 
 
-def _structure(base: type[Any], fields: Sequence[Any], pack: int) -> type[Any]:
-    made = [(name, type_of(of), *bits) for name, of, *bits in fields]
+def _structure(base: Any, fields: Sequence[Any], pack: int) -> Any:  # noqa: ANN401
+    made: list[Any] = [(name, type_of(of), *bits) for name, of, *bits in fields]
     return type("Sent", (base,), {**({"_pack_": pack} if pack else {}), "_fields_": made})
 
 
@@ -112,7 +112,8 @@ def packed(argument: Any) -> Argument:  # noqa: ANN401 - whatever a program pass
     target = _behind(argument)
     how = "value" if target is None else "to"
     content = argument if target is None else target
-    return {how: shape_of(type(content)), "bytes": bytes(content).hex(), "as": _passed(argument)}
+    kind: Any = type(content)
+    return {how: shape_of(kind), "bytes": bytes(content).hex(), "as": _passed(argument)}
 
 
 def _behind(argument: Any) -> Any:  # noqa: ANN401

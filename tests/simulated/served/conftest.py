@@ -1,0 +1,43 @@
+"""Simulated GPUs that are served, by a thread of this process, to whoever names the socket."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.testing import Control, Served, served_gpus
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def served(socket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    with served_gpus("rtx3080ti", socket, count=2) as made:
+        monkeypatch.setenv(SIMULATOR, str(socket))
+        yield made
+
+
+@pytest.fixture
+def control(served: Served, socket: Path) -> Iterator[Control]:
+    del served
+    with Control(str(socket)) as made:
+        yield made
+
+
+@pytest.fixture
+def comes() -> Callable[[Callable[[], bool]], None]:
+    """Wait for something that takes real time, but not for long."""
+    from underclock.hw.clock import SystemClock
+
+    def wait(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+        clock = SystemClock()
+        until_s = clock.now_s() + within_s
+        while not condition():
+            assert clock.now_s() < until_s, "it never came"
+            clock.sleep_s(0.002)
+
+    return wait

@@ -1,0 +1,125 @@
+"""C arguments sent to another process and back."""
+
+import ctypes
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.hw.simulated.served.ctypes_json import (
+    Received,
+    packed,
+    shape_of,
+    type_of,
+    write_back,
+)
+
+_NUMBERS = (
+    ctypes.c_uint,
+    ctypes.c_int,
+    ctypes.c_ulonglong,
+    ctypes.c_double,
+    ctypes.c_char,
+    ctypes.c_void_p,
+)
+_types: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from(_NUMBERS),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.integers(0, 4)).map(lambda pair: pair[0] * pair[1]),
+        st.tuples(
+            st.sampled_from([ctypes.Structure, ctypes.Union]), st.lists(inner, max_size=4)
+        ).map(
+            lambda pair: type(
+                "Drawn",
+                (pair[0],),
+                {"_fields_": [(f"field{i}", kind) for i, kind in enumerate(pair[1])]},
+            )
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@given(_types)
+def test_a_type_made_again_is_laid_out_alike(kind: Any) -> None:
+    again = type_of(shape_of(kind))
+
+    assert shape_of(again) == shape_of(kind)
+    assert ctypes.sizeof(again) == ctypes.sizeof(kind)
+
+
+@given(_types, st.data())
+def test_what_the_function_writes_comes_back(kind: Any, data: st.DataObject) -> None:
+    size = ctypes.sizeof(kind)
+    before, after = (data.draw(st.binary(min_size=size, max_size=size)) for _ in range(2))
+    mine = kind.from_buffer_copy(before)
+
+    received = Received(packed(ctypes.byref(mine)))
+    theirs = received.passed._obj  # noqa: SLF001
+    assert bytes(theirs) == before
+    ctypes.memmove(ctypes.addressof(theirs), after, size)
+    write_back(ctypes.byref(mine), received.answer())
+
+    assert bytes(mine) == after
+
+
+def test_every_structure_of_nvml_can_be_sent() -> None:
+    found = 0
+    for kind in vars(pynvml).values():
+        if hasattr(kind, "_fields_"):
+            assert ctypes.sizeof(type_of(shape_of(kind))) == ctypes.sizeof(kind), kind
+            found += 1
+    assert found > 100
+
+
+def test_values_are_passed_by_value() -> None:
+    handle = pynvml.c_nvmlDevice_t.from_buffer_copy((3).to_bytes(8, "little"))
+    for argument, passed in (
+        (ctypes.c_uint(7), 7),
+        (handle, 3),
+        (12, 12),
+        (ctypes.c_char_p(b"GPU-1"), b"GPU-1"),
+        (b"GPU-1", b"GPU-1"),
+    ):
+        received = Received(packed(argument))
+        assert received.passed.value == passed
+        assert received.answer() is None
+        write_back(argument, None)
+    assert Received(packed(None)).passed is None
+    assert Received(packed(ctypes.c_char_p(None))).passed is None
+
+
+def test_arrays_and_pointers_to_something_can_be_written_to() -> None:
+    array, number = (ctypes.c_uint * 3)(1, 2, 3), ctypes.c_int(4)
+    for argument in (array, ctypes.pointer(number)):
+        received = Received(packed(argument))
+        assert received.answer() is not None
+    assert list(Received(packed(array)).passed) == [1, 2, 3]
+    received = Received(packed(ctypes.pointer(number)))
+    received.passed._obj.value = 9  # noqa: SLF001
+    write_back(ctypes.pointer(number), received.answer())
+    assert number.value == 9
+
+
+def test_what_c_does_not_know_is_refused() -> None:
+    for wrong in (object(), ctypes.py_object([])):
+        with pytest.raises(TypeError, match="cannot be sent"):
+            packed(wrong)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"value": "?!", "bytes": "", "as": "pointer"},
+        {"value": "I", "bytes": "00", "as": "pointer"},
+        {"to": [-1, "I"], "bytes": "", "as": "array"},
+        {"to": {"struct": []}, "bytes": "", "as": "pointer"},
+        {"text": "no hex"},
+        {"something": 1},
+    ],
+)
+def test_what_is_no_argument_is_refused(sent: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - each says it in its own words
+        Received(sent)

@@ -1,0 +1,260 @@
+"""What another process puts in a row for a served GPU, and when its marks arrive."""
+
+import math
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import DeviceError, UsageError
+from underclock.hw.simulated.launcher import VirtualLauncher
+from underclock.hw.simulated.rig import simulated_rig
+from underclock.records import Clocks, Kernel, Step
+from underclock.runtime.served_stream import ServedStream
+from underclock.store import write_document
+from underclock.testing import Control, Served, served_gpus
+
+_OFFSET = 64
+
+
+class _Bench:
+    """A step of four short launches on a served GPU, and the page its marks go to."""
+
+    def __init__(self, folder: Path, socket: Path, kernels: tuple[Kernel, ...]) -> None:
+        self.socket, self.page, self.file = socket, folder / "page", folder / "step.json"
+        self.step = Step(name="short", kernels=kernels, order=(0, 1, 0, 1))
+        self.page.write_bytes(bytes(4096))
+        write_document(self.file, self.step)
+
+    def connect(self, marks: tuple[int, ...] = (), gpu: int = 0) -> ServedStream:
+        return ServedStream.connect(
+            self.socket, gpu=gpu, step=self.file, page=self.page, marks=marks
+        )
+
+    @property
+    def mark(self) -> int:
+        (value,) = struct.unpack_from("<I", self.page.read_bytes(), _OFFSET)
+        return int(value)
+
+
+def _short(name: str) -> Kernel:
+    return Kernel(name=name, count=2, flops=1e9, bytes_moved=4e8)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, socket: Path, served: Served) -> _Bench:
+    del served
+    return _Bench(tmp_path, socket, (_short("a"), _short("b")))
+
+
+@pytest.fixture
+def stream(bench: _Bench) -> Iterator[ServedStream]:
+    made = bench.connect(marks=(0, 2))
+    yield made
+    made.close()
+
+
+def test_marks_arrive_in_order_when_what_lies_before_them_is_done(
+    bench: _Bench, stream: ServedStream, control: Control
+) -> None:
+    assert stream.launches == 4
+    assert bench.mark == 0
+    for value in (1, 2, 1):
+        stream.mark(value)
+        stream.synchronise()
+        assert bench.mark == value
+    assert control.truth()["launches"] == 4  # the third mark begins the second step
+
+
+def test_a_step_lasts_as_long_as_on_a_gpu_of_this_process(
+    bench: _Bench, stream: ServedStream, control: Control
+) -> None:
+    stream.work(0, 4)
+    stream.synchronise()
+    begun = control.truth()
+    for _ in range(5):
+        stream.work(0, 4)
+    stream.synchronise()
+    took_s = (control.truth()["now_s"] - begun["now_s"]) / 5
+    with simulated_rig("rtx3080ti") as rig:
+        kernels = [bench.step.kernels[index] for index in bench.step.order]
+        with VirtualLauncher(rig.device, rig.clock).loop(kernels) as loop:
+            rig.clock.sleep_s(1.0)
+            progress = loop.progress()
+
+    # Not shorter, but for noise; asking and answering may take a while on a busy machine.
+    assert progress.elapsed_s / progress.launches * 0.99 < took_s
+
+
+def test_it_runs_at_the_clocks_that_it_has_by_then(
+    stream: ServedStream, served: Served, comes: Callable[[Callable[[], bool]], None]
+) -> None:
+    gpu = served.gpus[0]
+    loop = gpu.running
+    assert loop is not None
+    lasted_s = []
+    for bounds in (None, (810, 810)):
+        gpu.lock_mem(bounds)
+        comes(lambda: bounds is None or gpu.mem_mhz == 810)  # noqa: B023 - called at once
+        stream.work(0, 4)
+        stream.synchronise()
+        lasted_s.append(loop.took_s[0])
+    assert lasted_s[1] - lasted_s[0] > 1.5 * lasted_s[0]
+
+
+def test_it_is_a_process_of_its_own_to_who_looks(
+    bench: _Bench, stream: ServedStream, served: Served
+) -> None:
+    import os
+
+    from underclock.hw.nvml import NvmlGpu, nvml_session
+
+    with nvml_session():
+        assert list(NvmlGpu().neighbours()) == [os.getpid()]
+        other = bench.connect()
+        assert len(NvmlGpu().neighbours()) == 1  # the same process, twice
+        other.close()
+        assert NvmlGpu(1).neighbours() == {}
+    assert served.gpus[0].running is not None
+    stream.synchronise()
+
+
+def test_two_processes_share_a_gpu(bench: _Bench, stream: ServedStream, control: Control) -> None:
+    other = bench.connect()
+    stream.work(0, 4)
+    other.work(0, 2)
+    stream.work(0, 4)
+    other.synchronise()
+    stream.synchronise()
+    assert control.truth()["launches"] == 10
+    other.close()
+    stream.work(0, 1)
+    stream.synchronise()
+
+
+def test_what_a_dead_process_put_there_never_runs(
+    bench: _Bench, served: Served, comes: Callable[[Callable[[], bool]], None]
+) -> None:
+    program = f"""
+import os, signal
+from underclock.runtime.served_stream import ServedStream
+stream = ServedStream.connect({str(bench.socket)!r}, step={str(bench.file)!r},
+                              page={str(bench.page)!r})
+for _ in range(200):
+    stream.work(0, 4)
+stream.write(64, 7)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    comes(lambda: served.gpus[0].running is None)
+
+    assert bench.mark == 0
+    stream = bench.connect()
+    stream.work(0, 4)
+    stream.write(64, 8)
+    stream.synchronise()
+    assert bench.mark == 8
+    stream.close()
+
+
+def test_who_launches_far_ahead_waits(bench: _Bench, served: Served) -> None:
+    stream = bench.connect()
+    for _ in range(300):  # 1200 launches
+        stream.work(0, 4)
+    stream.synchronise()
+    loop = served.gpus[0].running
+    assert loop is not None
+    assert loop.launches == 1200
+    stream.close()
+
+
+def test_a_page_that_was_unlinked_is_still_written(bench: _Bench, stream: ServedStream) -> None:
+    with bench.page.open("rb") as page:
+        bench.page.unlink()
+        stream.mark(1)
+        stream.synchronise()
+        assert struct.unpack_from("<I", page.read(), _OFFSET) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (lambda stream: stream.work(0, 5), "not in a step of 4"),
+        (lambda stream: stream.work(3, 1), "not in a step of 4"),
+        (lambda stream: stream.write(4096, 1), "no word at 4096"),
+        (lambda stream: stream.write(2, 1), "no word at 2"),
+        (lambda stream: stream.write(64, -1), "no word of 32 bits"),
+    ],
+)
+def test_what_cannot_be_done_is_told_when_one_waits(
+    put: Callable[[ServedStream], None], words: str, stream: ServedStream
+) -> None:
+    put(stream)
+    with pytest.raises(UsageError, match=words):
+        stream.synchronise()
+    stream.synchronise()  # and once only
+
+
+def test_without_a_page_there_are_launches_and_no_writes(bench: _Bench) -> None:
+    stream = ServedStream.connect(bench.socket, step=bench.file)
+    stream.work(0, 4)
+    stream.synchronise()
+    stream.write(64, 1)
+    with pytest.raises(UsageError, match="no page"):
+        stream.synchronise()
+    stream.close()
+
+
+def test_a_gpu_that_is_not_there_or_loaded_already_is_refused(
+    bench: _Bench, tmp_path: Path, served: Served
+) -> None:
+    del served
+    with pytest.raises(UsageError, match="no GPU 5"):
+        bench.connect(gpu=5)
+    loaded = tmp_path / "loaded"
+    with served_gpus("rtx3080ti", loaded, load=bench.step):
+        bench.socket = loaded
+        with pytest.raises(UsageError, match="load of its own"):
+            bench.connect()
+    with pytest.raises(DeviceError, match="no simulated GPU answers"):
+        bench.connect()
+
+
+def test_a_step_that_cannot_be_simulated_is_refused(
+    tmp_path: Path, socket: Path, served: Served
+) -> None:
+    del served
+    bench = _Bench(tmp_path, socket, (Kernel(name="a", count=2), Kernel(name="b", count=2)))
+    with pytest.raises(UsageError, match="what it costs is unknown"):
+        bench.connect()
+
+
+def test_a_server_that_ends_is_said(tmp_path: Path, socket: Path) -> None:
+    bench = _Bench(tmp_path, socket, (_short("a"), _short("b")))
+    with served_gpus("rtx3080ti", socket):
+        stream = bench.connect()
+    with pytest.raises(DeviceError, match="gone"):
+        stream.synchronise()
+    stream.close()
+
+
+def test_power_is_borrowed_across_gaps_and_idling_draws_less(
+    bench: _Bench, stream: ServedStream, served: Served
+) -> None:
+    del bench
+    stream.work(0, 4)
+    stream.synchronise()
+    gpu = served.gpus[0]
+    served.clock.sleep_s(0.05)
+    idle_w = gpu.power_w
+    assert gpu.core_mhz > 1500  # a process that computes keeps its clocks while it waits
+    assert math.isfinite(idle_w)
+    assert gpu.load() == (0.0, 0.0)
+    with_clock = Clocks(core_mhz=420)
+    gpu.lock_core((420, 420))
+    served.clock.sleep_s(0.1)
+    assert gpu.core_mhz == with_clock.core_mhz
+    assert gpu.power_w < idle_w

@@ -1,0 +1,346 @@
+"""The undo protocol taken apart: each interleaving of its acts with deaths, stops, host crashes.
+
+The acts are `runtime.protocol`'s own sequences. The world around them is the worst possible: a
+process may end or be stopped between any two acts, a setter may be refused, and when the host
+crashes the GPU keeps its clocks while only what was synced is sure to be on disk.
+
+States are canonical (a dead process has no memory), so all of them are visited, whatever the number
+of crashes.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from underclock.runtime import protocol
+from underclock.runtime.protocol import Act
+
+FOUND, OURS = 0, 1
+SETTINGS = (0, 1)
+AS_FOUND = (FOUND, FOUND)
+LIVE, STOPPED, DEAD, NEVER = "live", "stopped", "dead", "never"
+TORN = "torn"  # a journal of which only the name came to disk
+
+
+class Sequences(NamedTuple):
+    """The protocol, or a wrong one that must be found out."""
+
+    arm: tuple[Act, ...] = protocol.ARM
+    change: tuple[Act, ...] = protocol.CHANGE
+    end: tuple[Act, ...] = protocol.END
+    take_over: tuple[Act, ...] = protocol.TAKE_OVER
+    restore: tuple[Act, ...] = protocol.RESTORE
+
+
+class Written(NamedTuple):
+    """What a journal says."""
+
+    found: tuple[int, int]
+    asked: tuple[int, ...]
+
+
+class Disk(NamedTuple):
+    """The journal's files: as processes see them, and as they are after a host crash."""
+
+    new: Written | None = None
+    new_synced: bool = False
+    placed: Written | str | None = None
+    placed_synced: bool = True
+    durable: Written | str | None = None
+
+    def after_crash(self) -> set[Written | str | None]:
+        """What may be there: the synced one, or the one whose name was not synced yet."""
+        seen = self.placed if self.placed is None or self.placed_synced else TORN
+        return {self.durable, seen}
+
+
+Todo = tuple[tuple[Act, int], ...]
+
+
+class Process(NamedTuple):
+    """What it does next, and whether it shares the lock."""
+
+    status: str = NEVER
+    todo: Todo = ()
+    lock: bool = False
+    refused: bool = False  # whether the driver did not let it undo
+
+    @property
+    def exists(self) -> bool:
+        return self.status is LIVE or self.status is STOPPED
+
+
+class Group(NamedTuple):
+    """A conductor with its watcher, or a restore (which is a conductor that changes nothing)."""
+
+    conductor: Process
+    watcher: Process = Process()
+    found: tuple[int, int] = AS_FOUND
+    asked: tuple[int, ...] = ()
+    arming: bool = True
+    armed: bool = False
+
+    @property
+    def has_lock(self) -> bool:
+        return any(one.lock and one.exists for one in self[:2])
+
+    @property
+    def lives(self) -> bool:
+        return LIVE in {self.conductor.status, self.watcher.status}
+
+    @property
+    def exists(self) -> bool:
+        return self.conductor.exists or self.watcher.exists
+
+
+class State(NamedTuple):
+    gpu: tuple[int, int] = AS_FOUND
+    disk: Disk = Disk()
+    groups: tuple[Group, ...] = ()
+
+
+class Violation(Exception):  # noqa: N818 - what the search looks for
+    """The protocol leaves something behind."""
+
+
+def explore(sequences: Sequences) -> tuple[int, int]:
+    """Visit every state; return how many there are and how deep the farthest lies.
+
+    Raises:
+        Violation: In one of them something is left behind; the message is the way there.
+    """
+    start = State()
+    came: dict[State, tuple[State, str] | None] = {start: None}
+    depths = {start: 0}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        try:
+            check(state)
+            for name, following in moves(state, sequences):
+                if following not in came:
+                    came[following] = (state, name)
+                    depths[following] = depths[state] + 1
+                    queue.append(following)
+        except Violation as exc:
+            raise Violation(f"{exc}, after: {'; '.join(_way(came, state))}") from exc
+    return len(came), max(depths.values())
+
+
+def _way(came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+    names = []
+    step = came[state]
+    while step is not None:
+        names.append(step[1])
+        step = came[step[0]]
+    return names[::-1]
+
+
+def check(state: State) -> None:
+    """Hold a state to what must be true of every one."""
+    changed = {setting for setting in SETTINGS if state.gpu[setting] != FOUND}
+    for journal in ({state.disk.placed} | state.disk.after_crash()) if changed else ():
+        if not isinstance(journal, Written) or not changed <= set(journal.asked):
+            raise Violation("what is set is not in the journal")
+        if any(journal.found[setting] != FOUND for setting in changed):
+            raise Violation("the journal takes ours for what was found")
+    writers = [
+        one
+        for group in state.groups
+        for one in group[:2]
+        if one.exists and one.todo and one.todo[0][0] in {Act.SET, Act.UNDO}
+    ]
+    if len(writers) > 1:
+        raise Violation("two processes may write at once")
+
+
+def moves(state: State, sequences: Sequences) -> Iterator[tuple[str, State]]:
+    """Yield everything that can happen next."""
+    for at, group in enumerate(state.groups):
+        yield from _acts(state, at, group, sequences)
+        yield from _faults(state, at, group)
+    yield from _starts(state, sequences)
+    if state.groups or state.disk.placed != state.disk.durable:
+        for journal in state.disk.after_crash():
+            yield "host crashes", State(state.gpu, Disk(placed=journal, durable=journal))
+
+
+def _starts(state: State, sequences: Sequences) -> Iterator[tuple[str, State]]:
+    """A run or a restore begins; whoever is stopped and keeps the lock alone is killed."""
+    if any(group.has_lock and group.lives for group in state.groups) or len(state.groups) > 1:
+        return
+    left = tuple(group for group in state.groups if not group.has_lock)
+    for name, acts in (("run", sequences.arm), ("restore", sequences.restore)):
+        todo, lock = _todo(acts), acts[0] is Act.TAKE_LOCK  # who finds it taken ends at once
+        group = Group(Process(LIVE, todo[1:] if lock else todo, lock=lock), arming=name == "run")
+        yield f"{name} begins", _with(state._replace(groups=left), len(left), group)
+
+
+def _todo(acts: tuple[Act, ...], setting: int = 0) -> Todo:
+    """Take the undo apart into its setters; crashes come between them."""
+    steps: list[tuple[Act, int]] = []
+    for act in acts:
+        steps.extend((act, one) for one in (SETTINGS if act is Act.UNDO else (setting,)))
+    return tuple(steps)
+
+
+def _with(state: State, at: int, group: Group) -> State:
+    """Put a group in its place, forgetting what is gone."""
+    if group.conductor.status == DEAD:
+        group = Group(Process(DEAD), group.watcher, arming=False)
+    others = state.groups[:at] + state.groups[at + 1 :]
+    if not group.exists:
+        return state._replace(groups=others)
+    return state._replace(groups=tuple(sorted((*others, group))) if others else (group,))
+
+
+def _acts(state: State, at: int, group: Group, sequences: Sequences) -> Iterator[tuple[str, State]]:
+    conductor, watcher = group[:2]
+    if conductor.status == LIVE:
+        if conductor.todo:
+            yield from _step(state, at, group, "conductor")
+        elif group.armed:
+            for setting in SETTINGS:
+                acts = (Act.SET,) if setting in group.asked else sequences.change
+                todo = conductor._replace(todo=_todo(acts, setting))
+                yield f"change {setting}", _with(state, at, group._replace(conductor=todo))
+            todo = conductor._replace(todo=_todo(sequences.end))
+            yield "end", _with(state, at, Group(todo, watcher, arming=False))
+            if watcher.status in {STOPPED, DEAD}:
+                new = Process(LIVE, lock=True)
+                yield "another watcher", _with(state, at, group._replace(watcher=new))
+        else:
+            gone = Process(DEAD)
+            yield "conductor ends", _with(state, at, group._replace(conductor=gone))
+    if watcher.status == LIVE:
+        if watcher.todo:
+            yield from _step(state, at, group, "watcher")
+        elif not watcher.lock:
+            yield "watcher ends", _with(state, at, group._replace(watcher=Process(DEAD)))
+        elif conductor.status != LIVE:
+            todo = watcher._replace(todo=_todo(sequences.take_over))
+            yield "watcher takes over", _with(state, at, group._replace(watcher=todo))
+
+
+@dataclass
+class _Doing:
+    """One act of one process, and what it changes.
+
+    Attributes:
+        state: Before it.
+        who: Which process of the group.
+        setting: Which setting the act is about.
+        process: The process after it.
+        group: Its group after it, but for the process.
+        gpu: The GPU after it.
+        disk: The disk after it.
+    """
+
+    state: State
+    who: str
+    setting: int
+    process: Process
+    group: Group
+    gpu: tuple[int, int]
+    disk: Disk
+
+    def take_lock(self) -> None:
+        if any(one.has_lock for one in self.state.groups):
+            self.process = Process(DEAD)
+        else:
+            self.process = self.process._replace(lock=True)
+
+    def share_lock(self) -> None:
+        self.group = self.group._replace(watcher=Process(LIVE, lock=True))
+
+    def read_found(self) -> None:
+        self.group = self.group._replace(found=self.gpu)
+
+    def write_journal(self) -> None:
+        new = Written(self.group.found, _asked(self.group, self.setting))
+        self.disk = self.disk._replace(new=new, new_synced=False)
+
+    def sync_journal(self) -> None:
+        self.disk = self.disk._replace(new_synced=True)
+
+    def place_journal(self) -> None:
+        disk = self.disk
+        self.disk = Disk(placed=disk.new, placed_synced=disk.new_synced, durable=disk.durable)
+        self.group = self.group._replace(asked=_asked(self.group, self.setting))
+
+    def sync_folder(self) -> None:
+        durable = self.disk.placed if self.disk.placed_synced else TORN
+        self.disk = self.disk._replace(durable=durable)
+
+    def set(self) -> None:
+        if self.group.watcher.status == NEVER:
+            raise Violation("something is set before anybody watches")
+        self.gpu = _put(self.gpu, self.setting, OURS)
+
+    def end_conductor(self) -> None:
+        self.group = self.group._replace(conductor=Process(DEAD))
+
+    def undo(self) -> None:
+        journal = self.disk.placed
+        if isinstance(journal, Written) and self.setting in journal.asked:
+            self.gpu = _put(self.gpu, self.setting, journal.found[self.setting])
+
+    def remove_journal(self) -> None:
+        self.disk = Disk(durable=self.disk.durable)
+
+    def release_lock(self) -> None:
+        if not self.process.refused and (self.gpu != AS_FOUND or self.disk.placed is not None):
+            raise Violation("it ends before everything is as found")
+        self.process = self.process._replace(lock=False) if self.process.todo else Process(DEAD)
+
+
+def _step(state: State, at: int, group: Group, who: str) -> Iterator[tuple[str, State]]:
+    """Do the next act of a process; an undo may be refused instead."""
+    process: Process = getattr(group, who)
+    (act, setting), *rest = process.todo
+    name = f"{who}: {act}"
+    if act is Act.UNDO and state.disk.placed is not None:
+        yield f"{name}, refused", _with(state, at, _refused(group, who))
+    left = process._replace(todo=tuple(rest))
+    doing = _Doing(state, who, setting, left, group, state.gpu, state.disk)
+    getattr(doing, act.name.lower())()
+    after = _of(doing.group, who, doing.process)
+    if not rest and after.arming and who == "conductor":
+        after = after._replace(arming=False, armed=True)
+    yield name, _with(state._replace(gpu=doing.gpu, disk=doing.disk), at, after)
+
+
+def _of(group: Group, who: str, process: Process) -> Group:
+    """Return a group of which one process has changed."""
+    if who == "conductor":
+        return group._replace(conductor=process)
+    return group._replace(watcher=process)
+
+
+def _asked(group: Group, setting: int) -> tuple[int, ...]:
+    return tuple(sorted({*group.asked, setting}))
+
+
+def _put(gpu: tuple[int, int], setting: int, value: int) -> tuple[int, int]:
+    return (value, gpu[1]) if setting == 0 else (gpu[0], value)
+
+
+def _refused(group: Group, who: str) -> Group:
+    """Go on without removing the journal; one that was arming ends."""
+    process: Process = getattr(group, who)
+    if any(act is Act.READ_FOUND for act, _ in process.todo):
+        return _of(group, who, Process(DEAD))
+    kept = tuple(step for step in process.todo[1:] if step[0] is not Act.REMOVE_JOURNAL)
+    return _of(group, who, process._replace(todo=kept, refused=True))
+
+
+def _faults(state: State, at: int, group: Group) -> Iterator[tuple[str, State]]:
+    for who in ("conductor", "watcher"):
+        process: Process = getattr(group, who)
+        if not process.exists:
+            continue
+        yield f"{who} killed", _with(state, at, _of(group, who, Process(DEAD)))
+        other = STOPPED if process.status == LIVE else LIVE
+        switched = _of(group, who, process._replace(status=other))
+        yield f"{who} {other}", _with(state, at, switched)

@@ -1,0 +1,83 @@
+import pytest
+
+from underclock.runtime import protocol
+from underclock.runtime.protocol import Act, carry_out
+from undo_model import Sequences, Violation, explore
+
+
+def test_nothing_is_left_behind_by_any_interleaving_of_deaths_stops_and_crashes() -> None:
+    states, depth = explore(Sequences())
+
+    assert states > 1000
+    assert depth >= 12
+
+
+def _moved(acts: tuple[Act, ...], act: Act, before: Act) -> tuple[Act, ...]:
+    left = [one for one in acts if one is not act]
+    left.insert(left.index(before), act)
+    return tuple(left)
+
+
+def _without(acts: tuple[Act, ...], act: Act) -> tuple[Act, ...]:
+    return tuple(one for one in acts if one is not act)
+
+
+WRONG = {
+    "set, then journal": Sequences(change=_moved(protocol.CHANGE, Act.SET, Act.WRITE_JOURNAL)),
+    "set before the journal is in its place": Sequences(
+        change=_moved(protocol.CHANGE, Act.SET, Act.PLACE_JOURNAL)
+    ),
+    "set before the journal's name is synced": Sequences(
+        change=_moved(protocol.CHANGE, Act.SET, Act.SYNC_FOLDER)
+    ),
+    "journal in its place before its contents are synced": Sequences(
+        change=_moved(protocol.CHANGE, Act.PLACE_JOURNAL, Act.SYNC_JOURNAL)
+    ),
+    "journal's contents not synced": Sequences(change=_without(protocol.CHANGE, Act.SYNC_JOURNAL)),
+    "found read before it is mended": Sequences(arm=_moved(protocol.ARM, Act.READ_FOUND, Act.UNDO)),
+    "armed without mending": Sequences(arm=_without(protocol.ARM, Act.UNDO)),
+    "mended without the lock": Sequences(
+        arm=(*_without(protocol.ARM, Act.TAKE_LOCK), Act.TAKE_LOCK)
+    ),
+    "set without a watcher": Sequences(arm=_without(protocol.ARM, Act.SHARE_LOCK)),
+    "journal removed before the undo": Sequences(
+        end=_moved(protocol.END, Act.REMOVE_JOURNAL, Act.UNDO)
+    ),
+    "lock given back before the undo": Sequences(
+        end=_moved(protocol.END, Act.RELEASE_LOCK, Act.UNDO)
+    ),
+    "journal not removed": Sequences(end=_without(protocol.END, Act.REMOVE_JOURNAL)),
+    "watcher writes beside a stopped conductor": Sequences(
+        take_over=_without(protocol.TAKE_OVER, Act.END_CONDUCTOR)
+    ),
+    "watcher undoes, then ends the conductor": Sequences(
+        take_over=_moved(protocol.TAKE_OVER, Act.UNDO, Act.END_CONDUCTOR)
+    ),
+    "watcher removes the journal first": Sequences(
+        take_over=_moved(protocol.TAKE_OVER, Act.REMOVE_JOURNAL, Act.UNDO)
+    ),
+    "restored without the lock": Sequences(restore=_without(protocol.RESTORE, Act.TAKE_LOCK)),
+    "restored after the lock was given back": Sequences(
+        restore=_moved(protocol.RESTORE, Act.RELEASE_LOCK, Act.UNDO)
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_order_is_found_out(wrong: str) -> None:
+    with pytest.raises(Violation):
+        explore(WRONG[wrong])
+
+
+def test_acts_are_carried_out_in_order_until_one_fails() -> None:
+    done: list[Act] = []
+
+    def fail() -> None:
+        raise OSError("disk full")
+
+    hands = {act: (lambda act=act: done.append(act)) for act in Act} | {Act.SYNC_FOLDER: fail}
+
+    with pytest.raises(OSError, match="disk full"):
+        carry_out(protocol.CHANGE, hands)
+
+    assert done == [Act.WRITE_JOURNAL, Act.SYNC_JOURNAL, Act.PLACE_JOURNAL]
