@@ -1,12 +1,32 @@
 """A tiny model that trains on the CPU, and the step that a trace of it would show."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
-from underclock.records import Kernel, Pass
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Arm,
+    Choice,
+    ClockSchedule,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    Objective,
+    Pass,
+    Plan,
+    Segment,
+    Status,
+    Strategy,
+)
+from underclock.records.latencies import LatencyTable
 
 Event = tuple[str, str]
 
@@ -96,3 +116,56 @@ def kernels_of(
         for name in each
     )
     return kernels, tuple(each.index(name) for name in names), tuple(path for path, _ in some)
+
+
+def plan(
+    passes: int = 1, *, launch_s: float = 2e-3, low_mhz: int = 1110, gpu: GpuInfo | None = None
+) -> Plan:
+    """Return a plan for `train`'s step on the simulated RTX 3080 Ti: the backward pass runs low.
+
+    Everything is bound by memory, so that a low clock costs little time.
+    """
+    some = launches(passes=passes)
+    kernels, order, modules = kernels_of(some)
+    kernels = tuple(
+        msgspec.structs.replace(each, flops=1e6, bytes_moved=launch_s * 7.5e11) for each in kernels
+    )
+    segments = tuple(
+        Segment(launches=len(list(run)), core_mhz=low_mhz if backward else None, mem_mhz=None)
+        for backward, run in itertools.groupby(some, lambda each: each[1] is Pass.BACKWARD)
+    )
+    free = Cost(time_s=0.1, energy_j=30.0, time_change=0.0, energy_change=0.0)
+    return Plan(
+        evidence=Evidence.SIMULATED,
+        gpu=gpu or GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0),
+        workload="small",
+        objective=Objective.WASTE,
+        max_slowdown=0.0,
+        granularity=Granularity.KERNEL,
+        aggregate=Aggregate.GLOBAL,
+        baseline=AUTO,
+        chosen=Strategy.AUTO,
+        arms=(Arm.of(Strategy.AUTO, free, Status.BASELINE),),
+        kernels={
+            each.name: Choice(
+                core_mhz=None,
+                mem_mhz=None,
+                time_change=0.0,
+                energy_change=0.0,
+                auto_time_s=each.count * launch_s,
+                auto_energy_j=1.0,
+            )
+            for each in kernels
+        },
+        fixed=None,
+        runs=kernels,
+        order=order,
+        modules=modules,
+        schedule=ClockSchedule(
+            segments=segments,
+            switches=len(segments),
+            latency="assumed",
+            latencies=LatencyTable.constant(0.01, call_s=5e-3),
+            launch_s=(launch_s,) * len(order),
+        ),
+    )

@@ -10,7 +10,7 @@ from underclock.cli.printing import print_json, print_table
 from underclock.cli.terminal import say
 
 
-@click.command(name="run", context_settings={"allow_interspersed_args": False})
+@click.command(name="run")
 @file_argument("plan")
 @click.option(
     "--gpu",

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from underclock.errors import NotPermittedError, UnderclockError
+from underclock.errors import UnderclockError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import Setting
 from underclock.records import AUTO, Plan
+from underclock.records.runs import AskLine, EndLine, EventLine
 from underclock.runtime import page as pages
 from underclock.runtime.conductor import WorkDone
 from underclock.runtime.gauges import Gauges
@@ -20,8 +21,8 @@ from underclock.runtime.looking import Looking, LookingOn
 from underclock.runtime.machine import Machine
 from underclock.runtime.page import Page
 from underclock.runtime.run_files import Run
-from underclock.runtime.steps import Ask, State
-from underclock.runtime.telemetry import AskLine, EndLine, EventLine, Log, Shown
+from underclock.runtime.steps import Ask
+from underclock.runtime.telemetry import Log, Shown
 from underclock.runtime.timetable import timetable_of
 from underclock.runtime.undo import Armed
 
@@ -98,9 +99,7 @@ class Follower:
         else:
             call_s = self._set(ask, self._setter, others)
         log.write(
-            AskLine(
-                gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=ask.to_mhz, call_s=call_s
-            )
+            AskLine(gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=ask.to_mhz, call_s=call_s)
         )
 
     def _set(self, ask: Ask, setter: Setter, others: LookingOn) -> float:
@@ -126,9 +125,7 @@ class Follower:
         """Hand the driver's readings to the machine, and write what happened."""
         gauges = self._gauges.taken()
         for gauge in gauges:
-            self.machine.observed(
-                gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w
-            )
+            self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
         self._shown.add(gauges)
         self._waiting += self.machine.passed()
         known_s = self._shown.upto_s()

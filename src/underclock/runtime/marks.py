@@ -311,8 +311,8 @@ def ascending(values: Sequence[int]) -> set[int]:
     before: list[int] = []
     for at, value in enumerate(values):
         length = bisect_left(ends, value)
-        ends[length:length + 1] = [value]
-        places[length:length + 1] = [at]
+        ends[length : length + 1] = [value]
+        places[length : length + 1] = [at]
         before.append(places[length - 1] if length else -1)
     kept: set[int] = set()
     at = places[-1] if places else -1

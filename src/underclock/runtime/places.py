@@ -219,9 +219,11 @@ def _note(
         if most is not None and launch > most:
             continue
         known = found.get(launch)
-        if known is None or (
-            known.event == event and known.path.startswith(f"{path}.")
-        ) or (known.event == LEAVE and event != LEAVE):
+        if (
+            known is None
+            or (known.event == event and known.path.startswith(f"{path}."))
+            or (known.event == LEAVE and event != LEAVE)
+        ):
             found[launch] = Place(
                 launch=launch,
                 event=event,

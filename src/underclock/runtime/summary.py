@@ -2,47 +2,10 @@
 
 from collections.abc import Sequence
 
-from underclock.records.common import Record
+from underclock.records.runs import AskLine, EndLine, EventLine, Line, RunSummary, StepLine
 from underclock.runtime.steps import State
-from underclock.runtime.telemetry import AskLine, EndLine, EventLine, Line, StepLine
 
 _P50, _P99 = 0.5, 0.99
-
-
-class RunSummary(Record, frozen=True, kw_only=True):
-    """A run in a few numbers; ``None`` where nothing was seen.
-
-    Attributes:
-        marks: In a step, as planned.
-        steps: That were seen whole.
-        followed: Of which the plan was followed from end to end.
-        step_s: Median time of those that were followed, or of all.
-        step_j: Mean energy of the same.
-        asks: Clocks asked for in a followed step, on average.
-        hits: Share of changes that took effect within a millisecond of their launch.
-        error_p50_s: How far off a boundary was expected, without sign; the median.
-        error_p99_s: Exceeded by one boundary in a hundred.
-        late_p50_s: How long after its launch a change took effect; the median.
-        late_p99_s: Exceeded by one change in a hundred.
-        conductor: Share of one core that the conductor took.
-        looks_hz: How often it looked at pages.
-        events: What a reader should know.
-    """
-
-    marks: int
-    steps: int
-    followed: int
-    step_s: float | None
-    step_j: float | None
-    asks: float | None
-    hits: float | None
-    error_p50_s: float | None
-    error_p99_s: float | None
-    late_p50_s: float | None
-    late_p99_s: float | None
-    conductor: float | None
-    looks_hz: float | None
-    events: tuple[str, ...]
 
 
 def summary_of(lines: Sequence[Line], marks: int) -> RunSummary:

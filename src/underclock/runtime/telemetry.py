@@ -1,4 +1,4 @@
-"""One line of JSON for each step and event of a run."""
+"""The log of a run, and what the driver showed laid over its steps."""
 
 import bisect
 from collections import deque
@@ -8,102 +8,11 @@ from typing import IO
 
 import msgspec
 
-from underclock.records.common import Record
+from underclock.records.runs import Line, StepLine
 from underclock.runtime.gauges import Gauge
 from underclock.runtime.steps import PassedStep
 
 _KEPT = 4096
-
-
-class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
-    """One step of one GPU.
-
-    Attributes:
-        gpu: Local rank.
-        step: Counted from 0.
-        began_s: On the machine's monotonic clock.
-        time_s: How long it took.
-        state: What the conductor did, in words.
-        arm: What was held, where arms are compared; empty else.
-        planned: Changes of clocks in the plan's step.
-        asked: Of which were asked for.
-        hits: Of which took effect within a millisecond of their launch.
-        late_s: How long after its launch each took effect.
-        error_s: How far off each boundary was expected.
-        energy_j: From the energy counter; ``None`` where it was not read around the step.
-        core_mhz: Mean of the readings in it; ``None`` without any.
-        mem_mhz: Likewise.
-        power_w: Likewise.
-        temperature_c: Likewise.
-        overruled: Locks that were overruled, and why.
-    """
-
-    gpu: int
-    step: int
-    began_s: float
-    time_s: float
-    state: str
-    arm: str = ""
-    planned: int
-    asked: int
-    hits: int
-    late_s: tuple[float, ...] = ()
-    error_s: tuple[float, ...] = ()
-    energy_j: float | None = None
-    core_mhz: float | None = None
-    mem_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    overruled: tuple[str, ...] = ()
-
-
-class EventLine(Record, frozen=True, kw_only=True, tag_field="line", tag="event"):
-    """Something that a reader of the log should know.
-
-    Attributes:
-        gpu: Local rank.
-        at_s: On the machine's monotonic clock.
-        text: What.
-    """
-
-    gpu: int
-    at_s: float
-    text: str
-
-
-class AskLine(Record, frozen=True, kw_only=True, tag_field="line", tag="ask"):
-    """A clock that was asked for, or would have been.
-
-    Attributes:
-        gpu: Local rank.
-        at_s: On the machine's monotonic clock.
-        domain: Whose clock.
-        to_mhz: ``None`` gives it back.
-        call_s: How long the call took.
-    """
-
-    gpu: int
-    at_s: float
-    domain: str
-    to_mhz: int | None
-    call_s: float
-
-
-class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
-    """What following took.
-
-    Attributes:
-        cpu_s: Of the conductor's processor time.
-        wall_s: Meanwhile.
-        looks: At pages.
-    """
-
-    cpu_s: float
-    wall_s: float
-    looks: int
-
-
-Line = StepLine | EventLine | AskLine | EndLine
 
 _HIT_S = 1e-3
 
@@ -193,7 +102,9 @@ class Shown:
 
     def _energy_j(self, began_s: float, ended_s: float) -> float | None:
         """Return what the counter climbed, told between the readings around."""
-        read = [(gauge.at_s, gauge.energy_j) for gauge in self._gauges if gauge.energy_j is not None]
+        read = [
+            (gauge.at_s, gauge.energy_j) for gauge in self._gauges if gauge.energy_j is not None
+        ]
         ends = [_between(read, at_s) for at_s in (began_s, ended_s)]
         if ends[0] is None or ends[1] is None:
             return None

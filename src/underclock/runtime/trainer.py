@@ -5,10 +5,11 @@ Standard library only: this is loaded into the training process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
-from underclock.errors import DataError, NotSupportedError
+from underclock.errors import DataError, DeviceError, NotSupportedError
 from underclock.runtime import page as pages
 from underclock.runtime.marks import Marker
 from underclock.runtime.page import Page
@@ -82,15 +83,19 @@ def _device_of(optimizer: Any) -> Any:
 def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStream:
     """Return what writes marks where this process trains."""
     if os.environ.get(_SIMULATOR):
+        import atexit  # noqa: PLC0415
+
         from underclock.runtime.served_stream import ServedStream  # noqa: PLC0415
 
-        return ServedStream.connect(
+        stream = ServedStream.connect(
             os.environ[_SIMULATOR],
             gpu=gpu["index"],
             step=gpu["step"],
             page=page.path,
             marks=page.marks,
         )
+        atexit.register(_wait_for, stream)  # as a program waits for its GPU before it ends
+        return stream
     if device.type == "cpu":
         return HostStream(page)
     if device.type != "cuda":
@@ -102,6 +107,11 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStr
         return int(torch._C._cuda_getCurrentRawStream(index))
 
     return CudaStream(page, current)
+
+
+def _wait_for(stream: Any) -> None:
+    with contextlib.suppress(OSError, DeviceError):
+        stream.synchronise()
 
 
 def _check_gpu(torch: Any, uuid: str, device: Any) -> None:

@@ -1,7 +1,6 @@
 """run: a training command with its clocks held by a plan, and given back whatever happens."""
 
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -11,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from underclock import runtime
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock import runtime
 from underclock.records import GpuInfo, Plan
+from underclock.records.runs import Line
 from underclock.runtime.places import MarkedStep, marked
 from underclock.runtime.run_files import Run
 from underclock.runtime.starting import Conducting
-from underclock.runtime.telemetry import Line, read_log
+from underclock.runtime.telemetry import read_log
 from underclock.runtime.trainer import RUN
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_gpu
