@@ -27,6 +27,8 @@ _COMMANDS = {
     "check": "Say what promises are worth, from a table's repeats.",
     "run": "Train with a plan's clocks held, and given back whatever happens.",
     "validate": "Measure a plan again, against auto clocks.",
+    "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
+    "restore": "Undo what a killed run left set.",
     "report": "Write a plan as one offline page.",
     "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
     "latency": "Measure how long a GPU takes to change its clocks.",

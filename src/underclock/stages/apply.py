@@ -1,0 +1,201 @@
+"""apply: hold a plan's best fixed clocks, or its power limit, until somebody ends it."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from underclock.errors import DataError, UnderclockError, UsageError
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.settable import Setting, Value
+from underclock.records import Clocks, GpuInfo, Plan, ThrottleReason
+from underclock.runtime.starting import Conducting
+from underclock.stages.gpu_names import GpuKind, parse_gpu
+from underclock.stages.sources import as_plan, check_gpu
+
+_WORK = "underclock.runtime.hold:begin"
+_SAME_W = 0.5
+
+Settings = dict[Setting, Value]
+
+
+class Holding:
+    """What is held on one GPU, by a conductor of its own.
+
+    Attributes:
+        asked: What was asked for; the driver accepted it.
+        warnings: What the reader must know.
+        mended: What an earlier run had left set, and was undone first.
+    """
+
+    def __init__(
+        self, gpu: NvmlGpu, asked: Settings, warnings: tuple[str, ...], conductor: Conducting
+    ) -> None:
+        self.asked = asked
+        self.warnings = warnings
+        self.mended: tuple[str, ...] = ()
+        self._gpu = gpu
+        self._conductor = conductor
+        self._over = False
+
+    def begin(self) -> None:
+        """Wait until the driver has accepted everything.
+
+        Raises:
+            UnderclockError: Somebody else sets this GPU, or the driver refuses; nothing is set.
+        """
+        try:
+            armed = self._conductor.armed()
+        except UnderclockError:
+            self._over = True
+            raise
+        self.mended = tuple(line for one in armed["mended"] for line in one["done"])
+
+    @property
+    def pid(self) -> int:
+        """The process that holds it."""
+        return self._conductor.process.pid
+
+    def in_force(self) -> dict[Setting, str]:
+        """Read back what is in force; an idle GPU does not tell of its clocks."""
+        return {setting: self._in_force(setting, value) for setting, value in self.asked.items()}
+
+    def _in_force(self, setting: Setting, value: Value) -> str:
+        if setting is Setting.LIMIT:
+            found_w = self._gpu.power_limit_w()
+            return f"{found_w:g} W is in force"
+        observed, reasons = self._gpu.observed(), self._gpu.throttle_reasons()
+        mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
+        if mhz == value:
+            return f"runs at {mhz} MHz"
+        if reasons & ThrottleReason.GPU_IDLE:
+            return f"runs at {mhz} MHz, idle: whether the lock is followed shows under load"
+        return f"runs at {mhz} MHz, for the reasons {reasons.name or 'none'}: it is overruled"
+
+    def wait(self) -> str:
+        """Wait until it ends by itself; return why."""
+        ended = self._conductor.ended()
+        self._over = True
+        return str(ended["why"])
+
+    def end(self) -> tuple[str, ...]:
+        """Give everything back; return what was put back, as sentences.
+
+        Raises:
+            UnderclockError: Something stays set; the error says what.
+        """
+        if self._over:
+            return ()
+        self._over = True
+        (undone,) = self._conductor.end()["undone"]
+        if undone["failed"]:
+            raise UnderclockError(
+                "; ".join(undone["failed"]),
+                hint="it is tried again for 15 s; `underclock restore` after that",
+            )
+        return tuple(undone["done"])
+
+
+@contextmanager
+def holding(
+    plan: Plan | str | Path, *, gpu: str = "nvml:0", anyway: bool = False
+) -> Iterator[Holding]:
+    """Hold what a plan sets for the whole job, for the length of a block.
+
+    That is its best fixed clocks and, of a plan for a power limit, that limit. It is given back
+    however the block, this process or the one that holds it ends.
+
+    Args:
+        plan: A plan, or its file.
+        gpu: Where; a real GPU, or one that `underclock simulate` serves.
+        anyway: Whether another board or driver than the plan's will do.
+
+    Raises:
+        UsageError: The plan has nothing to hold, the GPU cannot be set from here, or somebody else
+            sets it.
+        DataError: The plan is for another GPU.
+        DeviceError: The driver refuses.
+    """
+    plan = as_plan(plan)
+    name = parse_gpu(gpu)
+    if name.kind is not GpuKind.REAL:
+        raise UsageError(
+            f"{gpu!r} is gone with this process, so there is nothing to hold on it",
+            hint="name a real GPU (nvml:0), or one served by `underclock simulate`",
+        )
+    with nvml_session():
+        opened = NvmlGpu(name.index)
+        info = opened.info()
+        warnings = _check_fits(plan, info, anyway=anyway)
+        asked = _settings(plan, info)
+        _check_listed(asked, opened)
+        conductor = Conducting.start(
+            [opened.uuid()],
+            work=_WORK,
+            options={opened.uuid(): {str(setting): value for setting, value in asked.items()}},
+            trainer_pid=os.getpid(),
+        )
+        held = Holding(opened, asked, warnings, conductor)
+        try:
+            held.begin()
+            yield held
+        finally:
+            held.end()
+
+
+def _check_fits(plan: Plan, info: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
+    """Refuse a plan for another GPU; another board or driver too, unless they will do."""
+    words = list(check_gpu(plan, info, None))
+    if None not in (plan.gpu.driver, info.driver) and plan.gpu.driver != info.driver:
+        words.append(f"the plan was made under driver {plan.gpu.driver}, and this is {info.driver}")
+    if words and not anyway:
+        raise DataError(words[0], hint="plan on this GPU's own samples, or say --anyway")
+    limit_w = plan.power_limit_w or plan.gpu.power_limit_w
+    found_w = info.power_limit_w
+    if plan.power_limit_w is None and limit_w and found_w and abs(limit_w - found_w) > _SAME_W:
+        words.append(
+            f"the plan was made at a power limit of {limit_w:g} W, this GPU has {found_w:g} W: its "
+            "clocks are worth something else here"
+        )
+    return tuple(words)
+
+
+def _settings(plan: Plan, info: GpuInfo) -> Settings:
+    """Return what a plan sets for the whole job."""
+    fixed = plan.fixed or Clocks()
+    values: Settings = {
+        Setting.CORE: fixed.core_mhz,
+        Setting.MEMORY: fixed.mem_mhz,
+        Setting.LIMIT: plan.power_limit_w,
+    }
+    if info.power_limit_w == plan.power_limit_w:
+        values[Setting.LIMIT] = None  # it has that limit already
+    asked = {setting: value for setting, value in values.items() if value is not None}
+    if not asked:
+        why = (
+            "no fixed clock keeps its time budget"
+            if plan.fixed is None
+            else "its best fixed clocks are auto"
+        )
+        raise UsageError(
+            f"the plan for {plan.workload} has nothing to hold: {why}",
+            hint="plan with a larger --max-slowdown, or for a power limit",
+        )
+    return asked
+
+
+def _check_listed(asked: Mapping[Setting, Value], gpu: NvmlGpu) -> None:
+    """Refuse clocks that the GPU does not list, before anything is set."""
+    tables: dict[Setting, Callable[[], tuple[int, ...]]] = {
+        Setting.CORE: gpu.supported_core_mhz,
+        Setting.MEMORY: gpu.supported_mem_mhz,
+    }
+    for setting, table in tables.items():
+        value: Any = asked.get(setting)
+        if value is not None and value not in table():
+            raise DataError(
+                f"the plan holds the {setting} at {value} MHz, which this GPU does not list",
+                hint="plan on this GPU's own samples",
+            )
