@@ -27,6 +27,8 @@ from underclock.runtime.timetable import timetable_of
 from underclock.runtime.undo import Armed
 
 _HOUSEKEEPING_S = 0.1
+_TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
+_NEAR_S = 5e-4  # to what is due next: so long one waits here
 
 Setter = Callable[[Setting, float | None], None]
 
@@ -53,32 +55,40 @@ class Follower:
         self._pretended: tuple[Ask, float, float] | None = None
         self._shown = Shown()
         self._waiting: list[Any] = []  # steps whose energy is not known yet
-        self._tidy_s = 0.0
+        self._tidy_s = self._ask_s = 0.0
 
     def next_s(self) -> float:
         """When it wants to be woken."""
-        at_s = min(self.looking.next_s, self._tidy_s)
-        if self._pretended is not None:
-            return min(at_s, self._pretended[2])
-        return at_s if self.over else min(at_s, self.machine.next_s)
+        return min(self.looking.next_s, self._tidy_s, self._ask_s)
 
     def wake(self, now_s: float, log: Log, others: LookingOn) -> None:
         """Look, and ask for what is due."""
         if not self.over:
             self._see()
-            self._ask(log, others)
+            if self._ask_s <= now_s:
+                self._ask(log, others)
         if now_s >= self._tidy_s:
             self._tidy_s = now_s + _HOUSEKEEPING_S
             self._tidy(log)
 
     def _see(self) -> None:
         seen = self.looking.look()
-        if seen is not None:
+        if seen is None:
+            self.looking.again(self._clock.now_s())
+        else:
             self.machine.saw(*seen)
-        self._expect()
+            self._expect()
 
     def _expect(self) -> None:
-        self.looking.expect(self.machine.position.next_mark_s(), self._clock.now_s())
+        """Find out when something is due next; it changes with what the machine is told."""
+        now_s = self._clock.now_s()
+        self.looking.expect(self.machine.position.next_mark_s(), now_s)
+        if self.over:
+            self._ask_s = math.inf
+        elif self._pretended is not None:
+            self._ask_s = self._pretended[2]
+        else:
+            self._ask_s = self.machine.next_s
 
     def _ask(self, log: Log, others: LookingOn) -> None:
         now_s = self._clock.now_s()
@@ -88,11 +98,12 @@ class Follower:
                 return
             self._pretended = None
             self.machine.asked(ask, called_s, returns_s)
-        if self.machine.next_s > now_s:
-            return
-        ask = self.machine.ask(now_s)
-        if ask is None:
-            return
+        next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
+        if next_ask is not None:
+            self._call(next_ask, now_s, log, others)
+        self._expect()
+
+    def _call(self, ask: Ask, now_s: float, log: Log, others: LookingOn) -> None:
         if self._setter is None:
             self._pretended = ask, now_s, now_s + ask.call_s
             call_s = ask.call_s
@@ -118,7 +129,6 @@ class Follower:
             self.machine.asked(ask, called_s, returned_s)
         else:
             self.machine.refused(ask, returned_s, str(failed))
-        self._expect()
         return returned_s - called_s
 
     def _tidy(self, log: Log) -> None:
@@ -126,6 +136,8 @@ class Follower:
         gauges = self._gauges.taken()
         for gauge in gauges:
             self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+        if gauges:
+            self._expect()
         self._shown.add(gauges)
         self._waiting += self.machine.passed()
         known_s = self._shown.upto_s()
@@ -144,6 +156,7 @@ class Follower:
         self.over = why
         log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
         self.machine.hold(AUTO)
+        self._expect()
         self.looking.next_s = math.inf
         if self._setter is not None:
             for setting in (Setting.CORE, Setting.MEMORY):
@@ -164,7 +177,8 @@ class Follow:
     def __init__(self, followers: tuple[Follower, ...], log: Log) -> None:
         self.followers = followers
         self._log = log
-        self._looking_on = LookingOn(SystemClock())
+        self._clock: Clock = SystemClock()
+        self._looking_on = LookingOn(self._clock)
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def next_s(self) -> float:
@@ -177,9 +191,16 @@ class Follow:
         Raises:
             WorkDone: No trainer marks any more.
         """
-        for each in self.followers:
-            if each.next_s() <= now_s:
-                each.wake(now_s, self._log, self._looking_on)
+        leave_s = now_s + _TURN_S
+        while True:
+            for each in self.followers:
+                if each.next_s() <= now_s:
+                    each.wake(now_s, self._log, self._looking_on)
+            now_s, next_s = self._clock.now_s(), self.next_s()
+            if next_s > min(now_s + _NEAR_S, leave_s):
+                break
+            self._clock.sleep_s(next_s - now_s)
+            now_s = self._clock.now_s()
         if all(each.over for each in self.followers):
             raise WorkDone(self.followers[0].over)
 

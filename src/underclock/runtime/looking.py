@@ -4,6 +4,7 @@ A look takes some 20 µs of the host. So one looks closely about the time at whi
 expected, and hardly in between.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -53,14 +54,18 @@ class Looking:
 
     def expect(self, mark_s: float, now_s: float) -> None:
         """Say when the next mark is expected; infinite where nothing is known."""
-        if mark_s in {float("inf"), float("-inf")}:
-            self._expected_s, self.next_s = None, now_s + _WAITING_S
+        self._expected_s = mark_s if math.isfinite(mark_s) else None
+        self.again(now_s)
+
+    def again(self, now_s: float) -> None:
+        """Decide when to look next."""
+        if self._expected_s is None:
+            self.next_s = now_s + _WAITING_S
             return
-        self._expected_s = mark_s
-        if now_s < mark_s - self._margin_s:
-            self.next_s = mark_s - self._margin_s
+        overdue_s = now_s - self._expected_s
+        if overdue_s < -self._margin_s:
+            self.next_s = self._expected_s - self._margin_s
         else:
-            overdue_s = now_s - mark_s - self._margin_s
             self.next_s = now_s + min(max(_CLOSE_S, _OVERDUE * overdue_s), _WAITING_S)
 
 
