@@ -14,16 +14,21 @@ class Segment(Record, frozen=True, kw_only=True):
         launches: How many.
         core_mhz: Core clock; ``None`` is auto.
         mem_mhz: Memory clock; ``None`` is auto.
+        aim_s: How long after its first launch begins the change to it is best aimed, for changes
+            scatter; negative before.
     """
 
     launches: int
     core_mhz: int | None
     mem_mhz: int | None
+    aim_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject empty stretches and impossible clocks."""
+        """Reject empty stretches, impossible clocks and aims."""
         check_positive(self, "launches")
         check_mhz(self, "core_mhz", "mem_mhz")
+        if not math.isfinite(self.aim_s):
+            raise ValueError(f"aim_s must be finite, got {self.aim_s}")
 
     @property
     def clocks(self) -> Clocks:
@@ -63,6 +68,16 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
         """The pair of each launch."""
         pairs = (itertools.repeat(each.clocks, each.launches) for each in self.segments)
         return tuple(itertools.chain.from_iterable(pairs))
+
+    @property
+    def aims_s(self) -> tuple[float, ...]:
+        """How long after each launch begins a change to its clocks is best aimed."""
+        aims_s = [0.0] * len(self.launch_s)
+        begins = 0
+        for each in self.segments:
+            aims_s[begins] = each.aim_s
+            begins += each.launches
+        return tuple(aims_s)
 
 
 class PowerPoint(Record, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ from collections import defaultdict, deque
 from underclock.records.latencies import Domain
 from underclock.runtime.timetable import Change
 
-_ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the median is taken
+_ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the mean is taken
+_ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next
 
 
 class Latencies:
@@ -55,4 +56,5 @@ def _few() -> deque[float]:
 def _usual(seen_s: deque[float] | None, believed_s: float) -> float:
     if seen_s is None or len(seen_s) < _ENOUGH:
         return believed_s
-    return statistics.median(seen_s)
+    most_s = _ODD * statistics.median(seen_s)
+    return statistics.fmean(min(each_s, most_s) for each_s in seen_s)

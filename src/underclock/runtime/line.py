@@ -79,8 +79,8 @@ class Line:
 
     def due_s(self, number: int, position: Position, latencies: Latencies) -> float:
         """Return when a change should be asked for: not before the one before it is due."""
-        lead_s = latencies.lead_s(self.change(number))
-        ahead_s = position.begins_s(self.launch(number)) - lead_s
+        change = self.change(number)
+        ahead_s = position.begins_s(self.launch(number)) + change.aim_s - latencies.lead_s(change)
         return max(ahead_s, position.begins_s(self.launch(number - 1)))
 
     def newest(self, now_s: float, position: Position, latencies: Latencies) -> int:

@@ -73,6 +73,8 @@ class Scheduled:
             switching is free.
         marks: Launches that are seen to begin; ``None`` for every one.
         lengths: Of the steps.
+        aims_s: How long after each launch begins a change to its clocks is to happen; by default
+            as it begins.
     """
 
     clocks: tuple[Clocks, ...]
@@ -80,6 +82,7 @@ class Scheduled:
     predicted_s: tuple[float, ...] = ()
     marks: tuple[int, ...] | None = None
     lengths: StepLengths = field(default_factory=StepLengths)
+    aims_s: tuple[float, ...] = ()
 
     def machine(self) -> Machine | None:
         """Return what will ask for the clocks, the first held already; ``None`` if they are free.
@@ -92,7 +95,8 @@ class Scheduled:
             return None
         marks = range(len(self.clocks)) if self.marks is None else self.marks
         return Machine(
-            timetable(self.clocks, self.table, self.predicted_s, marks), first=self.clocks[0]
+            timetable(self.clocks, self.table, self.predicted_s, marks, self.aims_s),
+            first=self.clocks[0],
         )
 
 

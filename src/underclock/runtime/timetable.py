@@ -24,6 +24,7 @@ class Change:
         domain: Whose clock.
         to_mhz: ``None`` gives the clock back.
         believed: What it takes.
+        aim_s: How long after its launch begins it is to happen; negative before.
         behind: The other clock's change at the same launch, where that is asked for after this one.
     """
 
@@ -31,6 +32,7 @@ class Change:
     domain: Domain
     to_mhz: int | None
     believed: Switch
+    aim_s: float = 0.0
     behind: "Change | None" = None
 
 
@@ -79,7 +81,7 @@ def timetable_of(schedule: ClockSchedule, marks: Sequence[int]) -> Timetable:
         ValueError: Marks that name no launches of the schedule, or not in order.
         DataError: The latencies lack a clock that changes.
     """
-    return timetable(schedule.clocks, schedule.latencies, schedule.launch_s, marks)
+    return timetable(schedule.clocks, schedule.latencies, schedule.launch_s, marks, schedule.aims_s)
 
 
 def timetable(
@@ -87,6 +89,7 @@ def timetable(
     latencies: LatencyTable,
     launch_s: Sequence[float],
     marks: Sequence[int],
+    aims_s: Sequence[float] = (),
 ) -> Timetable:
     """Return the timetable of clocks for each launch.
 
@@ -98,6 +101,8 @@ def timetable(
         latencies: What changes are believed to take.
         launch_s: What each launch is expected to take, stalls apart.
         marks: Launches that are seen to begin, ascending; the first is launch 0.
+        aims_s: How long after each launch begins a change to its clocks is to happen; by default
+            as it begins.
 
     Raises:
         ValueError: Fewer than two launches, not one duration for each of them, or marks that name
@@ -114,7 +119,7 @@ def timetable(
     _check_marks(marks, len(clocks))
     changes: dict[Domain, list[Change]] = {domain: [] for domain in Domain}
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
-        for change in _changes_at(at, before, after, latencies):
+        for change in _changes_at(at, before, after, latencies, aims_s[at] if aims_s else 0.0):
             changes[change.domain].append(change)
     return Timetable(
         clocks=tuple(clocks),
@@ -124,7 +129,9 @@ def timetable(
     )
 
 
-def _changes_at(at: int, before: Clocks, after: Clocks, latencies: LatencyTable) -> list[Change]:
+def _changes_at(
+    at: int, before: Clocks, after: Clocks, latencies: LatencyTable, aim_s: float
+) -> list[Change]:
     """Return what changes at a launch."""
     here = [
         Change(
@@ -132,6 +139,7 @@ def _changes_at(at: int, before: Clocks, after: Clocks, latencies: LatencyTable)
             domain=domain,
             to_mhz=to_mhz,
             believed=latencies.answer(domain, from_mhz, to_mhz),
+            aim_s=aim_s,
         )
         for domain, from_mhz, to_mhz in reversed(changed(before, after))
     ]

@@ -79,7 +79,10 @@ def course_of(plan: Plan) -> Course | None:
         arm=Strategy.ACHIEVABLE,
         clocks=schedule.clocks,
         scheduled=Scheduled(
-            clocks=schedule.clocks, table=schedule.latencies, predicted_s=schedule.launch_s
+            clocks=schedule.clocks,
+            table=schedule.latencies,
+            predicted_s=schedule.launch_s,
+            aims_s=schedule.aims_s,
         ),
         wording=schedule.latency,
     )

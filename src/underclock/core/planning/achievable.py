@@ -22,6 +22,8 @@ from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import room
+from underclock.core.planning.misses import Misses, misses
+from underclock.core.planning.sequence import usual_miss_s
 from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
 from underclock.core.statistics.verdict import TOLERANCE
@@ -77,7 +79,7 @@ def achieved(
     starts = [choice[problem.order] for choice in per_kernel]
     if table.power_cap is None:
         schedule = SOLVER.solve(problem, starts)
-        return _arm(schedule, schedule_cost(table, schedule), None), schedule
+        return _arm(schedule, schedule_cost(table, problem, schedule), None), schedule
     step = _Step(table=table, problem=problem, starts=starts, risk=risk)
     found = step.aimed()
     if step.is_held:
@@ -95,7 +97,7 @@ def achieved(
         bound_j=min(step.bound_j, table.auto_energy_j),
         switches=0,
     )
-    return _arm(schedule, schedule_cost(table, schedule), None), schedule
+    return _arm(schedule, schedule_cost(table, problem, schedule), None), schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ class _Step:
 
     def _kept(self, schedule: Schedule) -> tuple[float, _Kept | None]:
         """Say by how much a schedule overruns the budget as it settles, and keep it if it saves."""
-        cost = _settled_cost(self.table, schedule)
+        cost = _settled_cost(self.table, self.problem, schedule)
         change = None if self.risk is None else self.risk.predicted_schedule(schedule.choice)
         margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
         overrun = cost.time_change + margin - self.budget
@@ -211,12 +213,12 @@ def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) 
     return with_intervals(arm, whole)
 
 
-def schedule_cost(table: CostTable, schedule: Schedule) -> Cost | None:
+def schedule_cost(table: CostTable, problem: SequenceProblem, schedule: Schedule) -> Cost | None:
     """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
-    return None if schedule.status is Status.INFEASIBLE else _settled_cost(table, schedule)
+    return None if schedule.status is Status.INFEASIBLE else _settled_cost(table, problem, schedule)
 
 
-def _settled_cost(table: CostTable, schedule: Schedule) -> Cost:
+def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Schedule) -> Cost:
     time_s, energy_j = float(schedule.time_s), float(schedule.energy_j)
     if table.power_cap is not None and not (schedule.choice == table.baseline).all():
         free = table.launches
@@ -224,7 +226,17 @@ def _settled_cost(table: CostTable, schedule: Schedule) -> Cost:
         settled = step_cost(table, schedule.choice)
         time_s += settled.time_s - math.fsum(free.time_s[at])
         energy_j += settled.energy_j - math.fsum(free.energy_j[at])
+        # The solver counts misses as they are at a usual boundary; these are the schedule's own.
+        missed = _misses(table, problem, schedule.choice)
+        before = np.roll(schedule.choice, 1)[missed.at]
+        usual_s = usual_miss_s(table.settings, problem.jitter_s)[before, schedule.choice[missed.at]]
+        time_s += math.fsum(missed.time_s - usual_s)
+        energy_j += math.fsum(missed.energy_j - usual_s * table.auto_w)
     return against_auto(table, time_s, energy_j)
+
+
+def _misses(table: CostTable, problem: SequenceProblem, choice: Ints) -> Misses:
+    return misses(table.launches, problem.order, choice, problem.jitter_s, table.auto_w)
 
 
 def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
@@ -262,12 +274,21 @@ def as_record(
         latencies: What the problem was stated with.
         wording: The same in words.
     """
+    missed = _misses(table, problem, schedule.choice)
+    aims_s = dict(zip(missed.at.tolist(), missed.aim_s.tolist(), strict=True))
     segments: list[Segment] = []
+    begins = 0
     for setting, run in itertools.groupby(schedule.choice.tolist()):
-        clocks = table.settings[setting]
+        clocks, launches = table.settings[setting], len(list(run))
         segments.append(
-            Segment(launches=len(list(run)), core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz)
+            Segment(
+                launches=launches,
+                core_mhz=clocks.core_mhz,
+                mem_mhz=clocks.mem_mhz,
+                aim_s=aims_s.get(begins, 0.0),
+            )
         )
+        begins += launches
     return ClockSchedule(
         segments=tuple(segments),
         switches=schedule.switches,

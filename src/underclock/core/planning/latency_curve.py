@@ -72,7 +72,7 @@ def latency_curve(
         else:
             previous = [] if schedule.gap is None else [schedule.choice]
             schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
-        cost = schedule_cost(table, schedule)
+        cost = schedule_cost(table, problem, schedule)
         points.append(
             LatencyPoint(
                 latency_s=latency_s,

@@ -21,6 +21,7 @@ from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
 # mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
 _MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
+_CALL_SPREAD = 0.6  # standard deviation of calls over their median, on that A800
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
 
 
@@ -74,7 +75,7 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         )
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
     time_s, energy_j = table.time_s / counts[:, None], table.energy_j / counts[:, None]
-    lost_s, dwell_s = _switching(table.settings, rules)
+    lost_s, dwell_s, jitter_s = _switching(table.settings, rules)
     power_w = table.auto_w
     if table.power_cap is not None:
         # Auto is a cost of the whole step: beside locked launches it would be another.
@@ -91,6 +92,7 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         # A stalled GPU draws less than this; how much less nobody has measured.
         switch_energy_j=lost_s * power_w,
         dwell_s=dwell_s,
+        jitter_s=jitter_s,
         # Changing clocks round a collective delays every GPU that waits in it.
         blocked=during | np.roll(during, 1),
         max_switches=rules.max_switches,
@@ -98,19 +100,34 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     )
 
 
-def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats]:
-    """Return time lost by each change, and how long the segment before must be. Shapes (S, S)."""
-    mismatch = _mismatch(settings)
-    lost_s, calls_s, delay_s = np.zeros((3, len(settings), len(settings)))
+def usual_miss_s(settings: Sequence[Clocks], jitter_s: Floats) -> Floats:
+    """Return the time that changes lose by coming early or late, at a usual boundary.
+
+    Args:
+        settings: Length S.
+        jitter_s: Standard deviation of when they happen, row to column. Shape (S, S).
+    """
+    lost_s: Floats = 0.5 * _MEAN_DISTANCE * jitter_s * _mismatch(settings)
+    return lost_s
+
+
+def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats, Floats]:
+    """Return time lost by each change, how long the segment before must be, and jitter.
+
+    Shapes (S, S).
+    """
+    stall_s, calls_s, delay_s, variance = np.zeros((4, len(settings), len(settings)))
     for domain in Domain:
         change = _Changes.of(rules.latencies, domain, [mhz_of(c, domain) for c in settings])
-        lost_s += change.stall_s + 0.5 * _MEAN_DISTANCE * change.jitter_s * mismatch
+        stall_s += change.stall_s
+        variance += change.jitter_s**2 + (_CALL_SPREAD * change.call_s) ** 2
         # Calls follow each other; what they ask for happens side by side.
         calls_s += change.call_s
         delay_s = np.maximum(delay_s, change.delay_s + change.stall_s + _LATE_BY * change.jitter_s)
     dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
     np.fill_diagonal(dwell_s, 0.0)
-    return lost_s, dwell_s
+    jitter_s = np.sqrt(variance)
+    return stall_s + usual_miss_s(settings, jitter_s), dwell_s, jitter_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,9 @@ class SequenceProblem:
         dwell_s: Least length of a segment at the row's setting before the column's can follow, for
             the change is asked for ahead and takes that long. Nothing dwells in a schedule that
             never switches. Zeros unless given. Shape (S, S).
+        jitter_s: Standard deviation of when a change happens, row to column; what that costs is in
+            the two above as it is at a usual boundary, and no solver looks here. Zeros unless
+            given. Shape (S, S).
         blocked: Where no change may happen: boundary i lies before invocation i, the first after
             the last. Nowhere unless given. Shape (n,).
         max_switches: Most changes in one round; ``None`` for no limit.
@@ -53,6 +56,7 @@ class SequenceProblem:
     switch_time_s: Floats
     switch_energy_j: Floats
     dwell_s: Floats = field(default_factory=_no_floats)
+    jitter_s: Floats = field(default_factory=_no_floats)
     blocked: Bools = field(default_factory=_no_bools)
     max_switches: int | None = None
     budget_s: float = math.inf
@@ -61,11 +65,12 @@ class SequenceProblem:
         """Fill in what was left out, and reject what does not fit together."""
         self._check_kernels()
         settings = self.time_s.shape[1]
-        if self.dwell_s.size == 0:
-            object.__setattr__(self, "dwell_s", np.zeros((settings, settings)))
+        for name in ("dwell_s", "jitter_s"):
+            if getattr(self, name).size == 0:
+                object.__setattr__(self, name, np.zeros((settings, settings)))
         if self.blocked.size == 0:
             object.__setattr__(self, "blocked", np.zeros(len(self.order), dtype=np.bool_))
-        for name in ("switch_time_s", "switch_energy_j", "dwell_s"):
+        for name in ("switch_time_s", "switch_energy_j", "dwell_s", "jitter_s"):
             _check_pairs(name, getattr(self, name), settings)
         if self.blocked.shape != self.order.shape or self.blocked.dtype != np.bool_:
             raise ValueError(

@@ -304,7 +304,7 @@ def schedule(table: CostTable, budget: float, latency_s: float, sure: Sure | Non
     problem = sequence_problem(table, order_of(table).tolist(), rules)
     arm, found = achieved(table, problem, [np.full(3, table.baseline)], sure)
     if arm.cost is not None:
-        cost = schedule_cost(table, found)
+        cost = schedule_cost(table, problem, found)
         assert cost is not None
         assert arm.time_s == pytest.approx(cost.time_s)
         assert arm.energy_j == pytest.approx(cost.energy_j)
