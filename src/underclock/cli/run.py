@@ -9,6 +9,8 @@ from underclock.cli.common import file_argument, json_option
 from underclock.cli.printing import print_json, print_table
 from underclock.cli.terminal import say
 
+_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
+
 
 @click.command(name="run")
 @file_argument("plan")
@@ -27,6 +29,7 @@ from underclock.cli.terminal import say
     metavar="FILE",
     help="A line of JSON for each step; appended to.",
 )
+@click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(
@@ -35,6 +38,7 @@ def command(
     gpus: tuple[str, ...],
     dry_run: bool,
     log: Path | None,
+    anyway: bool,
     as_json: bool,
     command_line: tuple[str, ...],
 ) -> None:
@@ -45,20 +49,20 @@ def command(
     Example: underclock run plan.json -- python train.py --epochs 3
     """
     from underclock.report.run import run_table
-    from underclock.runtime.summary import summary_of
-    from underclock.stages.run import run
+    from underclock.stages.run import HowToRun, run
 
-    ran = run(
-        plan,
-        command_line,
+    how = HowToRun(
         gpus=gpus,
         dry=dry_run,
         log=log,
+        anyway=anyway,
         tell=lambda sentence: say(f"underclock: {sentence}", err=True),
     )
-    summary = summary_of(ran.lines, len(ran.marked.places))
+    ran = run(plan, command_line, how)
     if as_json:
-        print_json({"code": ran.code, "why": ran.why, "undone": ran.undone, "summary": summary})
+        print_json(ran)
     else:
-        print_table(run_table(summary))
-    sys.exit(ran.code if ran.code >= 0 else 128 - ran.code)
+        print_table(run_table(ran.summary))
+        for line in ran.undone:
+            say(line, err=True)
+    sys.exit(ran.code if ran.code >= 0 else _BY_SIGNAL - ran.code)

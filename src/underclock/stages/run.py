@@ -15,10 +15,11 @@ from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import GpuInfo, Plan
-from underclock.records.runs import Line
+from underclock.records.runs import RunSummary
 from underclock.runtime.places import MarkedStep, marked
 from underclock.runtime.run_files import Run
 from underclock.runtime.starting import Conducting
+from underclock.runtime.summary import summary_of
 from underclock.runtime.telemetry import read_log
 from underclock.runtime.trainer import RUN
 from underclock.stages.gpu_names import GpuKind, parse_gpu
@@ -35,54 +36,61 @@ _GATE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HowToRun:
+    """How a plan is held.
+
+    Attributes:
+        gpus: The GPU of each local rank, in their order.
+        dry: Do all but set clocks.
+        log: File for a line of JSON for each step; it is appended to.
+        anyway: Whether another board or driver than the plan's will do.
+        tell: Told what a reader should know as it goes on.
+    """
+
+    gpus: tuple[str, ...] = ("nvml:0",)
+    dry: bool = False
+    log: Path | None = None
+    anyway: bool = False
+    tell: Callable[[str], None] = lambda _sentence: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """How a run went.
 
     Attributes:
-        code: That the command ended with.
+        code: That the command ended with; negative where a signal ended it.
         why: Why the conductor ended.
         undone: What it put back, as sentences.
-        lines: Of its log.
-        marked: The marks of the plan.
+        summary: Of its steps.
     """
 
     code: int
     why: str
     undone: tuple[str, ...]
-    lines: tuple[Line, ...]
-    marked: MarkedStep
+    summary: RunSummary
 
 
-def run(
-    plan: Plan | str | Path,
-    command: Sequence[str],
-    *,
-    gpus: Sequence[str] = ("nvml:0",),
-    dry: bool = False,
-    log: str | Path | None = None,
-    tell: Callable[[str], None] = lambda _sentence: None,
-) -> Ran:
+def run(plan: Plan | str | Path, command: Sequence[str], how: HowToRun | None = None) -> Ran:
     """Run a training command, and hold a plan's clocks while it trains.
 
     Args:
         plan: With a schedule, or its file.
         command: What to run, unchanged; it may start several trainers, as torchrun does.
-        gpus: The GPU of each local rank, in their order.
-        dry: Do all but set clocks.
-        log: File for a line of JSON for each step; it is appended to.
-        tell: Told what a reader should know as it goes on.
+        how: By default on GPU 0.
 
     Raises:
         UsageError: A plan without a schedule, no such command, or a GPU that somebody else sets.
-        DataError: The plan is of another GPU, driver or limit.
+        DataError: The plan is of another GPU, board, driver or limit.
         DeviceError: The GPU does not answer, or clocks may not be set.
     """
-    plan = as_plan(plan)
     if not command:
         raise UsageError("nothing to run", hint="underclock run plan.json -- python train.py")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"there is no command {command[0]!r}")
-    with held_run(plan, gpus, dry=dry, log=log, tell=tell) as held:
+        raise UsageError(
+            f"there is no command {command[0]!r}", hint="write it as a shell would find it"
+        )
+    with held_run(as_plan(plan), how or HowToRun()) as held:
         with _gated(command, held.environment()) as (trainer, go):
             held.start(trainer.pid)
             go()
@@ -103,6 +111,8 @@ class HeldRun:
         self.marked = marks
         self._options = options
         self._conducting: Conducting | None = None
+        log = Path(options["log"])
+        self._before = len(read_log(log)) if log.exists() else 0
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which a command's trainers mark."""
@@ -144,12 +154,12 @@ class HeldRun:
             told = {"why": str(exc), "undone": []}
         self._conducting.process.wait()
         undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
+        lines = read_log(Path(self._options["log"]))[self._before :]
         return Ran(
             code=code,
             why=told["why"],
             undone=tuple(undone),
-            lines=read_log(Path(self._options["log"])),
-            marked=self.marked,
+            summary=summary_of(lines, len(self.marked.places)),
         )
 
     def stop(self) -> None:
@@ -160,33 +170,22 @@ class HeldRun:
 
 
 @contextmanager
-def held_run(
-    plan: Plan,
-    gpus: Sequence[str],
-    *,
-    dry: bool,
-    log: str | Path | None,
-    tell: Callable[[str], None],
-) -> Iterator[HeldRun]:
+def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
     """Check a plan, and make the files of its run; they go after the block.
 
     Raises:
         As `run`.
     """
     marks = marked(plan)
-    found, simulated = _checked(plan, gpus, tell)
+    found, simulated = _checked(plan, how)
     if marks.unmarked:
-        tell(
+        how.tell(
             f"{len(marks.unmarked)} of the plan's changes fall where nothing can be marked: they "
             "are timed from the mark before"
         )
     run = Run.create(plan, marks, found, simulated=simulated)
-    options = {
-        "run": str(run.folder),
-        "log": str(run.steps if log is None else Path(log).absolute()),
-        "dry": dry,
-    }
-    held = HeldRun(run, marks, options)
+    log = run.steps if how.log is None else how.log.absolute()
+    held = HeldRun(run, marks, {"run": str(run.folder), "log": str(log), "dry": how.dry})
     try:
         yield held
     finally:
@@ -194,16 +193,14 @@ def held_run(
         run.remove()
 
 
-def _checked(
-    plan: Plan, gpus: Sequence[str], tell: Callable[[str], None]
-) -> tuple[tuple[tuple[str, int], ...], bool]:
+def _checked(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bool]:
     """Return UUID and index of each GPU, and whether another process simulates them.
 
     Raises:
         DataError: The plan is not of one of them.
         UsageError: No such GPU, or one twice.
     """
-    names = [parse_gpu(text) for text in gpus]
+    names = [parse_gpu(text) for text in how.gpus]
     for name in names:
         if name.kind is not GpuKind.REAL:
             raise UsageError(
@@ -213,18 +210,39 @@ def _checked(
             )
     indices = [name.index for name in names]
     if len(set(indices)) < len(indices):
-        raise UsageError(f"a GPU is named twice: {' '.join(gpus)}", hint="one for each local rank")
+        raise UsageError(
+            f"a GPU is named twice: {' '.join(how.gpus)}", hint="name one for each local rank"
+        )
     with nvml_session():
         found = []
         for index in indices:
             gpu = NvmlGpu(index)
-            info = gpu.info()
-            for sentence in check_gpu(plan, info, plan.limit_w):
-                tell(sentence)
-            check_driver(plan, info)
+            for sentence in check_fits(plan, gpu.info(), anyway=how.anyway):
+                how.tell(sentence)
             _check_listed(plan, gpu)
             found.append((gpu.uuid(), index))
         return tuple(found), is_simulated()
+
+
+def check_fits(plan: Plan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
+    """Refuse a plan that was not made for this GPU; return what the reader must know.
+
+    Args:
+        plan: The plan.
+        gpu: The GPU.
+        anyway: Whether another board or driver will do.
+
+    Raises:
+        DataError: Model, power limit, board or driver differ.
+    """
+    words = list(check_gpu(plan, gpu, plan.limit_w))
+    if None not in {plan.gpu.driver, gpu.driver} and plan.gpu.driver != gpu.driver:
+        words.append(f"the plan was made under driver {plan.gpu.driver}, and this is {gpu.driver}")
+    if words and not anyway:
+        raise DataError(
+            words[0], hint="`underclock refine` measures the plan again here, or say --anyway"
+        )
+    return tuple(words)
 
 
 def _check_listed(plan: Plan, gpu: NvmlGpu) -> None:
@@ -243,19 +261,6 @@ def _check_listed(plan: Plan, gpu: NvmlGpu) -> None:
                 f"the plan holds {pair}, which this GPU does not list",
                 hint="plan on this GPU's own samples; `underclock doctor` shows its clocks",
             )
-
-
-def check_driver(plan: Plan, gpu: GpuInfo) -> None:
-    """Refuse a plan whose clocks were measured under another driver.
-
-    Raises:
-        DataError: The drivers differ.
-    """
-    if None not in {plan.gpu.driver, gpu.driver} and plan.gpu.driver != gpu.driver:
-        raise DataError(
-            f"the plan is for driver {plan.gpu.driver}, this machine has {gpu.driver}",
-            hint="`underclock refine` measures the plan again under this driver",
-        )
 
 
 @contextmanager
