@@ -164,9 +164,14 @@ class HeldRun:
 
     def stop(self) -> None:
         """End the conductor, if it still runs."""
-        if self._conducting is not None and self._conducting.process.poll() is None:
-            self._conducting.process.terminate()
-            self._conducting.process.wait()
+        if self._conducting is None:
+            return
+        process = self._conducting.process
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextmanager
