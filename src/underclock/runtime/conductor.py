@@ -3,14 +3,13 @@
 It arms an undo for every GPU, lets its work set clocks, and undoes on any end: the trainer's, its
 own by a signal or an error, or the loss of every watcher. Where it cannot, the watcher does.
 
-    python -c "from underclock.runtime.conductor import main; main()" ORDER
-
-`starting.start_conductor` does that and listens to what it tells.
+`starting.Conducting` starts it and listens to what it tells.
 """
 
 import contextlib
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -31,7 +30,6 @@ from underclock.runtime.undo import Armed, Undone, arm
 from underclock.runtime.watching import Watching
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST_S = 3600.0
 
 
 class Work(Protocol):
@@ -117,9 +115,12 @@ def conduct(
             for gpu in gpus:
                 one = arm(gpu, folder, share_lock=watching.share)
                 armed.append(one)  # at once: what fails at the next is undone here too
-            work = begin({one.uuid: one for one in armed})
-            tell({"state": "armed", "mended": [one.mended._asdict() for one in armed]})
-            why = _until_end(work, watching, trainer, asked)
+            ends = _Ends(trainer, asked)
+            why = ends.why(watching)
+            if why is None:
+                work = begin({one.uuid: one for one in armed})
+                tell({"state": "armed", "mended": [one.mended._asdict() for one in armed]})
+                why = _until_end(work, watching, ends)
         finally:
             undone = tuple(one.end() for one in armed)
             if not any(one.failed for one in undone):  # else it tries again after our end
@@ -127,21 +128,40 @@ def conduct(
     return Ending(why, undone)
 
 
-def _until_end(work: Work, watching: Watching, trainer: int, asked: socket.socket) -> str:
+class _Ends(NamedTuple):
+    """What ends a run from outside.
+
+    Attributes:
+        trainer: The trainer's pidfd.
+        asked: Where signals to this process arrive as bytes.
+    """
+
+    trainer: int
+    asked: socket.socket
+
+    def why(self, watching: Watching, wait_s: float = 0.0) -> str | None:
+        """Wait for an end, or for the watcher to say something; return why it ends, if it does."""
+        signals = self.asked.fileno()
+        ready, _, _ = select.select([self.trainer, signals, watching.fileno()], [], [], wait_s)
+        if self.trainer in ready:
+            return "the training process ended"
+        if signals in ready:
+            return f"asked to end by {signal.Signals(self.asked.recv(1)[0]).name}"
+        return None
+
+
+def _until_end(work: Work, watching: Watching, ends: _Ends) -> str:
     """Wake the work whenever it wants to be; return why that is over."""
-    signals = asked.fileno()
     try:
         while True:
             now_s = time.monotonic()
-            due_s = work.next_s() if watching.watches else now_s + _LONGEST_S
-            wait_s = max(0.0, min(due_s, watching.next_s) - now_s)
-            ready, _, _ = select.select([trainer, signals, watching.fileno()], [], [], wait_s)
+            # Without a watcher nothing more is set; what is set stays until there is another.
+            due_s = work.next_s() if watching.watches else math.inf
+            why = ends.why(watching, max(0.0, min(due_s, watching.next_s) - now_s))
+            if why is not None:
+                return why
             now_s = time.monotonic()
-            if trainer in ready:
-                return "the training process ended"
-            if signals in ready:
-                return f"asked to end by {signal.Signals(asked.recv(1)[0]).name}"
-            if watching.fileno() in ready or now_s >= watching.next_s:
+            if now_s < due_s or now_s >= watching.next_s:  # else it has said nothing
                 watching.tend(now_s)
             if watching.watches and now_s >= due_s:
                 work.wake(now_s)
@@ -166,8 +186,6 @@ def _asked_to_end() -> Iterator[socket.socket]:
 
 def main() -> None:
     """Carry out the order that is this process's first argument; tell how it goes on stdout."""
-    with contextlib.suppress(PermissionError):  # a leader of its group already
-        os.setsid()  # a terminal's Ctrl-C is for those who asked, and they end us
     try:
         ending = _carry_out(_order(sys.argv[1]))
     except UnderclockError as exc:

@@ -12,7 +12,11 @@ from underclock import errors
 from underclock.errors import DeviceError, UnderclockError
 from underclock.runtime.processes import Process
 
-_CODE = "from underclock.runtime.conductor import main; main()"
+# Who is interrupted before it has set anything just ends.
+_CODE = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "from underclock.runtime.conductor import main; main()"
+)
 
 
 class Conducting:
@@ -49,6 +53,7 @@ class Conducting:
             [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for those who asked, and they end it
         )
         if process.stdout is None:
             raise AssertionError("it was asked for")
@@ -79,6 +84,11 @@ class Conducting:
         """Return what to wait on for what it tells."""
         return self._told.fileno()
 
+    def close(self) -> None:
+        """Wait until its process has ended, and listen no more."""
+        self.process.wait()
+        self._told.close()
+
     def _next(self, state: str) -> Mapping[str, Any]:
         while line := self._told.readline():
             message: dict[str, Any] = json.loads(line)
@@ -87,7 +97,11 @@ class Conducting:
                 raise _error(message)
             if message["state"] == state:
                 return message
+            if message["state"] == "ended":
+                break
         code = self.process.wait()
+        if line:
+            raise DeviceError(f"it ended before anything was set: {message['why']}")
         raise DeviceError(
             f"the process that sets clocks ended ({code}) and said nothing",
             hint="the watcher has undone what it set; `underclock restore` makes sure",

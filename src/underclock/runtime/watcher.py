@@ -1,15 +1,14 @@
 """The watcher: a tiny process that undoes when the conductor has ended, or will not go on.
 
 It waits on the conductor's pidfd and opens nothing but NVML, so that nothing in it can fail for
-want of a module or of memory. It ignores every signal that asks it to end: it ends by itself once
-the conductor has, and there is nothing left to undo.
+want of a module or of memory. `watching` starts it so that it ignores every signal that asks it to
+end: it ends by itself once the conductor has, and there is nothing left to undo.
 """
 
 import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -27,11 +26,15 @@ from underclock.runtime.undo import Undone, give_back
 
 BEAT, READY, WATCHED = b"beat", b"ready", b"watched"
 BEAT_S = 0.05
-SILENT_S = 0.12  # after so long without a beat, see whether the conductor was stopped
+SILENT_S = 0.06  # after so long without a beat, see whether the other one was stopped
 HUNG_S = 2.0  # a setter may take 0.1 s; the driver that takes longer has lost the conductor
 _MOST_FDS = 4
 _LONGEST = 4096
 _AGAIN_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # a refused undo is tried again after so long
+
+
+class ConductorGone(Exception):  # noqa: N818 - nothing went wrong
+    """The conductor ended before it set anything."""
 
 
 class Watched(NamedTuple):
@@ -52,6 +55,9 @@ class Watcher:
     Args:
         connection: To the conductor.
         folder: Where runs keep their files.
+
+    Raises:
+        ConductorGone: There is nobody to watch any more.
     """
 
     def __init__(self, connection: socket.socket, folder: Path) -> None:
@@ -59,6 +65,8 @@ class Watcher:
         self._folder = folder
         self._gpus: list[Watched] = []
         message, fds, *_ = socket.recv_fds(connection, _LONGEST, _MOST_FDS)
+        if not fds:
+            raise ConductorGone
         self._pid, (self._pidfd,) = int(message), fds
 
     def wait(self) -> str:
@@ -122,15 +130,16 @@ class Watcher:
 
 def main() -> None:
     """Watch the conductor at the other end of an inherited socket."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         with nvml_session():
             watcher = Watcher(connection, Path(sys.argv[2]))
-            connection.send(READY)
+            with contextlib.suppress(OSError):  # its end is told by its pidfd
+                connection.send(READY)
             why = watcher.wait()
             _tell(why, watcher.take_over())
+    except ConductorGone:
+        pass
     except UnderclockError as exc:
         with contextlib.suppress(OSError):
             connection.send(json.dumps({"error": str(exc), "hint": exc.hint}).encode())

@@ -15,8 +15,12 @@ from underclock.runtime.processes import is_stopped
 from underclock.runtime.watcher import BEAT, BEAT_S, HUNG_S, READY, SILENT_S, WATCHED
 
 _START_S = 10.0
-_MOST = 3  # watchers that end before this is somebody's will
-_CODE = "from underclock.runtime.watcher import main; main()"
+_MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
+# It ends with the conductor and not before: signals that ask it to are ignored from the start.
+_CODE = (
+    "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+    "from underclock.runtime.watcher import main; main()"
+)
 
 
 class WatcherLostError(DeviceError):
@@ -104,7 +108,7 @@ class Watching:
             with contextlib.suppress(OSError):
                 self._connection.send(BEAT)
         silent_s = 0.0 if self._unheard_s is None else now_s - self._unheard_s
-        if silent_s > HUNG_S or (silent_s > SILENT_S and is_stopped(self.pid)):
+        if silent_s > HUNG_S or (silent_s > SILENT_S / 2 and is_stopped(self.pid)):
             os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
@@ -130,7 +134,8 @@ class Watching:
 
     def _replace(self) -> None:
         self._end_process()
-        self._lost += 1
+        lived_s = time.monotonic() - self._begun_s
+        self._lost = self._lost + 1 if lived_s < _LONG_S else 1
         if self._lost > _MOST:
             raise WatcherLostError(
                 f"{self._lost} watchers ended one after the other",
