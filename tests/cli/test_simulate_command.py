@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from underclock.cli import main
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.records import Clocks, Kernel, Step
 from underclock.store import write_document

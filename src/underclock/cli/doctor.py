@@ -25,6 +25,8 @@ def command(gpu: str | None, *, as_json: bool) -> None:
         return
     say(f"underclock {findings.version}, Python {findings.python}")
     say(f"locking clocks: {findings.permission}")
+    for way in findings.ways:
+        say(f"  {way.name}: {'yes' if way.works else 'no'}: {way.why}")
     for note in findings.notes:
         say(note)
     for finding in findings.gpus:

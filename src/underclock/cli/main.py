@@ -33,6 +33,7 @@ _COMMANDS = {
     "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
     "latency": "Measure how long a GPU takes to change its clocks.",
     "doctor": "Show what this machine and the simulator can do.",
+    "serve": "Set clocks for users who may not.",
     "simulate": "Serve simulated GPUs to every process here.",
     "demo": "All of it on the simulated GPU.",
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",

@@ -23,7 +23,10 @@ from underclock.cli.terminal import say
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A step that each runs over and over; else they rest.",
 )
-def command(*, name: str, socket: Path, count: int, seed: int, load: Path | None) -> None:
+@click.option("--everyone", is_flag=True, help="Let all users look; only you and root may set.")
+def command(
+    *, name: str, socket: Path, count: int, seed: int, load: Path | None, everyone: bool
+) -> None:
     """Serve simulated GPUs to every process here, until Ctrl-C.
 
     Processes with UNDERCLOCK_SIMULATOR=SOCKET see them as nvml:0 and on; what one sets outlives it.
@@ -44,6 +47,7 @@ def command(*, name: str, socket: Path, count: int, seed: int, load: Path | None
             count=count,
             seed=seed,
             load=read_document(load, Step) if load else None,
+            everyone=everyone,
             ready=ready,
         )
     except InterruptedBySignal:

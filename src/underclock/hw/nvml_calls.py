@@ -100,12 +100,21 @@ def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
         raise kind(f"could not {what}: {exc}", hint=hint) from exc
 
 
-def set_by(what: str, function: Callable[..., Any], *arguments: object) -> None:
-    """Write to a device: the one gate that read-only mode closes."""
+def check_writable(what: str) -> None:
+    """Refuse to write where read-only mode closes the gate.
+
+    Raises:
+        NotPermittedError: It does.
+    """
     if is_read_only():
         raise NotPermittedError(
             f"will not {what}: {READ_ONLY} is set", hint=f"unset {READ_ONLY} to allow it"
         )
+
+
+def set_by(what: str, function: Callable[..., Any], *arguments: object) -> None:
+    """Write to a device: the one gate that read-only mode closes."""
+    check_writable(what)
     call(what, function, *arguments)
 
 

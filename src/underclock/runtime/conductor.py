@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 from underclock.errors import UnderclockError, UsageError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableGpu, SettableNvmlGpu
+from underclock.hw.settable import SettableGpu
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.ownership import runtime_folder
 from underclock.runtime.processes import Process
 from underclock.runtime.undo import Armed, Undone, arm
@@ -107,7 +108,7 @@ def conduct(
         OwnedError: Somebody else sets one of the GPUs.
         UnderclockError: It cannot begin, or the work fails; everything was undone.
     """
-    with _asked_to_end() as asked:
+    with asked_to_end() as asked:
         watching = Watching(folder)
         armed: list[Armed] = []
         undone: tuple[Undone, ...] = ()
@@ -170,7 +171,7 @@ def _until_end(work: Work, watching: Watching, ends: _Ends) -> str:
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[socket.socket]:
+def asked_to_end() -> Iterator[socket.socket]:
     """Turn signals that ask the process to end into bytes to read, so that none comes in between.
 
     A driver's call is never interrupted by one.
@@ -203,7 +204,7 @@ def _carry_out(order: Order) -> Ending:
     with nvml_session():
         begin: Begin = getattr(importlib.import_module(module), name)
         return conduct(
-            [SettableNvmlGpu(uuid) for uuid in order.gpus],
+            [settable_gpu(uuid) for uuid in order.gpus],
             lambda gpus: begin(gpus, order.options),
             trainer=trainer,
             folder=runtime_folder(),

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from underclock.errors import UnderclockError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableNvmlGpu
+from underclock.hw.settable import SettableGpu
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime import protocol
 from underclock.runtime.ownership import Ownership
 from underclock.runtime.processes import is_stopped, kill
@@ -45,7 +46,7 @@ class Watched(NamedTuple):
         lock: This process's share of its lock.
     """
 
-    gpu: SettableNvmlGpu
+    gpu: SettableGpu
     lock: Ownership
 
 
@@ -103,7 +104,7 @@ class Watcher:
             uuid = message.decode()
             lock = Ownership(uuid, fds[0])
             lock.name(self._pid, os.getpid())
-            self._gpus.append(Watched(SettableNvmlGpu(uuid), lock))
+            self._gpus.append(Watched(settable_gpu(uuid), lock))
             answer = WATCHED
         with contextlib.suppress(OSError):
             self._connection.send(answer, socket.MSG_DONTWAIT)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 
 import underclock
 from underclock.errors import DeviceError, NotSupportedError
@@ -10,6 +11,7 @@ from underclock.gpus.models import GpuModel
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, gpu_count, is_read_only, is_simulated, nvml_session
 from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.ways_to_set import WayName, ways
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain
 from underclock.stages.backends import open_gpu
@@ -19,6 +21,12 @@ _LOCKS_UNKNOWN = (
     "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "
     "null whether they are or not"
 )
+
+_HOW = {
+    WayName.DIRECT: "directly",
+    WayName.SERVICE: "through `underclock serve`",
+    WayName.ZEUSD: "through zeusd",
+}
 
 
 class GpuFinding(Record, frozen=True, kw_only=True):
@@ -48,6 +56,20 @@ class GpuFinding(Record, frozen=True, kw_only=True):
     power_limit_w: float | None
 
 
+class WayFound(Record, frozen=True, kw_only=True):
+    """One way to set clocks from here.
+
+    Attributes:
+        name: Which.
+        works: Whether it is open, as far as reading can tell.
+        why: Why it is, or is not, and what would open it.
+    """
+
+    name: WayName
+    works: bool
+    why: str
+
+
 class Findings(Record, frozen=True, kw_only=True):
     """Everything found.
 
@@ -55,6 +77,7 @@ class Findings(Record, frozen=True, kw_only=True):
         version: Of Underclock.
         python: Version.
         permission: Whether clocks may be locked, as far as reading can tell.
+        ways: Every way to lock them, those first that are taken first; none without a driver.
         gpus: Real ones first.
         notes: Sentences about what was not found.
     """
@@ -62,6 +85,7 @@ class Findings(Record, frozen=True, kw_only=True):
     version: str
     python: str
     permission: str
+    ways: tuple[WayFound, ...]
     gpus: tuple[GpuFinding, ...]
     notes: tuple[str, ...] = ()
 
@@ -79,10 +103,12 @@ def examine(spec: str | None = None) -> Findings:
         gpus += tuple(_examined(parse_gpu(f"sim:{name}")) for name in model_names())
     else:
         gpus = (_examined(parse_gpu(spec)),)
+    found = _ways()
     return Findings(
         version=underclock.__version__,
         python=platform.python_version(),
-        permission=_permission(),
+        permission=_permission(found),
+        ways=found,
         gpus=gpus,
         notes=notes,
     )
@@ -142,9 +168,20 @@ def _power_limit_w(gpu: NvmlGpu) -> float | None:
         return None
 
 
-def _permission() -> str:
+def _ways() -> tuple[WayFound, ...]:
+    try:
+        with nvml_session():
+            return tuple(WayFound(**way._asdict()) for way in ways())
+    except DeviceError:
+        return ()
+
+
+def _permission(found: Sequence[WayFound]) -> str:
     if is_read_only():
         return f"refused: {READ_ONLY} is set"
-    if os.geteuid() == 0:
-        return "allowed to try: this process is root (never tried on real hardware yet)"
-    return "needs root; reading and auto clocks do not"
+    if not found:
+        return "nothing to lock: no driver answers here"
+    way = next((way for way in found if way.works), None)
+    if way is None:
+        return "needs root or an operator's service; reading and auto clocks do not"
+    return f"allowed to try, {_HOW[way.name]} (never tried on real hardware yet)"

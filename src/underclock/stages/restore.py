@@ -8,6 +8,7 @@ from underclock.errors import NotPermittedError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import CLOCKS, SettableNvmlGpu, Setting, Value
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.ownership import runtime_folder
 from underclock.runtime.restore import left_behind
 from underclock.runtime.restore import restore as undo_in
@@ -50,7 +51,7 @@ def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone,
         only = None if gpu is None else NvmlGpu(parse_gpu(gpu).index).uuid()
         undone: list[Undone] = []
         for folder, uuids in left.items():
-            opened = SettableNvmlGpu if folder == own else _ClocksOnly
+            opened = settable_gpu if folder == own else _ClocksOnly
             wanted = [uuid for uuid in uuids if only in {None, uuid}]
             undone.extend(undo_in(folder, wanted, opened))
     return tuple(undone)

@@ -16,6 +16,7 @@ def simulate(
     count: int = 1,
     seed: int = 0,
     load: Step | None = None,
+    everyone: bool = False,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve simulated GPUs until an exception, as of a signal, ends it.
@@ -26,6 +27,7 @@ def simulate(
         count: How many GPUs.
         seed: Of their noise.
         load: A step that each of them runs over and over.
+        everyone: Whether all users may look at them.
         ready: Called once processes can connect.
 
     Raises:
@@ -34,6 +36,6 @@ def simulate(
     if count < 1:
         raise UsageError(f"cannot serve {count} GPUs", hint="serve one or more with --count")
     model = name.removeprefix("sim:")
-    with served_gpus(model, socket, count=count, seed=seed, load=load):
+    with served_gpus(model, socket, count=count, seed=seed, load=load, everyone=everyone):
         ready()
         threading.Event().wait()

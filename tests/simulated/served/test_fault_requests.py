@@ -8,7 +8,8 @@ import pytest
 
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.served.fault_requests import FAULT_NAMES
 from underclock.records import Clocks, Kernel, Step, ThrottleReason
 from underclock.records.latencies import Domain
@@ -61,7 +62,8 @@ def test_who_undoes_waits_for_a_setter_that_hangs_and_comes_after_it(
 
     control.fault("setter_hangs", 0.5)
     program = """
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Clocks
 with nvml_session():
     gpu = NvmlGpu()

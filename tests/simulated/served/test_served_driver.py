@@ -14,9 +14,9 @@ import pytest
 
 from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.hw.base import Clock, Gpu
-from underclock.hw.nvml import (
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import (
     READ_ONLY,
-    NvmlGpu,
     gpu_count,
     is_read_only,
     is_simulated,
@@ -68,7 +68,8 @@ def elementwise_once(kernel: Kernel) -> Kernel:
 def test_a_lock_outlives_the_process_that_set_it(served: Served) -> None:
     program = """
 import os, signal
-from underclock.hw.nvml import NvmlGpu, nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Clocks
 with nvml_session():
     NvmlGpu(1).lock(Clocks(core_mhz=1050, mem_mhz=5001))

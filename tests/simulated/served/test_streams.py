@@ -1,6 +1,7 @@
 """What another process puts in a row for a served GPU, and when its marks arrive."""
 
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DeviceError, UsageError
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Clocks, Kernel, Step
@@ -108,10 +111,6 @@ def test_it_runs_at_the_clocks_that_it_has_by_then(
 def test_it_is_a_process_of_its_own_to_who_looks(
     bench: _Bench, stream: ServedStream, served: Served
 ) -> None:
-    import os
-
-    from underclock.hw.nvml import NvmlGpu, nvml_session
-
     with nvml_session():
         assert list(NvmlGpu().neighbours()) == [os.getpid()]
         other = bench.connect()

@@ -26,6 +26,7 @@ from underclock.hw.simulated.cinterface import (
     put_text,
 )
 from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.installed import MAY_SET
 from underclock.hw.simulated.launcher import VirtualClock
 
 _UNINITIALIZED = int(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -69,6 +70,7 @@ class SimulatedDriver:
             "nvmlInitWithFlags": self._init,
             "nvmlInit_v2": self._init,
             "nvmlShutdown": self._shutdown,
+            MAY_SET: self._may_set,
             "nvmlErrorString": lambda code: f"simulated error {code}".encode(),
         }
         library: dict[str, Callable[..., int]] = {
@@ -117,6 +119,9 @@ class SimulatedDriver:
             gpu = self.gpus[index]
             code = call(self, gpu, *arguments)
             return _GPU_IS_LOST if gpu.lost else code  # before the call, or while it blocked
+
+    def _may_set(self) -> int:
+        return OK if self.root else int(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def _init(self, _flags: CArgument = None) -> int:
         self._sessions += 1

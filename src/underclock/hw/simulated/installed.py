@@ -9,6 +9,9 @@ import pynvml
 LOCKED_CLOCKS = "underclockDeviceGetLockedClocks"
 """A function that only simulated drivers have: between which clocks a lock holds a clock."""
 
+MAY_SET = "underclockMaySet"
+"""Another: whether the process may set anything."""
+
 _Driver = TypeVar("_Driver")
 
 

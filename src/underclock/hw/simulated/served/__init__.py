@@ -3,7 +3,7 @@
 A client takes the place of NVML's library and sends every call over a Unix socket, so what one
 process locks stays locked when it dies, as on a real driver.
 
-* `ctypes_json`: C arguments as JSON and back; `wire`: messages on the socket
+* `ctypes_json`: C arguments as JSON and back
 * `paced`: virtual time that goes with the machine's monotonic clock
 * `streams`: launches and writes that processes put in a row for a virtual GPU
 * `server`: answers, with `stream_requests` and `fault_requests`

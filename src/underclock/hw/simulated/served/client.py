@@ -10,7 +10,7 @@ import pynvml
 from underclock.errors import DeviceError
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.served.ctypes_json import packed, write_back
-from underclock.hw.simulated.served.wire import Gone, Message, Reader, send
+from underclock.hw.wire import Gone, Message, Reader, send
 
 _INITS = {"nvmlInitWithFlags", "nvmlInit_v2"}
 _SHUTDOWN = "nvmlShutdown"

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from underclock.errors import DeviceError, UsageError
 from underclock.hw.simulated.served.client import connected
-from underclock.hw.simulated.served.wire import Gone, Message, Reader, send
+from underclock.hw.wire import Gone, Message, Reader, send
 
 
 class Control:

@@ -3,7 +3,7 @@
 from underclock.errors import UsageError
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
-from underclock.hw.simulated.served.wire import Message
+from underclock.hw.wire import Message
 from underclock.units import nearest
 
 POWER_LIMIT_CHANGED = "power_limit_changed"

@@ -21,7 +21,6 @@ import msgspec
 from underclock.errors import DeviceError, UnderclockError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
-from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.simulated import calls_write
 from underclock.hw.simulated.device import VirtualGpu
@@ -32,8 +31,8 @@ from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
 from underclock.hw.simulated.served.paced import PacedClock
 from underclock.hw.simulated.served.stream_requests import StreamRequests
 from underclock.hw.simulated.served.streams import StreamLoop
-from underclock.hw.simulated.served.wire import Gone, Message, Reader, send
 from underclock.hw.socket_file import answering, peer_of
+from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.records import Step
 
 _LOOK_S = 0.02  # a busy GPU is let catch up at least so often
@@ -76,8 +75,8 @@ def served_gpus(
     count: int = 1,
     seed: int = 0,
     load: Step | None = None,
-    clock: Clock | None = None,
     speed: float = 1.0,
+    everyone: bool = False,
 ) -> Iterator[Served]:
     """Serve simulated GPUs over a socket for the length of a block.
 
@@ -87,8 +86,9 @@ def served_gpus(
         count: How many GPUs.
         seed: Of their noise.
         load: A step that each of them runs over and over; by default they rest.
-        clock: The machine's time; by default its monotonic clock.
-        speed: Virtual seconds in one of those.
+        speed: Virtual seconds in one of the machine's.
+        everyone: Whether all users may look at them, as at real ones; only root, and who serves
+            them, may set them.
 
     Raises:
         UsageError: No such model, a kernel does not say what it does, or somebody listens there.
@@ -98,14 +98,15 @@ def served_gpus(
         raise ValueError(f"a machine needs at least one GPU, got {count}")
     made = gpu_model(model) if isinstance(model, str) else model
     gpus = tuple(VirtualGpu(made, seed=seed, unit=unit) for unit in range(count))
-    served = Served(gpus, PacedClock(gpus, clock or SystemClock(), speed=speed))
+    served = Served(gpus, PacedClock(gpus, SystemClock(), speed=speed))
     with contextlib.ExitStack() as stack:
         for gpu in gpus if load is not None else ():
             kernels = [load.kernels[index] for index in load.order] if load is not None else []
             stack.enter_context(VirtualLauncher(gpu).loop(kernels))
         stack.callback(served.clock.stop)
         _thread(served.clock.run, served.due_s)
-        stack.enter_context(answering(path, functools.partial(_serve, served)))
+        mode = 0o666 if everyone else 0o600
+        stack.enter_context(answering(path, functools.partial(_serve, served), mode=mode))
         yield served
 
 

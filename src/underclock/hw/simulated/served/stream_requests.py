@@ -13,7 +13,7 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.served.paced import PacedClock
 from underclock.hw.simulated.served.streams import Stream
-from underclock.hw.simulated.served.wire import Message, Reader
+from underclock.hw.wire import Message, Reader
 from underclock.records import Step
 
 _WAITING = 1024  # launches that a stream holds; whoever launches more waits, as with CUDA

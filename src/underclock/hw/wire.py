@@ -1,0 +1,110 @@
+"""Messages on a socket: four bytes of length, little-endian, and as many of JSON.
+
+Standard library only: the process that gives clocks back after another one's death, and the one
+that trains (`runtime.served_stream`), speak it too.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+_LENGTH = struct.Struct("<I")
+_LONGEST = 1 << 26  # a step of 100 000 kernels and more
+_CHUNK = 1 << 16
+_MOST_FDS = 4
+
+
+class Gone(Exception):  # noqa: N818 - it is no error that the other side ended
+    """The other side closed the connection, or said something that is no message."""
+
+
+def framed(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send a message, and open files with it.
+
+    Raises:
+        Gone: Nobody listens any more.
+    """
+    body = framed(message)
+    try:
+        if fds:
+            sent = socket.send_fds(connection, [body[: _LENGTH.size]], list(fds))
+            body = body[sent:]
+        connection.sendall(body)
+    except OSError as exc:
+        raise Gone(f"the connection broke: {exc}") from exc
+
+
+class Unpacker:
+    """Puts messages together from what comes in, however it is cut.
+
+    Args:
+        longest: No message is longer than so many bytes.
+    """
+
+    def __init__(self, longest: int = _LONGEST) -> None:
+        self._buffer = bytearray()
+        self._longest = longest
+
+    def feed(self, chunk: bytes) -> None:
+        """Take in what came."""
+        self._buffer += chunk
+
+    def next(self) -> Message | None:
+        """Return the next message; ``None`` where it is not whole yet.
+
+        Raises:
+            Gone: It is no message.
+        """
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self._longest:
+            raise Gone(f"a message of {length} bytes is none")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        try:
+            message = json.loads(body)
+        except ValueError as exc:
+            raise Gone(f"what came is no message: {exc}") from exc
+        if not isinstance(message, dict):
+            raise Gone("what came is no message: it is no object")
+        return message
+
+
+class Reader:
+    """Takes messages, and the files that came with them, off a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unpacker = Unpacker()
+        self.fds: list[int] = []
+
+    def receive(self) -> Message:
+        """Wait for a message.
+
+        Raises:
+            Gone: The other side closed, or sends no messages.
+        """
+        while (message := self._unpacker.next()) is None:
+            try:
+                chunk, fds, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_FDS)
+            except OSError as exc:
+                raise Gone(f"the connection broke: {exc}") from exc
+            self.fds.extend(fds)
+            if not chunk:
+                raise Gone("the other side closed the connection")
+            self._unpacker.feed(chunk)
+        return message

@@ -1,0 +1,234 @@
+"""Setting GPUs through zeusd, the Zeus project's daemon, over its Unix socket.
+
+It speaks HTTP: what is asked stands in the path and the query, with ``gpu_ids`` and ``block=true``,
+and the body is empty. It knows no owner and undoes nothing: our own watcher stays in charge. It
+closes connections that rest for some seconds.
+"""
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import pynvml
+
+from underclock.errors import (
+    DeviceError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
+from underclock.hw.nvml_calls import call, check_writable
+from underclock.hw.settable import CLOCKS, SettableNvmlGpu, Setting, Value
+from underclock.hw.wire import Message
+
+SOCKET = "ZEUSD_SOCK_PATH"
+"""Zeus's own name for where its daemon listens."""
+_TOKEN = "ZEUSD_TOKEN"  # noqa: S105 - the name of the variable
+_USUAL = ("/run/zeusd/zeusd.sock", "/var/run/zeusd.sock")
+_CONTROL = "gpu-control"  # the group of endpoints that set something
+_PATIENCE_S = 30.0  # a setter that hangs for 10 s is waited for
+
+_BAD_INPUT, _NO_TOKEN, _FORBIDDEN, _DISABLED = 400, 401, 403, 404
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("zeusd", timeout=_PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def socket_path() -> str:
+    """Return where zeusd listens, as the environment says, or where it usually does."""
+    named = os.environ.get(SOCKET, "")
+    return named or next((path for path in _USUAL if os.path.exists(path)), _USUAL[0])  # noqa: PTH110 - one call, no import
+
+
+class Zeusd:
+    """A connection to the daemon.
+
+    Args:
+        path: Of its socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._connection = _UnixConnection(path)
+        self._token = os.environ.get(_TOKEN, "")
+
+    def discover(self) -> Message:
+        """Return what it says of itself.
+
+        Raises:
+            DeviceError: It does not answer.
+            NotPermittedError: It sets no GPUs for this process.
+        """
+        found = self._ask("GET", "/discover", {}, "ask zeusd what it can do")
+        groups = found.get("enabled_api_groups")
+        if groups is not None and _CONTROL not in groups:
+            raise NotPermittedError(
+                f"zeusd at {self.path} was started to read only",
+                hint=f"its operator can start it with --enable {_CONTROL}",
+            )
+        if found.get("auth_required") and not self._token:
+            raise NotPermittedError(
+                f"zeusd at {self.path} asks for a token",
+                hint=f"put one with the scope {_CONTROL} into {_TOKEN}",
+            )
+        return found
+
+    def post(self, name: str, gpu_id: int, parameters: Mapping[str, object], what: str) -> None:
+        """Have it set something, and wait until it has.
+
+        Args:
+            name: Of the endpoint.
+            gpu_id: As it counts GPUs.
+            parameters: Besides which GPU, and that we wait.
+            what: What is set, for errors.
+
+        Raises:
+            UnderclockError: It did not.
+        """
+        query = {"gpu_ids": gpu_id, "block": "true", **parameters}
+        self._ask("POST", f"/gpu/{name}", query, what)
+
+    def close(self) -> None:
+        """Close the connection; it opens again when it is used."""
+        self._connection.close()
+
+    def _ask(self, method: str, path: str, query: Mapping[str, object], what: str) -> Message:
+        """Ask, and again where the connection had rested too long: setting twice is no harm."""
+        target = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        for rested in (self._connection.sock is not None, False):
+            try:
+                self._connection.request(method, target, headers=headers)
+                response = self._connection.getresponse()
+                body = response.read()
+                break
+            except (OSError, http.client.HTTPException) as exc:
+                self._connection.close()
+                if rested and not isinstance(exc, TimeoutError):
+                    continue
+                raise DeviceError(
+                    f"could not {what}: zeusd at {self.path} does not answer: {exc}",
+                    hint="its operator can start it again",
+                ) from exc
+        if response.status != http.client.OK:
+            raise _error(response.status, body, what)
+        found: Message = json.loads(body) if body else {}
+        return found
+
+
+def _error(status: int, body: bytes, what: str) -> UnderclockError:
+    """Return what a status means; the daemon's own words go with it."""
+    words = f"could not {what}: zeusd answered {status}: {_words(body)}"
+    if status in {_NO_TOKEN, _FORBIDDEN}:
+        return NotPermittedError(
+            words, hint=f"it needs to run as root, and {_TOKEN} to allow {_CONTROL}"
+        )
+    if status == _DISABLED:
+        return NotPermittedError(words, hint=f"its operator can start it with --enable {_CONTROL}")
+    if status == _BAD_INPUT:
+        if what.startswith("unlock"):  # there is nothing in it that could be bad
+            return NotSupportedError(words)
+        return UsageError(words, hint="see `underclock doctor` for valid clocks")
+    return DeviceError(words)
+
+
+def _words(body: bytes) -> str:
+    try:
+        errors = json.loads(body)["errors"]
+        return "; ".join(str(words) for words in errors.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return body.decode(errors="replace").strip() or "nothing"
+
+
+class ZeusdGpu:
+    """One NVIDIA GPU, read through NVML and set through zeusd; inside an `nvml_session`.
+
+    Args:
+        uuid: Which one.
+        zeusd: The daemon.
+
+    Raises:
+        UnderclockError: The daemon does not answer, sets nothing, or has no such GPU.
+    """
+
+    def __init__(self, uuid: str, zeusd: Zeusd) -> None:
+        self._read = SettableNvmlGpu(uuid)
+        self._zeusd = zeusd
+        self._id = _id_of(uuid, zeusd)
+
+    @property
+    def uuid(self) -> str:
+        """The name under which every program knows this GPU."""
+        return self._read.uuid
+
+    def read(self, setting: Setting) -> Value:
+        """Return what is set; ``None`` where that cannot be read."""
+        return self._read.read(setting)
+
+    def write(self, setting: Setting, value: Value) -> None:
+        """Have it set; ``None`` gives a clock back to the driver."""
+        if setting in CLOCKS:
+            domain = "gpu" if setting is Setting.CORE else "mem"
+            if value is None:
+                self._post(f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}")
+                return
+            low, high = value if isinstance(value, tuple) else (int(value), int(value))
+            bounds = {"min_clock_mhz": low, "max_clock_mhz": high}
+            what = f"lock the {setting} at {low} to {high} MHz"
+            self._post(f"set_{domain}_locked_clocks", bounds, what)
+        elif value is None or isinstance(value, tuple):
+            raise ValueError(f"{value} is no {setting}")
+        elif setting is Setting.LIMIT:
+            limit = {"power_limit_mw": round(value * 1e3)}
+            self._post("set_power_limit", limit, f"set the power limit to {value:g} W")
+        else:
+            mode = {"enabled": "true" if value else "false"}
+            self._post("set_persistence_mode", mode, "set persistence mode")
+
+    def _post(self, name: str, parameters: Mapping[str, object], what: str) -> None:
+        check_writable(what)
+        self._zeusd.post(name, self._id, parameters, what)
+
+
+def _id_of(uuid: str, zeusd: Zeusd) -> int:
+    """Return the number that the daemon has for a GPU.
+
+    Newer ones tell where on the bus each GPU is: a container may count fewer than the daemon does.
+    """
+    found = zeusd.discover()
+    handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    listed: list[Any] = found.get("gpus") or []
+    if any("pci_address" in gpu for gpu in listed):
+        bus = call("read the bus address", pynvml.nvmlDeviceGetPciInfo, handle).busId
+        here = _address(bus.decode() if isinstance(bus, bytes) else bus)
+        ids = [int(gpu["id"]) for gpu in listed if _address(gpu.get("pci_address", "")) == here]
+    else:
+        index = int(call("read the index", pynvml.nvmlDeviceGetIndex, handle))
+        ids = [index] if index in found.get("gpu_ids", [gpu.get("id") for gpu in listed]) else []
+    if not ids:
+        raise NotSupportedError(
+            f"zeusd at {zeusd.path} has no GPU {uuid}", hint="it may see other GPUs of this machine"
+        )
+    return ids[0]
+
+
+def _address(text: str) -> str:
+    """Return a bus address without the zeros that some put before it."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain.lstrip('0')}:{rest}"

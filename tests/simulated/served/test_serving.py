@@ -1,0 +1,416 @@
+"""Leases of served GPUs: who has one, when it ends, and what is put back then."""
+
+import contextlib
+import json
+import os
+import signal
+import socket as sockets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from underclock.cli import main
+from underclock.errors import DeviceError, NotPermittedError, UsageError
+from underclock.hw.clock import SystemClock
+from underclock.hw.leased import HELPER, Helper, HelperGoneError, LeasedGpu, served_by
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY, nvml_session
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.socket_file import listening
+from underclock.hw.ways_to_set import WayName, settable_gpu, ways
+from underclock.runtime.ownership import RUNTIME_DIR
+from underclock.runtime.serving import SILENT_S, Service
+from underclock.stages.serve import serve
+from underclock.testing import Control, Served, served_gpus, simulated_driver
+
+Comes = Callable[[Callable[[], bool]], None]
+
+
+@dataclass
+class _Ahead:
+    """The machine's clock, as much ahead as a test says."""
+
+    by_s: float = 0.0
+
+    def now_s(self) -> float:
+        return SystemClock().now_s() + self.by_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        SystemClock().sleep_s(duration_s)
+
+
+@dataclass
+class _Serving:
+    """A service in a thread of this process."""
+
+    path: Path
+    clock: _Ahead = field(default_factory=_Ahead)
+    said: list[str] = field(default_factory=list)
+
+    def poke(self) -> None:
+        """Have it look at the time."""
+        with contextlib.suppress(DeviceError):
+            served_by(str(self.path))
+
+
+@pytest.fixture
+def serving(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Serving]:
+    del served
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    made = _Serving(tmp_path / "h")
+    monkeypatch.setenv(HELPER, str(made.path))
+    wakes, wake = os.pipe()
+    with nvml_session(), listening(made.path) as server:
+        gpus = {gpu.uuid(): SettableNvmlGpu(gpu.uuid()) for gpu in (NvmlGpu(0), NvmlGpu(1))}
+        service = Service(
+            gpus, folder, made.clock, made.said.append, limit_s=1000.0, pid=7, uid=os.getuid()
+        )
+        thread = threading.Thread(target=service.run, args=(server, wakes))
+        thread.start()
+        try:
+            yield made
+        finally:
+            os.write(wake, b"!")
+            thread.join()
+            os.close(wake)
+            os.close(wakes)
+
+
+@pytest.fixture
+def leased(serving: _Serving) -> Iterator[LeasedGpu]:
+    made = LeasedGpu(NvmlGpu(1).uuid(), str(serving.path))
+    yield made
+    made.close()
+
+
+def _as_found(gpu: VirtualGpu) -> bool:
+    return (gpu.core_lock, gpu.mem_lock, gpu.limit_w) == (None, None, 350.0)
+
+
+def test_what_was_set_under_a_lease_is_put_back_when_it_ends(
+    leased: LeasedGpu, serving: _Serving, served: Served, comes: Comes
+) -> None:
+    gpu = served.gpus[1]
+    leased.write(Setting.CORE, 900.0)
+    leased.write(Setting.MEMORY, (5001, 9501))
+    leased.write(Setting.LIMIT, 300.0)
+    assert (gpu.core_lock, gpu.mem_lock, gpu.limit_w) == ((900, 900), (5001, 9501), 300.0)
+    assert leased.read(Setting.LIMIT) == 300.0
+    assert served_by(str(serving.path))["leases"] == {
+        leased.uuid: {"pid": os.getpid(), "uid": os.getuid()}
+    }
+    leased.write(Setting.MEMORY, None)
+    assert gpu.mem_lock is None
+
+    leased.close()
+    comes(lambda: _as_found(gpu))
+    comes(lambda: any("has ended" in line for line in serving.said))
+    leased.write(Setting.CORE, 600.0)  # under a new lease
+    assert gpu.core_lock == (600, 600)
+
+
+def test_the_end_of_a_process_ends_its_leases(
+    serving: _Serving, served: Served, comes: Comes
+) -> None:
+    program = """
+import os, signal
+from underclock.hw.leased import LeasedGpu
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.settable import Setting
+with nvml_session():
+    gpu = LeasedGpu(NvmlGpu(1).uuid(), os.environ["UNDERCLOCK_HELPER"])
+    gpu.write(Setting.CORE, 900.0)
+    gpu.write(Setting.LIMIT, 300.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    del serving
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    assert ended.returncode == -signal.SIGKILL
+    comes(lambda: _as_found(served.gpus[1]))
+
+
+def test_a_gpu_has_one_owner_who_is_named(leased: LeasedGpu, serving: _Serving) -> None:
+    leased.write(Setting.CORE, 900.0)
+    other = LeasedGpu(leased.uuid, str(serving.path))
+    with pytest.raises(UsageError, match=f"is leased to process {os.getpid()} of user"):
+        other.write(Setting.CORE, 600.0)
+    next_gpu = LeasedGpu(NvmlGpu(0).uuid(), str(serving.path))
+    next_gpu.write(Setting.CORE, 600.0)  # each GPU for itself
+    leased.close()
+    other.write(Setting.CORE, 600.0)  # who comes next need not wait
+    for gpu in (other, next_gpu):
+        gpu.close()
+
+
+def test_an_owner_who_says_nothing_loses_its_lease(
+    serving: _Serving, served: Served, comes: Comes
+) -> None:
+    helper, uuid = Helper(str(serving.path)), NvmlGpu(0).uuid()
+    helper.ask({"do": "lease", "gpu": uuid})
+    helper.ask({"do": "set", "gpu": uuid, "setting": "core", "value": 900})
+    serving.clock.by_s += SILENT_S / 2
+    helper.ask({"do": "beat"})
+    serving.clock.by_s += SILENT_S / 2 + 0.1
+    serving.poke()
+    assert served.gpus[0].core_lock == (900, 900)
+    serving.clock.by_s += SILENT_S
+    serving.poke()
+    comes(lambda: _as_found(served.gpus[0]))
+    with pytest.raises(HelperGoneError):
+        helper.ask({"do": "beat"})
+    helper.close()
+    comes(lambda: any("said nothing" in line for line in serving.said))
+
+
+def test_a_lease_has_a_limit(
+    leased: LeasedGpu, serving: _Serving, served: Served, comes: Comes
+) -> None:
+    leased.write(Setting.CORE, 900.0)
+    serving.clock.by_s += 1001.0
+    serving.poke()
+    comes(lambda: _as_found(served.gpus[1]))
+    comes(lambda: any("which is the limit" in line for line in serving.said))
+    with pytest.raises((NotPermittedError, HelperGoneError)):
+        leased.write(Setting.CORE, 900.0)
+
+
+def test_an_undo_that_fails_is_tried_again(
+    leased: LeasedGpu, serving: _Serving, served: Served, control: Control, comes: Comes
+) -> None:
+    leased.write(Setting.CORE, 900.0)
+    control.fault("permission_revoked")
+    leased.close()
+    comes(lambda: any("STAYS set" in line for line in serving.said))
+    with pytest.raises(DeviceError, match="still has what its last owner had set"):
+        leased.write(Setting.CORE, 600.0)
+    leased.close()
+    control.heal()
+    comes(lambda: _as_found(served.gpus[1]))
+
+
+def test_the_end_of_the_service_ends_every_lease(
+    tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "run"))
+    path = tmp_path / "h"
+    service = subprocess.Popen(
+        [sys.executable, "-m", "underclock", "serve", "--socket", str(path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert service.stderr is not None
+    with service.stderr as said, nvml_session():
+        assert "serving 2 GPUs" in said.readline()
+        gpu = LeasedGpu(NvmlGpu(0).uuid(), str(path))
+        gpu.write(Setting.CORE, 900.0)
+        assert served.gpus[0].core_lock == (900, 900)
+        service.terminate()
+        assert service.wait(10) == 0
+        assert _as_found(served.gpus[0])
+        assert "the service ends" in said.read()
+        with pytest.raises(HelperGoneError):
+            gpu.write(Setting.CORE, 900.0)
+    assert not path.exists()
+
+
+def test_a_service_that_is_killed_leaves_nothing_behind(
+    tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch, comes: Comes
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "run"))
+    path = tmp_path / "h"
+    service = subprocess.Popen(
+        [sys.executable, "-m", "underclock", "serve", "--socket", str(path)],
+        stderr=subprocess.DEVNULL,
+    )
+    comes(path.exists)
+    with nvml_session():
+        gpu = LeasedGpu(NvmlGpu(0).uuid(), str(path))
+        gpu.write(Setting.CORE, 900.0)
+        service.kill()
+        service.wait()
+        comes(lambda: _as_found(served.gpus[0]))
+        gpu.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"do": "lease", "gpu": "GPU-nobody"}, "is not served here"),
+        ({"do": "lease"}, "KeyError"),
+        ({"do": "set", "gpu": "GPU-1", "setting": "core", "value": 900}, "has no lease"),
+        ({"do": "nothing"}, "nothing here can do 'nothing'"),
+        ({}, "nothing here can do None"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    message: dict[str, object], words: str, serving: _Serving
+) -> None:
+    with contextlib.closing(Helper(str(serving.path))) as helper:
+        with pytest.raises((UsageError, NotPermittedError), match=words):
+            helper.ask(message)
+        helper.ask({"do": "beat"})  # and ends nothing
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("voltage", 1.0, "no setting 'voltage'"),
+        ("core", -1.0, "no value"),
+        ("core", "900", "no value"),
+        ("core", [1, 2, 3], "no value"),
+        ("limit", None, "is no limit"),
+        ("limit", 10.0, "Invalid Argument"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(
+    setting: str, value: object, words: str, serving: _Serving, served: Served
+) -> None:
+    uuid = NvmlGpu(0).uuid()
+    with contextlib.closing(Helper(str(serving.path))) as helper:
+        helper.ask({"do": "lease", "gpu": uuid})
+        with pytest.raises(UsageError, match="leased to this process already"):
+            helper.ask({"do": "lease", "gpu": uuid})
+        with pytest.raises(UsageError, match=words):
+            helper.ask({"do": "set", "gpu": uuid, "setting": setting, "value": value})
+    assert _as_found(served.gpus[0])
+
+
+@pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\x02\0\0\0{]", b"\x02\0\0\0[]", b"\x02\0"])
+def test_who_talks_nonsense_is_dropped_and_nobody_else(sent: bytes, serving: _Serving) -> None:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as other:
+        other.connect(str(serving.path))
+        other.sendall(sent)
+        if len(sent) > 2:
+            with contextlib.suppress(ConnectionResetError):
+                assert other.recv(1) == b""
+        assert served_by(str(serving.path))["pid"] == 7
+
+
+def test_a_socket_that_everybody_may_write_to_is_refused(serving: _Serving) -> None:
+    serving.path.chmod(0o666)
+    with pytest.raises(NotPermittedError, match="every user may write"):
+        Helper(str(serving.path))
+
+
+def test_a_service_of_nobody_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="nobody serves clocks") as caught:
+        Helper(str(tmp_path / "nobody"))
+    assert "underclock serve --group" in caught.value.hint
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as dead:
+        dead.bind(str(tmp_path / "dead"))
+        (tmp_path / "dead").chmod(0o600)
+        with pytest.raises(DeviceError, match="nobody serves clocks"):
+            Helper(str(tmp_path / "dead"))
+
+
+def test_read_only_mode_closes_leases_too(
+    leased: LeasedGpu, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    with pytest.raises(NotPermittedError, match=READ_ONLY):
+        leased.write(Setting.CORE, 900.0)
+    assert _as_found(served.gpus[1])
+
+
+def test_the_first_way_that_works_is_taken(serving: _Serving) -> None:
+    del serving
+    names = {way.name: way for way in ways()}
+    assert list(names) == list(WayName)
+    assert names[WayName.DIRECT].works
+    assert names[WayName.SERVICE].works
+    assert not names[WayName.ZEUSD].works
+    assert "simulated" in names[WayName.ZEUSD].why
+    assert isinstance(settable_gpu(NvmlGpu().uuid()), SettableNvmlGpu)
+
+
+def test_where_no_way_is_open_each_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HELPER, str(tmp_path / "nobody"))
+    with simulated_driver("a40", root=False), nvml_session():
+        with pytest.raises(NotPermittedError, match="CAP_SYS_ADMIN") as caught:
+            settable_gpu(NvmlGpu().uuid())
+        assert "nobody serves clocks" in str(caught.value)
+        assert "zeusd" in str(caught.value)
+    with simulated_driver("a40", read_only=True), nvml_session():
+        assert {way.why for way in ways()} == {f"{READ_ONLY} is set"}
+
+
+def test_doctor_lists_the_ways(serving: _Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    del serving
+    main(["doctor", "--gpu", "nvml:0", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [way["name"] for way in found["ways"]] == list(WayName)
+    assert "directly" in found["permission"]
+    main(["doctor", "--gpu", "nvml:0"])
+    assert "underclock serve: yes" in capsys.readouterr().out
+
+
+def test_who_may_not_set_clocks_cannot_serve_them(tmp_path: Path) -> None:
+    with (
+        simulated_driver("a40", root=False),
+        pytest.raises(NotPermittedError, match="may not set clocks itself"),
+    ):
+        serve(tmp_path / "h", tell=print)
+    with simulated_driver("a40"), pytest.raises(UsageError, match="no group 'nobody-at-all'"):
+        serve(tmp_path / "h", group="nobody-at-all", tell=print)
+    assert not (tmp_path / "h").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a while")
+def test_a_user_without_permission_goes_through_the_service(
+    monkeypatch: pytest.MonkeyPatch, comes: Comes
+) -> None:
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "run").mkdir(mode=0o700)
+        monkeypatch.setenv(SIMULATOR, str(folder / "s"))
+        monkeypatch.setenv(HELPER, str(folder / "h"))
+        wakes, wake = os.pipe()
+        with (
+            served_gpus("rtx3080ti", folder / "s", everyone=True) as served,
+            nvml_session(),
+            listening(folder / "h", mode=0o660, gid=nobody) as server,
+        ):
+            uuid = NvmlGpu().uuid()
+            service = Service(
+                {uuid: SettableNvmlGpu(uuid)},
+                folder / "run",
+                SystemClock(),
+                lambda _line: None,
+                pid=1,
+                uid=0,
+            )
+            thread = threading.Thread(target=service.run, args=(server, wakes))
+            thread.start()
+            pid = os.fork()
+            if pid == 0:
+                with contextlib.suppress(BaseException):
+                    os.setgroups([])
+                    os.setresgid(nobody, nobody, nobody)
+                    os.setresuid(nobody, nobody, nobody)
+                    gpu = settable_gpu(uuid)
+                    assert isinstance(gpu, LeasedGpu)
+                    gpu.write(Setting.CORE, 900.0)
+                    signal.pause()
+                os._exit(1)
+            comes(lambda: served.gpus[0].core_lock == (900, 900))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            comes(lambda: _as_found(served.gpus[0]))
+            os.write(wake, b"!")
+            thread.join()
+        os.close(wake)
+        os.close(wakes)
