@@ -16,12 +16,15 @@ class Segment(Record, frozen=True, kw_only=True):
         mem_mhz: Memory clock; ``None`` is auto.
         aim_s: How long after its first launch begins the change to it is best aimed, for changes
             scatter; negative before.
+        pays_j: What it saves against the clocks of the stretch before, a second that it saves
+            counted as energy; ``None`` where that is not known.
     """
 
     launches: int
     core_mhz: int | None
     mem_mhz: int | None
     aim_s: float = 0.0
+    pays_j: float | None = None
 
     def __post_init__(self) -> None:
         """Reject empty stretches, impossible clocks and aims."""

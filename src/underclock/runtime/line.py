@@ -30,8 +30,8 @@ class Outcome:
 
     @property
     def late_s(self) -> float:
-        """How long after its launch began the clock changed; negative where it was before."""
-        return self.effect_s - self.began_s
+        """How long after it was to happen the clock changed; negative where it was before."""
+        return self.effect_s - self.began_s - self.change.aim_s
 
     @property
     def error_s(self) -> float | None:

@@ -34,6 +34,19 @@ _REASONS = (
 
 
 @dataclass(slots=True)
+class Tally:
+    """Readings while one lock of a timetable should have been in force.
+
+    Attributes:
+        readings: How many.
+        held_down: Of which the power cap kept the clock below the lock.
+    """
+
+    readings: int = 0
+    held_down: int = 0
+
+
+@dataclass(slots=True)
 class Lock:
     """One clock's lock.
 
@@ -88,9 +101,14 @@ class Lock:
         self.why = f"{self.domain} {self.mhz} MHz was asked for and {seen} MHz runs: {why(reasons)}"
         return self._to(LockState.OVERRULED, at_s)
 
+    def is_below(self, clocks: Clocks) -> bool:
+        """Say whether the clock read is lower than the lock."""
+        seen = mhz_of(clocks, self.domain)
+        return self.mhz is not None and seen is not None and seen < self.mhz and not self._is(seen)
+
     def _is(self, seen_mhz: int) -> bool:
         if self.mhz is None:
-            return True
+            raise AssertionError("auto is any clock")
         within = _WITHIN_MHZ if self.domain is Domain.CORE else _WITHIN * self.mhz
         return abs(seen_mhz - self.mhz) <= within
 

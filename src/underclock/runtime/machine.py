@@ -10,12 +10,13 @@ A simulator's clock, a real page and tests drive the same machine.
 """
 
 import math
+from collections import defaultdict
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.latency import Latencies
 from underclock.runtime.line import Line
-from underclock.runtime.locks import Lock, LockState
+from underclock.runtime.locks import Lock, LockState, Tally
 from underclock.runtime.position import Position, Seen
 from underclock.runtime.steps import Ask, PassedStep, RunningStep, State
 from underclock.runtime.timetable import Change, Timetable
@@ -24,6 +25,7 @@ _ROUNDING_S = 1e-12
 _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05
 _IDLE = 0.5  # of the usual power: the GPU waits. 150 of 690 W in a collective on an H200
+_READINGS, _MOSTLY = 12, 0.9  # of a lock that decide whether the cap holds it down
 _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believed again
 
 
@@ -53,6 +55,7 @@ class Machine:
         self._sensible = 0
         self._usual_w: float | None = None
         self._power_w: float | None = None
+        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
         self._looked: tuple[Clocks, float] | None = None
         self._step = RunningStep(state=self.state)
 
@@ -61,6 +64,9 @@ class Machine:
         if timetable is not None:
             _check_same(timetable, self.timetable)
             self.timetable, self._lines = timetable, _lines(timetable)
+            self._tallies.clear()
+            if self.state is State.FOLLOWING:
+                self._enter(State.FOLLOWING)
         self._held = None
         if self.state is State.HELD:
             self._enter(State.FOLLOWING)
@@ -177,6 +183,7 @@ class Machine:
             power_w: What the board draws; tells a step that waits from marks that are lost.
         """
         self._learn_delay(clocks, at_s)
+        self._count(clocks, reasons, at_s)
         for lock in self.locks.values():
             if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
                 self._step.overruled.append(lock.why)
@@ -185,6 +192,17 @@ class Machine:
         if power_w is not None and moves and at_s < self._still_s():
             usual_w = self._usual_w
             self._usual_w = power_w if usual_w is None else usual_w + 0.05 * (power_w - usual_w)
+
+    def above_cap(self) -> frozenset[int]:
+        """Return the launches whose core lock the power cap keeps from being in force."""
+        line = self._lines.get(Domain.CORE)
+        if line is None:
+            return frozenset()
+        return frozenset(
+            line.changes[index].at
+            for index, tally in self._tallies.items()
+            if tally.readings >= _READINGS and tally.held_down >= _MOSTLY * tally.readings
+        )
 
     def passed(self) -> list[PassedStep]:
         """Return the steps that ended since this was asked last."""
@@ -286,6 +304,16 @@ class Machine:
             if self._sensible > _SENSIBLE_STEPS:
                 self._enter(State.FOLLOWING if self._held is None else State.HELD)
                 self.events.append((at_s, "marks make sense again"))
+
+    def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
+        """Count how often the power cap holds down the core lock that the timetable has now."""
+        line, lock = self._lines.get(Domain.CORE), self.locks[Domain.CORE]
+        settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
+        if line is None or self.state is not State.FOLLOWING or not settled or lock.mhz is None:
+            return
+        tally = self._tallies[(line.following - 1) % len(line.changes)]
+        tally.readings += 1
+        tally.held_down += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
 
     def _learn_delay(self, clocks: Clocks, at_s: float) -> None:
         """Learn when a clock changed, where it was looked at often enough to tell."""

@@ -22,7 +22,7 @@ from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import room
-from underclock.core.planning.misses import Misses, misses
+from underclock.core.planning.misses import WORTH, Misses, misses
 from underclock.core.planning.sequence import usual_miss_s
 from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
@@ -235,6 +235,14 @@ def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Schedule
     return against_auto(table, time_s, energy_j)
 
 
+def _pays_j(table: CostTable, kernels: Ints, before: int, setting: int) -> float | None:
+    """Return what launches save at a setting against another, a second counted as energy."""
+    costs = table.launches
+    worth = costs.energy_j + WORTH * table.auto_w * costs.time_s
+    saved_j = float((worth[kernels, before] - worth[kernels, setting]).sum())
+    return saved_j if math.isfinite(saved_j) else None
+
+
 def _misses(table: CostTable, problem: SequenceProblem, choice: Ints) -> Misses:
     return misses(table.launches, problem.order, choice, problem.jitter_s, table.auto_w)
 
@@ -277,18 +285,20 @@ def as_record(
     missed = _misses(table, problem, schedule.choice)
     aims_s = dict(zip(missed.at.tolist(), missed.aim_s.tolist(), strict=True))
     segments: list[Segment] = []
-    begins = 0
+    begins, before = 0, int(schedule.choice[-1])
     for setting, run in itertools.groupby(schedule.choice.tolist()):
         clocks, launches = table.settings[setting], len(list(run))
+        kernels = problem.order[begins : begins + launches]
         segments.append(
             Segment(
                 launches=launches,
                 core_mhz=clocks.core_mhz,
                 mem_mhz=clocks.mem_mhz,
                 aim_s=aims_s.get(begins, 0.0),
+                pays_j=_pays_j(table, kernels, before, setting),
             )
         )
-        begins += launches
+        begins, before = begins + launches, setting
     return ClockSchedule(
         segments=tuple(segments),
         switches=schedule.switches,

@@ -21,7 +21,7 @@ _LOOKED_AT = 8  # launches on either side; a change further off costs as if the 
 _QUANTILES = 25
 _SPREADS = np.array([NormalDist().inv_cdf((q + 0.5) / _QUANTILES) for q in range(_QUANTILES)])
 _AIMS = np.linspace(-3.0, 3.0, 25)  # deviations after the launch begins
-_WORTH = 2.5  # of its mean power: energy that plans give for a second, near a budget of 1 %
+WORTH = 2.5  # of its mean power: energy that plans give for a second, near a budget of 1 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def misses(
         time_s += _summed(lasts_s, added_s, missed_s)
         energy_j += _summed(lasts_s, added_j, missed_s)
     mean_s, mean_j = time_s.mean(axis=2), energy_j.mean(axis=2)
-    best = (mean_j + _WORTH * power_w * mean_s).argmin(axis=1)
+    best = (mean_j + WORTH * power_w * mean_s).argmin(axis=1)
     each = np.arange(len(at))
     return Misses(
         at=at, aim_s=aims[each, best], time_s=mean_s[each, best], energy_j=mean_j[each, best]

@@ -1,0 +1,174 @@
+"""Watches that steps under a plan are no slower than promised, and takes the plan back if they are.
+
+What a step takes at auto is measured on the job itself: for a window of steps at the beginning, and
+again before anything is held against the plan, for jobs become slower by themselves too. A plan
+that is slower than its budget is left for one without its least-paying segments; if that is slower
+as well, one pair of clocks is held. Where that keeps the budget it is switching that slows the job,
+and the pair stays; else clocks are left to the driver until somebody asks.
+
+Whoever drives it tells every step and does what `stage` says. Verdicts are those of `validate`.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.core.statistics.verdict import TOLERANCE, MeanChange, mean_change
+from underclock.units import format_percent
+
+_SETTLING = 2  # steps after a change of stage that do not count: clocks and heat move
+_SEED = 0  # equal steps are judged equally
+
+
+class Stage(StrEnum):
+    """What the clocks are to do; the value is shown to the user."""
+
+    LEARNING = "auto: what a step takes is measured"
+    PLAN = "the plan"
+    CHECKING = "auto: the plan seems slower than promised"
+    REDUCED = "the plan without its least-paying segments"
+    FIXED = "one pair of clocks for the whole step"
+    OFF = "off: clocks are left to the driver until asked"
+
+    @property
+    def at_auto(self) -> bool:
+        """Whether clocks are left to the driver."""
+        return self in {Stage.LEARNING, Stage.CHECKING, Stage.OFF}
+
+
+class Finding(StrEnum):
+    """What the guard found; the value is the sentence shown to the user."""
+
+    NONE = "steps are as promised"
+    JOB = "the job itself became slower, at auto too; the plan goes on"
+    SLOWER = "steps under the plan are slower than promised"
+    SWITCHING = (
+        "switching itself slows the job: with one pair of clocks held steps are as promised, with "
+        "clocks that change within the step they are not"
+    )
+    CLOCKS = "steps are slower than promised even with one pair of clocks held"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """The guard's last change of stage.
+
+    Attributes:
+        stage: From now on.
+        finding: Why.
+        words: The same with numbers, for the reader of the log.
+    """
+
+    stage: Stage
+    finding: Finding
+    words: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """Watches one job.
+
+    Attributes:
+        max_slowdown: The plan's time budget, as a fraction of auto.
+        has_fixed: Whether there is a pair of clocks to hold that keeps the budget by itself.
+        window: Steps that are judged together.
+        tolerance: How far beyond the budget still counts as kept.
+        stage: What clocks are to do now.
+        finding: The last one.
+    """
+
+    max_slowdown: float
+    has_fixed: bool
+    window: int = 20
+    tolerance: float = TOLERANCE
+    stage: Stage = Stage.LEARNING
+    finding: Finding = Finding.NONE
+    _steps_s: list[float] = field(default_factory=list)
+    _skipped: int = 0
+    _auto_s: Floats | None = None
+    _suspect_s: Floats | None = None
+
+    def __post_init__(self) -> None:
+        """Reject what cannot be judged."""
+        if self.window < 2:  # noqa: PLR2004 - one step tells no spread
+            raise ValueError(f"a window needs two steps at least, got {self.window}")
+        if not self.max_slowdown > -1.0:
+            raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
+
+    def resume(self) -> None:
+        """Begin anew, because somebody asked."""
+        self._enter(Stage.LEARNING)
+        self.finding = Finding.NONE
+
+    def stepped(self, time_s: float, *, stalled: bool = False) -> Move | None:
+        """Take note of a step; return what to do from now on where that is something else.
+
+        Args:
+            time_s: What it took.
+            stalled: Whether it stood still or was not of one stage; it is not counted then.
+        """
+        if self._skipped < _SETTLING:
+            self._skipped += 1
+            return None
+        if stalled or self.stage is Stage.OFF:
+            return None
+        self._steps_s.append(time_s)
+        if len(self._steps_s) < self.window:
+            return None
+        steps_s = np.array(self._steps_s)
+        self._steps_s = []
+        return self._judge(steps_s)
+
+    def _judge(self, steps_s: Floats) -> Move | None:
+        """Judge a window that is full."""
+        if self.stage is Stage.LEARNING:
+            self._auto_s = steps_s
+            return self._move(Stage.PLAN, Finding.NONE, None)
+        if self.stage is Stage.CHECKING:
+            self._auto_s = steps_s
+            change = self._slower(self._suspect_s)
+            if change is None:
+                return self._move(Stage.PLAN, Finding.JOB, None)
+            return self._move(Stage.REDUCED, Finding.SLOWER, change)
+        change = self._slower(steps_s)
+        if change is not None:
+            return self._step_down(steps_s, change)
+        if self.stage is Stage.FIXED and self.finding is not Finding.SWITCHING:
+            return self._move(Stage.FIXED, Finding.SWITCHING, None)
+        return None
+
+    def _step_down(self, steps_s: Floats, change: MeanChange) -> Move:
+        """Leave a stage whose steps are too slow."""
+        if self.stage is Stage.PLAN:
+            self._suspect_s = steps_s
+            return self._move(Stage.CHECKING, Finding.SLOWER, change)
+        if self.stage is Stage.REDUCED and self.has_fixed:
+            return self._move(Stage.FIXED, Finding.SLOWER, change)
+        finding = Finding.CLOCKS if self.stage is Stage.FIXED else Finding.SLOWER
+        return self._move(Stage.OFF, finding, change)
+
+    def _slower(self, steps_s: Floats | None) -> MeanChange | None:
+        """Return the change against auto where it is surely beyond the budget."""
+        if steps_s is None or self._auto_s is None:
+            raise AssertionError("auto was measured first")
+        change = mean_change(self._auto_s, steps_s, np.random.default_rng(_SEED))
+        low = change.mean if change.interval is None else change.interval[0]
+        return change if low > self.max_slowdown + self.tolerance else None
+
+    def _move(self, stage: Stage, finding: Finding, change: MeanChange | None) -> Move:
+        words = str(finding)
+        if change is not None:
+            words += (
+                f": {format_percent(change.mean)} time over {self.window} steps, "
+                f"{format_percent(self.max_slowdown)} promised"
+            )
+        if stage is not self.stage:
+            self._enter(stage)
+        self.finding = finding
+        return Move(stage=stage, finding=finding, words=f"{words}; from now on: {stage}")
+
+    def _enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self._steps_s, self._skipped = [], 0
