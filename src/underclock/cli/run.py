@@ -29,6 +29,20 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     metavar="FILE",
     help="A line of JSON for each step; appended to.",
 )
+@click.option(
+    "--arms",
+    default="",
+    metavar="ARMS",
+    help="Let ways of choosing clocks take turns, and compare them: auto,plan,best-fixed.",
+)
+@click.option(
+    "--guard",
+    "window",
+    type=int,
+    default=20,
+    metavar="STEPS",
+    help="That are judged together: slower ones take the plan back; 0 never. [default: 20]",
+)
 @click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
@@ -38,6 +52,8 @@ def command(
     gpus: tuple[str, ...],
     dry_run: bool,
     log: Path | None,
+    arms: str,
+    window: int,
     anyway: bool,
     as_json: bool,
     command_line: tuple[str, ...],
@@ -56,6 +72,8 @@ def command(
         dry=dry_run,
         log=log,
         anyway=anyway,
+        arms=arms,
+        window=window,
         tell=lambda sentence: say(f"underclock: {sentence}", err=True),
     )
     ran = run(plan, command_line, how)

@@ -91,7 +91,33 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
     looks: int
 
 
-Line = StepLine | EventLine | AskLine | EndLine
+class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
+    """What an arm did against auto, on the job itself.
+
+    Attributes:
+        gpu: Local rank.
+        arm: Which.
+        rounds: That both ran whole.
+        steps: Of the arm that counted.
+        time_change: Mean, as a fraction of auto.
+        time_interval: Its 95 % confidence interval; ``None`` of a single round.
+        energy_change: Mean; ``None`` where the counter could not tell.
+        energy_interval: Its interval.
+        verdict: On the plan's promise; empty where there is none.
+    """
+
+    gpu: int
+    arm: str
+    rounds: int
+    steps: int
+    time_change: float
+    time_interval: tuple[float, float] | None
+    energy_change: float | None
+    energy_interval: tuple[float, float] | None
+    verdict: str
+
+
+Line = StepLine | EventLine | AskLine | EndLine | ArmLine
 
 
 class RunSummary(Record, frozen=True, kw_only=True):
@@ -112,6 +138,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
         conductor: Share of one core that the conductor took.
         looks_hz: How often it looked at pages.
         events: What a reader should know.
+        arms: What each did against auto, where arms took turns.
     """
 
     marks: int
@@ -128,3 +155,4 @@ class RunSummary(Record, frozen=True, kw_only=True):
     conductor: float | None
     looks_hz: float | None
     events: tuple[str, ...]
+    arms: tuple[ArmLine, ...] = ()

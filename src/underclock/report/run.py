@@ -3,9 +3,10 @@
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records.runs import RunSummary
+from underclock.records.runs import ArmLine, RunSummary
 from underclock.report.fitting import bare_table
 from underclock.report.wording import duration_text
+from underclock.units import format_percent
 
 
 def run_table(summary: RunSummary) -> Table:
@@ -13,7 +14,7 @@ def run_table(summary: RunSummary) -> Table:
     table = bare_table("the run")
     table.add_column("what")
     table.add_column("", justify="right")
-    for name, text in _rows(summary):
+    for name, text in (*_rows(summary), *(_arm(each) for each in summary.arms)):
         table.add_row(Text(name), Text(text))
     if summary.events:
         table.caption = Text("\n".join(dict.fromkeys(summary.events)))
@@ -35,6 +36,20 @@ def _rows(summary: RunSummary) -> tuple[tuple[str, str], ...]:
         ("changes late by, 99 of 100 less", _duration(summary.late_p99_s)),
         ("of one core, the conductor took", _share(summary.conductor)),
     )
+
+
+def _arm(arm: ArmLine) -> tuple[str, str]:
+    words = [f"{_change(arm.energy_change, arm.energy_interval)} energy"]
+    words.append(f"{_change(arm.time_change, arm.time_interval)} time")
+    return f"{arm.arm} against auto, {arm.rounds} rounds", ", ".join(words)
+
+
+def _change(mean: float | None, interval: tuple[float, float] | None) -> str:
+    if mean is None:
+        return "-"
+    if interval is None:
+        return format_percent(mean)
+    return f"{format_percent(mean)} ({' to '.join(format_percent(end) for end in interval)})"
 
 
 def _duration(value_s: float | None) -> str:

@@ -13,13 +13,15 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import Setting
 from underclock.records import AUTO, Plan
-from underclock.records.runs import AskLine, EndLine, EventLine
+from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine
 from underclock.runtime import page as pages
+from underclock.runtime.arms import ArmDifference
 from underclock.runtime.conductor import WorkDone
 from underclock.runtime.gauges import Gauges
 from underclock.runtime.looking import Looking, LookingOn
 from underclock.runtime.machine import Machine
 from underclock.runtime.page import Page
+from underclock.runtime.policy import Policy, policy_of, scheduled
 from underclock.runtime.run_files import Run
 from underclock.runtime.steps import Ask
 from underclock.runtime.telemetry import Log, Shown
@@ -40,21 +42,29 @@ class Follower:
         rank: Local rank of its trainer.
         page: Its page.
         machine: What says what to ask for.
+        policy: What decides what the machine does.
         setter: Sets a clock; ``None`` where everything but that is done.
         gauges: What the driver shows.
     """
 
     def __init__(
-        self, rank: int, page: Page, machine: Machine, setter: Setter | None, gauges: Gauges
+        self,
+        rank: int,
+        page: Page,
+        machine: Machine,
+        policy: Policy,
+        *,
+        setter: Setter | None,
+        gauges: Gauges,
     ) -> None:
-        self.rank, self.page, self.machine = rank, page, machine
+        self.rank, self.page, self.machine, self.policy = rank, page, machine, policy
         self.over = ""  # why it is, once it is
         self._setter, self._gauges = setter, gauges
         self._clock: Clock = SystemClock()
         self.looking = Looking(page, self._clock)
         self._pretended: tuple[Ask, float, float] | None = None
         self._shown = Shown()
-        self._waiting: list[Any] = []  # steps whose energy is not known yet
+        self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._tidy_s = self._ask_s = 0.0
 
     def next_s(self) -> float:
@@ -115,12 +125,12 @@ class Follower:
 
     def _set(self, ask: Ask, setter: Setter, others: LookingOn) -> float:
         """Call the driver, and note the marks that pass meanwhile."""
-        failed: UnderclockError | None = None
+        failed: Exception | None = None
         called_s = self._clock.now_s()
         with others.during((self.looking,)) as seen:
             try:
                 setter(Setting(ask.domain), ask.to_mhz)
-            except UnderclockError as exc:
+            except (UnderclockError, OSError) as exc:  # refused, or no journal: nothing is set
                 failed = exc
         returned_s = self._clock.now_s()
         for _, mark, at_s in seen:
@@ -139,12 +149,10 @@ class Follower:
         if gauges:
             self._expect()
         self._shown.add(gauges)
-        self._waiting += self.machine.passed()
+        self._take_note()
         known_s = self._shown.upto_s()
-        while self._waiting and (
-            self._waiting[0].began_s + self._waiting[0].time_s <= known_s or self._gauges.error
-        ):
-            log.write(self._shown.line(self.rank, self._waiting.pop(0), ""))
+        while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
+            self._write_step(log)
         events, self.machine.events = self.machine.events, []
         for at_s, text in events:
             log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
@@ -162,13 +170,48 @@ class Follower:
             for setting in (Setting.CORE, Setting.MEMORY):
                 self._setter(setting, None)
 
+    def _take_note(self) -> None:
+        """Tell the policy of steps that ended."""
+        for step in self.machine.passed():
+            self._waiting.append((step, self.policy.label))
+            words = self.policy.passed(step)
+            if words:
+                self.machine.events.append((step.ended_s, words))
+                self._expect()
+
+    def _write_step(self, log: Log) -> None:
+        """Write the first step that waits, whose energy is known now if it ever will be."""
+        step, label = self._waiting.pop(0)
+        line = self._shown.line(self.rank, step, label)
+        log.write(line)
+        words = self.policy.known(step, line.energy_j)
+        if words:
+            self.machine.events.append((step.ended_s, words))
+        self._expect()
+
     def flush(self, log: Log) -> None:
         """Write what is known of the last steps."""
         self._gauges.close()
-        self._waiting += self.machine.passed()
-        for step in self._waiting:
-            log.write(self._shown.line(self.rank, step, ""))
-        self._waiting = []
+        self._take_note()
+        while self._waiting:
+            self._write_step(log)
+        for each in self.policy.differences():
+            log.write(_arm_line(self.rank, each))
+
+
+def _arm_line(rank: int, of: ArmDifference) -> ArmLine:
+    energy, judgement = of.energy, of.judgement
+    return ArmLine(
+        gpu=rank,
+        arm=str(of.arm),
+        rounds=of.rounds,
+        steps=of.steps,
+        time_change=of.time.mean,
+        time_interval=of.time.interval,
+        energy_change=None if energy is None else energy.mean,
+        energy_interval=None if energy is None else energy.interval,
+        verdict="" if judgement is None else str(judgement.verdict),
+    )
 
 
 class Follow:
@@ -224,7 +267,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     Args:
         gpus: By UUID; none for a dry run.
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
-            nothing is set.
+            nothing is set; ``arms`` and ``window``: as `policy.policy_of` takes them.
 
     Raises:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
@@ -238,23 +281,18 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         page = Page.open(told.page)
         if setter is not None:
             _try(setter, plan)
-        machine = Machine(timetable_of(_schedule(plan), page.marks))
+        machine = Machine(timetable_of(scheduled(plan), page.marks))
+        policy = policy_of(machine, plan, arms=options["arms"], window=options["window"])
         gauges = Gauges(NvmlGpu(told.index), SystemClock())
-        followers.append(Follower(rank, page, machine, setter, gauges))
+        followers.append(Follower(rank, page, machine, policy, setter=setter, gauges=gauges))
     follow = Follow(tuple(followers), log)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
 
 
-def _schedule(plan: Plan) -> Any:
-    if plan.schedule is None:
-        raise AssertionError("checked when the run was made")
-    return plan.schedule
-
-
 def _try(setter: Setter, plan: Plan) -> None:
     """Set and give back each clock that the plan changes, so that a refusal is known at once."""
-    clocks = _schedule(plan).segments
+    clocks = scheduled(plan).segments
     for setting, values in (
         (Setting.CORE, {each.core_mhz for each in clocks} - {None}),
         (Setting.MEMORY, {each.mem_mhz for each in clocks} - {None}),

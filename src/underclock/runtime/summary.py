@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from underclock.records.runs import AskLine, EndLine, EventLine, Line, RunSummary, StepLine
+from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine, Line, RunSummary, StepLine
 from underclock.runtime.steps import State
 
 _P50, _P99 = 0.5, 0.99
@@ -40,6 +40,7 @@ def summary_of(lines: Sequence[Line], marks: int) -> RunSummary:
         conductor=sum(line.cpu_s for line in ends) / wall_s if wall_s else None,
         looks_hz=sum(line.looks for line in ends) / wall_s if wall_s else None,
         events=tuple(line.text for line in lines if isinstance(line, EventLine)),
+        arms=tuple(line for line in lines if isinstance(line, ArmLine)),
     )
 
 

@@ -16,6 +16,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import RunSummary
+from underclock.runtime.arms import parse_arms
 from underclock.runtime.places import MarkedStep, marked
 from underclock.runtime.run_files import Run
 from underclock.runtime.starting import Conducting
@@ -44,6 +45,8 @@ class HowToRun:
         dry: Do all but set clocks.
         log: File for a line of JSON for each step; it is appended to.
         anyway: Whether another board or driver than the plan's will do.
+        arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
+        window: Steps that the guard judges together; 0 for no guard.
         tell: Told what a reader should know as it goes on.
     """
 
@@ -51,6 +54,8 @@ class HowToRun:
     dry: bool = False
     log: Path | None = None
     anyway: bool = False
+    arms: str = ""
+    window: int = 20
     tell: Callable[[str], None] = lambda _sentence: None
 
 
@@ -182,6 +187,12 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         As `run`.
     """
     marks = marked(plan)
+    if how.arms:
+        parse_arms(how.arms, has_fixed=plan.fixed is not None)
+    if how.window < 0 or how.window == 1:
+        raise UsageError(
+            f"a guard cannot judge {how.window} steps together", hint="take 20, or 0 for no guard"
+        )
     found, simulated = _checked(plan, how)
     if marks.unmarked:
         how.tell(
@@ -190,7 +201,14 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         )
     run = Run.create(plan, marks, found, simulated=simulated)
     log = run.steps if how.log is None else how.log.absolute()
-    held = HeldRun(run, marks, {"run": str(run.folder), "log": str(log), "dry": how.dry})
+    options = {
+        "run": str(run.folder),
+        "log": str(log),
+        "dry": how.dry,
+        "arms": how.arms,
+        "window": how.window,
+    }
+    held = HeldRun(run, marks, options)
     try:
         yield held
     finally:

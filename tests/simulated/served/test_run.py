@@ -67,7 +67,7 @@ def test_clocks_follow_the_plan_and_are_given_back(
     command: list[str], tmp_path: Path, folder: Path, control: Control
 ) -> None:
     """One run with clocks held and a dry one, for the losses of both and what holding saves."""
-    ran, dry = (run(plan(), command, HowToRun(dry=dry)) for dry in (False, True))
+    ran, dry = (run(plan(), command, HowToRun(dry=dry, window=0)) for dry in (False, True))
 
     assert json.loads((tmp_path / "losses").read_text()) == _plain()
     for one in (ran, dry):
@@ -108,7 +108,7 @@ def test_a_trainer_that_is_killed_leaves_nothing(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    ran = run(plan(), command, HowToRun(log=log))
+    ran = run(plan(), command, HowToRun(log=log, window=0))
     killer.join()
 
     assert ran.code == -signal.SIGKILL
@@ -128,7 +128,7 @@ def test_two_ranks_have_a_gpu_each(command: list[str], control: Control, tmp_pat
     ran = run(
         plan(),
         [sys.executable, "-c", launcher, *command],
-        HowToRun(gpus=("nvml:0", "nvml:1"), log=log),
+        HowToRun(gpus=("nvml:0", "nvml:1"), log=log, window=0),
     )
 
     steps = [json.loads(line) for line in log.read_text().splitlines()]
