@@ -1,7 +1,7 @@
 """A tiny model that trains on the CPU, and the step that a trace of it would show."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -42,7 +42,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add to what comes in."""
-        return x + self.drop(self.down(torch.relu(self.up(x))))
+        inner: torch.Tensor = self.drop(self.down(torch.relu(self.up(x))))
+        return x + inner
 
 
 class Model(nn.Module):
@@ -59,7 +60,8 @@ class Model(nn.Module):
         x = self.first(x)
         for block in self.blocks:
             x = block(x)
-        return self.last(x)
+        last: torch.Tensor = self.last(x)
+        return last
 
 
 def batches(seed: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -75,7 +77,7 @@ def train(model: nn.Module, steps: int, **how: Any) -> list[float]:
     return list(training(model, steps, **how))
 
 
-def training(model: nn.Module, steps: int, *, passes: int = 1) -> Iterator[float]:
+def training(model: nn.Module, steps: int, *, passes: int = 1) -> Generator[float, None, None]:
     """Train step by step; gradients are gathered over some passes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = batches()
@@ -84,7 +86,7 @@ def training(model: nn.Module, steps: int, *, passes: int = 1) -> Iterator[float
         for _ in range(passes):
             x, y = next(data)
             loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""What was seen of a run under a plan: one line for each step and event, and all in a few numbers."""
+"""What was seen of a run under a plan: a line for each step and event, and all in few numbers."""
 
 from underclock.records.common import Record
 

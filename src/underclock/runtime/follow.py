@@ -23,7 +23,7 @@ from underclock.runtime.machine import Machine
 from underclock.runtime.page import Page
 from underclock.runtime.policy import Policy, policy_of, scheduled
 from underclock.runtime.run_files import Run
-from underclock.runtime.steps import Ask
+from underclock.runtime.steps import Ask, PassedStep
 from underclock.runtime.telemetry import Log, Shown
 from underclock.runtime.timetable import timetable_of
 from underclock.runtime.undo import Armed
@@ -45,6 +45,7 @@ class Follower:
         policy: What decides what the machine does.
         setter: Sets a clock; ``None`` where everything but that is done.
         gauges: What the driver shows.
+        clock: The machine's.
     """
 
     def __init__(
@@ -56,12 +57,13 @@ class Follower:
         *,
         setter: Setter | None,
         gauges: Gauges,
+        clock: Clock,
     ) -> None:
         self.rank, self.page, self.machine, self.policy = rank, page, machine, policy
         self.over = ""  # why it is, once it is
         self._setter, self._gauges = setter, gauges
-        self._clock: Clock = SystemClock()
-        self.looking = Looking(page, self._clock)
+        self._clock = clock
+        self.looking = Looking(page, clock)
         self._pretended: tuple[Ask, float, float] | None = None
         self._shown = Shown()
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
@@ -217,11 +219,10 @@ def _arm_line(rank: int, of: ArmDifference) -> ArmLine:
 class Follow:
     """Follows the pages of a run."""
 
-    def __init__(self, followers: tuple[Follower, ...], log: Log) -> None:
+    def __init__(self, followers: tuple[Follower, ...], log: Log, clock: Clock) -> None:
         self.followers = followers
-        self._log = log
-        self._clock: Clock = SystemClock()
-        self._looking_on = LookingOn(self._clock)
+        self._log, self._clock = log, clock
+        self._looking_on = LookingOn(clock)
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def next_s(self) -> float:
@@ -275,6 +276,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     run = Run.open(Path(options["run"]))
     plan = run.plan()
     log = Log(Path(options["log"]))
+    clock = SystemClock()
     followers = []
     for rank, told in enumerate(run.gpus):
         setter = None if options["dry"] else gpus[told.uuid].set
@@ -283,9 +285,11 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             _try(setter, plan)
         machine = Machine(timetable_of(scheduled(plan), page.marks))
         policy = policy_of(machine, plan, arms=options["arms"], window=options["window"])
-        gauges = Gauges(NvmlGpu(told.index), SystemClock())
-        followers.append(Follower(rank, page, machine, policy, setter=setter, gauges=gauges))
-    follow = Follow(tuple(followers), log)
+        gauges = Gauges(NvmlGpu(told.index), clock)
+        followers.append(
+            Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
+        )
+    follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
 

@@ -97,7 +97,7 @@ class Page:
             return cls(path, fd)
         except BaseException:
             os.close(fd)
-            os.unlink(path)
+            os.unlink(path)  # noqa: PTH108 - pathlib loads slowly
             raise
 
     @classmethod
@@ -200,7 +200,7 @@ def _check(digest: bytes, marks: tuple[int, ...]) -> None:
         raise ValueError(f"a digest has {DIGEST_BYTES} bytes, got {len(digest)}")
     if not 0 < len(marks) <= _MOST_MARKS:
         raise ValueError(f"a page has 1 to {_MOST_MARKS} marks, got {len(marks)}")
-    if marks[0] != 0 or any(b <= a for a, b in zip(marks, marks[1:], strict=False)):
+    if marks[0] != 0 or list(marks) != sorted(set(marks)):
         raise ValueError("marks must ascend from launch 0")
 
 

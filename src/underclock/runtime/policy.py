@@ -45,7 +45,10 @@ class Policy(Protocol):
 class Following:
     """Follows the plan, whatever comes of it."""
 
-    label = "plan"
+    @property
+    def label(self) -> str:
+        """What it does."""
+        return "plan"
 
     def passed(self, step: PassedStep) -> str:
         """Do nothing."""

@@ -65,15 +65,16 @@ class CudaStream:
         self._current = current
         self._driver = _library() if driver is None else driver
         self._page_address = page.address
-        self._write = getattr(self._driver, "cuStreamWriteValue32_v2", None) or getattr(
+        write: Any = getattr(self._driver, "cuStreamWriteValue32_v2", None) or getattr(
             self._driver, "cuStreamWriteValue32", None
         )
-        if self._write is None:
+        if write is None:
             raise NotSupportedError(
                 "this CUDA driver cannot write marks: it has no cuStreamWriteValue32",
                 hint="a driver of CUDA 11.7 or newer has",
             )
-        self._write.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+        self._write = write
+        write.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
         self._register(page)
         self._target = self._device_address() + page.mark_address - page.address
 

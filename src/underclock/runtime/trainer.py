@@ -156,7 +156,7 @@ class _Finder:
         """Let the others find PyTorch, and be told when it is loaded."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         from importlib.util import find_spec  # noqa: PLC0415 - in the training process only
 
         spec = find_spec(name)

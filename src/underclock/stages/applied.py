@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from underclock.errors import UsageError
-from underclock.hw.nvml import NvmlGpu, gpu_count
-from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import Plan
 from underclock.runtime.trainer import RUN, attach
 from underclock.stages.run import HowToRun, held_run

@@ -1,10 +1,9 @@
-"""A training command with a plan's clocks held: real PyTorch on the CPU, a served GPU for its marks."""
+"""A plan held while real PyTorch trains on the CPU, with a served GPU for its marks."""
 
 import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -99,12 +98,15 @@ def test_a_trainer_that_is_killed_leaves_nothing(
     log = tmp_path / "log.jsonl"
     command[2] = "100000"
     clock = SystemClock()
+    script = Path(command[1])
+    script.write_text(
+        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{_SCRIPT}"
+    )
 
     def kill() -> None:
         while not (log.exists() and '"ask"' in log.read_text()):
             clock.sleep_s(0.02)
-        pid = int(subprocess.check_output(["pgrep", "-nf", command[1]]))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()

@@ -156,7 +156,7 @@ def test_the_ends_of_compiled_regions_are_marked(
     if in_place:
         model.blocks[1].compile(backend="eager")
     else:
-        model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+        model.blocks[1] = torch.compile(model.blocks[1], backend="eager")  # type: ignore[assignment]
     places = (
         Place(launch=0, event="step"),
         Place(launch=1, event="enter", path="blocks.1"),
@@ -199,7 +199,7 @@ def test_another_models_step_is_refused_and_training_goes_on(
     assert "1 of its 2 marks are where the plan says; trace the step again" in page.sentence
     assert "training goes on without marks" in capsys.readouterr().err
     assert not stream.marks
-    assert not model.first._forward_hooks
+    assert not model.first._forward_hooks  # noqa: SLF001 - there is no other way to ask
 
 
 def test_a_stream_that_fails_ends_the_marks_and_not_the_training(
