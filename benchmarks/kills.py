@@ -317,7 +317,7 @@ def main() -> None:
             if kill.left and not (kill.nobody_left and kill.mended):
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
-                raise SystemExit(f"not as found after {kill}")
+                raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
     print(page(kills, seed), end="")
 
 

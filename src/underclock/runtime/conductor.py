@@ -25,6 +25,7 @@ from underclock.errors import UnderclockError, UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
+from underclock.runtime.others import notes_on_others, refuse_beside_others
 from underclock.runtime.ownership import runtime_folder
 from underclock.runtime.processes import Process
 from underclock.runtime.undo import Armed, Undone, arm
@@ -120,7 +121,8 @@ def conduct(
             why = ends.why(watching)
             if why is None:
                 work = begin({one.uuid: one for one in armed})
-                tell({"state": "armed", "mended": [one.mended._asdict() for one in armed]})
+                mended = [one.mended._asdict() for one in armed]
+                tell({"state": "armed", "mended": mended, "notes": notes_on_others()})
                 why = _until_end(work, watching, ends)
         finally:
             undone = tuple(one.end() for one in armed)
@@ -198,10 +200,9 @@ def main() -> None:
 
 def _carry_out(order: Order) -> Ending:
     module, _, name = order.work.partition(":")
-    trainer = os.pidfd_open(order.trainer.pid)
-    if not order.trainer.lives:
-        raise UsageError(f"there is no process {order.trainer.pid} to set clocks for")
+    trainer = _pidfd_of(order.trainer)
     with nvml_session():
+        refuse_beside_others(order.gpus)
         begin: Begin = getattr(importlib.import_module(module), name)
         return conduct(
             [settable_gpu(uuid) for uuid in order.gpus],
@@ -210,6 +211,16 @@ def _carry_out(order: Order) -> Ending:
             folder=runtime_folder(),
             tell=_say,
         )
+
+
+def _pidfd_of(trainer: Process) -> int:
+    try:
+        pidfd = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        pidfd = -1
+    if not trainer.lives:  # the number may be another's by now
+        raise UsageError(f"the training process {trainer.pid} ended before anything was set for it")
+    return pidfd
 
 
 def _order(text: str) -> Order:

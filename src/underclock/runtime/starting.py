@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Self
 
-from underclock import errors
 from underclock.errors import DeviceError, UnderclockError
 from underclock.runtime.processes import Process
 
@@ -109,7 +108,14 @@ class Conducting:
 
 
 def _error(message: Mapping[str, Any]) -> UnderclockError:
-    """Return the error that the conductor had, as far as its kind is known here."""
-    kind = getattr(errors, message["kind"], errors.UsageError)
-    error: UnderclockError = kind(message["error"], hint=message["hint"])
-    return error
+    """Return the error that the conductor had; of a kind unknown here, a `DeviceError`."""
+    kind = _kinds(UnderclockError).get(message["kind"], DeviceError)
+    return kind(message["error"], hint=message["hint"])
+
+
+def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:
+    """Return a kind of error and all below it, by name."""
+    kinds = {base.__name__: base}
+    for kind in base.__subclasses__():
+        kinds |= _kinds(kind)
+    return kinds

@@ -52,14 +52,17 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
 
 
 def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
-    """Whether what is set now may be what we set: a value we asked for, or one nobody can read."""
+    """Whether what is set now may be what we set, and not somebody else after us.
+
+    What is as found is written again: behind a daemon, our last change may still be on its way.
+    """
     if setting in CLOCKS or journal.found[setting] is None:  # a driver does not tell locks
         return True
     try:
         now = gpu.read(setting)
     except UnderclockError:
         return True
-    return now != journal.found[setting] and now in journal.asked[setting]
+    return now == journal.found[setting] or now in journal.asked[setting]
 
 
 def _put_back(

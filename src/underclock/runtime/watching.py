@@ -47,10 +47,12 @@ class Watching:
         self.pid = os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0)
         theirs.close()
         pidfd = os.pidfd_open(os.getpid())
-        socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
+        with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
+            socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
         os.close(pidfd)
         ours.setblocking(False)
         self._connection = ours
+        self._over = False
         self._unanswered: int | None = None  # locks shared and not confirmed; None until it began
         self._unheard_s: float | None = None  # since when a beat has no answer
         self._beat_s = self._begun_s = time.monotonic()
@@ -148,6 +150,9 @@ class Watching:
         self._end_process()
 
     def _end_process(self) -> None:
+        if self._over:
+            return
+        self._over = True
         self._connection.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

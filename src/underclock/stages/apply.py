@@ -51,6 +51,7 @@ class Holding:
         except UnderclockError:
             self._over = True
             raise
+        self.warnings = (*self.warnings, *armed["notes"])
         self.mended = tuple(line for one in armed["mended"] for line in one["done"])
 
     @property
@@ -142,7 +143,10 @@ def holding(
             held.begin()
             yield held
         finally:
-            held.end()
+            try:
+                held.end()
+            finally:
+                conductor.close()
 
 
 def _check_fits(plan: Plan, info: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
@@ -172,7 +176,7 @@ def _settings(plan: Plan, info: GpuInfo) -> Settings:
     }
     if info.power_limit_w == plan.power_limit_w:
         values[Setting.LIMIT] = None  # it has that limit already
-    asked = {setting: value for setting, value in values.items() if value is not None}
+    asked: Settings = {setting: value for setting, value in values.items() if value is not None}
     if not asked:
         why = (
             "no fixed clock keeps its time budget"

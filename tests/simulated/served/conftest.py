@@ -1,11 +1,16 @@
 """Simulated GPUs that are served, by a thread of this process, to whoever names the socket."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from kills import Rig
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.served_simulator import SIMULATOR
+from underclock.runtime.ownership import RUNTIME_DIR
 from underclock.testing import Control, Served, served_gpus
 
 
@@ -41,3 +46,16 @@ def comes() -> Callable[[Callable[[], bool]], None]:
             clock.sleep_s(0.002)
 
     return wait
+
+
+@pytest.fixture
+def rig(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    del control
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv(RUNTIME_DIR, str(folder))
+    benchmarks = Path(sys.modules["kills"].__file__ or "").parent
+    paths = [str(benchmarks), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    with nvml_session():
+        yield Rig(folder)

@@ -8,6 +8,7 @@ whichever GPU they are for; reading waits for nobody.
 import contextlib
 import functools
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -135,6 +136,10 @@ class _Client:
         self._served = served
         self._driver = SimulatedDriver(served.gpus, root=root, clock=served.clock)
         self._streams = StreamRequests(served.gpus, served.clock, reader, pid=pid)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError as exc:
+            raise Gone("the process has ended already") from exc
         self._root = root
         self._requests: dict[str, Callable[[Message], Message | None]] = {
             "call": self._call,
@@ -158,6 +163,7 @@ class _Client:
     def close(self) -> None:
         """Let go of what ends with the process; locks do not."""
         self._streams.close()
+        os.close(self._pidfd)
 
     def _call(self, message: Message) -> Message:
         """Call a function of NVML."""
@@ -168,6 +174,9 @@ class _Client:
         function = getattr(self._driver, name)
         alone = self._served.setters if name in calls_write.TABLE else contextlib.nullcontext()
         with alone:
+            # A real driver's call is over when the process that made it has ended.
+            if name in calls_write.TABLE and self._has_ended():
+                raise Gone("the process ended before its turn came")
             self._served.clock.catch_up()
             result: Any = function(*(argument.passed for argument in arguments))
         if name in calls_write.TABLE:
@@ -175,6 +184,9 @@ class _Client:
         if isinstance(result, bytes):
             return {"text": result.decode()}
         return {"code": int(result), "out": [argument.answer() for argument in arguments]}
+
+    def _has_ended(self) -> bool:
+        return bool(select.select([self._pidfd], [], [], 0)[0])
 
     def _fault(self, message: Message) -> Message:
         self._may_break()

@@ -1,0 +1,216 @@
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from invented import PLAN
+from kills import Rig
+from underclock.cli import main
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.records import Clocks, Plan
+from underclock.runtime.undo import arm
+from underclock.store import write_document
+from underclock.testing import Control
+
+FIXED = Clocks(core_mhz=1200, mem_mhz=9251)
+
+
+@pytest.fixture
+def plan_for(rig: Rig, tmp_path: Path) -> Callable[..., Path]:
+    """Write a plan for this GPU, but for what is named."""
+    info = NvmlGpu(0).info()
+
+    def write(**changes: object) -> Path:
+        gpu = msgspec.structs.replace(info, **changes.pop("gpu", {}))  # type: ignore[arg-type]
+        plan: Plan = msgspec.structs.replace(PLAN, gpu=gpu, **({"fixed": FIXED} | changes))
+        path = tmp_path / "plan.json"
+        write_document(path, plan, force=True)
+        return path
+
+    del rig
+    return write
+
+
+@pytest.fixture
+def interrupted_once_set(rig: Rig) -> Iterator[list[tuple[object, ...]]]:
+    """Press Ctrl-C as soon as something is set; return what was."""
+    seen: list[tuple[object, ...]] = []
+    over = threading.Event()
+
+    settings = (Setting.CORE, Setting.MEMORY, Setting.LIMIT)
+
+    def look() -> None:
+        gpu = SettableNvmlGpu(rig.uuid)
+        clock = SystemClock()
+        while not over.is_set():
+            clock.sleep_s(0.005)
+            if None not in {gpu.read(Setting.CORE), gpu.read(Setting.MEMORY)}:
+                clock.sleep_s(0.3)  # until it was told too
+                seen.append(tuple(gpu.read(setting) for setting in settings))
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield seen
+    over.set()
+    thread.join()
+
+
+def test_the_best_fixed_clocks_are_held_until_ctrl_c(
+    plan_for: Callable[..., Path],
+    interrupted_once_set: list[tuple[object, ...]],
+    rig: Rig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["apply", str(plan_for(power_limit_w=300.0))])
+
+    said = capsys.readouterr()
+    assert interrupted_once_set == [((1200, 1200), (9251, 9251), 300.0)]
+    assert "core: asked 1200 MHz, accepted; runs at" in said.out
+    assert "limit: asked 300 W, accepted; 300 W is in force" in said.out
+    assert "core given back to the driver" in said.out
+    assert "limit put back to 350 W" in said.out
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": {"name": "H200"}}, "the plan is for H200, this is RTX 3080 Ti"),
+        ({"gpu": {"uuid": "GPU-1"}}, "made on board GPU-1"),
+        ({"gpu": {"driver": "100.0"}}, "made under driver 100.0"),
+        ({"fixed": None}, "nothing to hold: no fixed clock keeps its time budget"),
+        ({"fixed": Clocks()}, "nothing to hold: its best fixed clocks are auto"),
+        ({"fixed": Clocks(core_mhz=1201)}, "the core at 1201 MHz, which this GPU does not list"),
+    ],
+)
+def test_a_plan_that_does_not_fit_sets_nothing(
+    changes: dict[str, object],
+    words: str,
+    plan_for: Callable[..., Path],
+    rig: Rig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["apply", str(plan_for(**changes))])
+
+    assert words in capsys.readouterr().err
+    assert rig.is_clean()
+
+
+def test_another_board_will_do_when_asked(
+    plan_for: Callable[..., Path],
+    interrupted_once_set: list[tuple[object, ...]],
+    rig: Rig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["apply", str(plan_for(gpu={"uuid": "GPU-1", "driver": "100.0"})), "--anyway"])
+
+    assert interrupted_once_set
+    warned = capsys.readouterr().err
+    assert "made on board GPU-1" in warned
+    assert "made under driver 100.0" in warned
+    assert rig.is_clean()
+
+
+def test_a_gpu_of_this_process_alone_is_refused(
+    plan_for: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["apply", str(plan_for()), "--gpu", "sim:rtx3080ti"])
+
+    assert "gone with this process" in capsys.readouterr().err
+
+
+def test_without_permission_it_says_so(
+    plan_for: Callable[..., Path],
+    control: Control,
+    rig: Rig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    control.fault("permission_revoked")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["apply", str(plan_for())])
+
+    control.heal()
+    assert ended.value.code == 3
+    assert "could not lock the core" in capsys.readouterr().err
+    rig.restore()
+
+
+def _left_by_a_run(rig: Rig) -> None:
+    one = arm(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+    one.set(Setting.CORE, 1200)
+    one.set(Setting.LIMIT, 300.0)
+    one.lock.release()  # as when its processes were killed
+
+
+def test_restore_undoes_what_was_left(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    _left_by_a_run(rig)
+
+    main(["restore"])
+
+    assert "core given back to the driver" in capsys.readouterr().out
+    assert rig.is_clean()
+
+
+def test_restore_of_nothing_says_so(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["restore", "--json"])
+
+    assert capsys.readouterr().out == "[]\n"
+    main(["restore"])
+    assert capsys.readouterr().out == "nothing was left behind\n"
+    assert rig.is_clean()
+
+
+def test_restore_of_another_gpu_leaves_this_one(rig: Rig) -> None:
+    _left_by_a_run(rig)
+
+    main(["restore", "--gpu", "nvml:1"])
+    assert not rig.is_clean()
+
+    main(["restore", "--gpu", "nvml:0"])
+    assert rig.is_clean()
+
+
+def test_restore_that_is_refused_ends_with_the_drivers_code(
+    rig: Rig, control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _left_by_a_run(rig)
+    control.fault("permission_revoked")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["restore"])
+
+    assert ended.value.code == 3
+    assert "the core STAYS set" in capsys.readouterr().err
+    control.heal()
+    main(["restore"])
+    assert rig.is_clean()
+
+
+def test_another_users_journal_gives_clocks_back_and_sets_no_limit(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _left_by_a_run(rig)
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    monkeypatch.setattr("underclock.stages.restore.runtime_folder", lambda: own)
+    monkeypatch.setattr("underclock.stages.restore._others", lambda: iter([rig.folder]))
+
+    with pytest.raises(SystemExit):
+        main(["restore", "--all"])
+
+    said = capsys.readouterr()
+    assert "core given back to the driver" in said.out
+    assert "will not set the limit because another user's journal says so" in said.err
+    state = SettableNvmlGpu(rig.uuid)
+    assert (state.read(Setting.CORE), state.read(Setting.LIMIT)) == (None, 300.0)

@@ -1,0 +1,178 @@
+"""Conductor and watcher as processes, and what they leave on a GPU that outlives them."""
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kills import Rig, kill_once
+from underclock.errors import DeviceError, NotPermittedError, UnderclockError
+from underclock.runtime.ownership import OwnedError
+from underclock.runtime.processes import Process
+from underclock.runtime.starting import Conducting
+from underclock.testing import Control
+
+Comes = Callable[[Callable[[], bool]], None]
+HOLD = "underclock.runtime.hold:begin"
+
+
+@pytest.fixture
+def trainer() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["/bin/sleep", "100"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def holds(rig: Rig, trainer: "subprocess.Popen[bytes]") -> Iterator[Callable[..., Conducting]]:
+    """Start a conductor that holds something; end it with the test."""
+    started: list[Conducting] = []
+
+    def hold(**values: float) -> Conducting:
+        options = {rig.uuid: values}
+        one = Conducting.start([rig.uuid], work=HOLD, options=options, trainer_pid=trainer.pid)
+        started.append(one)
+        return one
+
+    yield hold
+    for one in started:
+        one.process.kill()
+        one.close()
+
+
+def test_random_kills_leave_nothing(rig: Rig) -> None:
+    draw = random.Random(5)  # noqa: S311 - which kill comes next
+
+    for _ in range(4):
+        kill = kill_once(rig, draw)
+
+        assert kill.nobody_left or not kill.left, kill
+        assert kill.mended, kill
+        assert rig.is_clean()
+
+
+def test_a_stopped_conductor_is_taken_over_and_sets_nothing_when_it_goes_on(
+    rig: Rig, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+
+    conducting.process.send_signal(signal.SIGSTOP)
+    comes(rig.is_clean)
+    conducting.process.send_signal(signal.SIGCONT)
+
+    assert conducting.process.wait() == -signal.SIGKILL
+    assert rig.is_clean()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_watcher_that_ends_or_stops_is_replaced(
+    number: signal.Signals, rig: Rig, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    first = rig.watcher_of(conducting.process.pid)
+    assert first is not None
+
+    os.kill(first, number)
+    comes(lambda: rig.watcher_of(conducting.process.pid) not in {first, None})
+
+    assert not rig.is_clean()
+    comes(lambda: _watches(rig, conducting))
+    conducting.process.kill()
+    comes(rig.is_clean)
+
+
+def _watches(rig: Rig, conducting: Conducting) -> bool:
+    """Whether the lock names the watcher there is."""
+    from underclock.runtime.ownership import named_in
+
+    _, watcher = named_in(rig.folder / f"{rig.uuid}.lock")
+    pid = rig.watcher_of(conducting.process.pid)
+    return pid is not None and watcher == Process.of(pid)
+
+
+def test_where_no_watcher_can_live_everything_is_given_back(
+    rig: Rig, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200, limit=300.0)
+    conducting.armed()
+
+    def kills_it() -> bool:
+        pid = rig.watcher_of(conducting.process.pid)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return conducting.process.poll() is not None
+
+    comes(kills_it)
+
+    assert rig.is_clean()
+    with pytest.raises(DeviceError, match="watchers ended one after the other"):
+        conducting.ended()
+
+
+def test_a_setter_that_fails_half_way_leaves_nothing(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    control.fault("memory_refused")
+
+    with pytest.raises(DeviceError, match="could not lock the memory"):
+        holds(core=1200, memory=5001).armed()
+
+    assert rig.is_clean()
+
+
+def test_without_permission_nothing_is_set_and_the_error_says_so(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    control.fault("permission_revoked")
+
+    with pytest.raises(NotPermittedError, match="could not lock the core"):
+        holds(core=1200).armed()
+
+    control.heal()
+    rig.restore()  # the refused lock was in the journal, and its undo was refused too
+    assert rig.is_clean()
+
+
+def test_permission_that_is_revoked_meanwhile_comes_back_in_time(
+    rig: Rig, control: Control, holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    control.fault("permission_revoked")
+
+    ended = conducting.end()
+    control.heal()
+
+    assert "STAYS set" in ended["undone"][0]["failed"][0]
+    comes(rig.is_clean)  # the watcher tries again
+
+
+def test_a_second_conductor_is_refused_and_the_first_goes_on(
+    rig: Rig, holds: Callable[..., Conducting]
+) -> None:
+    first = holds(core=1200)
+    first.armed()
+
+    with pytest.raises(OwnedError, match=f"process {first.process.pid}, for "):
+        holds(core=1500).armed()
+
+    assert first.process.poll() is None
+    assert not rig.is_clean()
+
+
+def test_a_trainer_that_ends_while_the_conductor_starts_ends_it(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting]
+) -> None:
+    conducting = holds(core=1200)
+    trainer.kill()
+    trainer.wait()
+
+    with pytest.raises(UnderclockError, match="ended before anything was set"):
+        conducting.armed()
+
+    assert rig.is_clean()
