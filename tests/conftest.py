@@ -1,10 +1,12 @@
 """What every test rests on: how many examples Hypothesis draws, which tests coverage follows.
 
-And no inherited read-only mode.
+And no inherited read-only mode, and one thread for each worker's matrices, as the command line has.
 """
 
 import os
 from collections.abc import Generator
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded, by what follows
 
 import coverage
 import pytest

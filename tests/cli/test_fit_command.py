@@ -84,6 +84,7 @@ def _file(
     return path
 
 
+@pytest.mark.slow
 def test_two_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     main(["fit", _file("samples.db", capped="b", strange="d")])
     said = capsys.readouterr()
@@ -100,6 +101,7 @@ def test_two_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(line) for line in said.out.splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_machines_get_json_and_the_file_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     _file("one.db")
     main(["fit", "one.db", "--json", "-o", "fit.json", "--baseline", "1200,5001"])
@@ -111,6 +113,7 @@ def test_machines_get_json_and_the_file_holds_the_same(capsys: pytest.CaptureFix
     assert all(kernel["described"] for kernel in found["kernels"])
 
 
+@pytest.mark.slow
 def test_a_file_is_replaced_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     _file("one.db")
     Path("fit.json").write_text("mine")
@@ -145,19 +148,6 @@ def _two_drivers() -> str:
     return f"{_file('one.db')} {_file('two.db', driver='2')}"
 
 
-def _too_few() -> str:
-    # One kernel, one clock: two rows.
-    header = SampleSet(
-        evidence=Evidence.MEASURED,
-        gpu=GpuInfo(name="G"),
-        workload="train",
-        kernels=(Kernel(name="a"),),
-    )
-    with SampleFile.create(Path("few.db"), header) as file:
-        file.append(Sample(kernel="a", asked=Clocks(core_mhz=900), time_s=1.0, energy_j=1.0))
-    return "few.db"
-
-
 def _none() -> str:
     header = SampleSet(
         evidence=Evidence.MEASURED,
@@ -182,7 +172,6 @@ def _backwards() -> str:
     [
         (_two_gpus, "samples from two GPUs or drivers in one fit: G", "each by themselves"),
         (_two_drivers, "G (driver 1, 300 W) and G (driver 2, 300 W)", "measure again"),
-        (_too_few, "1 samples away from the power cap are fewer than", "more clock pairs"),
         (lambda: _file("c.db", capped="abcdefgh"), "all 64 samples ran", "lower core clocks"),
         (_backwards, "sample 17 is not as it was written", "measure again"),
         (_none, "no samples to fit", "measure first"),

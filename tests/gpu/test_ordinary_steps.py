@@ -3,13 +3,11 @@
 Deselected unless asked for: `make gpu`.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from underclock.errors import MeasurementError, UsageError
-from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import Pass
 
 torch = pytest.importorskip("torch")
@@ -41,13 +39,6 @@ WHOLE = (
     "recurring",
     "accumulating",
 )
-
-
-@pytest.fixture(autouse=True)
-def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(READ_ONLY, "1")
-    yield
-    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -21,8 +21,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.setenv(READ_ONLY, "1")
+def gpu() -> Iterator[Gpu]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(nvml_session())

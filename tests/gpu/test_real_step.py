@@ -17,7 +17,7 @@ from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import READ_ONLY, nvml_session
+from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Evidence, Kernel, Kind, MeasurementSettings, Mix, Pass
 from underclock.testing import LauncherContract, MixingMeasurerContract
 
@@ -36,13 +36,6 @@ pytestmark = [
 ]
 
 ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo"
-
-
-@pytest.fixture(autouse=True)
-def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(READ_ONLY, "1")
-    yield
-    torch.cuda.empty_cache()
 
 
 class Trainer:

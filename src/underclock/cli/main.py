@@ -97,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Without the program's name; by default the process's own.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    # Fits are of many small matrices, over which a library's threads wait for each other: they took
+    # the demo three times the processor's time. Read when NumPy is loaded, which commands do.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with interruptible():
             cli.main(args=given, prog_name="underclock", standalone_mode=False)

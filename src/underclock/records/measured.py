@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from enum import IntFlag
 
 import msgspec
@@ -351,6 +352,13 @@ class SampleSet(Record, frozen=True, kw_only=True):
     def launches(self) -> tuple[Kernel, ...]:
         """The kernel of every launch of the step, in order; none where the order is unknown."""
         return tuple(self.kernels[k] for k in self.order)
+
+    @property
+    def auto_mem_mhz(self) -> int | None:
+        """Memory clock that runs where none is locked, as read; ``None`` where nobody looked."""
+        there = [*self.in_situ, *(s for s in self.samples if s.asked.mem_mhz is None)]
+        read = [s.observed.mem_mhz for s in there if s.observed and s.observed.mem_mhz]
+        return statistics.median_low(read) if read else None
 
     @property
     def is_exact(self) -> bool:

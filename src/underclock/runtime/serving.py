@@ -21,6 +21,7 @@ from underclock.hw.leased import HEARTBEAT_S
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
 from underclock.hw.socket_file import peer_of
 from underclock.hw.wire import Gone, Message, Unpacker, framed
+from underclock.runtime.others import refuse_beside_others
 from underclock.runtime.ownership import OwnedError
 from underclock.runtime.undo import Armed, arm
 from underclock.runtime.watching import Watching
@@ -201,6 +202,7 @@ class Service:
         if uuid not in self._gpus:
             raise UsageError(f"GPU {uuid} is not served here", hint=f"served: {list(self._gpus)}")
         self._make_free(uuid, peer)
+        refuse_beside_others([uuid])
         watching = Watching(self._folder)
         try:
             armed = arm(self._gpus[uuid], self._folder, share_lock=watching.share)

@@ -322,17 +322,14 @@ class AdaptiveRun:
             NextSample(self._kernels[k], fit.posterior.settings[c])
             for k, c in worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
         ]
-        return [*wanted, *self._reference(fit)], sharp
+        return [*wanted, *self._reference(fit), *self._baseline_again(fit)], sharp
 
     def _unused(self, settings: Sequence[Clocks]) -> Bools:
         """Return where there is an answer that was not yet given: a table has so many rows."""
         unused = np.ones((len(self._kernels), len(settings)), dtype=bool)
         for k, kernel in enumerate(self._kernels):
             for c, clocks in enumerate(settings):
-                rows = self._bench.repeats(kernel, clocks)
-                if rows is None:
-                    return unused
-                unused[k, c] = self._taken[kernel.name, clocks] < rows
+                unused[k, c] = self._has_more(kernel, clocks)
         return unused
 
     def _reference(self, fit: CostEstimate) -> list[NextSample]:
@@ -343,6 +340,24 @@ class AdaptiveRun:
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [NextSample(kernel, seen[0])] if seen else []
+
+    def _baseline_again(self, fit: CostEstimate) -> list[NextSample]:
+        """Return the kernels to run at auto once more, where no whole step tells what it costs."""
+        if self._launches or fit.exact or not self._rests_on_baseline(fit):
+            return []
+        variance = (fit.baseline.of_kernels[1] * fit.baseline.energy_j) ** 2
+        again = [
+            k
+            for k in np.argsort(-variance).tolist()
+            if variance[k] >= variance.mean() and self._has_more(self._kernels[k], self._baseline)
+        ]
+        most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
+        return [NextSample(self._kernels[k], self._baseline) for k in again[:most]]
+
+    def _has_more(self, kernel: Kernel, clocks: Clocks) -> bool:
+        """Whether a GPU is asked, or a table that has runs of a row which were not yet given."""
+        rows = self._bench.repeats(kernel, clocks)
+        return rows is None or self._taken[kernel.name, clocks] < rows
 
     def _rests_on_baseline(self, fit: CostEstimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""

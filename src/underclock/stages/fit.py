@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from underclock.core.costs.only_whole import as_one, is_only_whole
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.pooling import joined
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit
-from underclock.stages.sources import as_kernel_samples
+from underclock.stages.sources import as_kernel_samples, as_samples
 
 
 def fit(
@@ -17,6 +18,8 @@ def fit(
 ) -> GpuFit:
     """Fit one model of all kernels to samples of one GPU.
 
+    A step that ran whole only is fitted by itself, as one kernel, as `plan` does.
+
     Args:
         samples: SampleSets, samples files or CSV tables; one or several.
         baseline: Where to state each kernel's shares and energy; by default at its fastest sample.
@@ -25,4 +28,6 @@ def fit(
         DataError: The samples cannot be read or fitted, or are of two GPUs or drivers.
     """
     several = [samples] if isinstance(samples, SampleSet | str | Path) else samples
+    if len(several) == 1 and is_only_whole(whole := as_samples(several[0])):
+        return fit_of(as_one(whole), at=baseline)
     return fit_of(joined([as_kernel_samples(each) for each in several]), at=baseline)

@@ -6,13 +6,16 @@ another, but what they save is not quite the same (arXiv 2601.08539, section 8).
 
 import zlib
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
+from underclock.hw.base import Capability, Measurer
 from underclock.records import (
+    AUTO,
     Clocks,
     Kernel,
     MeasurementSettings,
@@ -90,7 +93,7 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
                 "the plan is for other kernels than this GPU answers for",
                 hint="a table only knows its own kernels: refine a plan of the same ones",
             )
-        points = _points(plan, offered, reach, seed)
+        points = _points(plan, offered, seed, _Around(reach, _auto_mem_mhz(measurer, plan)))
         inside = _inside(header.settings, [clocks for clocks, _ in points])
         sentence = f"measured on {gpu} around the clocks of another GPU's plan only"
         header = msgspec.structs.replace(
@@ -107,13 +110,28 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
         return record(measurer, path, header, take)
 
 
-def around(clocks: Clocks, offered: Collection[Clocks], reach: int) -> tuple[Clocks, ...]:
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """How far neighbours of clocks are, as `around` takes it."""
+
+    reach: int
+    auto_mem_mhz: int | None
+
+    def __call__(self, clocks: Clocks, offered: Collection[Clocks]) -> tuple[Clocks, ...]:
+        """Return the neighbours of a clock pair that are offered."""
+        return around(clocks, offered, self.reach, self.auto_mem_mhz)
+
+
+def around(
+    clocks: Clocks, offered: Collection[Clocks], reach: int, auto_mem_mhz: int | None = None
+) -> tuple[Clocks, ...]:
     """Return the neighbours of a clock pair that are offered: core beside it, memory next to it.
 
     Args:
         clocks: With a core clock of its own.
         offered: Every pair there is.
         reach: How many steps of 2.5 % of the range of core clocks they are away.
+        auto_mem_mhz: Memory clock that runs where none is locked; by default the fastest offered.
     """
     core = clocks.core_mhz
     every = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
@@ -129,14 +147,22 @@ def around(clocks: Clocks, offered: Collection[Clocks], reach: int) -> tuple[Clo
             neighbours.append(Clocks(core_mhz=nearest, mem_mhz=clocks.mem_mhz))
     mems = sorted({c.mem_mhz for c in offered if c.mem_mhz is not None})
     if mems:
-        # Auto memory runs about as fast as the fastest that is listed.
-        here = clocks.mem_mhz or mems[-1]
+        here = clocks.mem_mhz or auto_mem_mhz or mems[-1]
         able = [mhz for mhz in mems if mhz > _LEAST_MEM * mems[-1]]
         next_to = [max((m for m in able if m < here), default=None)]
         next_to.append(min((m for m in able if m > here), default=None))
         pairs = [Clocks(core_mhz=core, mem_mhz=mem) for mem in next_to if mem is not None]
         neighbours += [pair for pair in pairs if pair in offered]
     return tuple(neighbours)
+
+
+def _auto_mem_mhz(measurer: Measurer, plan: Plan) -> int | None:
+    """Return the memory clock at which this GPU runs a kernel by itself; a table reads none."""
+    if Capability.RUN not in measurer.capabilities:
+        return None
+    with measurer.hold(AUTO):
+        observed = measurer.measure([plan.runs[0]]).observed
+    return observed.mem_mhz if observed else None
 
 
 def _step_of(plan: Plan) -> Step | None:
@@ -158,7 +184,7 @@ def _step_of(plan: Plan) -> Step | None:
     return step_of(plan)
 
 
-def _points(plan: Plan, offered: Points, reach: int, seed: int) -> Points:
+def _points(plan: Plan, offered: Points, seed: int, near: _Around) -> Points:
     """Return what to measure, in random order.
 
     Raises:
@@ -175,7 +201,7 @@ def _points(plan: Plan, offered: Points, reach: int, seed: int) -> Points:
                 hint="plan on this GPU's own samples",
             )
         chosen = plan.kernels[kernel.name].clocks
-        for clocks in dict.fromkeys((plan.baseline, *_wanted(plan, chosen, mine, reach))):
+        for clocks in dict.fromkeys((plan.baseline, *_wanted(plan, chosen, mine, near))):
             if clocks in mine:
                 wanted.setdefault(clocks, []).append(kernel)
     if len(wanted) == 1:
@@ -195,13 +221,13 @@ def _points(plan: Plan, offered: Points, reach: int, seed: int) -> Points:
 
 
 def _wanted(
-    plan: Plan, chosen: Clocks, offered: Collection[Clocks], reach: int
+    plan: Plan, chosen: Clocks, offered: Collection[Clocks], near: _Around
 ) -> tuple[Clocks, ...]:
     """Return the clocks to measure one kernel at besides auto, whether offered or not."""
     if chosen != plan.baseline and chosen.core_mhz is not None:
-        return (chosen, *around(chosen, offered, reach))
+        return (chosen, *near(chosen, offered))
     next_best = _next_best(plan, offered)
-    return (chosen, *((next_best, *around(next_best, offered, reach)) if next_best else ()))
+    return (chosen, *((next_best, *near(next_best, offered)) if next_best else ()))
 
 
 def _next_best(plan: Plan, offered: Collection[Clocks]) -> Clocks | None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from underclock.core.costs.breakdown import breakdown
+from underclock.core.costs.only_whole import WHOLE
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Durations, Measurer, Reading
@@ -190,6 +191,7 @@ def _header(measurer: Measurer) -> SampleSet:
 
 
 class TestSteering:
+    @pytest.mark.slow
     def test_a_short_step_is_steered_by_company(self, tmp_path: Path) -> None:
         campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=60.0)
         steered = measured(tmp_path / "s.db", campaign)
@@ -242,12 +244,17 @@ class TestPlanning:
         campaign = Campaign(core_mhz=(None,), mem_mhz=(None,))
         assert plan(measured(tmp_path / "s.db", campaign)).sets_nothing
 
+    def test_by_itself_it_is_fitted_as_the_one_kernel_that_is_planned(
+        self, swept: SampleSet
+    ) -> None:
+        assert [kernel.name for kernel in fit(swept).kernels] == [WHOLE.name]
+
     def test_what_asks_for_kernels_is_refused(
         self, swept: SampleSet, made: Plan, tmp_path: Path
     ) -> None:
-        for ask in (fit, breakdown):
+        for ask in (lambda: fit([swept, swept]), lambda: breakdown(swept)):
             with pytest.raises(DataError, match="train ran whole only"):
-                ask(swept)
+                ask()
         with pytest.raises(DataError, match="ran whole only: there are no kernels to refine"):
             refine(made, gpu="sim:h200#2", to=tmp_path / "r.db")
 

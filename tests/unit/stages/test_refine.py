@@ -212,6 +212,28 @@ def test_neighbours_of_clocks_at_the_edge() -> None:
     assert around(AUTO, _GRID, 2) == around(top, [AUTO], 2) == ()
 
 
+def test_neighbours_of_auto_memory_are_those_of_the_clock_that_was_read() -> None:
+    core = Clocks(core_mhz=1000)
+    memories = {c.mem_mhz for c in around(core, _GRID, 2, 5001) if c.core_mhz == 1000}
+    assert memories == {9251}
+    memories = {c.mem_mhz for c in around(core, _GRID, 2, 9000) if c.core_mhz == 1000}
+    assert memories == {5001, 9251}
+
+
+def test_memory_around_auto_is_that_of_the_clock_this_gpu_runs_at(
+    given_plan: Plan, tmp_path: Path
+) -> None:
+    """The fastest memory clock of this GPU is listed, and not what auto runs at."""
+    name = given_plan.runs[0].name
+    choice = msgspec.structs.replace(given_plan.kernels[name], core_mhz=900, mem_mhz=None)
+    moved = msgspec.structs.replace(given_plan, kernels={**given_plan.kernels, name: choice})
+    made = refine(moved, gpu="sim:rtx3080ti#2", to=tmp_path / "s.db")
+    mine = {s.asked.mem_mhz for s in made.samples if s.kernel == name and s.asked.core_mhz == 900}
+
+    assert made.auto_mem_mhz == 9251
+    assert mine == {None, 5001, 9501}
+
+
 def test_units_differ_in_energy_and_not_in_name(step: Step, tmp_path: Path) -> None:
     campaign = Campaign(core_mhz=(1050, None), mem_mhz=(9251,), in_situ=False)
     energy = {}

@@ -139,7 +139,7 @@ def _check_count(sample_set: SampleSet, sample: MixSample) -> None:
 def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
     """Return the times of each kernel at the memory clock that auto has."""
     points: dict[str, list[_Point]] = defaultdict(list)
-    mem_mhz = _auto_mem_mhz(sample_set.samples)
+    mem_mhz = _auto_mem_mhz(sample_set)
     for sample in _not_capped(sample_set):
         core_mhz = (sample.observed or sample.asked).core_mhz
         if core_mhz is not None and _mem_mhz(sample, mem_mhz) == mem_mhz:
@@ -170,13 +170,10 @@ def _not_capped(sample_set: SampleSet) -> Iterable[Sample]:
     )
 
 
-def _auto_mem_mhz(samples: Iterable[Sample]) -> int | None:
+def _auto_mem_mhz(sample_set: SampleSet) -> int | None:
     """Return the memory clock of kernels at auto; where none was read, the highest asked for."""
-    samples = list(samples)
-    read = [s.observed.mem_mhz for s in samples if s.asked == AUTO and s.observed is not None]
-    known = [mhz for mhz in read if mhz is not None]
-    asked = [s.asked.mem_mhz for s in samples if s.asked.mem_mhz is not None]
-    return max(known or asked, default=None)
+    asked = [s.asked.mem_mhz for s in sample_set.samples if s.asked.mem_mhz is not None]
+    return sample_set.auto_mem_mhz or max(asked, default=None)
 
 
 def _mem_mhz(sample: Sample, auto_mhz: int | None) -> int | None:

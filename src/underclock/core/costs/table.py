@@ -13,6 +13,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.power_window import LaunchCosts, PowerCap
+from underclock.core.costs.unreached import Unreached, unreached
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,
@@ -107,6 +108,10 @@ def cost_table(
         DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
     """
     settings, time_s, energy_j = _means(sample_set, weights)
+    told = unreached(sample_set)
+    if AUTO in settings:
+        at = told.places, settings.index(AUTO)
+        time_s[at], energy_j[at] = told.time_s, told.time_s * told.power_w
     lacking = ~np.isfinite(time_s).any(axis=1)
     missing = [sample_set.kernels[k].name for k in np.flatnonzero(lacking).tolist()]
     if missing:
@@ -124,7 +129,8 @@ def cost_table(
         warnings=(
             *sample_set.warnings,
             *warnings,
-            *_lonely(sample_set, time_s),
+            *_lonely(sample_set, time_s, told),
+            *told.warnings,
             *_partial(sample_set),
         ),
     )
@@ -219,17 +225,13 @@ def _baseline(
     return chosen, (sentence,)
 
 
-def _lonely(sample_set: SampleSet, time_s: Floats) -> tuple[str, ...]:
+def _lonely(sample_set: SampleSet, time_s: Floats, told: Unreached) -> tuple[str, ...]:
     """Say which kernels leave nothing to choose."""
     if any(sample.kernel_s and sample.in_company for sample in sample_set.mixed):
         return ()  # company took kernels to other clocks
-    names = [
-        kernel.name
-        for kernel, settings in zip(
-            sample_set.kernels, np.isfinite(time_s).sum(axis=1), strict=True
-        )
-        if settings == 1
-    ]
+    at_one = np.isfinite(time_s).sum(axis=1) == 1
+    at_one[told.places] = False
+    names = [sample_set.kernels[k].name for k in np.flatnonzero(at_one).tolist()]
     if not names:
         return ()
     verb = "was" if len(names) == 1 else "were"

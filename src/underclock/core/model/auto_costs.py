@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.predicted_change import ONE_SIDED
-from underclock.core.statistics.repeats import Runs, Weighed
+from underclock.core.statistics.repeats import OF_USUAL, Runs, Weighed
 from underclock.records import Clocks
 
 _ONE_SIDE = 0.95
@@ -48,7 +48,14 @@ class AutoRuns:
     spread: float
 
     @classmethod
-    def of(cls, runs: Runs, by_itself: Weighed, auto: Bools, counts: Floats) -> "AutoRuns":
+    def of(
+        cls,
+        runs: Runs,
+        by_itself: Weighed,
+        auto: Bools,
+        counts: Floats,
+        run_variance: Floats | None = None,
+    ) -> "AutoRuns":
         """Return what the rows at auto say.
 
         Args:
@@ -56,17 +63,21 @@ class AutoRuns:
             by_itself: What repeats say of each row.
             auto: Which rows are at auto, one of each kernel. Shape (C,).
             counts: Launches of each kernel. Shape (K,).
+            run_variance: Of one run of each kernel, as far as others than repeats tell. Shape (K,).
         """
         rows = np.flatnonzero(auto)
         rows = rows[np.argsort(runs.kernel[rows])]
         plain = np.bincount(runs.row, np.exp(runs.log)) / runs.taken
         costs = np.where(auto, plain * counts[runs.kernel], 0.0)
-        wider = _of_sum(runs, by_itself, costs)
-        each = wider * by_itself.scatter**2 / runs.taken
+        scatter2 = by_itself.scatter**2
+        if run_variance is not None:
+            # Few repeats may agree by luck; rows that were run once show then how runs scatter.
+            scatter2 = np.maximum(scatter2, run_variance[runs.kernel])
+        each = _of_sum(runs, by_itself, costs, scatter2) * scatter2 / runs.taken
         return cls(
             log=np.log(plain[rows]),
             variance=each[rows],
-            run_variance=by_itself.scatter[rows] ** 2,
+            run_variance=scatter2[rows],
             counts=counts,
             spread=math.sqrt(float((costs**2 * each).sum())) / math.fsum(costs),
         )
@@ -128,27 +139,42 @@ def fastest_locks(known: Bools, settings: Sequence[Clocks]) -> Ints:
     return last
 
 
-def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats) -> float:
+def _of_sum(runs: Runs, by_itself: Weighed, cost: Floats, scatter2: Floats) -> float:
     """Return by how much the variance of a sum of rows is greater than its rows' scatter says.
 
     The sum at auto is in every promise, and few kernels make most of it: how theirs scatter
     matters, odd runs and all. Few repeats tell that badly, hence Student's t (Welch-Satterthwaite).
+    Where none of the rows was repeated, other rows of their kernels tell how they scatter.
 
     Args:
         runs: The runs.
         by_itself: What repeats say of each row.
         cost: Of each row in the sum, 0 of others. Shape (C,).
+        scatter2: Variance of a run of each row. Shape (C,).
     """
     freedom = runs.taken - 1.0
-    known = (freedom > 0) & (cost > 0)
+    in_sum = cost > 0
+    usual = cost**2 * scatter2
+    known = (freedom > 0) & in_sum
     if not known.any():
-        return 1.0
-    usual = (cost**2 * by_itself.scatter**2)[known]
+        of_kernel = np.bincount(runs.kernel, freedom)[runs.kernel] + OF_USUAL
+        return _for_freedom(usual[in_sum], of_kernel[in_sum].astype(np.float64))
+    usual, freedom = usual[known], freedom[known]
     seen = (cost**2 * np.bincount(runs.row, by_itself.off**2))[known]
-    each = np.maximum(seen, usual * freedom[known]) / freedom[known]
-    effective = float(each.sum()) ** 2 / float((each**2 / freedom[known]).sum())
-    wider = float(stdtrit(effective, _ONE_SIDE)) / ONE_SIDED
-    return max(1.0, float(seen.sum()) / float((usual * freedom[known]).sum())) * wider**2
+    each = np.maximum(seen, usual * freedom) / freedom
+    more = float(seen.sum()) / float((usual * freedom).sum())
+    return max(1.0, more) * _for_freedom(each, freedom)
+
+
+def _for_freedom(variance: Floats, freedom: Floats) -> float:
+    """Return by how much the variance of a sum is greater for how badly its parts' are known.
+
+    Args:
+        variance: Of each part.
+        freedom: Degrees of freedom that it is known by.
+    """
+    effective = float(variance.sum()) ** 2 / float((variance**2 / freedom).sum())
+    return (float(stdtrit(effective, _ONE_SIDE)) / ONE_SIDED) ** 2
 
 
 def drawn_to_locks(

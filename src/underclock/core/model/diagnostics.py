@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.unreached import unreached
 from underclock.core.model.fitting import fit_rows
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
@@ -76,6 +77,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
         warnings=(
             *sample_set.warnings,
             *odd_repeats(sample_set),
+            *unreached(sample_set).warnings,
             *_without_rows(rows),
             *prior_doubt(model),
         ),
@@ -123,14 +125,16 @@ def _residuals(rows: Rows, model: FittedModel) -> Floats:
 
 
 def _rms(rows: Rows, residuals: Floats, known: Ints) -> Floats:
+    """Return residuals of each kernel, ``nan`` where no row tells. Shape (2, N)."""
     sums = np.add.reduceat(rows.windows * residuals**2, rows.bounds[known], axis=1)
-    rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known], axis=1))
+    with np.errstate(invalid="ignore"):
+        rms: Floats = np.sqrt(sums / np.add.reduceat(rows.windows, rows.bounds[known], axis=1))
     return rms
 
 
 def _kernels(sample_set: SampleSet, stated: _Stated) -> tuple[KernelFit, ...]:
     samples = Counter(sample.kernel for sample in sample_set.samples)
-    usual = np.median(stated.rms, axis=1)[:, None]
+    usual = np.nanmedian(stated.rms, axis=1)[:, None]
     far = (stated.rms > _UNUSUAL * usual) & (stated.rms > _LARGE)
     off = np.any(far, axis=0).tolist()
     fits = {
@@ -162,7 +166,7 @@ def _kernels(sample_set: SampleSet, stated: _Stated) -> tuple[KernelFit, ...]:
             energy_j=float(energy_j[k, c]),
             energy_error_j=float(energy_j[k, c] * spread[k, c]),
             time_rms=float(stated.rms[0, i]),
-            power_rms=float(stated.rms[1, i]),
+            power_rms=_finite(float(stated.rms[1, i])),
             serial=bool(model.parameters.serial[k]),
             described=not off[i],
         )

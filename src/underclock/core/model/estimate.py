@@ -17,6 +17,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.costs.unreached import unreached
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.entries import (
     held_means,
@@ -43,7 +44,7 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import repeated_table, with_excess
+from underclock.core.model.repeated import auto_of_runs, repeated_table, with_excess
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
@@ -184,7 +185,10 @@ def estimate(
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
     of_runs = None
     if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
-        of_runs = repeated_table(sample_set, baseline=auto).auto
+        if auto.core_mhz is None and rows.run_variance is None:
+            of_runs = auto_of_runs(sample_set, posterior, auto)
+        else:
+            of_runs = repeated_table(sample_set, baseline=auto).auto
         auto_s, auto_j = of_runs.time_s, of_runs.energy_j
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
@@ -253,6 +257,7 @@ def _posterior(
         temperature_c=temperature_of(sample_set) if whole else Warmth.own(sample_set),
         limit_w=rows.peak_w if whole else rows.limit_w,
     )
+    posterior = _with_guesses(posterior, sample_set, rows)
     log_s, log_w, repeats = measured_means(sample_set, settings, weights)
     unknown = np.diff(rows.bounds) == 0
     if sample_set.is_exact:
@@ -269,6 +274,15 @@ def _posterior(
     if whole:
         posterior = in_step(posterior, step_ratio(rows, posterior, counts))
     return posterior, known
+
+
+def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Posterior:
+    """Return a posterior as unsure of kernels as their power was guessed, where no row tells it."""
+    told = np.unique(rows.kernel[rows.windows[1] > 0.0])
+    guessed = unreached(sample_set).without(told)
+    discrepancy = posterior.discrepancy.copy()
+    discrepancy[1, guessed.places] += guessed.spread[:, None] ** 2
+    return dataclasses.replace(posterior, discrepancy=discrepancy)
 
 
 def _baseline(

@@ -166,7 +166,7 @@ def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
         mem_mhz=where.mem_mhz,
         core_mhz=where.core_mhz,
         log=log.reshape(shape),
-        by_shared=prediction.by_shared().reshape(*shape, -1),
+        by_shared=prediction.by_shared().reshape(*shape, len(model.parameters.shared)),
         by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
         apart=apart,
         apart_rows=apart_rows,
@@ -277,7 +277,9 @@ def _errors_of(model: FittedModel, k: int, c: int, near: slice | Ints, among: Fl
     usual = math.sqrt(shared2), math.sqrt(usual2)
     nothing, shape = np.zeros_like(among), np.ones(len(noise2))
     for _ in range(_ROUNDS):
-        bend, each = likeliest(among, nothing, noise2, residuals, shape, usual)
+        bend, each = likeliest(
+            among, nothing, noise2, residuals, shape, rows.windows[c, near], usual
+        )
         own2 = each**2 * shape
         for _ in range(_ROUNDS):
             covariance = bend**2 * among + np.diag(own2 + noise2)

@@ -166,6 +166,45 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     )
 
 
+def auto_of_runs(sample_set: SampleSet, posterior: Posterior, auto: Clocks) -> Baseline:
+    """Return what auto costs, as its runs say and the fit at the fastest lock.
+
+    For samples of which too few are repeats to tell by themselves how runs scatter.
+
+    Args:
+        sample_set: With runs of every kernel at auto.
+        posterior: What the fit says.
+        auto: Without a lock of the core clock.
+    """
+    runs = runs_of(sample_set, (*posterior.settings, auto))
+    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    at_auto = runs.setting == len(posterior.settings)
+    lock = fastest_locks(np.isfinite(posterior.log_s), posterior.settings)
+    every, is_there = np.arange(len(lock)), lock >= 0
+    costs = []
+    for quantity, log, variance, noise2 in zip(
+        runs.quantities,
+        (posterior.log_s, posterior.log_s + posterior.log_w),
+        (posterior.variance(1.0, 0.0), posterior.variance(1.0, 1.0)),
+        np.cumsum(posterior.noise**2, axis=0),
+        strict=True,
+    ):
+        told = AutoRuns.of(quantity, weighed(quantity), at_auto, counts, noise2)
+        at_lock, of_lock = log[every, lock], variance[every, lock]
+        costs.append(
+            auto_costs(
+                told, np.where(is_there, at_lock, np.nan), np.where(is_there, of_lock, np.nan)
+            )
+        )
+    time, energy = costs
+    return Baseline(
+        time_s=time.cost,
+        energy_j=energy.cost,
+        spread=(time.spread, energy.spread),
+        of_kernels=np.sqrt(np.stack([time.variance, energy.variance])),
+    )
+
+
 def as_measured(
     sample_set: SampleSet, variances: Floats | None = None, *, baseline: Clocks | None = None
 ) -> RepeatedTable:

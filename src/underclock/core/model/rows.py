@@ -5,7 +5,6 @@ Shape letters: R rows, K kernels, M memory clocks.
 
 import dataclasses
 import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
+from underclock.core.costs.unreached import unreached
 from underclock.core.model.checks import check_values, clocks_asked
 from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.start import unknown_gpu
@@ -34,7 +34,7 @@ PER_KERNEL = 4
 
 
 class CannotFitError(DataError):
-    """There are too few samples, or none of use: costs may still be taken as measured."""
+    """No sample is of use: costs may still be taken as measured."""
 
 
 UNKNOWN_MHZ = 1.0  # stands for the one memory clock of samples that do not name it
@@ -187,8 +187,7 @@ def rows_of(
         held: Rows of what the cap held, at the clocks where it did.
 
     Raises:
-        DataError: Samples contradict each other, all are capped, or they are fewer than the
-            model's constants.
+        DataError: Samples contradict each other, or all are capped.
     """
     if not sample_set.samples and not sample_set.mixed:
         raise DataError("there are no samples to fit", hint="measure first")
@@ -218,13 +217,20 @@ def rows_of(
             power_run2=power2,
         )
         (free if sample.asked.core_mhz is None else locked).append(row)
-    runs = locked
     if errors.variances is not None:
-        locked = _merged(runs)
+        locked = _merged(locked)
     told = _in_company(sample_set, memory, shape, paces)
-    mixed = _company_rows(told, locked, index, own_mhz)
+    expected = unreached(sample_set)
+    guessed_w = dict(zip(expected.places.tolist(), expected.power_w.tolist(), strict=True))
+    mixed = _company_rows(told, locked, index, own_mhz, guessed_w)
     rows = [*locked, *mixed, *held]
-    _check_enough(sample_set, [*runs, *mixed, *held], len(memory))
+    if all(row.kernel == len(index) for row in rows):
+        ran = len(sample_set.samples) + len(sample_set.mixed)
+        raise CannotFitError(
+            f"all {ran} samples ran at the power cap or at unknown clocks: they do not tell what "
+            "a clock costs",
+            hint="measure at lower core clocks or in company, or raise the power limit",
+        )
     each = Counter(row.kernel for row in rows if row.power_windows)
     steered = {row.kernel for row in mixed if row.power_windows}
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
@@ -345,7 +351,11 @@ def _in_company(
 
 
 def _company_rows(
-    told: _InCompany, locked: Sequence[FitRow], index: dict[str, int], own_mem_mhz: float
+    told: _InCompany,
+    locked: Sequence[FitRow],
+    index: dict[str, int],
+    own_mem_mhz: float,
+    guessed_w: dict[int, float],
 ) -> list[FitRow]:
     """Return rows of kernels in company and inside the step.
 
@@ -354,6 +364,8 @@ def _company_rows(
         locked: Rows of kernels alone at held clocks.
         index: Of kernels, by their names.
         own_mem_mhz: Memory clock of a GPU left to itself.
+        guessed_w: Power of kernels that never ran by themselves, by index: their size for the fit,
+            which no row tells.
     """
 
     def place(one: Left) -> int:
@@ -366,6 +378,8 @@ def _company_rows(
     for one in told.left:
         if one.power_w is not None:
             drawn.setdefault(place(one), []).append((one.core_mhz, one.power_w))
+    for k, power_w in guessed_w.items():
+        drawn.setdefault(k, [(math.inf, power_w)])
     return [
         FitRow(
             kernel=place(one),
@@ -403,23 +417,6 @@ def _nearest(drawn: list[tuple[float, float]], core_mhz: float) -> float:
     return min(drawn, key=lambda pair: abs(pair[0] - core_mhz))[1]
 
 
-def _check_enough(sample_set: SampleSet, rows: list[FitRow], memory_clocks: int) -> None:
-    """Refuse fewer rows than the model has constants."""
-    if not rows:
-        raise CannotFitError(
-            f"all {len(sample_set.samples)} samples ran at the power cap or at unknown clocks: "
-            "they do not tell what a clock costs",
-            hint="measure at lower core clocks or in company, or raise the power limit",
-        )
-    shared = 8 + 2 * memory_clocks
-    if len(rows) + sum(row.power_windows > 0 for row in rows) < shared + PER_KERNEL:
-        raise CannotFitError(
-            f"{len(rows)} samples away from the power cap are fewer than the model's constants "
-            f"({shared} shared, {PER_KERNEL} of each kernel)",
-            hint="measure more clock pairs, or more kernels",
-        )
-
-
 def _memory_mhz(sample_set: SampleSet) -> list[float]:
     """Return the GPU's memory clocks, ascending: as asked, else as read back, else one unknown."""
     asked = {float(clocks.mem_mhz) for clocks in clocks_asked(sample_set) if clocks.mem_mhz}
@@ -430,9 +427,7 @@ def _memory_mhz(sample_set: SampleSet) -> list[float]:
 
 def _own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
     """Return the memory clock of a GPU left to itself: as read there, else the fastest."""
-    there = [*sample_set.in_situ, *(s for s in sample_set.samples if s.asked.mem_mhz is None)]
-    read = [s.observed.mem_mhz for s in there if s.observed and s.observed.mem_mhz]
-    return float(statistics.median_low(read)) if read else memory[-1]
+    return float(sample_set.auto_mem_mhz or memory[-1])
 
 
 def ceiling_mhz(samples: Sequence[Sample]) -> float:

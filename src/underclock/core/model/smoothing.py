@@ -25,7 +25,8 @@ _LIKE_KERNEL = 2.0  # rows at like clocks that the kernel's usual size is worth
 _FACTOR = 1.4  # by which kernels differ in either, as a logarithm
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
-_BOUND = 4.0  # deviations
+_BOUND = 4.0  # deviations that a row counts for at most, where a wild run may be all there is of it
+_ATTESTED = 1.5  # runs: from here on one has another beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,8 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
         level = float(np.average(measured, weights=1.0 / noise2))
         if turn in _CHOOSING:
             shape = own2 / deviations[1] ** 2
-            deviations = likeliest(bend, line, noise2, measured - level, shape)
+            counted = np.bincount(runs.row, weight).astype(np.float64)
+            deviations = likeliest(bend, line, noise2, measured - level, shape, counted)
             own2 = deviations[1] ** 2 * shape
         prior = line + deviations[0] ** 2 * bend + np.diag(own2)
         precision = np.asarray(np.linalg.inv(prior + np.diag(noise2)), dtype=np.float64)
@@ -119,6 +121,7 @@ def likeliest(
     noise2: Floats,
     centred: Floats,
     shape: Floats,
+    counted: Floats,
     usual: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
     """Return the deviations of bends and of what is a row's own that explain means best.
@@ -129,19 +132,23 @@ def likeliest(
         noise2: Variance of each mean, as repeats tell. Shape (C,).
         centred: The means. Shape (C,).
         shape: Variance of what is each row's own, against the usual. Shape (C,).
+        counted: Runs of each row, as far as they count. Shape (C,).
         usual: What both mostly are, within a factor of some four; by default anything.
     """
     some = _spread_evenly(len(centred))
+    # Each row is judged by those before it: first all of which the runs agree.
+    some = some[np.argsort(counted[some] < _ATTESTED, kind="stable")]
     bend, line, centred = bend[np.ix_(some, some)], line[np.ix_(some, some)], centred[some]
     own, noise = np.diag(shape[some]), np.diag(noise2[some])
+    # A wild run is no reason to take all rows for wild. Runs of a row that agree are not wild.
+    most = np.where(counted[some] < _ATTESTED, _BOUND**2, np.inf)
     best = -np.inf, _BENDS[0], _OWN[0]
     owns = np.array(_OWN)
     for deviation in _BENDS:
         shared = line + noise + deviation**2 * bend
         factors = np.linalg.cholesky(shared + owns[:, None, None] ** 2 * own)
         white = np.linalg.solve(factors, np.broadcast_to(centred[:, None], (*factors.shape[:2], 1)))
-        # A wild run is no reason to take all rows for wild: no row counts beyond the bound.
-        misfit = np.minimum(white[..., 0] ** 2, _BOUND**2).sum(axis=1)
+        misfit = np.minimum(white[..., 0] ** 2, most).sum(axis=1)
         likelihood = -0.5 * misfit - np.log(np.einsum("ijj->ij", factors)).sum(axis=1)
         if usual is not None:
             away = np.log([np.full(len(owns), deviation / usual[0]), owns / usual[1]]) / _FACTOR

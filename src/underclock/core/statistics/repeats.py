@@ -21,7 +21,8 @@ _ODD = 1.0 / 36.0  # of a full run: what counts less, from six deviations on, is
 _OFF = 0.05  # and differs by this much: less is not worth a reader's time
 _REACH = 0.2  # rows whose clocks differ by this, as a logarithm, scatter alike
 _OF_KERNEL, _OF_ALL = 6.0, 6.0  # repeats that a kernel's, and all kernels', scatter is worth
-_USUAL, _OF_USUAL = 0.01, 4.0  # scatter where nothing was repeated, and repeats that it is worth
+_USUAL = 0.01  # scatter where nothing was repeated
+OF_USUAL = 4.0  # repeats that it is worth
 _BOUND, _WITHIN = 1.5, 0.8  # a row's scatter counts up to so many deviations; what is left then
 _LEAST = 1e-9  # clocks and sensors are digital: repeats may agree to the last digit
 _ROUNDS = 20
@@ -213,9 +214,9 @@ def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats)
         known = repeats > 0
         # Kernels differ by orders of magnitude: their geometric mean is what is usual.
         logs = np.log(np.maximum(of_kernel[known] / repeats[known], _LEAST**2))
-        many = np.minimum(repeats[known], _OF_USUAL)
+        many = np.minimum(repeats[known], OF_USUAL)
         usual = np.exp(
-            (float(many @ logs) + _OF_USUAL * np.log(_USUAL**2)) / (many.sum() + _OF_USUAL)
+            (float(many @ logs) + OF_USUAL * np.log(_USUAL**2)) / (many.sum() + OF_USUAL)
         )
         mine = (of_kernel + _OF_ALL * usual) / (repeats + _OF_ALL)
         for k, each in enumerate(among):
@@ -224,8 +225,8 @@ def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats)
         at_auto = free & (freedom > 0)
         ratio = max(
             1.0,
-            (float((squares / pooled)[at_auto].sum()) + _OF_USUAL)
-            / (float(freedom[at_auto].sum()) + _OF_USUAL),
+            (float((squares / pooled)[at_auto].sum()) + OF_USUAL)
+            / (float(freedom[at_auto].sum()) + OF_USUAL),
         )
     scatter: Floats = np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
     return scatter

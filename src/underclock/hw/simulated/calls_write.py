@@ -65,11 +65,18 @@ def _overlaps(bounds: tuple[int, int], table: tuple[int, ...]) -> bool:
 
 
 def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
-    """Do it if the process may, after the time that the call takes."""
+    """Do it if the process may, after the time that the call takes.
+
+    On a real machine a process has not ended while a call of its is under way. One whose caller was
+    killed here sets nothing any more, so that none is set after its end.
+    """
     if not host.root or FaultKind.PERMISSION_REVOKED in gpu.faults:
         return int(pynvml.NVML_ERROR_NO_PERMISSION)
     hangs_s = gpu.hangs_s if FaultKind.SETTER_HANGS in gpu.faults else 0.0
-    host.clock.sleep_s(next(gpu.setter_call_s) + hangs_s)
+    if host.caller_lives():
+        host.clock.sleep_s(next(gpu.setter_call_s) + hangs_s)
+    if not host.caller_lives():
+        return int(pynvml.NVML_ERROR_UNKNOWN)
     if gpu.lost:
         return int(pynvml.NVML_ERROR_GPU_IS_LOST)
     action()

@@ -59,6 +59,11 @@ class Host(Protocol):
         ...
 
     @property
+    def caller_lives(self) -> Callable[[], bool]:
+        """Whether the process that calls has not ended yet."""
+        ...
+
+    @property
     def root(self) -> bool:
         """Whether the process may write."""
         ...

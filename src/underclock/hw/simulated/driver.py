@@ -48,6 +48,7 @@ class SimulatedDriver:
         gpus: The GPUs, in index order.
         root: Whether the process may lock clocks.
         read_only: Whether this process's own gate (`hw.nvml_calls`) is closed to writes.
+        caller_lives: Whether the process that calls has not ended yet.
         clock: The GPUs' time; by default one of their own, which passes while calls sleep.
     """
 
@@ -58,10 +59,12 @@ class SimulatedDriver:
         root: bool = True,
         read_only: bool = False,
         clock: DriverClock | None = None,
+        caller_lives: Callable[[], bool] = lambda: True,
     ) -> None:
         self.gpus = tuple(gpus)
         self.clock = clock or VirtualClock(self.gpus)
         self.root = root
+        self.caller_lives = caller_lives
         self.simulated = True
         self.simulated_read_only = read_only
         self.samples = calls_gpm.Samples()

@@ -1,9 +1,12 @@
 """Auto of a table with repeats: drawn to the fastest lock as far as kernels are like it there."""
 
+import math
+
 import numpy as np
 import pytest
 
 from underclock.core.model.auto_costs import AutoRuns, auto_costs, drawn_to_locks, fastest_locks
+from underclock.core.statistics.repeats import Runs, weighed
 from underclock.records import AUTO, Clocks
 
 _KERNELS = 30
@@ -55,6 +58,37 @@ def test_the_sum_is_what_was_measured(locks: int) -> None:
     assert (auto.variance[locks:] == 0.02**2).all()
     assert (auto.variance > 0).all()
     assert 0.0 <= auto.common < auto.spread**2
+
+
+def _at_auto(repeats: int, run_variance: float | None) -> AutoRuns:
+    """Return what one run at auto says of two kernels, beside repeats of a lock."""
+    random = np.random.default_rng(4)
+    row = np.array([0, 1, *np.repeat([2, 3], repeats)])
+    runs = Runs(
+        log=0.01 * random.standard_normal(len(row)),
+        row=row,
+        kernel=np.array([0, 1, 0, 1]),
+        log_mhz=np.array([np.nan, np.nan, 7.0, 7.0]),
+    )
+    of_run = None if run_variance is None else run_variance * np.ones(2)
+    is_auto = np.array([True, True, False, False])
+    return AutoRuns.of(runs, weighed(runs), is_auto, np.ones(2), of_run)
+
+
+def test_auto_that_was_not_repeated_is_no_surer_than_repeats_beside_it_tell() -> None:
+    few, many = _at_auto(2, None), _at_auto(40, None)
+
+    # The same scatter, known badly or well: Student's t is wider than it by this much.
+    assert few.spread / math.sqrt(few.run_variance.mean() / 2) > 1.07
+    assert many.spread / math.sqrt(many.run_variance.mean() / 2) == pytest.approx(1.0, abs=0.03)
+
+
+def test_auto_scatters_at_least_as_others_than_repeats_tell() -> None:
+    calm, wild = _at_auto(2, 1e-9), _at_auto(2, 0.05**2)
+
+    assert calm.spread == pytest.approx(_at_auto(2, None).spread)
+    assert wild.run_variance == pytest.approx(0.05**2)
+    assert wild.spread > 0.05 / math.sqrt(2)
 
 
 def test_the_fastest_lock_of_each_kernel() -> None:

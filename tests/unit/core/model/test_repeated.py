@@ -106,6 +106,61 @@ def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> No
     assert abs(_energy_errors(made)[0, column]) < 0.15
 
 
+@pytest.mark.parametrize("kernels", [1, 3])
+def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
+    """Energy that rises by half at the highest clocks: nothing below says so but its own runs."""
+    steep = {1800: 1.25, 1900: 1.5}
+    samples = [
+        msgspec.structs.replace(s, energy_j=steep.get(s.asked.core_mhz or 0, 1.0) * s.energy_j)
+        for k in range(kernels)
+        for s in _samples(f"k{k}", 0.002, k)
+    ]
+    sample_set = _table(samples)
+    measured = as_measured(sample_set).table
+    fitted = estimate(sample_set, isolated=True).table if kernels > 1 else None
+    for expected in (repeated_table(sample_set).table, fitted):
+        if expected is None:
+            continue
+        for core in steep:
+            ours, theirs = (
+                table.energy_j[:, table.settings.index(Clocks(core_mhz=core))]
+                for table in (expected, measured)
+            )
+            assert ours == pytest.approx(theirs, rel=0.01)
+
+
+def test_a_kernel_dear_at_auto_by_luck_is_drawn_to_what_the_fit_says() -> None:
+    """One run of each row, as in a campaign: no repeat tells how runs scatter."""
+    dear = 1.03
+    samples = [
+        msgspec.structs.replace(
+            s,
+            energy_j=s.energy_j * (dear if s.kernel == "k0" and s.asked == AUTO else 1.0),
+        )
+        for k in range(6)
+        for s in _samples(f"k{k}", 0.01, k, repeats=1)
+    ]
+    sample_set = _table(samples, sampled=True)
+    baseline = estimate(sample_set, isolated=True).baseline
+    measured = {s.kernel: 2.0 * s.energy_j for s in samples if s.asked == AUTO}
+    truth = 2.0 * _truth(1950)[1]
+
+    assert baseline.energy_j.sum() == pytest.approx(sum(measured.values()))
+    assert abs(baseline.energy_j[0] / truth - 1.0) < 0.6 * abs(measured["k0"] / truth - 1.0)
+    assert (baseline.of_kernels > 0).all()
+    # Six kernels alike, each off by one run's scatter; how much that is, is not surely known.
+    assert 0.01 / math.sqrt(6) < baseline.spread[1] < 0.03
+
+
+def test_a_campaign_of_one_run_each_knows_locks_where_a_table_has_no_auto() -> None:
+    samples = [
+        s for k in range(3) for s in _samples(f"k{k}", 0.01, k, repeats=1) if s.asked != AUTO
+    ]
+    baseline = estimate(_table(samples, sampled=True), isolated=True).baseline
+
+    assert 0.0 < baseline.spread[1] < 0.05
+
+
 def test_what_stays_at_auto_is_sure_and_what_moves_is_not() -> None:
     made = repeated_table(_table(_samples("a", 0.02, 0) + _samples("b", 0.02, 1)))
     auto = made.table.baseline

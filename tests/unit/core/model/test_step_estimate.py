@@ -9,6 +9,7 @@ import pytest
 
 from underclock.core.costs.step import cap_of, settled_step, step_cost
 from underclock.core.costs.table import cost_table
+from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.entries import settings_of
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
@@ -345,3 +346,53 @@ def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) 
     )
 
     assert [c.core_mhz for c in settings_of(steered, AUTO)] == [1493, 1500, 1680, 1785]
+
+
+def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:
+    """Return a campaign that was ended before it reached the last kernels."""
+    names = tuple(_KERNELS)[:reached]
+    at_auto = [_true(name, 1740)[0] for name in _KERNELS]
+    step_s, step_j = _step(1740)
+    timed = MixSample(
+        kernel="",
+        mix=Mix(),
+        core_mhz=1740.0,
+        core_spread_mhz=0.0,
+        round_s=step_s,
+        round_j=step_j,
+        kernel_s=tuple(at_auto),
+        window_s=1.0,
+        temperature_c=_STEADY_C,
+    )
+    return msgspec.structs.replace(
+        campaign,
+        samples=tuple(s for s in campaign.samples if s.kernel in names),
+        mixed=(timed,),
+    )
+
+
+@pytest.mark.parametrize("core_mhz", [1200, 1680])
+def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
+    campaign: SampleSet, found: CostEstimate, core_mhz: int
+) -> None:
+    cut = estimate(_cut_off(campaign, 4))
+    sure, unsure = (
+        each.predicted_change(
+            np.full(len(_KERNELS), each.table.settings.index(Clocks(core_mhz=core_mhz)))
+        )
+        for each in (found, cut)
+    )
+
+    assert cut.table.accounting is Accounting.STEP
+    assert any("'k4' and 1 more were never run alone" in words for words in cut.table.warnings)
+    assert unsure.time_spread > 2 * sure.time_spread
+    assert unsure.energy_spread > 2 * sure.energy_spread
+    assert abs(unsure.time_change - sure.time_change) < 2 * unsure.time_spread
+    assert abs(unsure.energy_change - sure.energy_change) < 2 * unsure.energy_spread
+
+
+def test_a_fit_says_which_kernels_it_knows_from_the_step_only(campaign: SampleSet) -> None:
+    fitted = fit_of(_cut_off(campaign, 5))
+
+    assert any("'k5' was never run alone" in words for words in fitted.warnings)
+    assert [kernel.power_rms is None for kernel in fitted.kernels] == [False] * 5 + [True]

@@ -5,6 +5,7 @@ As much of PyTorch and of cuda-bindings as launching needs; time passes when a g
 
 import contextlib
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -84,9 +85,7 @@ class FakeClock:
         return self.gpu.now_s
 
     def sleep_s(self, duration_s: float) -> None:
-        end_s = self.gpu.now_s + duration_s
-        while self.gpu.now_s < end_s:
-            threading.Event().wait(2e-4)
+        self.gpu.sleep_s(duration_s)
 
 
 @dataclass
@@ -103,7 +102,11 @@ class FakeDevice:
 
 
 class FakeGpu:
-    """Launches in turn, from any thread."""
+    """Launches in turn, from any thread.
+
+    Another thread's launches run while the first sleeps: a loaded machine then delays both, and
+    what is looked at every few milliseconds of the GPU's time is seen as often there as anywhere.
+    """
 
     def __init__(self, *, free_mib: int = 10_000) -> None:
         self.now_s = 0.0
@@ -113,12 +116,25 @@ class FakeGpu:
         self.default_device = FakeDevice("cpu")
         self.restored = 0
         self.launched: list[tuple[float, list[FakeKernel]]] = []
-        self._lock = threading.Lock()
+        self._passes = threading.Condition()
+        self._wakes_s = math.inf
 
     def launch(self, graph: FakeGraph) -> None:
-        with self._lock:
+        with self._passes:
+            if threading.current_thread() is not threading.main_thread():
+                # Whoever does not sleep but waits for a launch must not wait for ever.
+                self._passes.wait_for(lambda: self.now_s < self._wakes_s < math.inf, 1e-3)
             self.launched.append((self.now_s, graph.nodes))
             self.now_s += sum(node.takes_s for node in graph.nodes)
+            self._passes.notify_all()
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Sleep until launches have taken so long."""
+        with self._passes:
+            self._wakes_s = self.now_s + duration_s
+            self._passes.notify_all()
+            self._passes.wait_for(lambda: self.now_s >= self._wakes_s)
+            self._wakes_s = math.inf
 
     def launch_kernel(self, name: str, takes_s: float) -> None:
         """Launch one kernel by itself, as a step does that is no graph."""
@@ -130,8 +146,9 @@ class FakeGpu:
 
     def wait(self, for_s: float) -> None:
         """Let the GPU wait for its host."""
-        with self._lock:
+        with self._passes:
             self.now_s += for_s
+            self._passes.notify_all()
 
     def graph(self, *kernels: FakeKernel) -> FakeGraph:
         return FakeGraph(self, list(kernels))

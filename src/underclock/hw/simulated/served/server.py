@@ -134,7 +134,9 @@ class _Client:
 
     def __init__(self, served: Served, reader: Reader, *, pid: int, root: bool) -> None:
         self._served = served
-        self._driver = SimulatedDriver(served.gpus, root=root, clock=served.clock)
+        self._driver = SimulatedDriver(
+            served.gpus, root=root, clock=served.clock, caller_lives=self._lives
+        )
         self._streams = StreamRequests(served.gpus, served.clock, reader, pid=pid)
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -174,9 +176,6 @@ class _Client:
         function = getattr(self._driver, name)
         alone = self._served.setters if name in calls_write.TABLE else contextlib.nullcontext()
         with alone:
-            # A real driver's call is over when the process that made it has ended.
-            if name in calls_write.TABLE and self._has_ended():
-                raise Gone("the process ended before its turn came")
             self._served.clock.catch_up()
             result: Any = function(*(argument.passed for argument in arguments))
         if name in calls_write.TABLE:
@@ -185,8 +184,8 @@ class _Client:
             return {"text": result.decode()}
         return {"code": int(result), "out": [argument.answer() for argument in arguments]}
 
-    def _has_ended(self) -> bool:
-        return bool(select.select([self._pidfd], [], [], 0)[0])
+    def _lives(self) -> bool:
+        return not select.select([self._pidfd], [], [], 0)[0]
 
     def _fault(self, message: Message) -> Message:
         self._may_break()

@@ -1,0 +1,120 @@
+"""What a whole step tells of kernels that a campaign did not reach."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.core.costs.table import cost_table
+from underclock.core.costs.unreached import unreached
+from underclock.errors import DataError
+from underclock.records import (
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Kind,
+    Mix,
+    MixSample,
+    Sample,
+    SampleSet,
+)
+
+_MEASURED_W = (300.0, 320.0, 340.0, 600.0)
+_KINDS = (Kind.MEMORY,) * 3 + (Kind.GEMM,)
+
+
+def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> SampleSet:
+    """Return a campaign that did not reach the last kernel of five, nor any in company."""
+    times_s, powers_w = (1e-3,) * 4 + (last_s,), (*_MEASURED_W, last_w)
+    kernels = tuple(Kernel(name=f"k{i}", kind=kind) for i, kind in enumerate((*_KINDS, kind)))
+    step_s = math.fsum(times_s)
+    step_j = math.fsum(s * w for s, w in zip(times_s, powers_w, strict=True))
+    step = MixSample(
+        kernel="",
+        mix=Mix(),
+        core_mhz=1800.0,
+        core_spread_mhz=0.0,
+        round_s=step_s,
+        round_j=step_j,
+        kernel_s=times_s,
+        window_s=1.0,
+    )
+    return SampleSet(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name="G"),
+        workload="w",
+        kernels=kernels,
+        order=(0, 1, 2, 3, 4),
+        samples=tuple(
+            Sample(kernel=f"k{i}", time_s=1e-3, energy_j=1e-3 * w)
+            for i, w in enumerate(_MEASURED_W)
+        ),
+        in_situ=(Sample(kernel="w", time_s=step_s, energy_j=step_j),),
+        mixed=(step,),
+    )
+
+
+@given(st.floats(310.0, 590.0))
+def test_of_a_kernel_that_takes_much_of_the_step_its_energy_tells(power_w: float) -> None:
+    found = unreached(_campaign(0.1, power_w))
+
+    assert found.power_w == pytest.approx([power_w], rel=0.06)
+    assert found.spread[0] < 0.06
+    assert found.places.tolist() == [4]
+
+
+def test_of_a_kernel_that_takes_nearly_nothing_only_its_kind_tells() -> None:
+    found = unreached(_campaign(1e-6, 900.0))
+
+    assert found.power_w == pytest.approx([320.0], rel=1e-3)
+    assert found.spread == pytest.approx([0.3], rel=1e-3)
+
+
+def test_of_a_kind_that_nothing_was_measured_of_all_kernels_tell() -> None:
+    found = unreached(_campaign(1e-6, 900.0, kind=None))
+
+    assert found.power_w == pytest.approx([np.mean(_MEASURED_W)], rel=1e-3)
+
+
+@given(st.floats(1e-6, 1.0), st.floats(1.0, 5000.0))
+def test_none_is_taken_to_draw_more_or_less_than_any_that_was_measured(
+    last_s: float, power_w: float
+) -> None:
+    found = unreached(_campaign(last_s, power_w))
+
+    assert 300.0 <= found.power_w[0] <= 600.0
+    assert 0.0 <= found.spread[0] < 1.0
+
+
+def test_it_is_planned_at_auto_with_a_sentence_of_how_much_it_is() -> None:
+    table = cost_table(_campaign(1e-3, 400.0))
+
+    assert table.time_s[4, table.baseline] == pytest.approx(1e-3)
+    assert table.auto_energy_j == pytest.approx(1.96, rel=0.1)
+    said = [words for words in table.warnings if "'k4'" in words]
+    assert len(said) == 1
+    assert said[0].startswith("'k4' was never run alone and takes 20 % of the step's time: ")
+    assert said[0].endswith("`underclock measure` goes on from here")
+
+
+@pytest.mark.parametrize("lacks", ["mixed", "in_situ"])
+def test_where_the_step_was_not_timed_nothing_is_told_and_nothing_planned(lacks: str) -> None:
+    campaign = msgspec.structs.replace(_campaign(1e-3, 400.0), **{lacks: ()})
+
+    assert not len(unreached(campaign).places)
+    with pytest.raises(DataError, match="no sample of 'k4'"):
+        cost_table(campaign)
+
+
+def test_where_no_kernel_was_measured_nothing_is_told() -> None:
+    campaign = msgspec.structs.replace(_campaign(1e-3, 400.0), samples=())
+    assert not len(unreached(campaign).places)
+
+
+def test_kernels_of_which_more_is_known_are_left_out() -> None:
+    found = unreached(_campaign(1e-3, 400.0))
+    assert not len(found.without(np.array([4])).power_w)
+    assert len(found.without(np.array([3])).power_w) == 1
