@@ -10,8 +10,8 @@ from underclock.errors import UnderclockError
 from underclock.hw.base import Clock, Gpu
 from underclock.records import Clocks, ThrottleReason
 
-_OFTEN_S = 0.05
-_ENERGY_EVERY = 4  # readings
+_OFTEN_S = 0.1
+_ALL_EVERY = 2  # readings: of energy, power and temperature too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +22,16 @@ class Gauge:
         at_s: When it was taken.
         clocks: Those that run.
         reasons: Why.
-        power_w: What the board draws.
+        power_w: What the board draws; ``None`` where it was not read this time, as the rest.
         temperature_c: How warm it is.
-        energy_j: The counter; ``None`` where it was not read this time.
+        energy_j: The counter.
     """
 
     at_s: float
     clocks: Clocks
     reasons: ThrottleReason
-    power_w: float
-    temperature_c: float
+    power_w: float | None = None
+    temperature_c: float | None = None
     energy_j: float | None = None
 
 
@@ -65,7 +65,7 @@ class Gauges:
         count = 0
         while not self._ended.wait(_OFTEN_S):
             try:
-                gauge = self._read(with_energy=count % _ENERGY_EVERY == 0)
+                gauge = self._read(of_all=count % _ALL_EVERY == 0)
             except UnderclockError as exc:  # the GPU may come back, and setting is not our business
                 self.error = str(exc)
                 continue
@@ -74,14 +74,14 @@ class Gauges:
             with self._lock:
                 self._taken.append(gauge)
 
-    def _read(self, *, with_energy: bool) -> Gauge:
+    def _read(self, *, of_all: bool) -> Gauge:
         gpu = self._gpu
-        energy_j = gpu.energy_j() if with_energy else None
+        energy_j = gpu.energy_j() if of_all else None
         return Gauge(
             at_s=self._clock.now_s(),
             clocks=gpu.observed(),
             reasons=gpu.throttle_reasons(),
-            power_w=gpu.power_w(),
-            temperature_c=gpu.temperature_c(),
+            power_w=gpu.power_w() if of_all else None,
+            temperature_c=gpu.temperature_c() if of_all else None,
             energy_j=energy_j,
         )

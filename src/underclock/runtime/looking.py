@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from underclock.hw.base import Clock
+from underclock.runtime import page as pages
 from underclock.runtime.page import Page
 
-_CLOSE_S = 1e-4  # between looks when a mark is due
-_WAITING_S = 5e-3  # between looks before the first step
+_CLOSE_S = 1e-4  # between looks when a mark is due, at least
+_CLOSE = 0.2  # of the margin: where marks come unevenly, a later look loses little
+_WAITING_S = 5e-3  # between looks where nothing is known
+_IDLE_S = 0.05  # and before there is a trainer that marks
 _LEAST_MARGIN_S, _MOST_MARGIN_S = 1e-4, 5e-3
 _MARGINS = 3.0  # of the usual error: so much before a mark is expected, one looks closely
 _OFTEN = 0.1  # how fast the usual error is learned
@@ -60,13 +63,15 @@ class Looking:
     def again(self, now_s: float) -> None:
         """Decide when to look next."""
         if self._expected_s is None:
-            self.next_s = now_s + _WAITING_S
+            marking = self._page.state == pages.MARKING
+            self.next_s = now_s + (_WAITING_S if marking else _IDLE_S)
             return
         overdue_s = now_s - self._expected_s
         if overdue_s < -self._margin_s:
             self.next_s = self._expected_s - self._margin_s
         else:
-            self.next_s = now_s + min(max(_CLOSE_S, _OVERDUE * overdue_s), _WAITING_S)
+            wait_s = max(_CLOSE_S, _CLOSE * self._margin_s, _OVERDUE * overdue_s)
+            self.next_s = now_s + min(wait_s, _WAITING_S)
 
 
 class LookingOn:
