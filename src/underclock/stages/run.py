@@ -28,7 +28,6 @@ from underclock.stages.sources import as_plan, check_gpu
 
 _WORK = "underclock.runtime.follow:begin"
 _PATH = "PYTHONPATH"
-_INJECT = Path(runtime.__file__).parent / "inject"
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 _GATE = (
     "import os, sys; go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
@@ -123,7 +122,7 @@ class HeldRun:
         """Return the environment in which a command's trainers mark."""
         environment = dict(os.environ)
         environment[RUN] = str(self.run.path)
-        paths = [str(_INJECT), *filter(None, [environment.get(_PATH)])]
+        paths = [str(inject_folder()), *filter(None, [environment.get(_PATH)])]
         environment[_PATH] = os.pathsep.join(paths)
         return environment
 
@@ -177,6 +176,11 @@ class HeldRun:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def inject_folder() -> Path:
+    """Return the folder that has every Python wait for PyTorch, on its PYTHONPATH."""
+    return Path(runtime.__file__).parent / "inject"
 
 
 @contextmanager
