@@ -309,8 +309,12 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
-    kills = []
-    with tempfile.TemporaryDirectory() as folder, open_rig(Path(folder)) as rig:
+    kills: list[Kill] = []
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
+        tempfile.TemporaryDirectory() as folder,
+        open_rig(Path(folder)) as rig,
+    ):
         for number in range(count):
             kill = kill_once(rig, draw)
             kills.append(kill)

@@ -32,7 +32,9 @@ def command(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
                 say(f"{one.uuid}: {line}")
             for line in one.failed:
                 say(f"{one.uuid}: {line}", err=True)
-            if not (one.done or one.failed):
+            if one.kept:
+                say(f"left alone: {one.kept}")
+            if not (one.done or one.failed or one.kept):
                 say(f"{one.uuid}: is as it was found already")
         if not undone:
             say("nothing was left behind")

@@ -6,7 +6,7 @@ from pathlib import Path
 from underclock.errors import UnderclockError
 from underclock.hw.settable import SettableGpu
 from underclock.runtime import protocol
-from underclock.runtime.ownership import Ownership
+from underclock.runtime.ownership import OwnedError, Ownership
 from underclock.runtime.protocol import Act
 from underclock.runtime.undo import Undone, give_back
 
@@ -37,6 +37,8 @@ def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -
     }
     try:
         return give_back(protocol.RESTORE, open_gpu(uuid), folder, hands)
+    except OwnedError as exc:  # a run that goes on: there is nothing to mend
+        return Undone(uuid, kept=str(exc))
     except UnderclockError as exc:
         return Undone(uuid, failed=(f"{exc}; {exc.hint}" if exc.hint else str(exc),))
     finally:

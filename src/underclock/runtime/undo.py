@@ -27,11 +27,13 @@ class Undone(NamedTuple):
         uuid: Which GPU.
         done: What it put back, as sentences.
         failed: What it could not put back, as sentences; the journal stays.
+        kept: Who sets this GPU now, so that it was left alone; empty for nobody.
     """
 
     uuid: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    kept: str = ""
 
 
 def undo(gpu: SettableGpu, file: JournalFile) -> Undone:

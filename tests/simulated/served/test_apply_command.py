@@ -171,6 +171,19 @@ def test_restore_of_nothing_says_so(rig: Rig, capsys: pytest.CaptureFixture[str]
     assert rig.is_clean()
 
 
+def test_restore_leaves_a_run_that_goes_on_alone(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = arm(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+    one.set(Setting.CORE, 1200)
+
+    main(["restore"])
+
+    assert f"set by another Underclock: process {os.getpid()}" in capsys.readouterr().out
+    assert not rig.is_clean()
+    one.end()
+
+
 def test_restore_of_another_gpu_leaves_this_one(rig: Rig) -> None:
     _left_by_a_run(rig)
 

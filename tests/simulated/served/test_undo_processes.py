@@ -10,8 +10,10 @@ import pytest
 
 from kills import Rig, kill_once
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError
+from underclock.hw.clock import SystemClock
 from underclock.runtime.ownership import OwnedError
 from underclock.runtime.processes import Process
+from underclock.runtime.restore import left_behind
 from underclock.runtime.starting import Conducting
 from underclock.testing import Control
 
@@ -176,3 +178,64 @@ def test_a_trainer_that_ends_while_the_conductor_starts_ends_it(
         conducting.armed()
 
     assert rig.is_clean()
+
+
+def test_a_suspended_machine_goes_on_where_it_was(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting], comes: Comes
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    watcher = rig.watcher_of(conducting.process.pid)
+    assert watcher is not None
+
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        order = (watcher, conducting.process.pid)
+        for pid in order if number is signal.SIGSTOP else order[::-1]:
+            os.kill(pid, number)
+        SystemClock().sleep_s(0.3)
+
+    assert conducting.process.poll() is None
+    assert not rig.is_clean()
+    trainer.kill()
+    comes(rig.is_clean)
+
+
+@pytest.mark.slow
+def test_a_setter_that_hangs_is_taken_over(rig: Rig, control: Control, comes: Comes) -> None:
+    hung = Conducting.start(
+        [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=os.getpid()
+    )
+    hung.armed()
+    control.fault("setter_hangs", 2.5)
+
+    assert hung.process.wait(10) == -signal.SIGKILL
+    control.heal()
+    comes(rig.is_clean)
+    hung.close()
+
+
+def test_a_lost_gpu_keeps_its_journal(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    conducting = holds(core=1200)
+    conducting.armed()
+    control.fault("gpu_lost")
+
+    (undone,) = conducting.end()["undone"]
+
+    assert "the core STAYS set" in undone["failed"][0]
+    assert left_behind(rig.folder) == (rig.uuid,)
+    control.heal()  # it comes back without locks
+
+
+def test_a_limit_that_another_sets_meanwhile_stays_theirs(
+    rig: Rig, control: Control, holds: Callable[..., Conducting]
+) -> None:
+    conducting = holds(core=1200, limit=300.0)
+    conducting.armed()
+    control.fault("power_limit_changed", 320.0)
+
+    (undone,) = conducting.end()["undone"]
+
+    assert undone["done"] == ["core given back to the driver"]
+    assert rig.state()[2] == 320.0

@@ -157,7 +157,7 @@ def test_an_undo_that_is_refused_keeps_the_journal_and_tries_the_rest(
     assert left_behind(folder) == ("GPU-0",)
     del gpu.refused[Setting.CORE]
     (mended,) = restore(folder, left_behind(folder), lambda _: gpu)
-    assert mended.done == ("core given back to the driver",)
+    assert mended.done == ("core given back to the driver", "limit put back to 350 W")
     assert left_behind(folder) == ()
 
 
@@ -167,7 +167,7 @@ def test_a_domain_that_this_gpu_does_not_have_is_nothing_to_undo(gpu: Gpu, folde
     with pytest.raises(NotSupportedError):
         one.set(Setting.MEMORY, 5001)
 
-    assert one.end() == ("GPU-0", (), ())
+    assert one.end() == ("GPU-0", (), (), "")
     assert left_behind(folder) == ()
 
 
@@ -230,9 +230,10 @@ def test_restore_beside_an_owner_leaves_it_alone(gpu: Gpu, folder: Path) -> None
     first = armed(gpu, folder)
     first.set(Setting.CORE, 1200)
 
-    (refused,) = restore(folder, left_behind(folder), lambda _: gpu)
+    (kept,) = restore(folder, left_behind(folder), lambda _: gpu)
 
-    assert "is set by another Underclock" in refused.failed[0]
+    assert "is set by another Underclock" in kept.kept
+    assert not kept.failed
     assert gpu.values[Setting.CORE] == 1200
 
 

@@ -1,0 +1,7 @@
+#!/bin/sh
+# For Slurm's Epilog (slurm.conf), which runs as root on each node when a job ends.
+#
+# Slurm kills all processes of the job, conductor and watcher too. What they set is undone here, by
+# the journal that they left; runs of other jobs on this node are left alone. Should the driver
+# refuse, the epilog fails, and Slurm drains the node: its GPUs still have clocks that a job set.
+exec /opt/underclock/bin/underclock restore --all
