@@ -12,7 +12,10 @@ import coverage
 import pytest
 from hypothesis import settings
 
+from underclock.hw.leased import HELPER
 from underclock.hw.nvml_calls import READ_ONLY
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.zeusd import SOCKET as ZEUSD
 
 # A test that is slow on a loaded machine is not wrong: no example has a deadline.
 settings.register_profile("ci", deadline=None, max_examples=40, print_blob=True)
@@ -23,8 +26,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture(scope="session", autouse=True)
 def _writable() -> None:
-    """Forget the read-only mode that the machine may ask for; a test sets it where it is meant."""
-    os.environ.pop(READ_ONLY, None)
+    """Forget what the machine may ask for or offer; a test sets it where it is meant."""
+    for name in (READ_ONLY, SIMULATOR, HELPER, ZEUSD):
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(wrapper=True)

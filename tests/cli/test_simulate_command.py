@@ -14,9 +14,10 @@ from underclock.cli import main
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.simulated.installed import LOCKED_CLOCKS
 from underclock.records import Clocks, Kernel, Step
 from underclock.store import write_document
-from underclock.testing import Control, served_gpus
+from underclock.testing import Control, served_gpus, simulated_driver
 
 
 @pytest.fixture
@@ -103,3 +104,17 @@ def test_what_cannot_be_served_is_refused(
         code, said = fails(arguments)
         assert code == 2
         assert words in said
+
+
+def test_doctor_says_that_a_real_driver_does_not_tell_of_locks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with simulated_driver("h200") as machine:
+        machine.driver.simulated = False  # as a real one looks
+        del machine.driver._functions[LOCKED_CLOCKS]  # noqa: SLF001
+        found = _doctor(capsys)
+
+    assert found["gpus"][0]["evidence"] == "measured"
+    assert found["gpus"][0]["locked_core_mhz"] is None
+    assert found["gpus"][0]["power_limit_w"] == 700.0
+    assert any("does not tell which clocks are locked" in note for note in found["notes"])

@@ -6,16 +6,23 @@ from collections.abc import Callable
 import pynvml
 import pytest
 
-from underclock.errors import DeviceError, NotPermittedError, NotSupportedError, UsageError
+from underclock.errors import (
+    DeviceError,
+    NotAppliedError,
+    NotPermittedError,
+    NotSupportedError,
+    UsageError,
+)
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, gpu_count, is_read_only, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.installed import installed
+from underclock.hw.simulated.installed import LOCKED_CLOCKS, installed
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Clocks, Kernel, ThrottleReason
+from underclock.records.latencies import Domain
 from underclock.testing import simulated_driver
 
 _MODEL = gpu_model("rtx3080ti")
@@ -286,3 +293,36 @@ def test_an_unknown_model_suggests_the_nearest() -> None:
         pass
 
     assert "rtx3080ti" in caught.value.hint
+
+
+def test_a_power_limit_is_set_and_read_back(rig: Rig) -> None:
+    rig.gpu.set_power_limit_w(250.5)
+
+    assert rig.device.limit_w == rig.gpu.power_limit_w() == 250.5
+    assert rig.gpu.default_power_limit_w() == 350.0
+    with pytest.raises(UsageError, match="set the power limit to 1 W"):
+        rig.gpu.set_power_limit_w(1.0)
+
+
+def test_a_power_limit_that_is_accepted_and_not_set_is_said() -> None:
+    class Stubborn(VirtualGpu):
+        def limit_power(self, limit_w: float) -> None:
+            del limit_w
+
+    driver = SimulatedDriver([Stubborn(_MODEL, seed=0)])
+    with (
+        installed(driver),
+        nvml_session(),
+        pytest.raises(NotAppliedError, match="set to 250 W and is 350 W"),
+    ):
+        NvmlGpu().set_power_limit_w(250.0)
+
+
+def test_locks_can_be_read_where_the_driver_is_simulated_only(rig: Rig) -> None:
+    assert rig.gpu.locked_mhz(Domain.CORE) is None
+    rig.gpu.lock(Clocks(core_mhz=900, mem_mhz=5001))
+    assert rig.gpu.locked_mhz(Domain.CORE) == (900, 900)
+    assert rig.gpu.locked_mhz(Domain.MEMORY) == (5001, 5001)
+    del rig.driver._functions[LOCKED_CLOCKS]  # noqa: SLF001 - as no real one has it
+    with pytest.raises(NotSupportedError, match="does not tell which clocks are locked"):
+        rig.gpu.locked_mhz(Domain.CORE)

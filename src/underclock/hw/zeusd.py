@@ -201,6 +201,10 @@ class ZeusdGpu:
             mode = {"enabled": "true" if value else "false"}
             self._post("set_persistence_mode", mode, "set persistence mode")
 
+    def close(self) -> None:
+        """Close the connection; it opens again when something is set."""
+        self._zeusd.close()
+
     def _post(self, name: str, parameters: Mapping[str, object], what: str) -> None:
         check_writable(what)
         self._zeusd.post(name, self._id, parameters, what)

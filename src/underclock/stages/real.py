@@ -11,6 +11,7 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Launcher
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only
+from underclock.hw.permission import may_set
 from underclock.records import Step
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
@@ -86,8 +87,8 @@ def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:
 
 
 def may_lock() -> bool:
-    """Whether locking may be tried: root is asked for, and nobody forbade it."""
-    return os.geteuid() == 0 and not is_read_only()
+    """Whether locking may be tried: the driver lets this process, and nobody forbade it."""
+    return may_set() and not is_read_only()
 
 
 def neighbour_notes(neighbours: dict[int, float | None]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from underclock.hw.nvml_calls import (
     is_simulated,
     nvml_session,
 )
+from underclock.hw.permission import may_set
 from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.simulated.served.client import connected
+from underclock.hw.wire import Reader, send
 from underclock.records import Clocks, Kernel, Step
 from underclock.records.latencies import Domain
 from underclock.stages.watch import watch
@@ -248,3 +252,63 @@ def test_a_machine_needs_a_gpu_and_time_that_goes_on(socket: Path) -> None:
     with pytest.raises(ValueError, match="speed"), served_gpus("a40", socket, speed=0.0):
         pass
     assert not socket.exists()
+
+
+def test_an_error_has_words_here_too(served: Served) -> None:
+    del served
+    with nvml_session():
+        assert pynvml.nvmlErrorString(3) == "simulated error 3"
+
+
+def test_what_the_server_cannot_do_is_an_unknown_error(served: Served) -> None:
+    del served
+    with nvml_session():
+        code = pynvml.nvmlLib.nvmlSystemGetDriverVersion()
+        assert code == pynvml.NVML_ERROR_UNKNOWN
+        assert gpu_count() == 2  # and the connection goes on
+
+
+def test_what_no_driver_has_is_refused_by_the_server(served: Served, socket: Path) -> None:
+    del served
+    connection = connected(str(socket))
+    reader = Reader(connection)
+    for message, words in (
+        ({"do": "call", "name": "gpus", "arguments": []}, "no function gpus"),
+        ({"do": "call"}, "name"),
+        ({"do": "dance"}, "nothing here can do 'dance'"),
+        ({"do": "attach", "gpu": 0, "step": {}}, "name"),
+        ({"do": "synchronise"}, "no step was loaded"),
+    ):
+        send(connection, message)
+        assert words in reader.receive()["error"]
+    connection.close()
+
+
+def test_another_user_may_look_and_not_break(socket: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else for a while")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    with served_gpus("rtx3080ti", folder / "s", everyone=True) as served:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                os.setresuid(65534, 65534, 65534)
+                os.environ[SIMULATOR] = str(folder / "s")
+                with nvml_session(), Control(str(folder / "s")) as control:
+                    assert NvmlGpu().observed().core_mhz == 210
+                    assert not may_set()
+                    with pytest.raises(NotPermittedError):
+                        NvmlGpu().lock(Clocks(core_mhz=900))
+                    with pytest.raises(UsageError, match="only who serves"):
+                        control.fault("gpu_lost")
+                    with pytest.raises(UsageError, match="only who serves"):
+                        control.heal()
+                code = 0
+            os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert served.gpus[0].core_lock is None
+    folder.rmdir()
+    del socket

@@ -26,7 +26,7 @@ from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
-from underclock.runtime.ownership import RUNTIME_DIR
+from underclock.runtime.ownership import RUNTIME_DIR, Ownership
 from underclock.runtime.serving import SILENT_S, Service
 from underclock.stages.serve import serve
 from underclock.testing import Control, Served, served_gpus, simulated_driver
@@ -410,3 +410,46 @@ def test_a_user_without_permission_goes_through_the_service(
             thread.join()
         os.close(wake)
         os.close(wakes)
+
+
+def test_where_no_journal_can_be_written_nothing_is_set(
+    leased: LeasedGpu, serving: _Serving, served: Served
+) -> None:
+    (serving.path.parent / "run" / f".{leased.uuid}.journal.new").mkdir()
+    with pytest.raises(DeviceError, match="the journal cannot be written"):
+        leased.write(Setting.CORE, 900.0)
+    assert _as_found(served.gpus[1])
+    leased.close()
+    (serving.path.parent / "run" / f".{leased.uuid}.journal.new").rmdir()
+
+
+def test_another_underclock_keeps_its_gpu(serving: _Serving) -> None:
+    uuid = NvmlGpu(0).uuid()
+    lock = Ownership.take(serving.path.parent / "run", uuid)
+    lock.name(os.getpid())
+    gpu = LeasedGpu(uuid, str(serving.path))
+    with pytest.raises(UsageError, match="is set by another Underclock"):
+        gpu.write(Setting.CORE, 900.0)
+    lock.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a while")
+def test_a_service_of_somebody_else_is_not_trusted(tmp_path: Path) -> None:
+    nobody, path = 65534, tmp_path / "h"
+    ready, tell = os.pipe()
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as server:
+        server.bind(str(path))
+        path.chmod(0o600)
+        pid = os.fork()
+        if pid == 0:
+            os.setresuid(nobody, nobody, nobody)
+            server.listen(1)  # the kernel notes who listens
+            os.write(tell, b"!")
+            signal.pause()
+        os.read(ready, 1)
+        with pytest.raises(NotPermittedError, match=f"user {nobody} answers"):
+            Helper(str(path))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(ready)
+    os.close(tell)

@@ -1,5 +1,8 @@
 """Whether this process may set a GPU by itself."""
 
+from pathlib import Path
+
+import pynvml
 import pytest
 
 from underclock.hw.nvml_calls import nvml_session
@@ -34,3 +37,9 @@ def test_what_says_nothing_of_capabilities_has_none() -> None:
 def test_a_simulated_driver_says_so_itself(*, root: bool) -> None:
     with simulated_driver("a40", root=root), nvml_session():
         assert may_set() == root
+
+
+def test_a_real_driver_asks_the_kernel() -> None:
+    own = Path("/proc/self")
+    if pynvml.nvmlLib is None:
+        assert may_set() == is_admin((own / "status").read_text(), (own / "uid_map").read_text())

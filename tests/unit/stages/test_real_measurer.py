@@ -17,6 +17,7 @@ from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
+from underclock.hw.permission import may_set
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
 from underclock.records.launches import Traced
 from underclock.stages.backends import default_measuring, open_measurer
@@ -261,11 +262,18 @@ class TestMayLock:
         assert not may_lock()
 
     @pytest.mark.parametrize("value", [None, "", "0"])
-    def test_else_root_may(self, value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_else_it_may_whom_the_driver_lets(
+        self, value: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv(READ_ONLY, raising=False)
         if value is not None:
             monkeypatch.setenv(READ_ONLY, value)
-        assert may_lock() == (os.geteuid() == 0)
+        assert may_lock() == may_set()
+
+    @pytest.mark.parametrize("root", [True, False])
+    def test_the_driver_decides(self, *, root: bool) -> None:
+        with simulated_driver("a40", root=root), nvml_session():
+            assert may_lock() == root
 
 
 class TestSource:

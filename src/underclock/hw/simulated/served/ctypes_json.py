@@ -148,7 +148,7 @@ class Received:
             case None:
                 pass
             case {"int": int() as number}:
-                self.passed = ctypes.c_longlong(number)
+                self.passed = number
             case {"text": str() as text}:
                 self.passed = ctypes.c_char_p(bytes.fromhex(text))
             case {"value": shape, "bytes": str() as content}:
