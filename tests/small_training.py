@@ -142,7 +142,7 @@ def plan(
         gpu=gpu or GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0),
         workload="small",
         objective=Objective.WASTE,
-        max_slowdown=0.0,
+        max_slowdown=0.05,
         granularity=Granularity.KERNEL,
         aggregate=Aggregate.GLOBAL,
         baseline=AUTO,

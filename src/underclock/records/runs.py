@@ -1,6 +1,32 @@
 """What was seen of a run under a plan: a line for each step and event, and all in few numbers."""
 
-from underclock.records.common import Record
+from underclock.records.common import Evidence, Record
+
+
+class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
+    """The first line of a run; a file may hold several runs.
+
+    Attributes:
+        evidence: Of all that follows.
+        gpus: Names of the GPUs, by local rank.
+        workload: Name of the plan's step.
+        marks: In a step.
+        dry: Whether nothing is set.
+        began_s: On the machine's monotonic clock.
+        planned_s: What a step of the plan is expected to take.
+        energy_change: What the plan promised against auto; ``None`` where it promises nothing.
+        time_change: Likewise.
+    """
+
+    evidence: Evidence
+    gpus: tuple[str, ...]
+    workload: str
+    marks: int
+    dry: bool
+    began_s: float
+    planned_s: float
+    energy_change: float | None
+    time_change: float | None
 
 
 class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
@@ -117,13 +143,14 @@ class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
     verdict: str
 
 
-Line = StepLine | EventLine | AskLine | EndLine | ArmLine
+Line = RunLine | StepLine | EventLine | AskLine | EndLine | ArmLine
 
 
 class RunSummary(Record, frozen=True, kw_only=True):
     """A run in a few numbers; ``None`` where nothing was seen.
 
     Attributes:
+        run: What it was of; ``None`` where it never began.
         marks: In a step, as planned.
         steps: That were seen whole.
         followed: Of which the plan was followed from end to end.
@@ -141,6 +168,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
         arms: What each did against auto, where arms took turns.
     """
 
+    run: RunLine | None
     marks: int
     steps: int
     followed: int

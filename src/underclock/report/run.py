@@ -14,7 +14,7 @@ def run_table(summary: RunSummary) -> Table:
     table = bare_table("the run")
     table.add_column("what")
     table.add_column("", justify="right")
-    for name, text in (*_rows(summary), *(_arm(each) for each in summary.arms)):
+    for name, text in (*_rows(summary), *(row for each in summary.arms for row in _arm(each))):
         table.add_row(Text(name), Text(text))
     if summary.events:
         table.caption = Text("\n".join(dict.fromkeys(summary.events)))
@@ -38,10 +38,13 @@ def _rows(summary: RunSummary) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _arm(arm: ArmLine) -> tuple[str, str]:
-    words = [f"{_change(arm.energy_change, arm.energy_interval)} energy"]
-    words.append(f"{_change(arm.time_change, arm.time_interval)} time")
-    return f"{arm.arm} against auto, {arm.rounds} rounds", ", ".join(words)
+def _arm(arm: ArmLine) -> tuple[tuple[str, str], ...]:
+    name = f"{arm.arm} against auto, {arm.rounds} rounds"
+    return (
+        (f"{name}: energy", _change(arm.energy_change, arm.energy_interval)),
+        (f"{name}: time", _change(arm.time_change, arm.time_interval)),
+        *([(f"{name}: verdict", arm.verdict)] if arm.verdict else []),
+    )
 
 
 def _change(mean: float | None, interval: tuple[float, float] | None) -> str:

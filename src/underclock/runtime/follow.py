@@ -11,9 +11,10 @@ from underclock.errors import UnderclockError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
-from underclock.records import AUTO, Plan
-from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine
+from underclock.records import AUTO, Evidence, Plan
+from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine, RunLine
 from underclock.runtime import page as pages
 from underclock.runtime.arms import ArmDifference
 from underclock.runtime.conductor import WorkDone
@@ -289,6 +290,20 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
+    cost, schedule = plan.headline.cost, scheduled(plan)
+    log.write(
+        RunLine(
+            evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
+            gpus=tuple(NvmlGpu(told.index).info().name for told in run.gpus),
+            workload=plan.workload,
+            marks=len(followers[0].page.marks),
+            dry=options["dry"],
+            began_s=clock.now_s(),
+            planned_s=math.fsum(schedule.launch_s),
+            energy_change=None if cost is None else cost.energy_change,
+            time_change=None if cost is None else cost.time_change,
+        )
+    )
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow

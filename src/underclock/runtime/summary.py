@@ -2,19 +2,34 @@
 
 from collections.abc import Sequence
 
-from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine, Line, RunSummary, StepLine
+from underclock.records.runs import (
+    ArmLine,
+    AskLine,
+    EndLine,
+    EventLine,
+    Line,
+    RunLine,
+    RunSummary,
+    StepLine,
+)
 from underclock.runtime.steps import State
 
 _P50, _P99 = 0.5, 0.99
 
 
-def summary_of(lines: Sequence[Line], marks: int) -> RunSummary:
+def last_run(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the lines of the last run in a log; all of them where no line begins one."""
+    begins = [at for at, line in enumerate(lines) if isinstance(line, RunLine)]
+    return tuple(lines[begins[-1] :] if begins else lines)
+
+
+def summary_of(lines: Sequence[Line]) -> RunSummary:
     """Return a run's summary.
 
     Args:
         lines: Of its log.
-        marks: In a step, as planned.
     """
+    run = next((line for line in lines if isinstance(line, RunLine)), None)
     steps = [line for line in lines if isinstance(line, StepLine)]
     followed = [line for line in steps if line.state == State.FOLLOWING]
     counted = followed or steps
@@ -26,7 +41,8 @@ def summary_of(lines: Sequence[Line], marks: int) -> RunSummary:
     wall_s = sum(line.wall_s for line in ends)
     planned = sum(line.planned for line in followed)
     return RunSummary(
-        marks=marks,
+        run=run,
+        marks=0 if run is None else run.marks,
         steps=len(steps),
         followed=len(followed),
         step_s=_quantile([line.time_s for line in counted], _P50),

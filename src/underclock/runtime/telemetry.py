@@ -8,11 +8,13 @@ from typing import IO
 
 import msgspec
 
-from underclock.records.runs import Line, StepLine
+from underclock.errors import UsageError
+from underclock.records.runs import Line, RunLine, StepLine
 from underclock.runtime.gauges import Gauge
 from underclock.runtime.steps import PassedStep
 
 _KEPT = 4096
+_LONGEST_LINE = 1 << 16
 
 _HIT_S = 1e-3
 
@@ -22,12 +24,20 @@ class Log:
 
     Args:
         path: Of the file; it is appended to.
+
+    Raises:
+        UsageError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.lost = 0
         self._encoder = msgspec.json.Encoder()
-        self._file: IO[bytes] | None = path.open("ab", buffering=0)
+        try:
+            self._file: IO[bytes] | None = path.open("ab", buffering=0)
+        except OSError as exc:
+            raise UsageError(
+                f"cannot write {path}: {exc.strerror}", hint="name another file with --log"
+            ) from exc
 
     def write(self, line: Line) -> None:
         """Write a line, if the disk takes it."""
@@ -43,6 +53,16 @@ class Log:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is the log of a run."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(_LONGEST_LINE)
+        return isinstance(msgspec.json.decode(first, type=Line), RunLine)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def read_log(path: Path) -> tuple[Line, ...]:

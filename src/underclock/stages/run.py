@@ -20,7 +20,7 @@ from underclock.runtime.arms import parse_arms
 from underclock.runtime.places import MarkedStep, marked
 from underclock.runtime.run_files import Run
 from underclock.runtime.starting import Conducting
-from underclock.runtime.summary import summary_of
+from underclock.runtime.summary import last_run, summary_of
 from underclock.runtime.telemetry import read_log
 from underclock.runtime.trainer import RUN
 from underclock.stages.gpu_names import GpuKind, parse_gpu
@@ -115,8 +115,6 @@ class HeldRun:
         self.marked = marks
         self._options = options
         self._conducting: Conducting | None = None
-        log = Path(options["log"])
-        self._before = len(read_log(log)) if log.exists() else 0
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which a command's trainers mark."""
@@ -158,12 +156,13 @@ class HeldRun:
             told = {"why": str(exc), "undone": []}
         self._conducting.process.wait()
         undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
-        lines = read_log(Path(self._options["log"]))[self._before :]
+        log = Path(self._options["log"])
+        lines = last_run(read_log(log)) if log.exists() else ()
         return Ran(
             code=code,
             why=told["why"],
             undone=tuple(undone),
-            summary=summary_of(lines, len(self.marked.places)),
+            summary=summary_of(lines),
         )
 
     def stop(self) -> None:
