@@ -1,8 +1,8 @@
 """A page of a run, and the table of it."""
 
 import pytest
-from invented import printed
 
+from invented import printed
 from underclock.errors import DataError
 from underclock.records import Evidence
 from underclock.records.runs import (
