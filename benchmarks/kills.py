@@ -114,8 +114,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._index = NvmlGpu(0)
-        self.uuid = self._index.uuid()
+        self.uuid = NvmlGpu(0).uuid()
         self._gpu = SettableNvmlGpu(self.uuid)
         self.found = self.state()
 

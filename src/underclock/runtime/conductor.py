@@ -109,6 +109,7 @@ def conduct(
         OwnedError: Somebody else sets one of the GPUs.
         UnderclockError: It cannot begin, or the work fails; everything was undone.
     """
+    notes = notes_on_others()
     with asked_to_end() as asked:
         watching = Watching(folder)
         armed: list[Armed] = []
@@ -122,7 +123,7 @@ def conduct(
             if why is None:
                 work = begin({one.uuid: one for one in armed})
                 mended = [one.mended._asdict() for one in armed]
-                tell({"state": "armed", "mended": mended, "notes": notes_on_others()})
+                tell({"state": "armed", "mended": mended, "notes": notes})
                 why = _until_end(work, watching, ends)
         finally:
             undone = tuple(one.end() for one in armed)

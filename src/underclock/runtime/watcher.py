@@ -81,7 +81,7 @@ class Watcher:
             if self._pidfd in ready:
                 return "ended"
             slept = now_s - before_s > 2 * SILENT_S  # we too, as in a suspended container
-            if (listening in ready and self._hear()) or slept:
+            if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
             if now_s - heard_s < SILENT_S:
                 continue
@@ -90,7 +90,7 @@ class Watcher:
             if now_s - heard_s > HUNG_S:
                 return f"has not answered for {HUNG_S:g} s"
 
-    def _hear(self) -> bool:
+    def hear(self) -> bool:
         """Take a message; return whether there was one."""
         try:
             message, fds, *_ = socket.recv_fds(self._connection, _LONGEST, _MOST_FDS)
@@ -111,21 +111,32 @@ class Watcher:
         return True
 
     def take_over(self) -> list[Undone]:
-        """Undo what the conductor left, and give its locks back."""
-        return [self._undone(watched) for watched in self._gpus]
+        """Undo what the conductor left, and give its locks back.
+
+        What a driver refuses is tried again, once everything else is undone.
+        """
+        undone: dict[str, Undone] = {}
+        left = list(self._gpus)
+        for wait_s in (0.0, *_AGAIN_S):
+            time.sleep(wait_s)  # noqa: TID251 - the driver's own time
+            for watched in left:
+                undone[watched.gpu.uuid] = self._undone(watched)
+            left = [watched for watched in left if undone[watched.gpu.uuid].failed]
+            if not left:
+                break
+        for watched in left:  # `restore` is next
+            watched.lock.release()
+        return list(undone.values())
 
     def _undone(self, watched: Watched) -> Undone:
+        """Undo on one GPU; its lock is kept where that is to be tried again."""
         hands = {
             Act.END_CONDUCTOR: lambda: kill(self._pidfd),
             Act.RELEASE_LOCK: lambda: None,
         }
         undone = give_back(protocol.TAKE_OVER, watched.gpu, self._folder, hands)
-        for wait_s in _AGAIN_S:
-            if not undone.failed:
-                break
-            time.sleep(wait_s)  # noqa: TID251 - the driver's own time
-            undone = give_back(protocol.TAKE_OVER, watched.gpu, self._folder, hands)
-        watched.lock.release()
+        if not undone.failed:
+            watched.lock.release()
         return undone
 
 
