@@ -295,15 +295,15 @@ class Machine:
                 line.enter(self.position.launch)
 
     def _end_step(self, at_s: float) -> None:
-        step, self._step = self._step, RunningStep(state=self.state, began_s=at_s)
-        if step.is_whole:
+        if self._step.is_whole:
             number, planned = self.position.rounds - 1, self.timetable.planned
-            self._passed.append(step.passed(number, at_s, planned))
+            self._passed.append(self._step.passed(number, at_s, planned))
         if self.state is State.LOST:
             self._sensible += 1
             if self._sensible > _SENSIBLE_STEPS:
                 self._enter(State.FOLLOWING if self._held is None else State.HELD)
                 self.events.append((at_s, "marks make sense again"))
+        self._step = RunningStep(state=self.state, began_s=at_s)
 
     def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
         """Count how often the power cap holds down the core lock that the timetable has now."""

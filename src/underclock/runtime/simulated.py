@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from underclock.errors import DeviceError, UsageError
+from underclock.gpus.sensors import Latency
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.rig import Rig
@@ -75,6 +76,7 @@ class Scheduled:
         lengths: Of the steps.
         aims_s: How long after each launch begins a change to its clocks is to happen; by default
             as it begins.
+        looks: How long after a mark it is seen; by default at once.
     """
 
     clocks: tuple[Clocks, ...]
@@ -83,6 +85,7 @@ class Scheduled:
     marks: tuple[int, ...] | None = None
     lengths: StepLengths = field(default_factory=StepLengths)
     aims_s: tuple[float, ...] = ()
+    looks: Latency | None = None
 
     def machine(self) -> Machine | None:
         """Return what will ask for the clocks, the first held already; ``None`` if they are free.
@@ -198,7 +201,7 @@ def _following(
             rig.gpu.unlock()
             rig.gpu.lock(clocks[0])
         with launcher.loop(kernels) as loop:
-            driven = Driven(rig.device, machine, schedule.lengths)
+            driven = Driven(rig.device, machine, schedule.lengths, schedule.looks)
             with driven.driving():
                 yield loop, driven
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from underclock.gpus.sensors import Latency
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.records.latencies import Domain
@@ -46,9 +47,16 @@ class Driven:
         gpu: Runs the step.
         machine: Follows it; ``None`` where nothing is asked for.
         lengths: Of the steps.
+        looks: How long after a mark it is seen; by default at once.
     """
 
-    def __init__(self, gpu: VirtualGpu, machine: Machine | None, lengths: StepLengths) -> None:
+    def __init__(
+        self,
+        gpu: VirtualGpu,
+        machine: Machine | None,
+        lengths: StepLengths,
+        looks: Latency | None = None,
+    ) -> None:
         self.rounds: list[tuple[float, float]] = []  # when each began but the first; energy so far
         self.lengths: list[float] = []  # of every round, the first too
         self.ran_s = 0.0  # time in which launches executed: a stall puts nothing off its launch
@@ -62,6 +70,8 @@ class Driven:
         self._watched = {change.at for change in some}
         self._flying: dict[Domain, int] = {}
         self._drawn = lengths.drawn()
+        random = np.random.default_rng([lengths.seed, 1])
+        self._looks_s = None if looks is None else looks.draws(random)
         self._launch = 0
         self._wakes_s, self._alarm = math.inf, 0
         self._stopped = False
@@ -111,7 +121,16 @@ class Driven:
     def _reaches(self, at: int) -> None:
         """Show the machine a mark, where there is one."""
         word = self._words.get(at)
-        if self._machine is not None and word is not None:
+        if word is None:
+            return
+        if self._looks_s is None:
+            self._sees(word)
+        else:
+            seen_s = self._gpu.now_s + next(self._looks_s)
+            self._gpu.agenda.add(seen_s, functools.partial(self._sees, word))
+
+    def _sees(self, word: int) -> None:
+        if self._machine is not None and not self._stopped:
             self._machine.saw(word, self._gpu.now_s)
             self._look_ahead()
 

@@ -23,7 +23,6 @@ from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.misses import WORTH, Misses, misses
-from underclock.core.planning.sequence import usual_miss_s
 from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
 from underclock.core.statistics.verdict import TOLERANCE
@@ -42,6 +41,7 @@ from underclock.records.latencies import LatencyTable
 
 _ROUNDS = 6  # of aims below the time budget
 _SMALL = 1e-6  # of auto's time
+_LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 
 SOLVER = CyclicExact(gap=1e-4, effort=600_000, max_labels=1_000_000, component_labels=50_000)
 """Stops at a ten-thousandth of the energy, or after half a second of looking."""
@@ -135,19 +135,26 @@ class _Step:
         return self.problem.budget_s / self.table.auto_time_s - 1.0
 
     def aimed(self) -> _Kept | None:
-        """Aim below the budget until a schedule keeps it; ``None`` where none that saves does."""
+        """Aim at the budget until a schedule keeps it and leaves little of it.
+
+        Returns:
+            ``None`` where none that saves keeps it.
+        """
         aim = self.budget + 0.5 * TOLERANCE
+        best: _Kept | None = None
         for _ in range(_ROUNDS):
             schedule = SOLVER.solve(self._at(aim), self.starts)
             self.bound_j = min(self.bound_j, schedule.bound_j)
             if schedule.status is Status.INFEASIBLE:
-                return None
+                break
             self.is_held = self.is_held or is_held(self.table, schedule.choice)
             overrun, kept = self._kept(schedule)
-            if overrun <= _SMALL:
-                return kept
+            better = self.better(best, kept)
+            if -_LITTLE <= overrun <= _SMALL or (best is not None and better is best):
+                return better
+            best = better
             aim -= overrun
-        return None
+        return best
 
     def below(self) -> _Kept | None:
         """Look for schedules whose windows the cap need not hold."""
@@ -228,10 +235,9 @@ def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Schedule
         energy_j += settled.energy_j - math.fsum(free.energy_j[at])
         # The solver counts misses as they are at a usual boundary; these are the schedule's own.
         missed = _misses(table, problem, schedule.choice)
-        before = np.roll(schedule.choice, 1)[missed.at]
-        usual_s = usual_miss_s(table.settings, problem.jitter_s)[before, schedule.choice[missed.at]]
-        time_s += math.fsum(missed.time_s - usual_s)
-        energy_j += math.fsum(missed.energy_j - usual_s * table.auto_w)
+        change = np.roll(schedule.choice, 1)[missed.at], schedule.choice[missed.at]
+        time_s += math.fsum(missed.time_s - problem.miss_time_s[change])
+        energy_j += math.fsum(missed.energy_j - problem.miss_energy_j[change])
     return against_auto(table, time_s, energy_j)
 
 

@@ -6,13 +6,16 @@ are rarely as dear: work that DRAM bounds takes several times as long at a slow 
 work that the core bounds none the longer. So each change is aimed where what it costs on average is
 least.
 
-Shape letters: n launches, C changes, L launches looked at on either side, A aims, Q quantiles.
+Shape letters: n launches, S settings, C changes, L launches looked at on either side, A aims,
+Q quantiles.
 """
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from underclock.arrays import Floats, Ints
 from underclock.core.costs.power_window import LaunchCosts
@@ -20,7 +23,9 @@ from underclock.core.costs.power_window import LaunchCosts
 _LOOKED_AT = 8  # launches on either side; a change further off costs as if the last went on
 _QUANTILES = 25
 _SPREADS = np.array([NormalDist().inv_cdf((q + 0.5) / _QUANTILES) for q in range(_QUANTILES)])
-_AIMS = np.linspace(-3.0, 3.0, 25)  # deviations after the launch begins
+_FURTHEST = 3.0  # deviations
+_AIMS = np.linspace(-_FURTHEST, _FURTHEST, 25)  # deviations after the launch begins
+_PAIRS = 24  # of launches that follow each other, the most frequent: what is usual shows in them
 WORTH = 2.5  # of its mean power: energy that plans give for a second, near a budget of 1 %
 
 
@@ -79,6 +84,50 @@ def misses(
     return Misses(
         at=at, aim_s=aims[each, best], time_s=mean_s[each, best], energy_j=mean_j[each, best]
     )
+
+
+def usual_misses(
+    costs: LaunchCosts, order: Ints, jitter_s: Floats, power_w: float
+) -> tuple[Floats, Floats]:
+    """Return what changes cost on average where they are made, in time and energy. Shapes (S, S).
+
+    They are made where the launch before fares better at the clocks before, and the launch behind
+    at those behind.
+
+    Args:
+        costs: Of one launch of every kernel, at every setting.
+        order: Kernel of each launch. Shape (n,).
+        jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
+        power_w: Mean power of the step; says what a second is worth.
+    """
+    pairs, counts = np.unique(np.stack((np.roll(order, 1), order)), axis=1, return_counts=True)
+    often = np.argsort(-counts, kind="stable")[:_PAIRS]
+    time_s, energy_j, weight = np.zeros((3, *jitter_s.shape))
+    for (before, behind), count in zip(pairs.T[often], counts[often].tolist(), strict=True):
+        with np.errstate(invalid="ignore"):
+            # For a second early or late, row to column; infinite where a cost is not known.
+            rates = [
+                (each[before][None, :] - each[before][:, None]) / costs.time_s[before][:, None]
+                for each in (costs.time_s, costs.energy_j)
+            ] + [
+                (each[behind][:, None] - each[behind][None, :]) / costs.time_s[behind][:, None]
+                for each in (costs.time_s, costs.energy_j)
+            ]
+        known = np.isfinite(rates).all(axis=0)
+        early_s, early_j, late_s, late_j = (np.where(known, each, 0.0) for each in rates)
+        early = early_j + WORTH * power_w * early_s
+        late = late_j + WORTH * power_w * late_s
+        made = (early > 0.0) & (late > 0.0)
+        odds = np.where(made, late, 1.0) / np.where(made, early + late, 2.0)
+        aim = -np.clip(ndtri(odds), -_FURTHEST, _FURTHEST)
+        density = np.exp(-0.5 * aim**2) / math.sqrt(2.0 * math.pi)
+        is_late, is_early = density + aim * ndtr(aim), density - aim * ndtr(-aim)
+        time_s += count * made * (is_early * early_s + is_late * late_s)
+        energy_j += count * made * (is_early * early_j + is_late * late_j)
+        weight += count * made
+    share = jitter_s / np.maximum(weight, 1.0)
+    # Which of the two a change takes is not told from what it gives of the other.
+    return np.maximum(time_s * share, 0.0), np.maximum(energy_j * share, 0.0)
 
 
 def _summed(lasts_s: Floats, added: Floats, missed_s: Floats) -> Floats:

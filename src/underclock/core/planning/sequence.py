@@ -12,14 +12,12 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.costs.table import CostTable
+from underclock.core.planning.misses import usual_misses
 from underclock.core.switching import SequenceProblem
 from underclock.errors import DataError
 from underclock.records import Clocks, Pass
 from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
 
-# A change asked for ahead comes early or late by its jitter. Of a normal jitter of deviation s the
-# mean distance from the boundary is s·sqrt(2/π), and half of it lies on the wrong side of either.
-_MEAN_DISTANCE = math.sqrt(2.0 / math.pi)
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
 _CALL_SPREAD = 0.6  # standard deviation of calls over their median, on that A800
 _LATE_BY = 3.0  # deviations that the segment before must leave room for
@@ -56,8 +54,8 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
 
     A change is asked for ahead, so that it happens near its boundary: the segment before must last
     as the slowest of a hundred calls, the delay, and three deviations of its jitter. What is lost
-    at the boundary is the stall, and on average the jitter's share of the time at the other
-    segment's clocks.
+    at the boundary is the stall, and what launches take at the other segment's clocks where the
+    change comes early or late, as it is on average where such a change pays.
 
     Args:
         table: What every kernel costs at every setting.
@@ -75,22 +73,24 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         )
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
     time_s, energy_j = table.time_s / counts[:, None], table.energy_j / counts[:, None]
-    lost_s, dwell_s, jitter_s = _switching(table.settings, rules)
-    power_w = table.auto_w
+    stall_s, dwell_s, jitter_s = _switching(table.settings, rules)
+    launches, power_w = np.array(order, dtype=np.int64), table.auto_w
+    miss_s, miss_j = usual_misses(table.launches, launches, jitter_s, power_w)
     if table.power_cap is not None:
         # Auto is a cost of the whole step: beside locked launches it would be another.
         time_s, energy_j = time_s.copy(), energy_j.copy()
         time_s[:, table.baseline] = energy_j[:, table.baseline] = math.inf
     collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in table.kernels])
-    launches = np.array(order, dtype=np.int64)
     during = collective[launches]
     return SequenceProblem(
         time_s=time_s,
         energy_j=energy_j,
         order=launches,
-        switch_time_s=lost_s,
+        switch_time_s=stall_s + miss_s,
         # A stalled GPU draws less than this; how much less nobody has measured.
-        switch_energy_j=lost_s * power_w,
+        switch_energy_j=stall_s * power_w + miss_j,
+        miss_time_s=miss_s,
+        miss_energy_j=miss_j,
         dwell_s=dwell_s,
         jitter_s=jitter_s,
         # Changing clocks round a collective delays every GPU that waits in it.
@@ -100,19 +100,8 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     )
 
 
-def usual_miss_s(settings: Sequence[Clocks], jitter_s: Floats) -> Floats:
-    """Return the time that changes lose by coming early or late, at a usual boundary.
-
-    Args:
-        settings: Length S.
-        jitter_s: Standard deviation of when they happen, row to column. Shape (S, S).
-    """
-    lost_s: Floats = 0.5 * _MEAN_DISTANCE * jitter_s * _mismatch(settings)
-    return lost_s
-
-
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats, Floats]:
-    """Return time lost by each change, how long the segment before must be, and jitter.
+    """Return how long each change stalls, how long the segment before must be, and jitter.
 
     Shapes (S, S).
     """
@@ -126,8 +115,7 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
         delay_s = np.maximum(delay_s, change.delay_s + change.stall_s + _LATE_BY * change.jitter_s)
     dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
     np.fill_diagonal(dwell_s, 0.0)
-    jitter_s = np.sqrt(variance)
-    return stall_s + usual_miss_s(settings, jitter_s), dwell_s, jitter_s
+    return stall_s, dwell_s, np.sqrt(variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +160,3 @@ class _Changes:
 
 def _parts(switch: Switch) -> Floats:
     return np.array([switch.call_s, switch.delay_s, switch.jitter_s, switch.stall_s])
-
-
-def _mismatch(settings: Sequence[Clocks]) -> Floats:
-    """Return by what part work is slower at the lower of two core clocks. Shape (S, S).
-
-    Auto is taken to differ from any clock by one half.
-    """
-    auto = np.array([clocks.core_mhz is None for clocks in settings])
-    mhz = np.array([clocks.core_mhz or 1 for clocks in settings], dtype=np.float64)
-    mismatch = 1.0 - np.minimum.outer(mhz, mhz) / np.maximum.outer(mhz, mhz)
-    return np.where(np.logical_or.outer(auto, auto), 0.5 * np.not_equal.outer(auto, auto), mismatch)

@@ -41,9 +41,11 @@ class SequenceProblem:
         dwell_s: Least length of a segment at the row's setting before the column's can follow, for
             the change is asked for ahead and takes that long. Nothing dwells in a schedule that
             never switches. Zeros unless given. Shape (S, S).
-        jitter_s: Standard deviation of when a change happens, row to column; what that costs is in
-            the two above as it is at a usual boundary, and no solver looks here. Zeros unless
-            given. Shape (S, S).
+        jitter_s: Standard deviation of when a change happens, row to column. No solver looks here,
+            nor at the two that follow. Zeros unless given. Shape (S, S).
+        miss_time_s: Of `switch_time_s`, what stands for changes that come early or late, as it is
+            at a usual boundary. Zeros unless given. Shape (S, S).
+        miss_energy_j: The same of `switch_energy_j`. Shape (S, S).
         blocked: Where no change may happen: boundary i lies before invocation i, the first after
             the last. Nowhere unless given. Shape (n,).
         max_switches: Most changes in one round; ``None`` for no limit.
@@ -57,6 +59,8 @@ class SequenceProblem:
     switch_energy_j: Floats
     dwell_s: Floats = field(default_factory=_no_floats)
     jitter_s: Floats = field(default_factory=_no_floats)
+    miss_time_s: Floats = field(default_factory=_no_floats)
+    miss_energy_j: Floats = field(default_factory=_no_floats)
     blocked: Bools = field(default_factory=_no_bools)
     max_switches: int | None = None
     budget_s: float = math.inf
@@ -65,7 +69,7 @@ class SequenceProblem:
         """Fill in what was left out, and reject what does not fit together."""
         self._check_kernels()
         settings = self.time_s.shape[1]
-        for name in ("dwell_s", "jitter_s"):
+        for name in ("dwell_s", "jitter_s", "miss_time_s", "miss_energy_j"):
             if getattr(self, name).size == 0:
                 object.__setattr__(self, name, np.zeros((settings, settings)))
         if self.blocked.size == 0:

@@ -1,0 +1,154 @@
+"""Arms that take turns: what is compared with what, and how it is judged."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from underclock.errors import UsageError
+from underclock.records import Verdict
+from underclock.runtime.arms import ArmName, Arms, ArmStep, paired_change, parse_arms
+
+ALL = tuple(ArmName)
+
+
+def run(
+    arms: Arms, rounds: int, *, drift: float = 0.0, energy: bool = True, noise: float = 1e-3
+) -> list[ArmName]:
+    """Run rounds in which the plan takes 1 % more time and 8 % less energy."""
+    random = np.random.default_rng(1)
+    order = [arms.arm]
+    for index in range(rounds * len(arms.names) * arms.block):
+        settling = index % arms.block < arms.settling
+        slow, saves = {"auto": (1.0, 1.0), "plan": (1.01, 0.92), "best-fixed": (1.01, 0.97)}[
+            arms.arm
+        ]
+        factor = (1.0 + drift * index) * (1.0 + noise * float(random.standard_normal()))
+        step = ArmStep(
+            time_s=9.0 if settling else slow * factor,
+            energy_j=300.0 * saves * factor if energy else None,
+        )
+        began = arms.stepped(step)
+        if began is not None:
+            order.append(began)
+    return order[:-1]
+
+
+def test_every_arm_has_every_place_equally_often_and_orders_differ() -> None:
+    arms = Arms(names=ALL, block=2, settling=1)
+    order = run(arms, 30)
+    rounds = [tuple(order[i : i + 3]) for i in range(0, len(order), 3)]
+
+    assert len(rounds) == 30
+    for place in range(3):
+        assert Counter(one[place] for one in rounds) == dict.fromkeys(ALL, 10)
+    assert len(set(rounds)) == 6
+    assert any(a != b for a, b in pairwise(rounds))
+    assert order == run(Arms(names=ALL, block=2, settling=1), 30)
+    assert order != run(Arms(names=ALL, block=2, settling=1, seed=1), 30)
+
+
+def test_drift_cancels_and_steps_that_settle_do_not_count() -> None:
+    arms = Arms(names=ALL, block=6, settling=2)
+    run(arms, 18, drift=1e-3)
+    plan, fixed = arms.differences(promise=-0.08, budget=0.01)
+
+    assert (plan.arm, plan.rounds, plan.steps) == (ArmName.PLAN, 18, 18 * 4)
+    assert plan.energy is not None
+    assert plan.energy.interval is not None
+    low, high = plan.energy.interval
+    assert low < -0.08 < high
+    assert high - low < 0.02
+    assert plan.time.mean == pytest.approx(0.01, abs=2e-3)
+    assert fixed.judgement is None
+    assert fixed.energy is not None
+    assert fixed.energy.mean == pytest.approx(-0.03, abs=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("promise", "budget", "verdict"),
+    [
+        (-0.079, 0.01, Verdict.KEPT),
+        (-0.1, 0.01, Verdict.NOT_KEPT),
+        (-0.079, 0.0, Verdict.NOT_KEPT),
+        (-0.079, None, Verdict.KEPT),
+    ],
+)
+def test_the_plan_is_held_against_its_promise(
+    promise: float, budget: float | None, verdict: Verdict
+) -> None:
+    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=10, settling=2)
+    run(arms, 12, noise=1e-4)
+    (plan,) = arms.differences(promise=promise, budget=budget)
+
+    assert plan.judgement is not None
+    assert plan.judgement.verdict is verdict
+
+
+def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> None:
+    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=4, settling=1)
+    assert arms.differences(promise=-0.08, budget=0.01) == ()
+    run(arms, 1)
+    (plan,) = arms.differences(promise=-0.08, budget=0.01)
+    assert plan.judgement is not None
+    assert plan.judgement.verdict is Verdict.INCONCLUSIVE
+    for _ in range(5):
+        arms.stepped(ArmStep(time_s=100.0, energy_j=1.0))
+    assert arms.differences(promise=-0.08, budget=0.01) == (plan,)
+
+
+def test_without_energy_only_time_is_told() -> None:
+    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=4, settling=1)
+    run(arms, 4, energy=False)
+    (plan,) = arms.differences(promise=-0.08, budget=0.01)
+
+    assert (plan.energy, plan.judgement) == (None, None)
+    assert plan.time.mean == pytest.approx(0.01, abs=2e-3)
+
+
+def test_stalled_steps_do_not_count() -> None:
+    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=3, settling=0)
+    for _ in range(4):
+        arms.stepped(ArmStep(time_s=1.0, energy_j=1.0))
+        arms.stepped(ArmStep(time_s=60.0, energy_j=1.0), stalled=True)
+        arms.stepped(ArmStep(time_s=1.0, energy_j=1.0))
+    (plan,) = arms.differences()
+
+    assert (plan.steps, plan.time.mean) == (4, pytest.approx(0.0))
+
+
+def test_pairs_cancel_what_both_share() -> None:
+    shared = np.random.default_rng(0).uniform(1.0, 3.0, 8)
+    change = paired_change([(each, each * 0.9) for each in shared.tolist()])
+
+    assert change.interval == pytest.approx((-0.1, -0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("auto,planned", "no arm 'planned'"),
+        ("auto,plan,auto", "named twice"),
+        ("plan,best-fixed", "compares nothing with auto"),
+        ("auto", "compares nothing with auto"),
+        ("", "compares nothing with auto"),
+        ("auto,best-fixed", "no best fixed clock"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_arms(text, has_fixed=False)
+
+
+def test_arms_are_read_in_the_order_given() -> None:
+    assert parse_arms(" plan, auto ,best-fixed", has_fixed=True) == (
+        ArmName.PLAN,
+        ArmName.AUTO,
+        ArmName.BEST_FIXED,
+    )
+
+
+def test_a_block_must_leave_steps() -> None:
+    with pytest.raises(ValueError, match="cannot leave out"):
+        Arms(names=ALL, block=3, settling=3)

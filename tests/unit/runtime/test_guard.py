@@ -1,0 +1,111 @@
+"""What the guard does with steps that are slower than promised."""
+
+import numpy as np
+import pytest
+
+from underclock.runtime.guard import Finding, Guard, Move, Stage
+
+WINDOW = 8
+
+
+def told(guard: Guard, mean_s: float, *, windows: int = 1, seed: int = 0) -> list[Move]:
+    """Tell some windows of steps, and those in front that do not count; return what moved."""
+    random = np.random.default_rng(seed)
+    moves = []
+    for _ in range(windows):
+        stage = guard.stage
+        while guard.stage is stage and len(moves) < 10:
+            move = guard.stepped(mean_s * (1.0 + 1e-3 * float(random.standard_normal())))
+            if move is not None:
+                moves.append(move)
+                break
+            if not guard._steps_s and guard._skipped > 1:  # noqa: SLF001 - a window without a move
+                break
+    return moves
+
+
+def begun(*, has_fixed: bool = True) -> Guard:
+    guard = Guard(max_slowdown=0.01, has_fixed=has_fixed, window=WINDOW)
+    assert guard.stage.at_auto
+    (move,) = told(guard, 1.0)
+    assert (move.stage, guard.stage) == (Stage.PLAN, Stage.PLAN)
+    return guard
+
+
+def test_steps_as_promised_change_nothing() -> None:
+    guard = begun()
+
+    assert told(guard, 1.008, windows=5) == []
+    assert guard.stage is Stage.PLAN
+
+
+def test_a_slow_plan_is_taken_back_in_steps() -> None:
+    guard = begun(has_fixed=False)
+    stages = [told(guard, mean_s)[0].stage for mean_s in (1.05, 1.0, 1.04)]
+
+    assert stages == [Stage.CHECKING, Stage.REDUCED, Stage.OFF]
+    assert guard.finding is Finding.SLOWER
+    assert told(guard, 2.0, windows=3) == []
+    guard.resume()
+    assert guard.stage is Stage.LEARNING
+
+
+def test_words_have_the_numbers() -> None:
+    (move,) = told(begun(), 1.05)
+
+    assert "slower than promised: +5.0" in move.words
+    assert f"over {WINDOW} steps, +1.0" in move.words
+    assert move.words.endswith("from now on: auto: the plan seems slower than promised")
+
+
+def test_a_job_that_becomes_slower_by_itself_is_not_the_plans_fault() -> None:
+    guard = begun()
+    told(guard, 1.2)
+    (move,) = told(guard, 1.195)  # auto as well
+
+    assert (move.stage, move.finding) == (Stage.PLAN, Finding.JOB)
+    assert told(guard, 1.2, windows=2) == []
+
+
+def test_switching_that_slows_the_job_is_told_from_clocks_that_do() -> None:
+    guard = begun()
+    for mean_s in (1.05, 1.0, 1.05):
+        told(guard, mean_s)
+    assert guard.stage is Stage.FIXED
+    (move,) = told(guard, 1.005)
+
+    assert (move.stage, move.finding) == (Stage.FIXED, Finding.SWITCHING)
+    assert "switching itself slows the job" in move.words
+    assert told(guard, 1.005, windows=2) == []
+
+    other = begun()
+    for mean_s in (1.05, 1.0, 1.05):
+        told(other, mean_s)
+    (move,) = told(other, 1.05)
+    assert (move.stage, move.finding) == (Stage.OFF, Finding.CLOCKS)
+
+
+def test_a_reduced_plan_that_is_as_promised_stays() -> None:
+    guard = begun()
+    told(guard, 1.05)
+    told(guard, 1.0)
+
+    assert guard.stage is Stage.REDUCED
+    assert told(guard, 1.005, windows=3) == []
+    assert guard.stage is Stage.REDUCED  # type: ignore[comparison-overlap,unused-ignore]
+
+
+def test_steps_that_stood_still_do_not_count() -> None:
+    guard = begun()
+    for _ in range(5 * WINDOW):
+        assert guard.stepped(50.0, stalled=True) is None
+    assert told(guard, 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"window": 1}, "two steps at least"), ({"max_slowdown": -1.0}, "above -1")],
+)
+def test_what_cannot_be_judged_is_refused(options: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Guard(**({"max_slowdown": 0.0, "has_fixed": True} | options))  # type: ignore[arg-type]

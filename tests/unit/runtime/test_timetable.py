@@ -1,0 +1,125 @@
+"""Timetables and the locks that come of them: what is refused, and what became of a lock."""
+
+import pytest
+
+from underclock.errors import DataError
+from underclock.records import Clocks, ClockSchedule, Segment, ThrottleReason
+from underclock.records.latencies import Domain, LatencyTable
+from underclock.runtime.locks import Lock, LockState
+from underclock.runtime.timetable import timetable, timetable_of
+
+SLOW, FAST = Clocks(core_mhz=900), Clocks(core_mhz=1500)
+TABLE = LatencyTable.constant(6e-3)
+
+
+def test_a_plans_schedule_becomes_changes_round_and_round() -> None:
+    schedule = ClockSchedule(
+        segments=(
+            Segment(launches=2, core_mhz=900, mem_mhz=None, aim_s=-1e-3),
+            Segment(launches=1, core_mhz=1500, mem_mhz=None, aim_s=2e-3),
+        ),
+        switches=2,
+        latency="6ms",
+        latencies=TABLE,
+        launch_s=(0.1, 0.2, 0.3),
+    )
+    made = timetable_of(schedule, (0, 2))
+
+    assert made.upto_s == pytest.approx((0.0, 0.1, 0.3, 0.6))
+    assert [(c.at, c.to_mhz, c.aim_s) for c in made.changes[Domain.CORE]] == [
+        (0, 900, -1e-3),
+        (2, 1500, 2e-3),
+    ]
+    assert (made.launches, made.planned) == (3, 2)
+    assert [made.launch(Domain.CORE, number) for number in (-1, 0, 1, 2)] == [-1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("marks", [(), (1,), (0, 3), (0, 2, 1), (0, 0), (0, 1, 2, 3, 4, 5, 6)])
+def test_marks_that_name_no_launches_in_order_are_refused(marks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="marks must ascend from launch 0 and stay below 3"):
+        timetable([SLOW, FAST, FAST], TABLE, [0.1] * 3, marks)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "launch_s", "words"),
+    [
+        ([SLOW], [0.1], "two launches at least"),
+        ([SLOW, FAST], [0.1], "2 launches and 1 durations"),
+        ([SLOW, FAST], [0.1, 0.0], "positive and finite"),
+        ([SLOW, FAST], [0.1, float("inf")], "positive and finite"),
+    ],
+)
+def test_what_is_no_timetable_is_refused(
+    clocks: list[Clocks], launch_s: list[float], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        timetable(clocks, TABLE, launch_s, (0,))
+
+
+def test_latencies_must_know_the_clock_that_changes() -> None:
+    core = LatencyTable(evidence=None, gpu=None, switches=TABLE.switches[:1])
+    with pytest.raises(DataError, match="no switch of the memory clock"):
+        timetable([Clocks(mem_mhz=5001), FAST], core, [0.1] * 2, (0,))
+
+
+def lock() -> Lock:
+    made = Lock(Domain.CORE)
+    made.ask(1500, 0.0)
+    assert made.state is LockState.ASKED
+    made.accept(1e-3, sure_s=7e-3)
+    assert made.state is LockState.ACCEPTED  # type: ignore[comparison-overlap]
+    return made
+
+
+def test_a_lock_is_in_force_once_the_clock_is_read_back() -> None:
+    made = lock()
+
+    assert not made.observe(SLOW, ThrottleReason.NONE, 2e-3)  # it may still come
+    assert made.observe(Clocks(core_mhz=1485), ThrottleReason.NONE, 5e-3)
+    assert (made.state, made.since_s) == (LockState.IN_FORCE, 5e-3)
+    assert not made.observe(FAST, ThrottleReason.NONE, 6e-3)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        (ThrottleReason.NONE, "does not follow it, and gives no reason"),
+        (ThrottleReason.SW_POWER_CAP, "power limit"),
+        (ThrottleReason.SW_THERMAL_SLOWDOWN | ThrottleReason.SW_POWER_CAP, "temperature"),
+        (ThrottleReason.HW_SLOWDOWN | ThrottleReason.HW_THERMAL_SLOWDOWN, "too hot"),
+        (ThrottleReason.HW_POWER_BRAKE_SLOWDOWN, "power supply"),
+    ],
+)
+def test_a_lock_that_is_overruled_says_by_what(reasons: ThrottleReason, words: str) -> None:
+    made = lock()
+
+    assert not made.observe(SLOW, reasons, 8e-3)  # one reading may fall on the very change
+    assert made.observe(SLOW, reasons, 9e-3)
+    assert made.state is LockState.OVERRULED
+    assert words in made.why
+    assert words in str(made)
+    assert made.observe(FAST, ThrottleReason.NONE, 10e-3)
+    assert (made.state, made.why) == (LockState.IN_FORCE, "")  # type: ignore[comparison-overlap]
+
+
+def test_what_tells_nothing_changes_nothing() -> None:
+    made = lock()
+
+    assert not made.observe(Clocks(), ThrottleReason.NONE, 9e-3)
+    assert not made.observe(SLOW, ThrottleReason.GPU_IDLE, 9e-3)
+    made.refuse(0.01)
+    assert not made.observe(FAST, ThrottleReason.NONE, 0.02)
+    assert not Lock(Domain.CORE).observe(FAST, ThrottleReason.NONE, 0.0)
+
+
+def test_auto_is_any_clock_and_the_memory_may_be_a_little_off() -> None:
+    back = Lock(Domain.CORE)
+    back.ask(None, 0.0)
+    back.accept(0.0, 1.0)
+    assert back.observe(SLOW, ThrottleReason.NONE, 0.1)
+    assert not back.is_below(SLOW)
+    memory = Lock(Domain.MEMORY)
+    memory.ask(5001, 0.0)
+    memory.accept(0.0, 1.0)
+    assert memory.observe(Clocks(mem_mhz=5005), ThrottleReason.NONE, 0.1)
+    assert str(memory) == "memory 5001 MHz: in force: the clock was read back"
