@@ -30,6 +30,7 @@ from underclock.runtime.timetable import timetable_of
 from underclock.runtime.undo import Armed
 
 _HOUSEKEEPING_S = 0.1
+_LOW = 0.5  # of the highest core clock, while a step stands still
 _TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
 _NEAR_S = 5e-4  # to what is due next: so long one waits here
 
@@ -149,6 +150,9 @@ class Follower:
         gauges = self._gauges.taken()
         for gauge in gauges:
             self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+        words = self.policy.capped(self.machine.above_cap())
+        if words:
+            self.machine.events.append((self._clock.now_s(), words))
         if gauges:
             self._expect()
         self._shown.add(gauges)
@@ -284,9 +288,10 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         page = Page.open(told.page)
         if setter is not None:
             _try(setter, plan)
-        machine = Machine(timetable_of(scheduled(plan), page.marks))
+        gpu = NvmlGpu(told.index)
+        machine = Machine(timetable_of(scheduled(plan), page.marks), low_mhz=_low_mhz(gpu))
         policy = policy_of(machine, plan, arms=options["arms"], window=options["window"])
-        gauges = Gauges(NvmlGpu(told.index), clock)
+        gauges = Gauges(gpu, clock)
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
@@ -307,6 +312,12 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
+
+
+def _low_mhz(gpu: NvmlGpu) -> int:
+    """Return the core clock to wait at: what comes next begins at it, until its mark is seen."""
+    clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz()))
+    return min(mhz for mhz in clocks if mhz >= _LOW * clocks[-1])
 
 
 def _try(setter: Setter, plan: Plan) -> None:

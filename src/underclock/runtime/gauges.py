@@ -11,7 +11,7 @@ from underclock.hw.base import Clock, Gpu
 from underclock.records import Clocks, ThrottleReason
 
 _OFTEN_S = 0.1
-_ALL_EVERY = 2  # readings: of energy, power and temperature too
+_ALL_EVERY = 2  # readings: of energy and temperature too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +22,15 @@ class Gauge:
         at_s: When it was taken.
         clocks: Those that run.
         reasons: Why.
-        power_w: What the board draws; ``None`` where it was not read this time, as the rest.
-        temperature_c: How warm it is.
-        energy_j: The counter.
+        power_w: What the board draws.
+        temperature_c: How warm it is; ``None`` where it was not read this time.
+        energy_j: The counter; likewise.
     """
 
     at_s: float
     clocks: Clocks
     reasons: ThrottleReason
-    power_w: float | None = None
+    power_w: float
     temperature_c: float | None = None
     energy_j: float | None = None
 
@@ -81,7 +81,7 @@ class Gauges:
             at_s=self._clock.now_s(),
             clocks=gpu.observed(),
             reasons=gpu.throttle_reasons(),
-            power_w=gpu.power_w() if of_all else None,
+            power_w=gpu.power_w(),
             temperature_c=gpu.temperature_c() if of_all else None,
             energy_j=energy_j,
         )

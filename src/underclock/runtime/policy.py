@@ -12,7 +12,7 @@ from underclock.records import AUTO, ClockSchedule, Plan
 from underclock.runtime.arms import ArmDifference, ArmName, Arms, ArmStep, parse_arms
 from underclock.runtime.guard import Guard, Stage
 from underclock.runtime.machine import Machine
-from underclock.runtime.reducing import without_least_paying
+from underclock.runtime.reducing import without_least_paying, without_locks
 from underclock.runtime.steps import PassedStep
 from underclock.runtime.timetable import timetable_of
 
@@ -37,18 +37,32 @@ class Policy(Protocol):
         """Take note of its energy, once that is known; return words for the log, if any."""
         ...
 
+    def capped(self, launches: frozenset[int]) -> str:
+        """Take note of launches whose locks the power cap overrules; return words for the log."""
+        ...
+
     def differences(self) -> tuple[ArmDifference, ...]:
         """Return what arms differ by, as far as is known."""
         ...
 
 
 class Following:
-    """Follows the plan, whatever comes of it."""
+    """Follows the plan, but for locks that the power cap overrules."""
+
+    def __init__(self, machine: Machine, plan: Plan) -> None:
+        """Take the plan as it is."""
+        self._machine, self._plan = machine, plan
+        self._free: set[int] = set()
 
     @property
     def label(self) -> str:
         """What it does."""
         return "plan"
+
+    @property
+    def follows(self) -> bool:
+        """Whether the plan's clocks are what is asked for now."""
+        return True
 
     def passed(self, step: PassedStep) -> str:
         """Do nothing."""
@@ -60,9 +74,28 @@ class Following:
         del step, energy_j
         return ""
 
+    def capped(self, launches: frozenset[int]) -> str:
+        """Leave clocks to the driver where the power cap does not let them be held."""
+        more = launches - self._free
+        if not more:
+            return ""
+        self._free |= more
+        if self.follows:
+            self._follow(self._schedule())
+        named = ", ".join(map(str, sorted(more)))
+        return f"the cap does not sustain the locks from launches {named} on: they are left away"
+
     def differences(self) -> tuple[ArmDifference, ...]:
         """Compare nothing."""
         return ()
+
+    def _schedule(self) -> ClockSchedule:
+        """Return the plan's schedule without locks that the cap forbids."""
+        schedule = scheduled(self._plan)
+        return without_locks(schedule, self._free) if self._free else schedule
+
+    def _follow(self, schedule: ClockSchedule) -> None:
+        self._machine.follow(timetable_of(schedule, self._machine.timetable.marks))
 
 
 class Guarded(Following):
@@ -70,7 +103,7 @@ class Guarded(Following):
 
     def __init__(self, machine: Machine, plan: Plan, window: int) -> None:
         """Begin at auto, to learn what a step takes there."""
-        self._machine, self._plan = machine, plan
+        super().__init__(machine, plan)
         self._guard = Guard(
             max_slowdown=budget_of(plan), has_fixed=plan.fixed is not None, window=window
         )
@@ -81,6 +114,11 @@ class Guarded(Following):
         """The guard's stage."""
         return self._guard.stage.name.lower()
 
+    @property
+    def follows(self) -> bool:
+        """Whether the guard lets the plan be."""
+        return self._guard.stage in {Stage.PLAN, Stage.REDUCED}
+
     def passed(self, step: PassedStep) -> str:
         """Let the guard judge the step."""
         move = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
@@ -90,14 +128,18 @@ class Guarded(Following):
         return move.words
 
     def _do(self, stage: Stage) -> None:
-        machine, schedule = self._machine, scheduled(self._plan)
         if stage.at_auto:
-            machine.hold(AUTO)
+            self._machine.hold(AUTO)
         elif stage is Stage.FIXED and self._plan.fixed is not None:
-            machine.hold(self._plan.fixed)
+            self._machine.hold(self._plan.fixed)
         else:
-            reduced = without_least_paying(schedule) if stage is Stage.REDUCED else None
-            machine.follow(timetable_of(reduced or schedule, machine.timetable.marks))
+            self._follow(self._schedule())
+
+    def _schedule(self) -> ClockSchedule:
+        schedule = super()._schedule()
+        if self._guard.stage is Stage.REDUCED:
+            return without_least_paying(schedule) or schedule
+        return schedule
 
 
 class Alternating(Following):
@@ -105,7 +147,7 @@ class Alternating(Following):
 
     def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...]) -> None:
         """Begin the first block."""
-        self._machine, self._plan = machine, plan
+        super().__init__(machine, plan)
         step_s = math.fsum(scheduled(plan).launch_s)
         # A block is left when its last step's energy is known: some steps of the next are past.
         settling = max(_LEAST_SETTLING, math.ceil(_ENERGY_KNOWN_S / step_s))
@@ -118,6 +160,11 @@ class Alternating(Following):
     def label(self) -> str:
         """Whose block it is."""
         return str(self._arms.arm)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is the plan's."""
+        return self._arms.arm is ArmName.PLAN
 
     def known(self, step: PassedStep, energy_j: float | None) -> str:
         """Count the step for its arm."""
@@ -137,7 +184,7 @@ class Alternating(Following):
 
     def _do(self, arm: ArmName) -> None:
         if arm is ArmName.PLAN:
-            self._machine.follow()
+            self._follow(self._schedule())
         else:
             fixed = self._plan.fixed
             self._machine.hold(fixed if arm is ArmName.BEST_FIXED and fixed else AUTO)
@@ -157,7 +204,7 @@ def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int) -> Policy
     """
     if arms:
         return Alternating(machine, plan, parse_arms(arms, has_fixed=plan.fixed is not None))
-    return Guarded(machine, plan, window) if window else Following()
+    return Guarded(machine, plan, window) if window else Following(machine, plan)
 
 
 def budget_of(plan: Plan) -> float:
