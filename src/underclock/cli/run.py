@@ -9,6 +9,7 @@ from underclock.cli.common import file_argument, json_option
 from underclock.cli.printing import print_json, print_table
 from underclock.cli.terminal import say
 
+_LIVE_S = 5.0
 _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
 
 
@@ -43,6 +44,10 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     metavar="STEPS",
     help="That are judged together: slower ones take the plan back; 0 never. [default: 20]",
 )
+@click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
+@click.option(
+    "--metrics-port", type=int, metavar="PORT", help="Where Prometheus may ask this machine."
+)
 @click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
@@ -52,6 +57,8 @@ def command(
     gpus: tuple[str, ...],
     dry_run: bool,
     log: Path | None,
+    live: bool,
+    metrics_port: int | None,
     arms: str,
     window: int,
     anyway: bool,
@@ -72,6 +79,8 @@ def command(
         dry=dry_run,
         log=log,
         anyway=anyway,
+        live_s=_LIVE_S if live else None,
+        metrics_port=metrics_port,
         arms=arms,
         window=window,
         tell=lambda sentence: say(f"underclock: {sentence}", err=True),

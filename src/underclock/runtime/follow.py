@@ -21,6 +21,7 @@ from underclock.runtime.conductor import WorkDone
 from underclock.runtime.gauges import Gauges
 from underclock.runtime.looking import Looking, LookingOn
 from underclock.runtime.machine import Machine
+from underclock.runtime.metrics import Metrics
 from underclock.runtime.page import Page
 from underclock.runtime.policy import Policy, policy_of, scheduled
 from underclock.runtime.run_files import Run
@@ -273,14 +274,15 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     Args:
         gpus: By UUID; none for a dry run.
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
-            nothing is set; ``arms`` and ``window``: as `policy.policy_of` takes them.
+            nothing is set; ``arms`` and ``window``: as `policy.policy_of` takes them;
+            ``metrics_port``: where Prometheus may ask, or nothing.
 
     Raises:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
     """
     run = Run.open(Path(options["run"]))
     plan = run.plan()
-    log = Log(Path(options["log"]))
+    log = Log(Path(options["log"]), _metrics(options["metrics_port"]))
     clock = SystemClock()
     followers = []
     for rank, told in enumerate(run.gpus):
@@ -312,6 +314,14 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
+
+
+def _metrics(port: int | None) -> Metrics | None:
+    if port is None:
+        return None
+    metrics = Metrics()
+    metrics.serve(port)
+    return metrics
 
 
 def _low_mhz(gpu: NvmlGpu) -> int:

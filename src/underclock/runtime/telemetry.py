@@ -11,6 +11,7 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.records.runs import Line, RunLine, StepLine
 from underclock.runtime.gauges import Gauge
+from underclock.runtime.metrics import Metrics
 from underclock.runtime.steps import PassedStep
 
 _KEPT = 4096
@@ -24,13 +25,15 @@ class Log:
 
     Args:
         path: Of the file; it is appended to.
+        metrics: Told of every line; ``None`` for none.
 
     Raises:
         UsageError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metrics: Metrics | None = None) -> None:
         self.lost = 0
+        self._metrics = metrics
         self._encoder = msgspec.json.Encoder()
         try:
             self._file: IO[bytes] | None = path.open("ab", buffering=0)
@@ -41,6 +44,8 @@ class Log:
 
     def write(self, line: Line) -> None:
         """Write a line, if the disk takes it."""
+        if self._metrics is not None:
+            self._metrics.write(line)
         if self._file is None:
             return
         try:

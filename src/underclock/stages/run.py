@@ -17,6 +17,7 @@ from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import RunSummary
 from underclock.runtime.arms import parse_arms
+from underclock.runtime.live import live_line
 from underclock.runtime.places import MarkedStep, marked
 from underclock.runtime.run_files import Run
 from underclock.runtime.starting import Conducting
@@ -46,6 +47,8 @@ class HowToRun:
         anyway: Whether another board or driver than the plan's will do.
         arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
         window: Steps that the guard judges together; 0 for no guard.
+        metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
+        live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
         tell: Told what a reader should know as it goes on.
     """
 
@@ -55,6 +58,8 @@ class HowToRun:
     anyway: bool = False
     arms: str = ""
     window: int = 20
+    metrics_port: int | None = None
+    live_s: float | None = None
     tell: Callable[[str], None] = lambda _sentence: None
 
 
@@ -110,8 +115,11 @@ class HeldRun:
         marked: Its marks.
     """
 
-    def __init__(self, run: Run, marks: MarkedStep, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run: Run, marks: MarkedStep, how: HowToRun, options: Mapping[str, Any]
+    ) -> None:
         self.run = run
+        self._how, self._told = how, 0
         self.marked = marks
         self._options = options
         self._conducting: Conducting | None = None
@@ -138,13 +146,27 @@ class HeldRun:
 
     def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
         """Wait for the trainer; what ends us ends it too."""
+        live_s = self._how.live_s
         try:
+            while live_s is not None:
+                try:
+                    return trainer.wait(live_s)
+                except subprocess.TimeoutExpired:
+                    self._tell_of_last_steps()
             return trainer.wait()
         except BaseException as exc:
             if not isinstance(exc, KeyboardInterrupt):  # a terminal told it as well
                 trainer.terminate()
             trainer.wait()
             raise
+
+    def _tell_of_last_steps(self) -> None:
+        log = Path(self._options["log"])
+        lines = read_log(log) if log.exists() else ()
+        new, self._told = lines[self._told :], len(lines)
+        words = live_line(new)
+        if words:
+            self._how.tell(words)
 
     def ended(self, code: int) -> Ran:
         """Return how it went, once clocks are as they were found."""
@@ -210,8 +232,9 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         "dry": how.dry,
         "arms": how.arms,
         "window": how.window,
+        "metrics_port": how.metrics_port,
     }
-    held = HeldRun(run, marks, options)
+    held = HeldRun(run, marks, how, options)
     try:
         yield held
     finally:

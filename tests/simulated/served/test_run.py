@@ -134,6 +134,30 @@ def test_a_trainer_that_is_killed_leaves_nothing(
 
 
 @pytest.mark.slow
+def test_a_conductor_that_is_killed_harms_no_training(
+    command: list[str], control: Control, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    clock = SystemClock()
+
+    def kill() -> None:
+        while not (log.exists() and '"ask"' in log.read_text()):
+            clock.sleep_s(0.02)
+        (lock,) = (tmp_path / "runs").glob("GPU-*.lock")
+        os.kill(int(json.loads(lock.read_text())["conductor"][0]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ran = run(plan(), command, HowToRun(log=log, window=0))
+    killer.join()
+
+    assert ran.code == 0
+    assert "ended" in ran.why
+    assert json.loads((tmp_path / "losses").read_text()) == _plain()
+    assert control.truth()["core_lock"] is None
+
+
+@pytest.mark.slow
 def test_two_ranks_have_a_gpu_each(command: list[str], control: Control, tmp_path: Path) -> None:
     """As torchrun starts them: each with its local rank in the environment."""
     log = tmp_path / "log.jsonl"
