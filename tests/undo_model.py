@@ -28,6 +28,7 @@ class Sequences(NamedTuple):
 
     arm: tuple[Act, ...] = protocol.ARM
     change: tuple[Act, ...] = protocol.CHANGE
+    refused: tuple[Act, ...] = protocol.REFUSED
     end: tuple[Act, ...] = protocol.END
     take_over: tuple[Act, ...] = protocol.TAKE_OVER
     restore: tuple[Act, ...] = protocol.RESTORE
@@ -80,6 +81,7 @@ class Group(NamedTuple):
     asked: tuple[int, ...] = ()
     arming: bool = True
     armed: bool = False
+    accepted: bool = False  # whether the driver took anything
 
     @property
     def has_lock(self) -> bool:
@@ -199,7 +201,7 @@ def _acts(state: State, at: int, group: Group, sequences: Sequences) -> Iterator
     conductor, watcher = group[:2]
     if conductor.status == LIVE:
         if conductor.todo:
-            yield from _step(state, at, group, "conductor")
+            yield from _step(state, at, group, "conductor", sequences)
         elif group.armed:
             for setting in SETTINGS:
                 acts = (Act.SET,) if setting in group.asked else sequences.change
@@ -215,7 +217,7 @@ def _acts(state: State, at: int, group: Group, sequences: Sequences) -> Iterator
             yield "conductor ends", _with(state, at, group._replace(conductor=gone))
     if watcher.status == LIVE:
         if watcher.todo:
-            yield from _step(state, at, group, "watcher")
+            yield from _step(state, at, group, "watcher", sequences)
         elif not watcher.lock:
             yield "watcher ends", _with(state, at, group._replace(watcher=Process(DEAD)))
         elif conductor.status != LIVE:
@@ -277,6 +279,7 @@ class _Doing:
         if self.group.watcher.status == NEVER:
             raise Violation("something is set before anybody watches")
         self.gpu = _put(self.gpu, self.setting, OURS)
+        self.group = self.group._replace(accepted=True)
 
     def end_conductor(self) -> None:
         self.group = self.group._replace(conductor=Process(DEAD))
@@ -288,6 +291,7 @@ class _Doing:
 
     def remove_journal(self) -> None:
         self.disk = Disk(durable=self.disk.durable)
+        self.group = self.group._replace(asked=())
 
     def release_lock(self) -> None:
         if not self.process.refused and (self.gpu != AS_FOUND or self.disk.placed is not None):
@@ -295,13 +299,18 @@ class _Doing:
         self.process = self.process._replace(lock=False) if self.process.todo else Process(DEAD)
 
 
-def _step(state: State, at: int, group: Group, who: str) -> Iterator[tuple[str, State]]:
+def _step(
+    state: State, at: int, group: Group, who: str, sequences: Sequences
+) -> Iterator[tuple[str, State]]:
     """Do the next act of a process; an undo may be refused instead."""
     process: Process = getattr(group, who)
     (act, setting), *rest = process.todo
     name = f"{who}: {act}"
     if act is Act.UNDO and state.disk.placed is not None:
         yield f"{name}, refused", _with(state, at, _refused(group, who))
+    if act is Act.SET:
+        todo = () if group.accepted else _todo(sequences.refused)
+        yield f"{name}, refused", _with(state, at, _of(group, who, process._replace(todo=todo)))
     left = process._replace(todo=tuple(rest))
     doing = _Doing(state, who, setting, left, group, state.gpu, state.disk)
     getattr(doing, act.name.lower())()

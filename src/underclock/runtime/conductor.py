@@ -127,8 +127,11 @@ def conduct(
                 why = _until_end(work, watching, ends)
         finally:
             undone = tuple(one.end() for one in armed)
-            if not any(one.failed for one in undone):  # else it tries again after our end
+            failed = [line for one in undone for line in one.failed]
+            if not failed:  # else it tries again after our end
                 watching.close()
+            elif (error := sys.exception()) is not None:
+                error.add_note("; ".join(failed))
     return Ending(why, undone)
 
 
@@ -193,7 +196,8 @@ def main() -> None:
     try:
         ending = _carry_out(_order(sys.argv[1]))
     except UnderclockError as exc:
-        _say({"state": "refused", "error": str(exc), "hint": exc.hint, "kind": type(exc).__name__})
+        error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
+        _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
         sys.exit(exc.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})

@@ -39,6 +39,7 @@ _MEND = (Act.UNDO, Act.REMOVE_JOURNAL)  # nothing where there is no journal
 
 ARM = (Act.TAKE_LOCK, *_MEND, Act.READ_FOUND, Act.SHARE_LOCK)
 CHANGE = (*_JOURNAL, Act.SET)  # a change that the journal covers already is its last act alone
+REFUSED = (Act.REMOVE_JOURNAL,)  # where the driver took nothing of this run: nothing to undo
 END = (*_MEND, Act.RELEASE_LOCK)
 TAKE_OVER = (Act.END_CONDUCTOR, *_MEND, Act.RELEASE_LOCK)
 RESTORE = (Act.TAKE_LOCK, *_MEND, Act.RELEASE_LOCK)

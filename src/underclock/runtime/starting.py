@@ -103,7 +103,7 @@ class Conducting:
             raise DeviceError(f"it ended before anything was set: {message['why']}")
         raise DeviceError(
             f"the process that sets clocks ended ({code}) and said nothing",
-            hint="the watcher has undone what it set; `underclock restore` makes sure",
+            hint="its watcher undoes what it set; `underclock restore` makes sure",
         )
 
 

@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from underclock.errors import DataError, NotSupportedError, UnderclockError, UsageError
+from underclock.errors import (
+    DataError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
 from underclock.runtime import protocol
 from underclock.runtime.journal import Journal, JournalFile
 from underclock.runtime.ownership import Ownership
 from underclock.runtime.protocol import Act, carry_out
 
+_TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
 _Hands = Mapping[Act, Callable[[], None]]
 
 
@@ -105,6 +112,7 @@ class Armed:
         self.mended = Undone(gpu.uuid)
         self._file = file
         self._journal: Journal | None = None
+        self._accepted = False  # whether the driver took anything
 
     @property
     def uuid(self) -> str:
@@ -166,7 +174,18 @@ class Armed:
             carry_out((Act.SET,), put)
         elif value is not None:  # else there is nothing of ours to give back
             following = self._armed.with_asked(setting, value)
-            carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
+            try:
+                carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
+            except _TOOK_NOTHING:
+                self._forget_refused()
+                raise
+        self._accepted = True
+
+    def _forget_refused(self) -> None:
+        """Take the journal back where the driver took nothing at all of what it says."""
+        if not self._accepted:
+            carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
+            self._journal = self._armed._replace(asked={})
 
     def end(self) -> Undone:
         """Undo, and give the lock back; where the undo fails, the journal stays."""

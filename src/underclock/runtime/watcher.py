@@ -28,7 +28,7 @@ from underclock.runtime.undo import Undone, give_back
 BEAT, READY, WATCHED = b"beat", b"ready", b"watched"
 BEAT_S = 0.05
 SILENT_S = 0.06  # after so long without a beat, see whether the other one was stopped
-HUNG_S = 2.0  # a setter may take 0.1 s; the driver that takes longer has lost the conductor
+HUNG_S = 3.0  # a setter takes 0.1 s at most; a busy machine may hold a process up
 _MOST_FDS = 4
 _LONGEST = 4096
 _AGAIN_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # a refused undo is tried again after so long

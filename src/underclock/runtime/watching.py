@@ -44,7 +44,11 @@ class Watching:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.set_inheritable(True)
         arguments = [sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), str(self._folder)]
-        self.pid = os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0)
+        # It keeps nothing open that others wait to be closed; what it says goes to stderr.
+        quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+        self.pid = os.posix_spawn(
+            sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
+        )
         theirs.close()
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end

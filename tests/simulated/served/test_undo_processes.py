@@ -135,9 +135,24 @@ def test_without_permission_nothing_is_set_and_the_error_says_so(
     with pytest.raises(NotPermittedError, match="could not lock the core"):
         holds(core=1200).armed()
 
-    control.heal()
-    rig.restore()  # the refused lock was in the journal, and its undo was refused too
     assert rig.is_clean()
+
+
+def test_what_stays_set_is_said_beside_what_went_wrong(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", control: Control, comes: Comes
+) -> None:
+    conducting = Conducting.start(
+        [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=trainer.pid
+    )
+    conducting.armed()
+    control.fault("permission_revoked")
+
+    with pytest.raises(NotPermittedError, match="the core STAYS set"):
+        conducting.ended()
+
+    control.heal()
+    comes(rig.is_clean)
+    conducting.close()
 
 
 def test_permission_that_is_revoked_meanwhile_comes_back_in_time(
@@ -206,7 +221,7 @@ def test_a_setter_that_hangs_is_taken_over(rig: Rig, control: Control, comes: Co
         [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=os.getpid()
     )
     hung.armed()
-    control.fault("setter_hangs", 2.5)
+    control.fault("setter_hangs", 3.5)
 
     assert hung.process.wait(10) == -signal.SIGKILL
     control.heal()

@@ -171,6 +171,39 @@ def test_a_domain_that_this_gpu_does_not_have_is_nothing_to_undo(gpu: Gpu, folde
     assert left_behind(folder) == ()
 
 
+def test_where_the_driver_took_nothing_there_is_nothing_to_undo(gpu: Gpu, folder: Path) -> None:
+    gpu.refused[Setting.CORE] = NotPermittedError("no permission")
+    one = armed(gpu, folder)
+
+    with pytest.raises(NotPermittedError):
+        one.set(Setting.CORE, 1200)
+
+    assert left_behind(folder) == ()
+    assert one.changed == frozenset()
+    assert one.end().failed == ()
+
+
+def test_a_refusal_after_something_was_taken_keeps_the_journal(gpu: Gpu, folder: Path) -> None:
+    gpu.refused[Setting.LIMIT] = UsageError("not in its range")
+    one = armed(gpu, folder)
+    one.set(Setting.CORE, 1200)
+
+    with pytest.raises(UsageError):
+        one.set(Setting.LIMIT, 9000.0)
+
+    assert left_behind(folder) == ("GPU-0",)
+
+
+def test_a_failure_is_no_answer_so_the_journal_stays(gpu: Gpu, folder: Path) -> None:
+    gpu.refused[Setting.CORE] = DeviceError("unknown error")
+    one = armed(gpu, folder)
+
+    with pytest.raises(DeviceError):
+        one.set(Setting.CORE, 1200)
+
+    assert left_behind(folder) == ("GPU-0",)
+
+
 def test_a_full_disk_sets_nothing(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
     (folder / ".GPU-0.journal.new").symlink_to("/dev/full")
