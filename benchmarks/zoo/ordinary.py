@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH, HEADS, LAYERS, TOKENS, BATCH, WORDS = 1024, 16, 6, 512, 16, 16384
+IMAGES, PIXELS, FEATURES = 128, 224, (64, 128, 256, 512)
 Step = Callable[[], object]
 
 
@@ -82,7 +84,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        widths = (3, 64, 128, 256, 512)
+        widths = (3, *FEATURES)
         self.layers = nn.Sequential(
             *(
                 nn.Sequential(
@@ -140,20 +142,20 @@ def mlp() -> nn.Sequential:
 
 def words(batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random tokens and targets, each of shape (batch, tokens)."""
-    tokens = torch.randint(WORDS, (2, batch, TOKENS), device="cuda")
+    tokens = torch.randint(WORDS, (2, batch, TOKENS), device=DEVICE)
     return tokens[0], tokens[1]
 
 
 @cache
 def _stock() -> Step:
     torch.manual_seed(0)
-    model, data = Model().cuda(), words()
+    model, data = Model().to(DEVICE), words()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             loss = model(*data)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -168,13 +170,13 @@ def _stock() -> Step:
 @cache
 def _scaled() -> Step:
     torch.manual_seed(0)
-    model, data = Model().cuda(), words()
+    model, data = Model().to(DEVICE), words()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    scaler = torch.amp.GradScaler("cuda")
+    scaler = torch.amp.GradScaler(DEVICE)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
+        with torch.autocast(DEVICE, dtype=torch.float16):
             loss = model(*data)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -195,19 +197,22 @@ def _for_ever(loader: Iterable[Any]) -> Iterator[Any]:
 @cache
 def _loaded() -> Step:
     torch.manual_seed(0)
-    model = Model().cuda()
+    model = Model().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(WORDS, (2, 4096, TOKENS))
     loader = DataLoader(
-        TensorDataset(tokens[0], tokens[1]), batch_size=BATCH, num_workers=2, pin_memory=True
+        TensorDataset(tokens[0], tokens[1]),
+        batch_size=BATCH,
+        num_workers=2,
+        pin_memory=torch.cuda.is_available(),
     )
     batches = _for_ever(loader)
 
     def step() -> torch.Tensor:
         batch, targets = next(batches)
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(batch.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True))
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = model(batch.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True))
         loss.backward()
         optimizer.step()
         kept: torch.Tensor = loss.detach()
@@ -225,7 +230,7 @@ def _plain_step(
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             loss = model(*data)
         loss.backward()
         optimizer.step()
@@ -240,33 +245,33 @@ def _plain_step(
 @cache
 def _compiled() -> Step:
     torch.manual_seed(0)
-    model: Any = torch.compile(Model().cuda())
+    model: Any = torch.compile(Model().to(DEVICE))
     return _plain_step(model, words(), reads=True)
 
 
 @cache
 def _dropping() -> Step:
     torch.manual_seed(0)
-    return _plain_step(Model(dropout=0.1).cuda(), words())
+    return _plain_step(Model(dropout=0.1).to(DEVICE), words())
 
 
 @cache
 def _reading() -> Step:
     torch.manual_seed(0)
-    return _plain_step(Model().cuda(), words(), reads=True)
+    return _plain_step(Model().to(DEVICE), words(), reads=True)
 
 
 @cache
 def _convolving() -> Step:
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-    model, images = Network().cuda(), torch.randn(128, 3, 224, 224, device="cuda")
-    targets = torch.randint(1000, (128,), device="cuda")
+    model, images = Network().to(DEVICE), torch.randn(IMAGES, 3, PIXELS, PIXELS, device=DEVICE)
+    targets = torch.randint(1000, (IMAGES,), device=DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             loss = model(images, targets)
         loss.backward()
         optimizer.step()
@@ -279,7 +284,7 @@ def _convolving() -> Step:
 @cache
 def _mixing() -> Step:
     torch.manual_seed(0)
-    return _plain_step(Model(experts=8).cuda(), words())
+    return _plain_step(Model(experts=8).to(DEVICE), words())
 
 
 @cache
@@ -289,25 +294,25 @@ def _low_rank() -> Step:
     model.requires_grad_(requires_grad=False)
     for block in model.blocks:
         block.qkv, block.out = LowRank(block.qkv), LowRank(block.out)
-    return _plain_step(model.cuda(), words())
+    return _plain_step(model.to(DEVICE), words())
 
 
 @cache
 def _recurring() -> Step:
     torch.manual_seed(0)
-    return _plain_step(Recurrent().cuda(), words(64))
+    return _plain_step(Recurrent().to(DEVICE), words(64))
 
 
 @cache
 def _accumulating() -> Step:
     torch.manual_seed(0)
-    model, data = Model().cuda(), words()
+    model, data = Model().to(DEVICE), words()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> torch.Tensor:
         total = 0.0
         for part in range(4):
-            with torch.autocast("cuda", dtype=torch.bfloat16):
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
                 loss = model(*(half[4 * part : 4 * part + 4] for half in data)) / 4
             loss.backward()
             total += float(loss.detach())

@@ -359,6 +359,20 @@ def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
     assert code == 4
 
 
+def test_every_rank_writes_a_file_of_its_own_and_says_which_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, batch in (("0", "1"), ("1", "2")):
+        monkeypatch.setenv("RANK", rank)
+        sizes = f"--size layers=1 --size batch={batch}"
+        main(["trace", "gpt3-125m", *sizes.split(), "-o", "step.json"])
+    assert Path("step.rank0.json").is_file()
+    assert Path("step.rank1.json").is_file()
+    assert not Path("step.json").exists()
+    assert "rank 0 runs another step than rank 1" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
     capsys: pytest.CaptureFixture[str],

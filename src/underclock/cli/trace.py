@@ -1,5 +1,6 @@
 """``underclock trace``."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +48,18 @@ def command(
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
     threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
 
+    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on.
+
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
 
     Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
     """
+    from underclock.stages.ranks import Rank, told_of_ranks
     from underclock.stages.trace import TracePhase, trace
 
+    given, rank = output, Rank.of(os.environ)
+    if rank is not None and output and output != STDOUT:
+        output = rank.file(output)
     check_place(output, force=force)
     folder = output.parent if output and output != STDOUT else None
     what = _what(workload, arguments, steps)
@@ -65,13 +72,14 @@ def command(
             progress=lambda phase: show(phases.index(phase), len(phases), phase),
             **numbers,
         )
+    differs = told_of_ranks(step, given, rank) if given and rank else ()
     deliver(
         step,
         output,
         lambda: _show(step),
         as_json=as_json,
         force=force,
-        warnings=step.warnings,
+        warnings=(*step.warnings, *differs),
     )
 
 

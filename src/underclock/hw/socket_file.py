@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import stat
 import struct
@@ -117,6 +118,33 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
     sent = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(sent)
     return pid, uid, gid
+
+
+class Life:
+    """Whether a process has ended; children that it forked off may keep its connection open.
+
+    Args:
+        pid: Of the process; 0 is one of another container, of which the kernel tells nothing.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.fds: tuple[int, ...] = ()
+        self._over = False
+        if pid:
+            try:
+                self.fds = (os.pidfd_open(pid),)
+            except ProcessLookupError:
+                self._over = True
+
+    def is_over(self) -> bool:
+        """Return whether it has ended."""
+        return self._over or bool(self.fds and select.select(self.fds, [], [], 0.0)[0])
+
+    def close(self) -> None:
+        """Let go of what the kernel holds for it."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = ()
 
 
 @contextmanager

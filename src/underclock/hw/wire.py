@@ -5,6 +5,7 @@ that trains (`runtime.served_stream`), speak it too.
 """
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -85,10 +86,16 @@ class Unpacker:
 
 
 class Reader:
-    """Takes messages, and the files that came with them, off a connection."""
+    """Takes messages, and the files that came with them, off a connection.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: From which.
+        ends: Descriptors that can be read once nothing will come any more.
+    """
+
+    def __init__(self, connection: socket.socket, ends: Sequence[int] = ()) -> None:
         self._connection = connection
+        self._ends = ends
         self._unpacker = Unpacker()
         self.fds: list[int] = []
 
@@ -99,6 +106,11 @@ class Reader:
             Gone: The other side closed, or sends no messages.
         """
         while (message := self._unpacker.next()) is None:
+            if self._ends:
+                inputs = [self._connection.fileno(), *self._ends]
+                ready, _, _ = select.select(inputs, [], [])
+                if any(end in ready for end in self._ends):
+                    raise Gone("the other side has ended")
             try:
                 chunk, fds, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_FDS)
             except OSError as exc:

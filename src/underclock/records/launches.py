@@ -58,6 +58,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
         module: Path of the module it ran for; empty when unknown.
         pass_: Part of the step.
         device: Index of the GPU it ran on.
+        stream: Number of the stream it ran on; 0 where the profile does not say.
     """
 
     kind: NodeKind
@@ -71,6 +72,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
     module: str = ""
     pass_: Pass = Pass.OTHER
     device: int = 0
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from underclock.errors import DeviceError, NotPermittedError, UnderclockError, U
 from underclock.hw.base import Clock
 from underclock.hw.leased import HEARTBEAT_S
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
-from underclock.hw.socket_file import peer_of
+from underclock.hw.socket_file import Life, peer_of
 from underclock.hw.wire import Gone, Message, Unpacker, framed
 from underclock.runtime.others import refuse_beside_others
 from underclock.runtime.ownership import OwnedError
@@ -46,6 +46,7 @@ class _Peer:
         connection: To it.
         pid: Its process.
         uid: Its user.
+        life: Of the process.
         heard_s: When it last said something.
         unpacker: Puts together what it says.
     """
@@ -53,6 +54,7 @@ class _Peer:
     connection: socket.socket
     pid: int
     uid: int
+    life: Life
     heard_s: float
     unpacker: Unpacker = field(default_factory=lambda: Unpacker(_LONGEST))
 
@@ -128,13 +130,16 @@ class Service:
         try:
             while True:
                 watched = [lease.watching.fileno() for lease in self._leases.values()]
-                inputs = [wake, server.fileno(), *self._peers, *watched]
+                lives = [fd for peer in self._peers.values() for fd in peer.life.fds]
+                inputs = [wake, server.fileno(), *self._peers, *watched, *lives]
                 ready, _, _ = select.select(inputs, [], [], self._wait_s())
                 if wake in ready:
                     return
-                for fd in ready:
-                    if fd in self._peers:
-                        self._hear(self._peers[fd])
+                for fd, peer in list(self._peers.items()):
+                    if peer.life.is_over():
+                        self._drop(peer, "has ended")
+                    elif fd in ready:
+                        self._hear(peer)
                 if server.fileno() in ready:
                     self._accept(server)
                 self.tend()
@@ -157,7 +162,8 @@ class Service:
             connection.close()
             return
         connection.settimeout(_PATIENCE_S)
-        self._peers[connection.fileno()] = _Peer(connection, pid, uid, self._clock.now_s())
+        peer = _Peer(connection, pid, uid, Life(pid), self._clock.now_s())
+        self._peers[connection.fileno()] = peer
 
     def _hear(self, peer: _Peer) -> None:
         """Take what an owner says; where it has gone, end its leases."""
@@ -277,6 +283,7 @@ class Service:
         """Forget who has gone, and end its leases."""
         self._peers.pop(peer.connection.fileno(), None)
         peer.connection.close()
+        peer.life.close()
         for uuid, lease in list(self._leases.items()):
             if lease.owner is peer:
                 self._end(uuid, f"is over: {peer} {why}")
@@ -297,8 +304,7 @@ class Service:
         for uuid in list(self._leases):
             self._end(uuid, "is over: the service ends")
         for peer in list(self._peers.values()):
-            peer.connection.close()
-        self._peers.clear()
+            self._drop(peer, "was asked to go")
 
 
 def _has_news(peer: _Peer) -> bool:
@@ -309,7 +315,8 @@ def _has_news(peer: _Peer) -> bool:
 def _has_gone(peer: _Peer) -> bool:
     """Whether a peer closed its end, which we may have yet to hear of."""
     try:
-        return _has_news(peer) and not peer.connection.recv(1, socket.MSG_PEEK)
+        closed = _has_news(peer) and not peer.connection.recv(1, socket.MSG_PEEK)
+        return closed or peer.life.is_over()
     except ConnectionError:
         return True
 

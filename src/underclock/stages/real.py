@@ -13,6 +13,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only
 from underclock.hw.permission import may_set
 from underclock.records import Step
+from underclock.stages.ranks import check_runs_alone
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
 
@@ -45,7 +46,7 @@ def held_launcher(
 
     Raises:
         UsageError: A step that was never traced, or PyTorch runs on another GPU.
-        NotSupportedError: MIG, or no CUDA.
+        NotSupportedError: MIG, no CUDA, or a step with collectives.
         MeasurementError: The function is not the step that was traced.
     """
     if gpu.is_partitioned():
@@ -55,6 +56,7 @@ def held_launcher(
         )
     if step is None:
         raise untraced()
+    check_runs_alone(step)
     if run is None:
         run = StepFile()
     what = run.load(step.source) if isinstance(run, StepFile) else run

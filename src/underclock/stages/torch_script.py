@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from underclock.core.tracing.profile import activities, captured_calls
+from underclock.core.tracing.captured import PlainRun
+from underclock.core.tracing.profile import captured_calls
 from underclock.errors import NotSupportedError
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.inputs import candidates, check_inputs
@@ -70,8 +71,8 @@ def held_script(
         with recorded() as trace:
             yield
             torch.cuda.synchronize()
-        seen = activities(trace)
-        check_one_device(seen)
+        plain = PlainRun.of(trace)
+        check_one_device(plain.seen)
         for _ in range(script.last - script.first - 1):
             yield
         inputs, before = candidates(torch), Snapshot()
@@ -81,11 +82,11 @@ def held_script(
                 with recorded() as recording, taken.under_way():
                     yield
                 graph = taken.captured()
-                traced = as_step(name, graph, captured_calls(recording), seen)
+                traced = as_step(name, graph, captured_calls(recording), plain)
                 check_inputs(inputs, graph.nodes)
                 hand_over((CudaLauncher(graph, traced, before), torch.cuda.current_device()))
         except CannotCaptureError as exc:
-            raise _UncapturableError(profiled_only(name, exc, trace, seen)) from exc
+            raise _UncapturableError(profiled_only(name, exc, trace, plain)) from exc
 
     check_free(torch)
     with recorded():  # in this thread first, or PyTorch's profiler complains

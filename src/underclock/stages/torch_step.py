@@ -7,14 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from underclock.core.tracing.alignment import (
-    align,
-    first_difference,
-    otherwise_captured,
-    paired,
-)
-from underclock.core.tracing.profile import activities, captured_calls, synchronising
-from underclock.core.tracing.step import nodes_of, traced_step
+from underclock.core.tracing.alignment import first_difference
+from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
+from underclock.core.tracing.profile import captured_calls, synchronising
+from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.cuda.batches import Batches, same_batches
 from underclock.hw.cuda.driver import torch
@@ -143,29 +139,29 @@ def running_step(
         warm.restore()
         tell(TracePhase.PROFILING)
         trace = profile(step)
-        seen = activities(trace)
-        check_one_device(seen)
+        plain = PlainRun.of(trace)
+        check_one_device(plain.seen)
         try:
             with ExitStack() as stack:
                 try:
-                    launcher = _captured(stack, step, name, seen, warm, tell)
+                    launcher = _captured(stack, step, name, plain, warm, tell)
                 except NoMemoryError:
                     if not any([at_first.move_to_host(), warm.move_to_host()]):
                         raise
                     warm.restore()
-                    launcher = _captured(stack, step, name, seen, warm, tell)
+                    launcher = _captured(stack, step, name, plain, warm, tell)
                 yield launcher
                 return
         except CannotCaptureError as exc:
-            traced = profiled_only(name, exc, trace, seen)
-        yield EagerLauncher(step, traced, nodes_of(seen), warm)
+            traced = profiled_only(name, exc, trace, plain)
+        yield EagerLauncher(step, traced, nodes_of(plain.seen), warm)
 
 
 def _captured(
     stack: ExitStack,
     step: StepFunction,
     name: str,
-    seen: Sequence[TracedActivity],
+    plain: PlainRun,
     warm: Snapshot,
     tell: Callable[[TracePhase], None],
 ) -> CudaLauncher:
@@ -185,31 +181,26 @@ def _captured(
     tell(TracePhase.CHECKING)
     graph = stack.enter_context(captured(step))
     check_same(first_difference(first, [node.node for node in graph.nodes]))
-    traced = as_step(name, graph, captured_calls(recording), seen)
+    traced = as_step(name, graph, captured_calls(recording), plain)
     check_inputs(inputs, graph.nodes)
     return CudaLauncher(graph, traced, warm)
 
 
-def as_step(
-    name: str, graph: Captured, calls: Sequence[TracedActivity], plain: Sequence[TracedActivity]
-) -> Traced:
+def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: PlainRun) -> Traced:
     """Make a step of what was captured.
 
     Args:
         name: What to call it.
         graph: Its graphs.
         calls: What asked for each node, as far as `profile.captured_calls` knows.
-        plain: What the GPU did in a plain run.
+        plain: A run of it as it is written.
     """
-    nodes = [node.node for node in graph.nodes]
-    aligned = align(nodes, plain)
-    other = otherwise_captured(nodes, aligned, plain)
-    return traced_step(
+    return captured_step(
         name,
-        nodes,
-        paired(nodes, calls) or aligned,
+        [node.node for node in graph.nodes],
+        calls,
+        plain,
         cleared=cleared_before(graph.nodes),
-        warnings=[other] if other else [],
         data_sizes=graph.parts.sizes,
     )
 
@@ -226,7 +217,7 @@ def profiled_only(
     name: str,
     reason: CannotCaptureError,
     trace: Mapping[str, Any],
-    seen: Sequence[TracedActivity],
+    plain: PlainRun,
 ) -> Traced:
     """Make a step of what a profiler saw, for one that cannot be captured.
 
@@ -234,10 +225,10 @@ def profiled_only(
         name: What the step is called.
         reason: Why not.
         trace: PyTorch's, of a plain run.
-        seen: What the GPU did in it.
+        plain: The same, read.
     """
     obstacle = obstacle_of(str(reason), synchronising(trace))
-    return traced_step(name, nodes_of(seen), seen, obstacle=obstacle)
+    return profiled_step(name, plain, obstacle=obstacle)
 
 
 def check_device(uuid: str) -> None:

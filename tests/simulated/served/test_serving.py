@@ -1,6 +1,7 @@
 """Leases of served GPUs: who has one, when it ends, and what is put back then."""
 
 import contextlib
+import grp
 import json
 import os
 import signal
@@ -131,12 +132,21 @@ with nvml_session():
     gpu = LeasedGpu(NvmlGpu(1).uuid(), os.environ["UNDERCLOCK_HELPER"])
     gpu.write(Setting.CORE, 900.0)
     gpu.write(Setting.LIMIT, 300.0)
+    child = os.fork()  # it keeps the connection open
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     del serving
-    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
-    assert ended.returncode == -signal.SIGKILL
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert process.wait(30) == -signal.SIGKILL
     comes(lambda: _as_found(served.gpus[1]))
+    os.kill(child, signal.SIGKILL)
 
 
 def test_a_gpu_has_one_owner_who_is_named(leased: LeasedGpu, serving: _Serving) -> None:
@@ -453,3 +463,70 @@ def test_a_service_of_somebody_else_is_not_trusted(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
     os.close(ready)
     os.close(tell)
+
+
+_RUN = """
+import os, signal, sys
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
+from underclock.runtime.starting import Conducting
+with nvml_session():
+    uuid = NvmlGpu().uuid()
+options = {uuid: {"core": 900.0, "limit": 300.0}}
+conductor = Conducting.start([uuid], work="underclock.runtime.hold:begin", options=options)
+conductor.armed()
+print("armed", flush=True)
+sys.stdin.readline()
+conductor.process.send_signal(getattr(signal, sys.argv[1]))
+conductor.process.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a while")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP", "SIGTERM"])
+def test_a_conductor_of_a_user_without_permission_leaves_nothing_behind(
+    name: str, monkeypatch: pytest.MonkeyPatch, comes: Comes
+) -> None:
+    nobody = 65534
+    try:
+        subprocess.run([sys.executable, "-c", ""], user=nobody, check=True)
+    except (PermissionError, subprocess.CalledProcessError):
+        pytest.skip("other users may not run this Python")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o755)
+        (folder / "run").mkdir(mode=0o700)
+        (folder / "own").mkdir(mode=0o700)
+        os.chown(folder / "own", nobody, nobody)
+        monkeypatch.setenv(SIMULATOR, str(folder / "s"))
+        monkeypatch.setenv(HELPER, str(folder / "h"))
+        group = grp.getgrgid(nobody).gr_name
+        serving = [sys.executable, "-m", "underclock", "serve", "--group", group]
+        with served_gpus("rtx3080ti", folder / "s", everyone=True) as served:
+            gpu = served.gpus[0]
+            monkeypatch.setenv(RUNTIME_DIR, str(folder / "run"))
+            service = subprocess.Popen(serving, stderr=subprocess.DEVNULL)
+            comes((folder / "h").exists)
+            monkeypatch.setenv(RUNTIME_DIR, str(folder / "own"))
+            with subprocess.Popen(
+                [sys.executable, "-c", _RUN, name],
+                user=nobody,
+                group=nobody,
+                extra_groups=[],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            ) as user:
+                assert user.stdout is not None
+                assert user.stdin is not None
+                assert user.stdout.readline() == "armed\n"
+                assert (gpu.core_lock, gpu.limit_w) == ((900, 900), 300.0)
+                user.stdin.write("\n")
+                user.stdin.flush()
+                comes(lambda: _as_found(gpu))
+                user.wait(20)
+            comes(lambda: not list((folder / "own").glob("*.journal")))
+            service.terminate()
+            assert service.wait(10) == 0

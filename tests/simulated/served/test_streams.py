@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -257,3 +258,32 @@ def test_power_is_borrowed_across_gaps_and_idling_draws_less(
     served.clock.sleep_s(0.1)
     assert gpu.core_mhz == with_clock.core_mhz
     assert gpu.power_w < idle_w
+
+
+def test_a_child_that_was_forked_off_keeps_nothing_alive(
+    bench: _Bench, served: Served, comes: Callable[[Callable[[], bool]], None]
+) -> None:
+    program = f"""
+import os, signal
+from underclock.runtime.served_stream import ServedStream
+stream = ServedStream.connect({str(bench.socket)!r}, step={str(bench.file)!r},
+                              page={str(bench.page)!r})
+stream.work(0, 4)
+stream.synchronise()
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    child = int(_first_line([sys.executable, "-c", program]))
+    comes(lambda: served.gpus[0].running is None)
+    os.kill(child, signal.SIGKILL)
+
+
+def _first_line(command: list[str]) -> str:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.wait(30)
+    return line

@@ -3,12 +3,14 @@
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from underclock.errors import UsageError
-from underclock.hw.socket_file import answering, listening, peer_of
+from underclock.hw.socket_file import Life, answering, listening, peer_of
 
 
 def _connect(path: Path) -> socket.socket:
@@ -117,3 +119,17 @@ def test_who_is_connected_sees_the_end(tmp_path: Path) -> None:
         assert connection.recv(1) == b""
     with pytest.raises(OSError, match="No such file"):
         _connect(path)
+
+
+def test_the_life_of_a_process_is_known_until_its_end() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        life = Life(process.pid)
+        assert not life.is_over()
+        process.kill()
+        process.wait()
+        assert life.is_over()
+        life.close()
+    assert Life(process.pid).is_over()
+    other = Life(0)  # of another container
+    assert not other.is_over()
+    other.close()

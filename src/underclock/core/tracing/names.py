@@ -121,7 +121,9 @@ def _name(kernel: Kernel, launch: Launch, rows: Mapping[str, set[str]]) -> str:
 
 def _operator(launch: Launch) -> str:
     """Return an operator in a person's words; of what torch.compile fused, what it does."""
-    operator = launch.operator.removeprefix("aten::").removeprefix("autograd::engine::")
+    operator = launch.operator
+    for known in ("aten::", "autograd::engine::", "nccl::"):
+        operator = operator.removeprefix(known)
     fused = _FUSED.fullmatch(operator or launch.function)
     if fused is not None and fused[1] in _FUSED_KINDS:
         return f"{_FUSED_KINDS[fused[1]]} {fused[2]}"

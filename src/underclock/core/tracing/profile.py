@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from underclock.core.tracing.collectives import operator_and_shapes
 from underclock.core.tracing.host import (
     CALLS,
     HostRange,
@@ -68,9 +69,7 @@ def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     events = complete_events(trace)
     host = host_timeline(events)
     done = []
-    gpu = [event for event in events if event.get("cat") in _GPU]
-    gpu.sort(key=lambda event: host.called_us.get(correlation_of(event), float(event["ts"])))
-    for event in gpu:
+    for event in _gpu_events(events, host):
         kind = _GPU[event["cat"]]
         arguments = event.get("args", {})
         one = _activity(event, kind, host)
@@ -121,6 +120,35 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     )
 
 
+def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return which activities wait for which of another stream, as places in `activities`.
+
+    A profile lists that where it was asked for synchronisation (category ``cuda_sync``).
+
+    Args:
+        trace: As for `activities`.
+
+    Raises:
+        DataError: It is no such trace.
+    """
+    events = complete_events(trace)
+    gpu = _gpu_events(events, host_timeline(events))
+    asked = [(correlation_of(event), event.get("args", {}).get("stream")) for event in gpu]
+    found = []
+    for event in events:
+        facts = event.get("args", {})
+        recorded = facts.get("wait_on_cuda_event_record_corr_id")
+        if event.get("cat") != "cuda_sync" or recorded is None:
+            continue
+        waiting, awaited = facts.get("stream"), facts.get("wait_on_stream")
+        called = correlation_of(event)
+        before = [i for i, (n, on) in enumerate(asked) if on == awaited and n < int(recorded)]
+        after = [i for i, (n, on) in enumerate(asked) if on == waiting and n > called]
+        if before and after:
+            found.append((after[0], before[-1]))
+    return tuple(found)
+
+
 def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the operators inside which the host waited for the GPU, each once, in order.
 
@@ -143,20 +171,31 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[Mapping[str, Any]]:
+    """Return what the GPU did, in the order it was asked to."""
+    gpu = [event for event in events if event.get("cat") in _GPU]
+    gpu.sort(key=lambda event: host.called_us.get(correlation_of(event), float(event["ts"])))
+    return gpu
+
+
 def _activity(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> TracedActivity:
     """Return an activity of the GPU, with what asked for it."""
     chain = host.chains.get(correlation_of(event), ())
     launched_us = host.called_us.get(correlation_of(event), float(event["ts"]))
     operator = _operator(chain)
+    asked = operator_and_shapes(event, chain) or (
+        (operator.name, _shapes(operator.arguments)) if operator else ("", "")
+    )
     return TracedActivity(
         kind=kind,
         start_s=float(event["ts"]) * _US,
         duration_s=float(event.get("dur", 0.0)) * _US,
-        operator=operator.name if operator else "",
-        shapes=_shapes(operator.arguments) if operator else "",
+        operator=asked[0],
+        shapes=asked[1],
         module=_module(chain, host),
         pass_=_pass(event["name"], chain, launched_us, host),
         device=int(event.get("args", {}).get("device", 0)),
+        stream=int(event.get("args", {}).get("stream", 0)),
     )
 
 
@@ -182,7 +221,9 @@ def _operator(chain: Sequence[HostRange]) -> HostRange | None:
 def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:
     """Tell the pass from what was open, and on the main thread from what is still to come."""
     names = [range_.name for range_ in chain]
-    if name.startswith("ncclDevKernel") or any(n.startswith(("nccl:", "c10d::")) for n in names):
+    if name.startswith(("ncclDevKernel", "ncclKernel")) or any(
+        n.startswith(("nccl:", "c10d::")) for n in names
+    ):
         return Pass.COMMUNICATION
     if any(range_.is_backward for range_ in chain):
         return Pass.BACKWARD

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from underclock.core.tracing.collectives import bytes_of
 from underclock.core.tracing.kinds import flops_of, kind_of
 from underclock.core.tracing.names import named, starred
 from underclock.core.tracing.sizes import Pool, pools
@@ -225,6 +226,7 @@ def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:
         shape=launch.shapes[:120],
         count=len(alike),
         flops=flops,
+        bytes_moved=bytes_of(launch.operator, launch.shapes),
         launch=launch,
     )
 

@@ -1,43 +1,26 @@
 """Small GPT steps, profiled and captured on an H200, as their recordings tell them."""
 
-import gzip
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from recorded import Recording, read
 from underclock.core.tracing.alignment import align, otherwise_captured, paired
-from underclock.core.tracing.profile import activities, captured_calls, synchronising
+from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass
-from underclock.records.launches import Node, NodeKind, TracedActivity
+from underclock.records.launches import NodeKind
 
 FOLDER = Path(__file__).parents[3] / "data" / "traces"
 CAPTURED = ["tiny", "tiny_fused", "tiny_compiled", "tiny_recomputed"]
 
 
-@dataclass(frozen=True)
-class Recording:
-    trace: Mapping[str, Any]
-    nodes: tuple[Node, ...]
-    seen: tuple[TracedActivity, ...]
-    capture: Mapping[str, Any] | None
-
-
 @pytest.fixture(scope="session")
 def recording() -> Callable[[str], Recording]:
-    def read(name: str) -> Recording:
-        body = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
-        nodes = msgspec.convert(body["nodes"], tuple[Node, ...])
-        seen = activities(body["trace"])
-        return Recording(body["trace"], nodes, seen, body.get("capture"))
-
-    return read
+    return lambda name: read(FOLDER / f"{name}.json.gz")
 
 
 @pytest.fixture(params=CAPTURED)
@@ -68,7 +51,8 @@ def test_a_recorded_capture_names_what_a_plain_run_did_not_launch(
 ) -> None:
     llama = recording("tiny_llama")
     assert llama.capture is not None
-    aligned = align(llama.nodes, llama.seen)
+    seen = llama.seen
+    aligned = align(llama.nodes, seen)
     assert sum(activity is None for activity in aligned) == 29
 
     matched = paired(llama.nodes, captured_calls(llama.capture))
@@ -78,14 +62,15 @@ def test_a_recorded_capture_names_what_a_plain_run_did_not_launch(
     # Its attention is given a mask only while it is captured.
     masked = [a for a in matched if a is not None and "attention_forward" in a.operator]
     assert {a.shapes.split(", ")[-1] for a in masked} == {"bf16[2x1x1024x1024]"}
-    warning = otherwise_captured(llama.nodes, aligned, llama.seen)
+    warning = otherwise_captured(llama.nodes, aligned, seen)
     assert warning is not None
     assert warning.startswith("while it is captured the step launches 29 kernels")
 
 
 def test_recorded_steps_are_captured_as_they_run(captured: Recording) -> None:
-    aligned = align(captured.nodes, captured.seen)
-    assert otherwise_captured(captured.nodes, aligned, captured.seen) is None
+    seen = captured.seen
+    aligned = align(captured.nodes, seen)
+    assert otherwise_captured(captured.nodes, aligned, seen) is None
 
 
 def test_a_recorded_wait_is_found(recording: Callable[[str], Recording]) -> None:

@@ -8,14 +8,13 @@ whichever GPU they are for; reading waits for nobody.
 import contextlib
 import functools
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -32,7 +31,7 @@ from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
 from underclock.hw.simulated.served.paced import PacedClock
 from underclock.hw.simulated.served.stream_requests import StreamRequests
 from underclock.hw.simulated.served.streams import StreamLoop
-from underclock.hw.socket_file import answering, peer_of
+from underclock.hw.socket_file import Life, answering, peer_of
 from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.records import Step
 
@@ -117,31 +116,35 @@ def _thread(function: Callable[..., None], *arguments: object) -> None:
 
 def _serve(served: Served, connection: socket.socket) -> None:
     """Answer one process until it goes."""
-    reader = Reader(connection)
-    with contextlib.suppress(Gone), contextlib.ExitStack() as stack:
-        pid, uid, _ = peer_of(connection)
-        client = _Client(served, reader, pid=pid, root=uid in {0, os.geteuid()})
-        stack.callback(client.close)
-        while True:
-            message = reader.receive()
-            answer = client.answer(message)
-            if answer is not None:
-                send(connection, answer)
+    pid, uid, _ = peer_of(connection)
+    with contextlib.suppress(Gone), contextlib.closing(Life(pid)) as life:
+        reader = Reader(connection, life.fds)
+        streams = StreamRequests(served.gpus, served.clock, reader, pid=pid)
+        client = _Client(served, streams, life, root=uid in {0, os.geteuid()})
+        with contextlib.closing(streams):  # locks stay
+            _answer(client, reader, connection)
+
+
+def _answer(client: "_Client", reader: Reader, connection: socket.socket) -> NoReturn:
+    """Answer until the process is gone.
+
+    Raises:
+        Gone: It is.
+    """
+    while True:
+        answer = client.answer(reader.receive())
+        if answer is not None:
+            send(connection, answer)
 
 
 class _Client:
     """One process that is connected."""
 
-    def __init__(self, served: Served, reader: Reader, *, pid: int, root: bool) -> None:
+    def __init__(self, served: Served, streams: StreamRequests, life: Life, *, root: bool) -> None:
         self._served = served
         self._driver = SimulatedDriver(
-            served.gpus, root=root, clock=served.clock, caller_lives=self._lives
+            served.gpus, root=root, clock=served.clock, caller_lives=lambda: not life.is_over()
         )
-        self._streams = StreamRequests(served.gpus, served.clock, reader, pid=pid)
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except ProcessLookupError as exc:
-            raise Gone("the process has ended already") from exc
         self._root = root
         self._requests: dict[str, Callable[[Message], Message | None]] = {
             "call": self._call,
@@ -149,7 +152,7 @@ class _Client:
             "fault": self._fault,
             "heal": self._heal,
             "truth": lambda message: truth(_gpu(served, message)),
-            **self._streams.table(),
+            **streams.table(),
         }
 
     def answer(self, message: Message) -> Message | None:
@@ -161,11 +164,6 @@ class _Client:
             return {"error": str(exc), "hint": exc.hint, "kind": kind}
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as exc:
             return {"error": str(exc), "hint": "", "kind": "usage"}
-
-    def close(self) -> None:
-        """Let go of what ends with the process; locks do not."""
-        self._streams.close()
-        os.close(self._pidfd)
 
     def _call(self, message: Message) -> Message:
         """Call a function of NVML."""
@@ -183,9 +181,6 @@ class _Client:
         if isinstance(result, bytes):
             return {"text": result.decode()}
         return {"code": int(result), "out": [argument.answer() for argument in arguments]}
-
-    def _lives(self) -> bool:
-        return not select.select([self._pidfd], [], [], 0)[0]
 
     def _fault(self, message: Message) -> Message:
         self._may_break()

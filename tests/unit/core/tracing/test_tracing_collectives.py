@@ -1,0 +1,194 @@
+"""Collectives in a profile. These traces are written by hand, after what Kineto writes of NCCL.
+
+No distributed step was recorded: no machine with two GPUs could be had.
+"""
+
+from typing import Any
+
+import pytest
+
+from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
+from underclock.core.tracing.collectives import bytes_of, is_collective, ranks_of
+from underclock.core.tracing.profile import activities, stream_waits
+from underclock.core.tracing.step import nodes_of, traced_step
+from underclock.core.tracing.streams import streams
+from underclock.records import Pass
+
+_COMPUTE, _NETWORK = 7, 20
+_ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+_BACKWARD = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+def _event(cat: str, name: str, at_us: float, dur: float, **more: Any) -> dict[str, Any]:
+    event = {"ph": "X", "cat": cat, "name": name, "tid": 1, "ts": at_us, "dur": dur}
+    return event | {"args": more.pop("args", {})} | more
+
+
+def _facts(name: str, sent: int, received: int, **more: Any) -> dict[str, Any]:
+    return {
+        "Collective name": name,
+        "dtype": "Float",
+        "In msg nelems": sent,
+        "Out msg nelems": received,
+        "Group size": 2,
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1]",
+    } | more
+
+
+def _launched(
+    number: int, called_us: float, begins_us: float, ends_us: float, **kernel: Any
+) -> list[dict[str, Any]]:
+    """Return a call on the host, and the kernel that it launched."""
+    stream, name, facts = kernel["stream"], kernel["name"], kernel.get("facts", {})
+    args = {"correlation": number, "device": 0, "stream": stream, **facts}
+    shape = {"grid": [24, 1, 1], "block": [512, 1, 1]}
+    return [
+        _event("cuda_runtime", "cudaLaunchKernelExC", called_us, 1.0, args={"correlation": number}),
+        _event("kernel", name, begins_us, ends_us - begins_us, tid=stream, args=args | shape),
+    ]
+
+
+def _ddp(*, facts_on_kernel: bool = True) -> dict[str, Any]:
+    """Return the end of a DDP step: two products of the backward pass, a reduction beside the last.
+
+    Its hook asks for the reduction from inside autograd, on a stream of its own.
+    """
+    facts = _facts("allreduce", 1 << 20, 1 << 20)
+    return {
+        "traceEvents": [
+            _event("cpu_op", "aten::mm", 0.0, 4.0, args={"Input type": [], "Input Dims": []}),
+            *_launched(1, 1.0, 10.0, 20.0, stream=_COMPUTE, name="gemm"),
+            _event("cpu_op", _BACKWARD, 5.0, 40.0, tid=2),
+            _event("cpu_op", "c10d::allreduce_", 6.0, 9.0, tid=2),
+            _event("cpu_op", "record_param_comms", 7.0, 7.0, tid=2, args=facts),
+            *(
+                event | ({"tid": 2} if event["cat"] == "cuda_runtime" else {})
+                for event in _launched(
+                    2,
+                    8.0,
+                    20.0,
+                    28.0,
+                    stream=_NETWORK,
+                    name=_ALL_REDUCE,
+                    facts=facts if facts_on_kernel else {},
+                )
+            ),
+            _event("cpu_op", "aten::mm", 20.0, 4.0, tid=2),
+            *(
+                event | ({"tid": 2} if event["cat"] == "cuda_runtime" else {})
+                for event in _launched(3, 21.0, 20.0, 40.0, stream=_COMPUTE, name="gemm")
+            ),
+            _event("user_annotation", "Optimizer.step#AdamW.step", 50.0, 20.0),
+            _event("cpu_op", "aten::_fused_adamw_", 51.0, 10.0),
+            *_launched(4, 55.0, 60.0, 65.0, stream=_COMPUTE, name="adam"),
+        ]
+    }
+
+
+@pytest.mark.parametrize("facts_on_kernel", [True, False])
+def test_a_reduction_is_a_kernel_of_communication_with_bytes_and_group(
+    *, facts_on_kernel: bool
+) -> None:
+    seen = activities(_ddp(facts_on_kernel=facts_on_kernel))
+    assert [one.pass_ for one in seen] == [
+        *(Pass.FORWARD, Pass.COMMUNICATION, Pass.BACKWARD, Pass.OPTIMIZER)
+    ]
+    assert [one.stream for one in seen] == [_COMPUTE, _NETWORK, _COMPUTE, _COMPUTE]
+
+    step = traced_step("ddp", nodes_of(seen), seen).step
+    (reduction,) = [kernel for kernel in step.kernels if kernel.pass_ is Pass.COMMUNICATION]
+    assert reduction.name == "allreduce communication"
+    assert reduction.shape == "fp32[1048576] to fp32[1048576] among 2 ranks in group '0'"
+    assert reduction.bytes_moved == 2 * 4 * 2**20
+    assert reduction.launch is not None
+    assert reduction.launch.operator == "nccl::allreduce"
+    assert is_collective(reduction.launch.operator)
+
+
+def test_a_reduction_beside_the_backward_pass_has_slack() -> None:
+    seen = activities(_ddp())
+    assert streams(seen).waits[1] == (0,)
+    assert streams(seen).slack_s()[1] == pytest.approx(37e-6)  # until the step ends
+    # Until it is waited for, less the gap that the host left there.
+    assert streams(seen, [(3, 1)]).slack_s()[1] == pytest.approx(12e-6)
+
+
+def test_a_wait_that_the_profile_lists_is_known_before_it_is_seen() -> None:
+    wait = {
+        "cuda_sync_kind": "Stream Wait Event",
+        "stream": _COMPUTE,
+        "correlation": 3,
+        "wait_on_stream": _NETWORK,
+        "wait_on_cuda_event_record_corr_id": 3,
+    }
+    trace = _ddp()
+    trace["traceEvents"].append(_event("cuda_sync", "Stream Wait Event", 55.0, 0.0, args=wait))
+
+    assert stream_waits(_ddp()) == ()
+    assert stream_waits(trace) == ((3, 1),)
+    nothing = dict(wait, wait_on_stream=99)
+    trace["traceEvents"][-1]["args"] = nothing
+    assert stream_waits(trace) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "received"),
+    [("_allgather_base", 1 << 19, 1 << 20), ("_reduce_scatter_base", 1 << 20, 1 << 19)],
+)
+def test_fsdp_gathers_weights_and_scatters_gradients(name: str, sent: int, received: int) -> None:
+    facts = _facts(name, sent, received, dtype="BFloat16", **{"Process Group Name": "1"})
+    kernel = f"ncclDevKernel_{name}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    (one,) = activities(
+        {
+            "traceEvents": [
+                _event("cpu_op", "record_param_comms", 0.0, 9.0, args=facts),
+                *_launched(1, 1.0, 10.0, 20.0, stream=_NETWORK, name=kernel, facts=facts),
+            ]
+        }
+    )
+    assert one.operator == f"nccl::{name}"
+    assert one.shapes == f"bf16[{sent}] to bf16[{received}] among 2 ranks in group '1'"
+    assert bytes_of(one.operator, one.shapes) == 2 * (sent + received)
+
+
+def test_a_barrier_moves_nothing_and_an_unknown_type_is_no_number() -> None:
+    assert bytes_of("nccl::barrier", "[0] to [0] among 2 ranks") is None
+    assert bytes_of("nccl::allreduce", "Odd[8] to Odd[8] among 2 ranks") is None
+    assert bytes_of("aten::mm", "bf16[8x8], bf16[8x8]") is None
+
+
+def test_a_collective_of_another_size_or_group_is_another_kernel() -> None:
+    def of(number: int, sent: int, group: str) -> list[dict[str, Any]]:
+        facts = _facts("allreduce", sent, sent, **{"Process Group Name": group})
+        at_us = 10.0 * number
+        return [
+            _event("cpu_op", "record_param_comms", at_us, 9.0, args=facts),
+            *_launched(
+                number, at_us + 1, at_us + 2, at_us + 3, stream=20, name="ncclKernel", facts=facts
+            ),
+        ]
+
+    events = [*of(1, 64, "0"), *of(2, 64, "0"), *of(3, 128, "0"), *of(4, 64, "1")]
+    seen = activities({"traceEvents": events})
+    step = traced_step("s", nodes_of(seen), seen).step
+    assert [kernel.count for kernel in step.kernels] == [2, 1, 1]
+
+
+def test_a_trace_says_how_much_of_its_collectives_is_off_the_critical_path() -> None:
+    plain = PlainRun.of(_ddp())
+    told = "collectives take 0.008 ms of the step, 0.008 ms of these off its critical path"
+    seen = profiled_step("ddp", plain, obstacle="why").step
+    captured = captured_step("ddp", nodes_of(plain.seen), (), plain).step
+
+    assert [words.split(":")[0] for words in seen.warnings] == [told, "why"]
+    assert [words.split(":")[0] for words in captured.warnings] == [told]
+
+
+def test_ranks_are_those_of_the_group() -> None:
+    assert ranks_of("nccl::allreduce", "fp32[8] to fp32[8] among 16 ranks in group '0'") == 16
+    assert ranks_of("nccl::barrier", "") == 1
+    assert ranks_of("aten::mm", "fp32[8x8] among 3 ranks") == 1

@@ -1,0 +1,207 @@
+"""Every recording of a training step, as `benchmarks/traced.py --record` writes them.
+
+Those of the eleven ordinary steps were recorded on a CPU, as their files say: what PyTorch did on
+the host is real, and the GPU's side invented. Recorded on a GPU they take the same place.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from recorded import Recording, compact, read, with_launches, write
+from underclock.core.tracing.profile import synchronising
+from underclock.core.tracing.step import nodes_of
+from underclock.records import Kind, Pass
+from underclock.records.launches import NodeKind, Traced, TracedActivity
+
+TRACES = Path(__file__).parents[3] / "data" / "traces"
+ORDINARY = sorted((TRACES / "ordinary").glob("*.json.gz"))
+REAL = sorted(TRACES.glob("*.json.gz"))
+_CLASSES = {  # and what the host waits in, on any device
+    "stock": (),
+    "scaled": (),
+    "loaded": (),
+    "compiled": ("aten::item",),
+    "dropping": (),
+    "reading": ("aten::item",),
+    "convolving": (),
+    "mixing": ("aten::nonzero",),
+    "low_rank": (),
+    "recurring": (),
+    "accumulating": ("aten::item",),
+}
+_TELLING = {  # what PyTorch itself writes of it, on any device
+    "stock": "linalg_vector_norm",
+    "scaled": "_amp_foreach_non_finite_check_and_unscale_",
+    "loaded": "enumerate(DataLoader)",
+    "compiled": "Torch-Compiled Region",
+    "dropping": "aten::dropout",
+    "reading": "aten::item",
+    "convolving": "aten::conv2d",
+    "mixing": "aten::nonzero",
+    "low_rank": "blocks.0.qkv.down",
+    "recurring": "aten::lstm",
+    "accumulating": "aten::is_nonzero",
+}
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".json.gz")
+
+
+@pytest.fixture(scope="module", params=[*REAL, *ORDINARY], ids=_name)
+def path(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def recording(path: Path) -> Recording:
+    return read(path)
+
+
+@pytest.fixture(scope="module")
+def seen(recording: Recording) -> tuple[TracedActivity, ...]:
+    return recording.seen
+
+
+@pytest.fixture(scope="module")
+def traced(recording: Recording) -> Traced:
+    return recording.traced("s")
+
+
+def test_all_eleven_classes_are_recorded() -> None:
+    assert {_name(path) for path in ORDINARY} == set(_CLASSES)
+
+
+def test_a_recording_says_what_of_it_nobody_saw(path: Path, recording: Recording) -> None:
+    if path in ORDINARY:
+        assert recording.about
+        assert bool(recording.invented) == recording.about.startswith("CPU")
+
+
+def test_the_time_of_the_gpu_is_that_of_operators_that_are_known(
+    seen: tuple[TracedActivity, ...],
+) -> None:
+    known_s = sum(one.duration_s for one in seen if one.operator)
+    assert known_s >= 0.99 * sum(one.duration_s for one in seen)
+
+
+def test_the_time_of_the_gpu_is_that_of_kernels_of_the_step(
+    recording: Recording, seen: tuple[TracedActivity, ...], traced: Traced
+) -> None:
+    assert not traced.step.obstacle
+    assert sum(k.count for k in traced.step.kernels) == len(traced.step.order)
+    launched = {node for group in traced.groups for node in group.nodes}
+    nodes = recording.nodes or nodes_of(seen)
+    assert launched == {i for i, one in enumerate(nodes) if one.kind is not NodeKind.OTHER}
+
+
+def test_passes_are_told_apart(seen: tuple[TracedActivity, ...]) -> None:
+    total_s = sum(one.duration_s for one in seen)
+    of_pass = {p: sum(one.duration_s for one in seen if one.pass_ is p) for p in Pass}
+    assert min(of_pass[p] for p in (Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)) > 0.0
+    # What comes after the optimizer, as reading the loss does, is of no pass.
+    assert of_pass[Pass.OTHER] <= 0.03 * total_s
+    assert [one.pass_ for one in seen].index(Pass.FORWARD) < [one.pass_ for one in seen].index(
+        Pass.BACKWARD
+    )
+
+
+def test_kernels_have_names_of_their_own_that_say_where_they_run(traced: Traced) -> None:
+    kernels = traced.step.kernels
+    assert len({kernel.name for kernel in kernels}) == len(kernels)
+    for pass_ in (Pass.FORWARD, Pass.BACKWARD):
+        mine = [kernel for kernel in kernels if kernel.pass_ is pass_]
+        assert sum(bool(kernel.section) for kernel in mine) >= 0.85 * len(mine)
+    products = [k for k in kernels if k.kind is Kind.GEMM and k.flops]
+    assert all("[" in kernel.shape for kernel in products)
+
+
+@pytest.mark.parametrize("path", ORDINARY, ids=_name, scope="module")
+def test_each_class_shows_what_it_is_made_of(path: Path, recording: Recording) -> None:
+    written = {event["name"] for event in recording.trace["traceEvents"]}
+    waits = synchronising(recording.trace)
+    for name in _CLASSES[_name(path)]:
+        assert any(wait.startswith(name) for wait in waits)
+    assert any(_TELLING[_name(path)] in name for name in written)
+
+
+def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
+    recording = read(TRACES / "tiny_compiled.json.gz")
+    write(tmp_path / "again.json.gz", recording)
+    assert read(tmp_path / "again.json.gz") == recording
+
+
+def test_a_trace_is_made_small_without_a_change_to_what_is_read_of_it() -> None:
+    trace = {
+        "traceEvents": [
+            {"ph": "i", "name": "a moment", "ts": 1.0},
+            {"ph": "X", "cat": "python_function", "name": "f", "tid": 7, "ts": 9.0, "dur": 4.0},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 99, "ts": 10.0, "dur": 4.0},
+            _call(99, 11.0),
+            _kernel(12.0),
+        ]
+    }
+    small = compact(trace)
+
+    assert [event["name"] for event in small["traceEvents"]] == ["aten::mm", "cudaLaunch", "k"]
+    assert [event["ts"] for event in small["traceEvents"]] == [0.0, 1.0, 2.0]
+    assert small["traceEvents"][1]["args"] == {"correlation": 3}
+
+
+def _call(tid: int, at_us: float) -> dict[str, object]:
+    args = {"correlation": 3, "cbid": 211}
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunch",
+        "tid": tid,
+        "ts": at_us,
+        "dur": 1.0,
+        "args": args,
+    }
+
+
+def _kernel(at_us: float) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "tid": 7,
+        "ts": at_us,
+        "dur": 2.0,
+        "args": {"correlation": 3},
+    }
+
+
+def test_operators_that_call_others_get_no_launch_of_their_own() -> None:
+    def operator(name: str, at_us: float, dur: float) -> dict[str, object]:
+        return {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": name,
+            "tid": 0,
+            "ts": at_us,
+            "dur": dur,
+            "args": {},
+        }
+
+    trace = compact(
+        {
+            "traceEvents": [
+                operator("aten::linear", 0.0, 10.0),
+                operator("aten::t", 1.0, 1.0),
+                operator("aten::addmm", 3.0, 6.0),
+                operator("aten::item", 20.0, 5.0),
+                operator("aten::_local_scalar_dense", 21.0, 3.0),
+            ]
+        }
+    )
+    seen = Recording(trace=with_launches(trace)).seen
+
+    assert [(one.operator, one.kind) for one in seen] == [
+        ("aten::addmm", NodeKind.KERNEL),
+        ("aten::_local_scalar_dense", NodeKind.COPY),
+    ]
+    assert synchronising(with_launches(trace)) == ("aten::item",)

@@ -1,0 +1,90 @@
+"""Steps of several processes: whose file is whose, and whether they are the same step."""
+
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import NotSupportedError, UsageError
+from underclock.records import Kernel, Launch, Pass, Step
+from underclock.stages.ranks import Rank, check_runs_alone, told_of_ranks
+from underclock.store import write_document
+
+_FIRST, _SECOND = (Rank(number=number, world=2) for number in range(2))
+
+
+def _step(*operators: str, ranks: int = 2) -> Step:
+    kernels = [
+        Kernel(
+            name=operator,
+            pass_=Pass.COMMUNICATION if "nccl" in operator else Pass.FORWARD,
+            launch=Launch(
+                function=operator,
+                operator=operator,
+                shapes=f"fp32[8] to fp32[8] among {ranks} ranks in group '0'"
+                if "nccl" in operator
+                else "fp32[8x8]",
+                identity=operator,
+            ),
+        )
+        for operator in operators
+    ]
+    return Step(name="train", kernels=tuple(kernels), order=tuple(range(len(kernels))))
+
+
+_DDP = _step("aten::mm", "nccl::allreduce")
+
+
+@pytest.mark.parametrize("told", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_process_alone_has_no_rank(told: dict[str, str]) -> None:
+    assert Rank.of(told) is None
+
+
+def test_a_rank_writes_a_file_of_its_own() -> None:
+    rank = Rank.of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    assert rank == _SECOND
+    assert rank is not None
+    assert rank.file(Path("out/step.json")) == Path("out/step.rank1.json")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "", "WORLD_SIZE": "2"},
+        {"RANK": "1"},
+    ],
+)
+def test_a_rank_that_makes_no_sense_is_a_sentence(told: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="are no rank of so many processes") as refused:
+        Rank.of(told)
+    assert "torchrun" in refused.value.hint
+
+
+def test_the_same_step_on_every_rank_needs_no_word(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    assert told_of_ranks(_DDP, path, _FIRST) == ()
+    write_document(_SECOND.file(path), _DDP)
+    assert told_of_ranks(_DDP, path, _FIRST) == ()
+
+
+def test_another_step_on_a_rank_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    write_document(_SECOND.file(path), _step("aten::mm", "aten::add", "nccl::allreduce"))
+    (said,) = told_of_ranks(_DDP, path, _FIRST)
+    assert said.startswith("rank 1 runs another step than rank 0, according to step.rank1.json: ")
+    assert said.endswith("with a new 'aten::add'")
+
+
+def test_a_file_that_is_being_written_is_left_to_the_rank_that_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    _SECOND.file(path).write_text('{"kind": "st')
+    assert told_of_ranks(_DDP, path, _FIRST) == ()
+
+
+def test_a_step_that_waits_for_other_ranks_is_not_run_over_and_over() -> None:
+    check_runs_alone(_step("aten::mm"))
+    check_runs_alone(_step("aten::mm", "nccl::allreduce", ranks=1))
+    with pytest.raises(NotSupportedError, match="collectives among 2 ranks") as refused:
+        check_runs_alone(_DDP)
+    assert "on one GPU" in refused.value.hint
