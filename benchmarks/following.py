@@ -302,11 +302,12 @@ Everything on this page is **simulated**. Command:
 
 {machine()}, {time.strftime("%Y-%m-%d")}. GPT-3 XL, 24 layers, batch 40. Clocks take 6 ms ± 1 ms to
 change: {CALL_S * 1e3:g} ms call, then {DELAY_S * 1e3:g} ms ± {JITTER_S * 1e3:g} ms delay, drawn
-log-normal; where calls scatter as on an A800, their median is {CALL_S * 1e3:g} ms and one in a hundred takes
-thrice as long. The plan is made of an adaptive campaign's samples for that latency, and followed by
-the machine that follows a real page (`runtime/machine.py`): it sees launches begin, at every launch
-or at the {marks} beginnings of blocks, those 42 µs late (median; 94 µs at the 99th percentile, as
-measured on an H200). Where steps vary, every step's launches all take a common factor of 1 ± 0.1.
+log-normal; where calls scatter as on an A800, their median is {CALL_S * 1e3:g} ms and one in a
+hundred takes thrice as long. The plan is made of an adaptive campaign's samples for that latency,
+and followed by the machine that follows a real page (`runtime/machine.py`): it sees launches begin,
+at every launch or at the {marks} beginnings of blocks, those 42 µs late (median; 94 µs at the 99th
+percentile, as measured on an H200). Where steps vary, every step's launches all take a common
+factor of 1 ± 0.1.
 
 Changes are against auto at the same seed, for a step of usual length: means of {len(SEEDS)} seeds
 of {RUNS} runs of {STEPS} steps each, in brackets the least and the greatest seed. *Scatter* is the

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.costs.power_window import LaunchCosts
-from underclock.core.planning.misses import misses
+from underclock.core.planning.misses import misses, usual_misses
 from underclock.records import Clocks
 
 SETTINGS = (Clocks(core_mhz=1000, mem_mhz=800), Clocks(core_mhz=1000, mem_mhz=8000))
@@ -46,7 +46,7 @@ def test_clocks_that_are_cheap_for_one_side_are_aimed_away_from_the_other() -> N
 
     back_s, to_slow_s = found.aim_s  # the change to fast memory, round the end, must not be late
     assert back_s == pytest.approx(-3e-3)
-    assert to_slow_s == pytest.approx(3e-3)
+    assert to_slow_s > 2e-3
     assert found.time_s.max() < 1e-5
 
 
@@ -58,8 +58,23 @@ def test_what_costs_alike_on_both_sides_is_aimed_at_the_launch() -> None:
 
     # Early by t, work of t takes 2 t; late by t, half of t was done.
     mean_s = 1e-3 / math.sqrt(2 * math.pi)
-    assert found.time_s == pytest.approx([mean_s * 1.5] * 2, rel=0.05)
+    assert (found.time_s <= mean_s * 1.5).all()
+    assert (found.time_s >= mean_s * 1.5 * 0.85).all()
     assert (np.abs(found.aim_s) < 1e-3).all()
+    usual_s, usual_j = usual_misses(even, ORDER, JITTER_S, 100.0)
+    assert usual_s[0, 1] == pytest.approx(found.time_s[0], rel=0.02)
+    assert usual_j[0, 1] == pytest.approx(found.energy_j[0], rel=0.02)
+
+
+def test_what_is_usual_is_so_where_the_change_pays() -> None:
+    # Neither kernel is ever better off at the slow memory clock: no change to it is made.
+    usual_s, usual_j = usual_misses(costs(8.0, 2.0), ORDER, JITTER_S, 100.0)
+
+    assert not usual_s.any()
+    assert not usual_j.any()
+    time_s = np.array([[math.inf, 1.0], [1.0, math.inf]])
+    unknown = LaunchCosts(settings=SETTINGS, time_s=time_s, energy_j=time_s)
+    assert not usual_misses(unknown, ORDER, JITTER_S, 100.0)[0].any()
 
 
 def test_launches_shorter_than_the_miss_are_followed_by_others() -> None:
