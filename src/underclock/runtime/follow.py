@@ -25,7 +25,7 @@ from underclock.runtime.metrics import Metrics
 from underclock.runtime.page import Page
 from underclock.runtime.policy import Policy, policy_of, scheduled
 from underclock.runtime.run_files import Run
-from underclock.runtime.steps import Ask, PassedStep
+from underclock.runtime.steps import Ask, PassedStep, State
 from underclock.runtime.telemetry import Log, Shown
 from underclock.runtime.timetable import timetable_of
 from underclock.runtime.undo import Armed
@@ -34,6 +34,12 @@ _HOUSEKEEPING_S = 0.1
 _LOW = 0.5  # of the highest core clock, while a step stands still
 _TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
 _NEAR_S = 5e-4  # to what is due next: so long one waits here
+_UNSEEN = {
+    pages.WAITING: "no step was seen: no optimiser of PyTorch's took one",
+    pages.LEARNING: "no step was seen: training ended, or its step was captured as a graph, before "
+    "the third one",
+    pages.MARKING: "no step was seen, though marks were to come",
+}
 
 Setter = Callable[[Setting, float | None], None]
 
@@ -200,6 +206,9 @@ class Follower:
     def flush(self, log: Log) -> None:
         """Write what is known of the last steps."""
         self._gauges.close()
+        if self.machine.state is State.WAITING and not self.over:
+            why = _UNSEEN.get(self.page.state, self.page.sentence)
+            log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
         self._take_note()
         while self._waiting:
             self._write_step(log)

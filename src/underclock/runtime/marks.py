@@ -155,11 +155,19 @@ class Marker:
 
     def _next(self) -> None:
         if self._seen is not None and self._page is not None:
-            self._learned(self._seen, self._page)
+            if self._is_capturing():
+                self._seen.clear()
+            else:
+                self._learned(self._seen, self._page)
         for spot in self._spots.values():
             spot.count = 0
         if self._stream is not None:
             self._stream.mark(1)
+
+    def _is_capturing(self) -> bool:
+        """Whether a graph is being captured: nothing may be set up then, a mark may be captured."""
+        cuda = self._torch.cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def _learned(self, seen: list[int], page: Page) -> None:
         """Begin to mark where the step is as planned."""

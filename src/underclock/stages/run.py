@@ -29,6 +29,7 @@ from underclock.stages.sources import as_plan, check_gpu
 
 _WORK = "underclock.runtime.follow:begin"
 _PATH = "PYTHONPATH"
+_INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 _GATE = (
     "import os, sys; go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
@@ -155,8 +156,8 @@ class HeldRun:
                     self._tell_of_last_steps()
             return trainer.wait()
         except BaseException as exc:
-            if not isinstance(exc, KeyboardInterrupt):  # a terminal told it as well
-                trainer.terminate()
+            if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
+                trainer.terminate()  # of Ctrl-C the terminal tells it as well
             trainer.wait()
             raise
 
@@ -219,6 +220,11 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
             f"a guard cannot judge {how.window} steps together", hint="take 20, or 0 for no guard"
         )
     found, simulated = _checked(plan, how)
+    if not plan.modules:
+        how.tell(
+            "the plan does not know the modules of its launches, so marks are at the ends of "
+            "passes only: trace the step again for marks in between"
+        )
     if marks.unmarked:
         how.tell(
             f"{len(marks.unmarked)} of the plan's changes fall where nothing can be marked: they "

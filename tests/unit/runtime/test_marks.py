@@ -291,6 +291,24 @@ def test_a_marker_does_not_keep_the_optimiser(marked: Callable[..., Noted], mode
     assert alive() is None
 
 
+def test_nothing_is_set_up_while_a_graph_is_captured(
+    marked: Callable[..., Noted], model: Model, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = all_places()
+    stream = marked(places)
+    steps = training(model, 6)
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_initialized", lambda: True)
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        next(steps), next(steps), next(steps)
+        assert (page.state, stream.marks) == (pages.LEARNING, [])
+
+    next(steps), next(steps)
+
+    assert page.state == pages.MARKING
+    steps.close()
+
+
 def test_the_most_that_ascends() -> None:
     assert ascending([5, 1, 2, 9, 3, 4, 4]) == {1, 2, 3, 4}
     assert ascending([]) == set()
