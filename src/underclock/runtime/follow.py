@@ -100,6 +100,11 @@ class Follower:
             self.machine.saw(*seen)
             self._expect()
 
+    def noted(self, mark: int, at_s: float) -> None:
+        """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
+        self.machine.saw(mark, at_s)
+        self._expect()
+
     def _expect(self) -> None:
         """Find out when something is due next; it changes with what the machine is told."""
         now_s = self._clock.now_s()
@@ -138,14 +143,12 @@ class Follower:
         """Call the driver, and note the marks that pass meanwhile."""
         failed: Exception | None = None
         called_s = self._clock.now_s()
-        with others.during((self.looking,)) as seen:
+        with others.during():
             try:
                 setter(Setting(ask.domain), ask.to_mhz)
             except (UnderclockError, OSError) as exc:  # refused, or no journal: nothing is set
                 failed = exc
         returned_s = self._clock.now_s()
-        for _, mark, at_s in seen:
-            self.machine.saw(mark, at_s)
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
         else:
@@ -238,6 +241,8 @@ class Follow:
         self.followers = followers
         self._log, self._clock = log, clock
         self._looking_on = LookingOn(clock)
+        for each in followers:
+            self._looking_on.add(each.looking, each.noted)
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def next_s(self) -> float:

@@ -6,8 +6,7 @@ expected, and hardly in between.
 
 import math
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from underclock.hw.base import Clock
@@ -22,6 +21,7 @@ _LEAST_MARGIN_S, _MOST_MARGIN_S = 1e-4, 5e-3
 _MARGINS = 3.0  # of the usual error: so much before a mark is expected, one looks closely
 _OFTEN = 0.1  # how fast the usual error is learned
 _OVERDUE = 0.05  # of how long a mark is overdue: between looks
+_PATIENCE = 0.01  # of how long a setter has blocked: likewise
 
 
 class Looking:
@@ -75,7 +75,7 @@ class Looking:
 
 
 class LookingOn:
-    """A thread that notes marks while this process waits for a setter to return.
+    """A thread that notes the marks of all pages while this process waits for a setter to return.
 
     Args:
         clock: The machine's.
@@ -84,32 +84,42 @@ class LookingOn:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._wanted = threading.Event()
-        self._pages: tuple[Looking, ...] = ()
-        self._seen: deque[tuple[Looking, int, float]] = deque()
-        self._resting = threading.Event()
-        self._resting.set()
+        self._looks = threading.Lock()  # held while the thread looks
+        self._began_s = 0.0
+        self._pages: list[tuple[Looking, Callable[[int, float], None]]] = []
+        self._seen: list[tuple[Callable[[int, float], None], int, float]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
+    def add(self, page: Looking, tell: Callable[[int, float], None]) -> None:
+        """Look at another page; tell of its marks, and when they were seen."""
+        self._pages.append((page, tell))
+
     @contextmanager
-    def during(self, pages: tuple[Looking, ...]) -> Iterator[deque[tuple[Looking, int, float]]]:
-        """Note marks for the length of a block; what is yielded holds them after it."""
-        self._seen = deque()
-        self._pages = pages
-        self._resting.clear()
+    def during(self) -> Iterator[None]:
+        """Note marks for the length of a block, and tell of them after it."""
+        self._began_s = self._clock.now_s()
         self._wanted.set()
         try:
-            yield self._seen
+            yield
         finally:
             self._wanted.clear()
-            self._resting.wait()
+            with self._looks:
+                seen, self._seen = self._seen, []
+            for tell, mark, at_s in seen:
+                tell(mark, at_s)
 
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            while self._wanted.is_set():
-                for page in self._pages:
-                    seen = page.look()
-                    if seen is not None:
-                        self._seen.append((page, *seen))
-                self._clock.sleep_s(_CLOSE_S)
-            self._resting.set()
+            with self._looks:
+                if self._wanted.is_set():  # else nobody will hear of what is seen
+                    self._look()
+            # A setter that hangs is waited for in more and more peace.
+            blocked_s = self._clock.now_s() - self._began_s
+            self._clock.sleep_s(min(max(_CLOSE_S, _PATIENCE * blocked_s), _WAITING_S))
+
+    def _look(self) -> None:
+        for page, tell in self._pages:
+            mark = page.look()
+            if mark is not None:
+                self._seen.append((tell, *mark))
