@@ -2,6 +2,10 @@
 
 * `base`: what the rest of the program may ask: Gpu, Launcher, Clock, Measurer and its capabilities
 * `nvml`: one NVIDIA GPU; `nvml_calls`: the session, and the gate that read-only mode closes
+* `settable`: what can be set on a GPU and put back; `permission`: whether this process may
+* `ways_to_set`: the way that is open: directly, `leased` from a service of ours, or `zeusd`
+* `served_simulator`: simulated GPUs of another process in NVML's place; `wire`, `socket_file` and
+  `peers`: messages over Unix sockets, and who is at the other end
 * `lease`: clocks held for a block and given back whatever happens; `interrupts`: signals that wait
 * `interference`: noticing another program that sets the clocks; `waiting`: deadlines of launches
 * `ticker`, `switchable`: watching clocks change, and giving them back one by one

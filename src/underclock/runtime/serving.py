@@ -18,8 +18,8 @@ from typing import Any
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.leased import HEARTBEAT_S
+from underclock.hw.peers import Life, peer_of
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
-from underclock.hw.socket_file import Life, peer_of
 from underclock.hw.wire import Gone, Message, Unpacker, framed
 from underclock.runtime.others import refuse_beside_others
 from underclock.runtime.ownership import OwnedError

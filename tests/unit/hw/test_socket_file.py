@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import UsageError
-from underclock.hw.socket_file import Life, answering, listening, peer_of
+from underclock.hw.peers import Life, peer_of
+from underclock.hw.socket_file import answering, listening
 
 
 def _connect(path: Path) -> socket.socket:

@@ -22,6 +22,7 @@ from underclock.errors import DeviceError, UnderclockError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.hw.clock import SystemClock
+from underclock.hw.peers import Life, peer_of
 from underclock.hw.simulated import calls_write
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
@@ -31,7 +32,7 @@ from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
 from underclock.hw.simulated.served.paced import PacedClock
 from underclock.hw.simulated.served.stream_requests import StreamRequests
 from underclock.hw.simulated.served.streams import StreamLoop
-from underclock.hw.socket_file import Life, answering, peer_of
+from underclock.hw.socket_file import answering
 from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.records import Step
 
