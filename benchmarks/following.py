@@ -39,7 +39,6 @@ from underclock.stages.whole_steps import course_of
 CELLS = (
     ("rtx3080ti", 0.01),
     ("rtx3080ti", 0.0),
-    ("rtx3080ti", 0.02),
     ("a100", 0.01),
     ("h200", 0.01),
     ("a40", 0.01),

@@ -28,6 +28,7 @@ from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.records.observed import Execution
 from underclock.runtime.simulated import Executed, Scheduled
 from underclock.runtime.simulated import execute as conduct
+from underclock.runtime.virtual import StepLengths
 from underclock.stages.execute import OFF_S, execute
 from underclock.testing import Fault, FaultKind, FaultScript
 
@@ -270,6 +271,40 @@ def test_wrong_durations_are_put_right_launch_by_launch(
     longest_s = max(predicted_s)
     assert max(map(abs, executed.misses_s)) < 0.25 * (0.025 + longest_s)
     assert executed.switches == (4,) * 3
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_steps_of_any_length_are_followed_from_marks_seen_late(
+    launches: list[Kernel], every: int
+) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 4)
+    predicted_s = tuple(_times_s("rtx3080ti", launches, clocks))
+    usual = Scheduled(clocks=tuple(clocks), table=_BELIEVED, predicted_s=predicted_s)
+    varying = dataclasses.replace(
+        usual,
+        marks=tuple(range(0, len(launches), every)),
+        lengths=StepLengths(spread=0.1, seed=3),
+        looks=Latency(shares=(0.0, 1.0), points_s=(40e-6, 100e-6)),
+    )
+    with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
+        executed = conduct(rig, launches, varying, steps=8, warm_s=20.0)
+    per_length_s = [t / length for t, length in zip(executed.time_s, executed.lengths, strict=True)]
+
+    assert statistics.pstdev(executed.lengths) > 0.03
+    assert per_length_s == pytest.approx([sum(predicted_s)] * 8, rel=5e-3)
+    assert executed.switches == (4,) * 8
+    assert statistics.median(map(abs, executed.misses_s)) < 1e-3
+
+
+def test_changes_are_aimed_where_the_schedule_says(launches: list[Kernel]) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 2)
+    predicted_s = tuple(_times_s("rtx3080ti", launches, clocks))
+    aims_s = tuple(2e-3 if pair is _FAST else -3e-3 for pair in clocks)
+    aimed = Scheduled(clocks=tuple(clocks), table=_BELIEVED, predicted_s=predicted_s, aims_s=aims_s)
+    with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
+        executed = conduct(rig, launches, aimed, steps=2, warm_s=10.0)
+
+    assert sorted(executed.misses_s) == pytest.approx([-3e-3] * 2 + [2e-3] * 2, abs=5e-4)
 
 
 def test_auto_gives_the_clock_back(launches: list[Kernel]) -> None:

@@ -58,6 +58,7 @@ class Machine:
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
         self._looked: tuple[Clocks, float] | None = None
         self._step = RunningStep(state=self.state)
+        self._due_s: dict[Domain, float] | None = None  # unknown where something changed
 
     def follow(self, timetable: Timetable | None = None) -> None:
         """Let clocks follow the timetable, or another one of the same launches and marks."""
@@ -65,6 +66,7 @@ class Machine:
             _check_same(timetable, self.timetable)
             self.timetable, self._lines = timetable, _lines(timetable)
             self._tallies.clear()
+            self._due_s = None
             if self.state is State.FOLLOWING:
                 self._enter(State.FOLLOWING)
         self._held = None
@@ -80,11 +82,13 @@ class Machine:
     def saw(self, mark: int, at_s: float) -> None:
         """Take note of the page's word: one more than the last mark reached, 0 before any."""
         position = self.position
-        position.learns = self._step.state is State.FOLLOWING and not self._step.stalled_s
+        # Now and then a step stands still, and a median does not mind; one that always does is so.
+        position.learns = self._step.state in {State.FOLLOWING, State.STALLED}
         expected_s = position.next_mark_s()
         seen = position.saw(mark, at_s)
         if seen is Seen.NOTHING:
             return
+        self._due_s = None
         if seen is Seen.IMPOSSIBLE:
             self._lose(at_s)
             return
@@ -140,7 +144,7 @@ class Machine:
         """
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
-        self._pending = None
+        self._pending = self._due_s = None
         latencies, line = self.latencies, self._lines.get(ask.domain)
         latencies.returned(ask.domain, ask.to_mhz, returned_s - called_s)
         sure_s = returned_s
@@ -162,7 +166,7 @@ class Machine:
         """Note that the driver did not accept it. Nothing is asked for again until told to."""
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
-        self._pending = None
+        self._pending = self._due_s = None
         self.locks[ask.domain].refuse(at_s)
         self.events.append((at_s, f"the driver refused {self.locks[ask.domain]}: {why}"))
 
@@ -242,6 +246,7 @@ class Machine:
             line = lines[domain]
             number = line.newest(min(now_s, position.next_mark_s()), position, latencies)
             line.following = number + 1
+            self._due_s = None
             change = line.change(number)
             if change.to_mhz != self.locks[domain].mhz:
                 return Ask(
@@ -253,6 +258,12 @@ class Machine:
                 )
 
     def _asks_s(self) -> dict[Domain, float]:
+        """Return when each clock's next change can be asked for; it is looked at often."""
+        if self._due_s is None:
+            self._due_s = self._find_asks_s()
+        return self._due_s
+
+    def _find_asks_s(self) -> dict[Domain, float]:
         """Return when each clock's next change can be asked for, if no mark is seen before.
 
         A lock that is replaced before it is followed never is, so the one before must have
@@ -287,7 +298,7 @@ class Machine:
         self._step = RunningStep(state=self.state)
 
     def _enter(self, state: State) -> None:
-        self.state = state
+        self.state, self._due_s = state, None
         if state is not State.FOLLOWING:
             self._step.state = state
         if state is State.FOLLOWING:

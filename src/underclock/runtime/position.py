@@ -25,6 +25,8 @@ _FIRST_SPREAD = 0.1  # a plan's durations may be that far from what the first st
 _NORMAL = 1.4826  # standard deviation over median of the distance, of normal noise
 _ODD = 5.0  # deviations: one mark so far off says nothing of the next
 _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
+_ENOUGH = 5  # steps, to say that marks are not the plan's
+_ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
@@ -49,6 +51,7 @@ class Position:
 
     def __init__(self, timetable: Timetable) -> None:
         self._table = timetable
+        self._launches = timetable.launches
         marks, upto_s = timetable.marks, timetable.upto_s
         ends = (*marks[1:], timetable.launches)
         self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
@@ -64,17 +67,11 @@ class Position:
         self.pace = 1.0
         self.rounds = 0
         self.mark: int | None = None  # index of the last one seen
+        self.launch = -1  # at which it stands, counted over all rounds
         self.at_s = math.nan  # when
         self.before: tuple[int, float] | None = None  # launch and time of the one before that
         self.learns = True
         self._stalls_s: list[tuple[float, float]] = []  # expected, and for how long
-
-    @property
-    def launch(self) -> int:
-        """The launch at which the last mark stands, counted over all rounds."""
-        if self.mark is None:
-            raise AssertionError("no mark was seen")
-        return self.rounds * self._table.launches + self._table.marks[self.mark]
 
     @property
     def knows(self) -> bool:
@@ -89,7 +86,27 @@ class Position:
     @property
     def longest_s(self) -> float:
         """How long marks usually lie apart at most."""
-        return max(self._usual_s) * max(1.0, self.pace)
+        return self._longest_s * max(1.0, self.pace)
+
+    def mismatch(self) -> str | None:
+        """Say how marks differ from the plan's, once some steps were seen; ``None`` if they do not.
+
+        How long the step is does not matter, and neither does what it waits for at its end.
+        """
+        if len(self._history) < _ENOUGH:
+            return None
+        never = [mark for mark, missed in enumerate(self._missed) if missed >= _ENOUGH]
+        if never:
+            return (
+                f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
+            )
+        planned, usual = np.array(self._planned_s[:-1]), np.array(self._usual_s[:-1])
+        if not planned.sum() * usual.sum():
+            return None
+        apart = 0.5 * float(np.abs(planned / planned.sum() - usual / usual.sum()).sum())
+        if apart <= _ALIKE:
+            return None
+        return f"{apart:.0%} of the step lies between other marks than planned"
 
     def will_stall(self, at_s: float, stall_s: float) -> None:
         """Expect that nothing executes for some time; what launches take is told without it."""
@@ -109,7 +126,7 @@ class Position:
         if mark >= len(self._usual_s):
             return Seen.IMPOSSIBLE
         if self.mark is None:
-            self.mark, self.at_s = mark, at_s
+            self._stand(mark, at_s)
             return Seen.STEP if mark == 0 else Seen.ON
         usual_s = self._between_s(self.mark, mark)
         took_s = at_s - self.at_s
@@ -124,7 +141,7 @@ class Position:
             self._end_step(mark, took_s, usual_s)
         else:
             self._follow(took_s, usual_s)
-        self.mark, self.at_s = mark, at_s
+        self._stand(mark, at_s)
         return Seen.STEP if is_step else Seen.ON
 
     def begins_s(self, launch: int) -> float:
@@ -135,7 +152,7 @@ class Position:
         """
         if self.mark is None or launch <= self.launch:
             return -math.inf
-        rounds, at = divmod(launch, self._table.launches)
+        rounds, at = divmod(launch, self._launches)
         usual_s = (rounds - self.rounds) * self.step_s + self._into_s(at) - self._ahead_s[self.mark]
         return self._after_stalls_s(self.at_s + self.pace * usual_s)
 
@@ -144,7 +161,7 @@ class Position:
         if self.before is None:
             raise AssertionError("two marks were seen")
         first, first_s = self.before
-        length = self._table.launches
+        length = self._launches
         into_s, from_s, to_s = (
             each // length * self.step_s + self._into_s(each % length)
             for each in (launch, first, self.launch)
@@ -166,6 +183,8 @@ class Position:
 
     def _after_stalls_s(self, at_s: float) -> float:
         """Put off what comes after stalls that are expected and did not show yet."""
+        if not self._stalls_s:
+            return at_s
         return at_s + sum(stall_s for begins_s, stall_s in self._stalls_s if begins_s < at_s)
 
     def _stalled_s(self, over_s: float) -> float:
@@ -270,10 +289,16 @@ class Position:
     def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
         """Believe a mark that makes no sense with those before it, and nothing else."""
         self.rounds += is_step
-        self.mark, self.at_s, self.before = mark, at_s, None
+        self._stand(mark, at_s)
+        self.before = None
         self._lasted_s[:] = np.nan
         self._off_s.clear()
         self.pace, self._pace_variance = 1.0, self._spread**2
 
+    def _stand(self, mark: int, at_s: float) -> None:
+        self.mark, self.at_s = mark, at_s
+        self.launch = self.rounds * self._launches + self._table.marks[mark]
+
     def _sum_up(self) -> None:
         self._ahead_s = list(itertools.accumulate(self._usual_s, initial=0.0))
+        self._longest_s = max(self._usual_s)

@@ -72,7 +72,7 @@ class Driven:
         self._drawn = lengths.drawn()
         random = np.random.default_rng([lengths.seed, 1])
         self._looks_s = None if looks is None else looks.draws(random)
-        self._launch = 0
+        self._launch = self._word = 0
         self._wakes_s, self._alarm = math.inf, 0
         self._stopped = False
         self.length = self._draw()
@@ -120,18 +120,18 @@ class Driven:
 
     def _reaches(self, at: int) -> None:
         """Show the machine a mark, where there is one."""
-        word = self._words.get(at)
-        if word is None:
+        if at not in self._words:
             return
+        self._word = self._words[at]
         if self._looks_s is None:
-            self._sees(word)
+            self._look()
         else:
-            seen_s = self._gpu.now_s + next(self._looks_s)
-            self._gpu.agenda.add(seen_s, functools.partial(self._sees, word))
+            self._gpu.agenda.add(self._gpu.now_s + next(self._looks_s), self._look)
 
-    def _sees(self, word: int) -> None:
+    def _look(self) -> None:
+        """Show the machine the page, which has the last mark only."""
         if self._machine is not None and not self._stopped:
-            self._machine.saw(word, self._gpu.now_s)
+            self._machine.saw(self._word, self._gpu.now_s)
             self._look_ahead()
 
     def _look_ahead(self) -> None:

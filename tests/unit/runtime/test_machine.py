@@ -449,6 +449,24 @@ def test_locks_that_the_cap_holds_down_are_found() -> None:
     assert Machine(table_of((SLOW,) * 8)).above_cap() == frozenset()
 
 
+def test_marks_that_do_not_match_the_plan_are_told() -> None:
+    player = played((0, 2, 4, 6))
+    position = player.machine.position
+    player.steps(4, usual(player.machine.timetable))
+    assert position.mismatch() is None
+    player.steps(9, usual(player.machine.timetable, 1.7))  # only the length is another
+    assert position.mismatch() is None
+    player.steps(9, [0.01, 0.01, 0.08, 0.02])
+    assert position.mismatch() == "47% of the step lies between other marks than planned"
+
+    for _ in range(9):
+        player.step(usual(player.machine.timetable), skipped=(2,))
+    assert position.mismatch() == "1 of 4 marks are never seen, mark 2 first"
+    single = played((0,))
+    single.steps(9, [0.08])
+    assert single.machine.position.mismatch() is None
+
+
 @given(
     words=st.lists(
         st.tuples(st.integers(0, 9), st.floats(0.0, 0.05), st.floats(0.0, 700.0)), max_size=60
