@@ -12,6 +12,7 @@ from underclock.core.costs.table import cost_table
 from underclock.core.costs.unreached import unreached
 from underclock.errors import DataError
 from underclock.records import (
+    Clocks,
     Evidence,
     GpuInfo,
     Kernel,
@@ -118,3 +119,11 @@ def test_kernels_of_which_more_is_known_are_left_out() -> None:
     found = unreached(_campaign(1e-3, 400.0))
     assert not len(found.without(np.array([4])).power_w)
     assert len(found.without(np.array([3])).power_w) == 1
+
+
+def test_powers_are_those_at_auto() -> None:
+    campaign = _campaign(1e-6, 400.0)
+    slow = Sample(kernel="k0", asked=Clocks(core_mhz=900), time_s=1e-3, energy_j=0.01)
+    more = msgspec.structs.replace(campaign, samples=(*campaign.samples, slow))
+
+    assert unreached(more).power_w == pytest.approx(unreached(campaign).power_w)

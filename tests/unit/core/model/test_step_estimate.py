@@ -13,6 +13,7 @@ from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.entries import settings_of
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
+from underclock.core.model.rows import CannotFitError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
@@ -396,3 +397,10 @@ def test_a_fit_says_which_kernels_it_knows_from_the_step_only(campaign: SampleSe
 
     assert any("'k5' was never run alone" in words for words in fitted.warnings)
     assert [kernel.power_rms is None for kernel in fitted.kernels] == [False] * 5 + [True]
+
+
+def test_times_in_the_step_alone_make_no_fit(campaign: SampleSet) -> None:
+    cut = _cut_off(campaign, 4)
+    at_auto = tuple(s for s in cut.samples if s.asked.is_auto)
+    with pytest.raises(CannotFitError, match="do not tell what a clock costs"):
+        estimate(msgspec.structs.replace(cut, samples=at_auto))

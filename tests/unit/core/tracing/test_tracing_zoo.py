@@ -14,6 +14,8 @@ from underclock.core.tracing.step import nodes_of
 from underclock.records import Kind, Pass
 from underclock.records.launches import NodeKind, Traced, TracedActivity
 
+pytestmark = pytest.mark.slow  # traces of whole steps: their size, not what they cover
+
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 ORDINARY = sorted((TRACES / "ordinary").glob("*.json.gz"))
 REAL = sorted(TRACES.glob("*.json.gz"))
