@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from underclock.records.fitted import Constant, GpuFit, KernelFit
     from underclock.records.latencies import Domain, LatencyTable, Switch
     from underclock.records.observed import Interval, PredictedArm, Prediction
-    from underclock.records.runs import ArmLine, RunSummary
+    from underclock.records.runs import ArmLine, RunLine, RunSummary
     from underclock.stages.applied import applied, lightning_callback, transformers_callback
     from underclock.stages.campaign import Campaign, ClockControl, Grid
     from underclock.stages.expected import Expected
@@ -148,6 +148,7 @@ _HOMES = {
     "Proposal": "records",
     "Provenance": "records",
     "Ran": "stages.run",
+    "RunLine": "records.runs",
     "RunSummary": "records.runs",
     "Sample": "records",
     "SampleSet": "records",
@@ -235,6 +236,7 @@ __all__ = [
     "Proposal",
     "Provenance",
     "Ran",
+    "RunLine",
     "RunSummary",
     "Sample",
     "SampleSet",
