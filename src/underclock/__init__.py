@@ -16,6 +16,9 @@ The stages are functions here; what they take and return are the records::
 * what they tell meanwhile: `Tally`
 * what they raise: `UnderclockError` and its kinds
 
+A plan with a schedule is held while a command trains, ``underclock.run(plan, command)`` with
+`HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``.
+
 Samples of another unit are refined into a plan by ``plan(refine(given, gpu=..., to=...),
 Goal.of(given))``.
 
@@ -23,8 +26,8 @@ Importing this package loads nothing heavy; a name loads its module on first use
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
     from underclock.errors import (
@@ -77,6 +80,8 @@ if TYPE_CHECKING:
     from underclock.records.fitted import Constant, GpuFit, KernelFit
     from underclock.records.latencies import Domain, LatencyTable, Switch
     from underclock.records.observed import Interval, PredictedArm, Prediction
+    from underclock.records.runs import ArmLine, RunLine, RunSummary
+    from underclock.stages.applied import applied, lightning_callback, transformers_callback
     from underclock.stages.campaign import Campaign, ClockControl, Grid
     from underclock.stages.expected import Expected
     from underclock.stages.fit import fit
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
     from underclock.stages.predict import predict
     from underclock.stages.refine import refine
     from underclock.stages.report import write_report
+    from underclock.stages.run import HowToRun, Ran, run
     from underclock.stages.score import score
     from underclock.stages.switching import Switching
     from underclock.stages.trace import TracePhase, trace
@@ -97,6 +103,7 @@ _HOMES = {
     "Accounting": "records",
     "Aggregate": "records",
     "Arm": "records",
+    "ArmLine": "records.runs",
     "Campaign": "stages.campaign",
     "Choice": "records",
     "ClockControl": "stages.campaign",
@@ -115,6 +122,7 @@ _HOMES = {
     "GpuInfo": "records",
     "Granularity": "records",
     "Grid": "stages.campaign",
+    "HowToRun": "stages.run",
     "InfeasibleError": "errors",
     "Interval": "records.observed",
     "Kernel": "records",
@@ -139,6 +147,9 @@ _HOMES = {
     "Prediction": "records.observed",
     "Proposal": "records",
     "Provenance": "records",
+    "Ran": "stages.run",
+    "RunLine": "records.runs",
+    "RunSummary": "records.runs",
     "Sample": "records",
     "SampleSet": "records",
     "Score": "records",
@@ -160,14 +171,18 @@ _HOMES = {
     "Utilisation": "records",
     "Validation": "records",
     "Verdict": "records",
+    "applied": "stages.applied",
     "fit": "stages.fit",
+    "lightning_callback": "stages.applied",
     "measure": "stages.measure",
     "measure_latency": "stages.latency",
     "plan": "stages.plan",
     "predict": "stages.predict",
     "refine": "stages.refine",
+    "run": "stages.run",
     "score": "stages.score",
     "trace": "stages.trace",
+    "transformers_callback": "stages.applied",
     "validate": "stages.validate",
     "write_report": "stages.report",
 }
@@ -176,6 +191,7 @@ __all__ = [
     "Accounting",
     "Aggregate",
     "Arm",
+    "ArmLine",
     "Campaign",
     "Choice",
     "ClockControl",
@@ -194,6 +210,7 @@ __all__ = [
     "GpuInfo",
     "Granularity",
     "Grid",
+    "HowToRun",
     "InfeasibleError",
     "Interval",
     "Kernel",
@@ -218,6 +235,9 @@ __all__ = [
     "Prediction",
     "Proposal",
     "Provenance",
+    "Ran",
+    "RunLine",
+    "RunSummary",
     "Sample",
     "SampleSet",
     "Score",
@@ -239,14 +259,18 @@ __all__ = [
     "Utilisation",
     "Validation",
     "Verdict",
+    "applied",
     "fit",
+    "lightning_callback",
     "measure",
     "measure_latency",
     "plan",
     "predict",
     "refine",
+    "run",
     "score",
     "trace",
+    "transformers_callback",
     "validate",
     "write_report",
 ]

@@ -17,13 +17,11 @@ do not decide it: answers, not errors.
 A bad argument from Python code is a plain ``ValueError``.
 """
 
-from typing import ClassVar
-
 
 class UnderclockError(Exception):
     """Base class; carries the exit code and what the user can do next."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

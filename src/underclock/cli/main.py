@@ -25,6 +25,7 @@ _COMMANDS = {
     "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
     "check": "Say what promises are worth, from a table's repeats.",
+    "run": "Train with a plan's clocks held, and given back whatever happens.",
     "validate": "Measure a plan again, against auto clocks.",
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
     "restore": "Undo what a killed run left set.",

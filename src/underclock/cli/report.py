@@ -20,6 +20,8 @@ def command(
 ) -> None:
     """Write PLAN and a VALIDATION of it, in either order, as one page that needs no network.
 
+    In place of a plan, the log that `underclock run --log` wrote gives a page of that run.
+
     Example: underclock report plan.json validation.json -o report.html
     """
     from underclock.stages.report import render_report, write_report

@@ -320,6 +320,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
         repeats: Measurements it set out to take of each kernel at each pair.
         expected_samples: How many samples the measuring set out to take; ``None`` when unknown.
         order: The launch sequence, as indices into ``kernels``; empty when unknown.
+        modules: As a step's; empty when unknown.
         source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         sampled: Whether a table that was replayed has repeats, even if none was taken: it is a
@@ -340,6 +341,7 @@ class SampleSet(Record, frozen=True, kw_only=True):
     repeats: int = 1
     expected_samples: int | None = None
     order: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
     source: StepSource | None = None
     provenance: Provenance | None = None
     sampled: bool = False

@@ -18,7 +18,7 @@ from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
-from underclock.records.work import Kernel, StepSource
+from underclock.records.work import Kernel, StepSource, check_modules
 from underclock.units import format_percent
 
 
@@ -47,6 +47,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
+        modules: As a step's; empty when unknown.
         source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
@@ -80,6 +81,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     closure: Closure | None = None
     runs: tuple[Kernel, ...] = ()
     order: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
     source: StepSource | None = None
     provenance: Provenance | None = None
     version: str | None = None
@@ -119,6 +121,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     def _check_order(self) -> None:
         """Reject launches of kernels that are not listed, or not as often as they count."""
+        check_modules(self.modules, self.order)
         launches = Counter(self.order)
         outside = launches.keys() - set(range(len(self.runs)))
         if outside:

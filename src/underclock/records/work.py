@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -134,6 +135,16 @@ class StepSource(Record, frozen=True, kw_only=True):
         return " ".join([f"{self.file} --steps {first}:{last + 1}", *self.arguments])
 
 
+def check_modules(modules: Sequence[str], order: Sequence[int]) -> None:
+    """Reject modules that are not one for each launch.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if modules and len(modules) != len(order):
+        raise ValueError(f"{len(order)} launches ran for {len(modules)} modules, one each is meant")
+
+
 class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """The kernels of one training step.
 
@@ -141,6 +152,8 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         name: Workload name.
         kernels: Distinct kernels, in order of first launch.
         order: The launch sequence, as indices into ``kernels``.
+        modules: Path of the module that each launch ran for, layer numbers and all, empty where it
+            ran for none; no paths where they are unknown.
         parameters: What the workload was built with (batch, sequence, …).
         source: Of a traced step, to run it again; ``None`` for any other.
         obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
@@ -151,6 +164,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     name: str
     kernels: tuple[Kernel, ...]
     order: tuple[int, ...]
+    modules: tuple[str, ...] = ()
     parameters: dict[str, int] = msgspec.field(default_factory=dict)
     source: StepSource | None = None
     obstacle: str = ""
@@ -171,6 +185,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
                 )
         if len(counts) != len(self.kernels):
             raise ValueError("the launch order names a kernel that is not listed")
+        check_modules(self.modules, self.order)
 
     @property
     def fingerprint(self) -> str:

@@ -63,6 +63,11 @@ class PassedStep:
     stalled_s: float = 0.0
     overruled: tuple[str, ...] = ()
 
+    @property
+    def ended_s(self) -> float:
+        """When the next step's first mark was seen."""
+        return self.began_s + self.time_s
+
 
 @dataclass(slots=True, kw_only=True)
 class RunningStep:

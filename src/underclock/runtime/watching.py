@@ -106,6 +106,7 @@ class Watching:
         if self._unanswered is None:
             if now_s - self._begun_s > _START_S:
                 raise WatcherLostError(f"the watcher did not start within {_START_S:g} s")
+            self._beat_s = now_s  # nothing is due before it says that it is there
             return
         if now_s >= self.next_s:
             self._beat_s = now_s

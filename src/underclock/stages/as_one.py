@@ -24,7 +24,7 @@ from underclock.units import format_duration
 
 def one_kernel(step: Step) -> Step:
     """Return a step as one kernel."""
-    return msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,))
+    return msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,), modules=())
 
 
 class OneKernelMeasurer:

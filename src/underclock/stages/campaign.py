@@ -313,6 +313,7 @@ def survey(
         sampled=any((measurer.repeats(k, c) or 0) > 1 for c, some in points for k in some),
         lacking=_lacking(kernels, points) if adaptive else {},
         order=order,
+        modules=step.modules if step is not None else (),
         source=step.source if step is not None else None,
         provenance=provenance,
         warnings=(

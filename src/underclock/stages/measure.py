@@ -116,7 +116,11 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
             _check_time_limit(measurer, header, campaign.time_limit_s)
         if one is not None and step is not None:
             header = msgspec.structs.replace(
-                header, kernels=step.kernels, order=step.order, fingerprint=step.fingerprint
+                header,
+                kernels=step.kernels,
+                order=step.order,
+                modules=step.modules,
+                fingerprint=step.fingerprint,
             )
 
         def take(recorder: Recorder) -> None:

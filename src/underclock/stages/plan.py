@@ -176,6 +176,7 @@ def _plan(
         closure=table.closure,
         runs=sample_set.kernels,
         order=sample_set.order,
+        modules=sample_set.modules,
         source=sample_set.source,
         provenance=sample_set.provenance,
         version=underclock.__version__,

@@ -91,6 +91,7 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
         begun,
         kernels=wanted.kernels,
         order=wanted.order,
+        modules=wanted.modules,
         fingerprint=wanted.fingerprint,
         expected_samples=wanted.expected_samples,
         lacking=wanted.lacking,

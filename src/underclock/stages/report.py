@@ -1,4 +1,4 @@
-"""report: a plan, and how it validated, as one page."""
+"""report: a plan, and how it validated, or the log of a run, as one page."""
 
 from pathlib import Path
 from typing import Final
@@ -6,6 +6,9 @@ from typing import Final
 from underclock.errors import DataError
 from underclock.records import Plan, Validation
 from underclock.report import page
+from underclock.report.run_page import run_page
+from underclock.runtime.summary import last_run
+from underclock.runtime.telemetry import is_log, read_log
 from underclock.store import check_output, is_samples, kind_of, read_document, write_text
 
 _OTHERS: Final = {
@@ -27,7 +30,7 @@ def write_report(
     """Write the page.
 
     Args:
-        plan: A plan, or its file.
+        plan: A plan, or its file; or the log of a run.
         to: Where the page goes.
         validation: Of this plan, or its file; the two may stand in either order.
         force: Whether an existing file may be replaced.
@@ -51,6 +54,8 @@ def render_report(
     plan: Plan | Validation | str | Path, validation: Plan | Validation | str | Path | None = None
 ) -> str:
     """Return the page as text; arguments and errors are those of `write_report`."""
+    if validation is None and isinstance(plan, str | Path) and is_log(Path(plan)):
+        return run_page(last_run(read_log(Path(plan))))
     given = [_read(each) for each in (plan, validation) if each is not None]
     plans = [record for record in given if isinstance(record, Plan)]
     validations = [record for record in given if isinstance(record, Validation)]

@@ -47,7 +47,13 @@ def step_of(plan: Plan) -> Step | None:
     if not plan.order:
         return None
     try:
-        return Step(name=plan.workload, kernels=plan.runs, order=plan.order, source=plan.source)
+        return Step(
+            name=plan.workload,
+            kernels=plan.runs,
+            order=plan.order,
+            modules=plan.modules,
+            source=plan.source,
+        )
     except ValueError as exc:
         raise DataError(
             f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"

@@ -115,6 +115,7 @@ def traced_step(
         name=name,
         kernels=named(kernels),
         order=tuple(place[key] for key in keys),
+        modules=_modules(groups),
         obstacle=obstacle,
         warnings=tuple(told),
     )
@@ -150,6 +151,12 @@ def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Po
         for member in pool.members:
             keys[member] = (identity, passes[member])
     return keys
+
+
+def _modules(groups: Sequence[LaunchGroup]) -> tuple[str, ...]:
+    """Return the module of each launch; none at all where no launch has one."""
+    modules = tuple(group.activity.module if group.activity else "" for group in groups)
+    return modules if any(modules) else ()
 
 
 def _pooled_words(found: Sequence[Pool]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.module_paths import paths_below
 from underclock.records.launches import MODULE_MARK
 
 _TEARDOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
@@ -84,9 +85,8 @@ def named_modules(torch: Any) -> Iterator[None]:
         if torch.compiler.is_compiling():
             return
         if id(module) not in paths:
-            for path, inner in module.named_modules():
-                name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
-                paths.setdefault(id(inner), name or _class_name(module))
+            for inner, path in paths_below(module).items():
+                paths.setdefault(inner, path)
         annotation = torch.profiler.record_function(MODULE_MARK + paths[id(module)])
         annotation.__enter__()
         running.append(annotation)
@@ -105,8 +105,3 @@ def named_modules(torch: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _class_name(module: Any) -> str:
-    """Return a module's own class, also where torch.compile wrapped it."""
-    return type(getattr(module, "_orig_mod", module)).__name__

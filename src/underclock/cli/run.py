@@ -1,0 +1,95 @@
+"""``underclock run``."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from underclock.cli.common import file_argument, json_option
+from underclock.cli.printing import print_json, print_table
+from underclock.cli.terminal import say
+
+_LIVE_S = 5.0
+_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
+
+
+@click.command(name="run")
+@file_argument("plan")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    default=("nvml:0",),
+    metavar="GPU",
+    help="Of each local rank, in their order. [default: nvml:0]",
+)
+@click.option("--dry-run", is_flag=True, help="Do everything but set clocks.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A line of JSON for each step; appended to.",
+)
+@click.option(
+    "--arms",
+    default="",
+    metavar="ARMS",
+    help="Let ways of choosing clocks take turns, and compare them: auto,plan,best-fixed.",
+)
+@click.option(
+    "--guard",
+    "window",
+    type=int,
+    default=20,
+    metavar="STEPS",
+    help="That are judged together: slower ones take the plan back; 0 never. [default: 20]",
+)
+@click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
+@click.option(
+    "--metrics-port", type=int, metavar="PORT", help="Where Prometheus may ask this machine."
+)
+@click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
+@json_option
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
+def command(
+    *,
+    plan: Path,
+    gpus: tuple[str, ...],
+    dry_run: bool,
+    log: Path | None,
+    live: bool,
+    metrics_port: int | None,
+    arms: str,
+    window: int,
+    anyway: bool,
+    as_json: bool,
+    command_line: tuple[str, ...],
+) -> None:
+    """Run a training COMMAND unchanged, and hold a plan's clocks while it trains.
+
+    A process of its own sets the clocks; they are given back on any end of anything.
+
+    Example: underclock run plan.json -- python train.py --epochs 3
+    """
+    from underclock.report.run import run_table
+    from underclock.stages.run import HowToRun, run
+
+    how = HowToRun(
+        gpus=gpus,
+        dry=dry_run,
+        log=log,
+        anyway=anyway,
+        live_s=_LIVE_S if live else None,
+        metrics_port=metrics_port,
+        arms=arms,
+        window=window,
+        tell=lambda sentence: say(f"underclock: {sentence}", err=True),
+    )
+    ran = run(plan, command_line, how)
+    if as_json:
+        print_json(ran)
+    else:
+        print_table(run_table(ran.summary))
+        for line in ran.undone:
+            say(line, err=True)
+    sys.exit(ran.code if ran.code >= 0 else _BY_SIGNAL - ran.code)

@@ -1,0 +1,38 @@
+"""What a model's modules are called, alike when a step is traced and when it is held.
+
+Standard library only: the training process loads this as well.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_REPLICATING = {"DistributedDataParallel", "DataParallel"}
+
+
+def paths_below(called: Any) -> dict[int, str]:
+    """Return the path of a module that nobody else called, and of all below it, by identity.
+
+    Wrappers have no name of their own: what compiling, checkpointing, sharding and replicating wrap
+    is called as it was. The outermost is called after its class.
+    """
+    paths, inner = {}, called
+    while type(inner).__name__ in _REPLICATING:
+        paths[id(inner)] = type(inner).__name__
+        inner = inner.module
+    for path, module in inner.named_modules():
+        paths[id(module)] = _without_wrappers(path) or _class_name(inner)
+    return paths
+
+
+def _without_wrappers(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+
+
+def _class_name(module: Any) -> str:
+    for wrapper in _WRAPPERS:
+        module = getattr(module, wrapper, module)
+    return type(module).__name__

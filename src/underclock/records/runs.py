@@ -1,0 +1,186 @@
+"""What was seen of a run under a plan: a line for each step and event, and all in few numbers."""
+
+from underclock.records.common import Evidence, Record
+
+
+class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
+    """The first line of a run; a file may hold several runs.
+
+    Attributes:
+        evidence: Of all that follows.
+        gpus: Names of the GPUs, by local rank.
+        workload: Name of the plan's step.
+        marks: In a step.
+        dry: Whether nothing is set.
+        began_s: On the machine's monotonic clock.
+        planned_s: What a step of the plan is expected to take.
+        energy_change: What the plan promised against auto; ``None`` where it promises nothing.
+        time_change: Likewise.
+    """
+
+    evidence: Evidence
+    gpus: tuple[str, ...]
+    workload: str
+    marks: int
+    dry: bool
+    began_s: float
+    planned_s: float
+    energy_change: float | None
+    time_change: float | None
+
+
+class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
+    """One step of one GPU.
+
+    Attributes:
+        gpu: Local rank.
+        step: Counted from 0.
+        began_s: On the machine's monotonic clock.
+        time_s: How long it took.
+        state: What the conductor did, in words.
+        arm: What was held, where arms are compared; empty else.
+        planned: Changes of clocks in the plan's step.
+        asked: Of which were asked for.
+        hits: Of which took effect within a millisecond of their launch.
+        late_s: How long after its launch each took effect.
+        error_s: How far off each boundary was expected.
+        energy_j: From the energy counter; ``None`` where it was not read around the step.
+        core_mhz: Mean of the readings in it; ``None`` without any.
+        mem_mhz: Likewise.
+        power_w: Likewise.
+        temperature_c: Likewise.
+        overruled: Locks that were overruled, and why.
+    """
+
+    gpu: int
+    step: int
+    began_s: float
+    time_s: float
+    state: str
+    arm: str = ""
+    planned: int
+    asked: int
+    hits: int
+    late_s: tuple[float, ...] = ()
+    error_s: tuple[float, ...] = ()
+    energy_j: float | None = None
+    core_mhz: float | None = None
+    mem_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    overruled: tuple[str, ...] = ()
+
+
+class EventLine(Record, frozen=True, kw_only=True, tag_field="line", tag="event"):
+    """Something that a reader of the log should know.
+
+    Attributes:
+        gpu: Local rank.
+        at_s: On the machine's monotonic clock.
+        text: What.
+    """
+
+    gpu: int
+    at_s: float
+    text: str
+
+
+class AskLine(Record, frozen=True, kw_only=True, tag_field="line", tag="ask"):
+    """A clock that was asked for, or would have been.
+
+    Attributes:
+        gpu: Local rank.
+        at_s: On the machine's monotonic clock.
+        domain: Whose clock.
+        to_mhz: ``None`` gives it back.
+        call_s: How long the call took.
+    """
+
+    gpu: int
+    at_s: float
+    domain: str
+    to_mhz: int | None
+    call_s: float
+
+
+class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
+    """What following took.
+
+    Attributes:
+        cpu_s: Of the conductor's processor time.
+        wall_s: Meanwhile.
+        looks: At pages.
+    """
+
+    cpu_s: float
+    wall_s: float
+    looks: int
+
+
+class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
+    """What an arm did against auto, on the job itself.
+
+    Attributes:
+        gpu: Local rank.
+        arm: Which.
+        rounds: That both ran whole.
+        steps: Of the arm that counted.
+        time_change: Mean, as a fraction of auto.
+        time_interval: Its 95 % confidence interval; ``None`` of a single round.
+        energy_change: Mean; ``None`` where the counter could not tell.
+        energy_interval: Its interval.
+        verdict: On the plan's promise; empty where there is none.
+    """
+
+    gpu: int
+    arm: str
+    rounds: int
+    steps: int
+    time_change: float
+    time_interval: tuple[float, float] | None
+    energy_change: float | None
+    energy_interval: tuple[float, float] | None
+    verdict: str
+
+
+Line = RunLine | StepLine | EventLine | AskLine | EndLine | ArmLine
+
+
+class RunSummary(Record, frozen=True, kw_only=True):
+    """A run in a few numbers; ``None`` where nothing was seen.
+
+    Attributes:
+        run: What it was of; ``None`` where it never began.
+        marks: In a step, as planned.
+        steps: That were seen whole.
+        followed: Of which the plan was followed from end to end.
+        step_s: Median time of those that were followed, or of all.
+        step_j: Mean energy of the same.
+        asks: Clocks asked for in a followed step, on average.
+        hits: Share of changes that took effect within a millisecond of their launch.
+        error_p50_s: How far off a boundary was expected, without sign; the median.
+        error_p99_s: Exceeded by one boundary in a hundred.
+        late_p50_s: How long after its launch a change took effect; the median.
+        late_p99_s: Exceeded by one change in a hundred.
+        conductor: Share of one core that the conductor took.
+        looks_hz: How often it looked at pages.
+        events: What a reader should know.
+        arms: What each did against auto, where arms took turns.
+    """
+
+    run: RunLine | None
+    marks: int
+    steps: int
+    followed: int
+    step_s: float | None
+    step_j: float | None
+    asks: float | None
+    hits: float | None
+    error_p50_s: float | None
+    error_p99_s: float | None
+    late_p50_s: float | None
+    late_p99_s: float | None
+    conductor: float | None
+    looks_hz: float | None
+    events: tuple[str, ...]
+    arms: tuple[ArmLine, ...] = ()

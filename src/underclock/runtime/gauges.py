@@ -1,0 +1,87 @@
+"""What the driver shows of one GPU while it trains, read now and then by a thread of its own.
+
+Reading blocks, the energy counter some milliseconds, and marks must not be missed meanwhile.
+"""
+
+import threading
+from dataclasses import dataclass
+
+from underclock.errors import UnderclockError
+from underclock.hw.base import Clock, Gpu
+from underclock.records import Clocks, ThrottleReason
+
+_OFTEN_S = 0.1
+_ALL_EVERY = 2  # readings: of energy and temperature too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """One reading.
+
+    Attributes:
+        at_s: When it was taken.
+        clocks: Those that run.
+        reasons: Why.
+        power_w: What the board draws.
+        temperature_c: How warm it is; ``None`` where it was not read this time.
+        energy_j: The counter; likewise.
+    """
+
+    at_s: float
+    clocks: Clocks
+    reasons: ThrottleReason
+    power_w: float
+    temperature_c: float | None = None
+    energy_j: float | None = None
+
+
+class Gauges:
+    """Reads one GPU until it is closed.
+
+    Args:
+        gpu: Which one.
+        clock: The machine's.
+    """
+
+    def __init__(self, gpu: Gpu, clock: Clock) -> None:
+        self._gpu, self._clock = gpu, clock
+        self._ended = threading.Event()
+        self._taken: list[Gauge] = []
+        self._lock = threading.Lock()
+        self.error = ""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def taken(self) -> list[Gauge]:
+        """Return what was read since this was asked last."""
+        with self._lock:
+            some, self._taken = self._taken, []
+        return some
+
+    def close(self) -> None:
+        """Read no more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._ended.wait(_OFTEN_S):
+            try:
+                gauge = self._read(of_all=count % _ALL_EVERY == 0)
+            except UnderclockError as exc:  # the GPU may come back, and setting is not our business
+                self.error = str(exc)
+                continue
+            self.error = ""
+            count += 1
+            with self._lock:
+                self._taken.append(gauge)
+
+    def _read(self, *, of_all: bool) -> Gauge:
+        gpu = self._gpu
+        energy_j = gpu.energy_j() if of_all else None
+        return Gauge(
+            at_s=self._clock.now_s(),
+            clocks=gpu.observed(),
+            reasons=gpu.throttle_reasons(),
+            power_w=gpu.power_w(),
+            temperature_c=gpu.temperature_c() if of_all else None,
+            energy_j=energy_j,
+        )

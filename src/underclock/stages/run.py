@@ -1,0 +1,342 @@
+"""run: a training command with its clocks held by a plan, and given back whatever happens."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from underclock import runtime
+from underclock.errors import DataError, UnderclockError, UsageError
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated, nvml_session
+from underclock.records import GpuInfo, Plan
+from underclock.records.runs import RunSummary
+from underclock.runtime.arms import parse_arms
+from underclock.runtime.live import live_line
+from underclock.runtime.places import MarkedStep, marked
+from underclock.runtime.run_files import Run
+from underclock.runtime.starting import Conducting
+from underclock.runtime.summary import last_run, summary_of
+from underclock.runtime.telemetry import read_log
+from underclock.runtime.trainer import RUN
+from underclock.stages.gpu_names import GpuKind, parse_gpu
+from underclock.stages.sources import as_plan, check_gpu
+
+_WORK = "underclock.runtime.follow:begin"
+_PATH = "PYTHONPATH"
+_INTERRUPTED = 130  # as a shell has it, after SIGINT
+# Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
+_GATE = (
+    "import os, sys; go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
+    "os.execvp(sys.argv[2], sys.argv[2:]) if go else sys.exit(1)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowToRun:
+    """How a plan is held.
+
+    Attributes:
+        gpus: The GPU of each local rank, in their order.
+        dry: Do all but set clocks.
+        log: File for a line of JSON for each step; it is appended to.
+        anyway: Whether another board or driver than the plan's will do.
+        arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
+        window: Steps that the guard judges together; 0 for no guard.
+        metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
+        live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
+        tell: Told what a reader should know as it goes on.
+    """
+
+    gpus: tuple[str, ...] = ("nvml:0",)
+    dry: bool = False
+    log: Path | None = None
+    anyway: bool = False
+    arms: str = ""
+    window: int = 20
+    metrics_port: int | None = None
+    live_s: float | None = None
+    tell: Callable[[str], None] = lambda _sentence: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a run went.
+
+    Attributes:
+        code: That the command ended with; negative where a signal ended it.
+        why: Why the conductor ended.
+        undone: What it put back, as sentences.
+        summary: Of its steps.
+    """
+
+    code: int
+    why: str
+    undone: tuple[str, ...]
+    summary: RunSummary
+
+
+def run(plan: Plan | str | Path, command: Sequence[str], how: HowToRun | None = None) -> Ran:
+    """Run a training command, and hold a plan's clocks while it trains.
+
+    Args:
+        plan: With a schedule, or its file.
+        command: What to run, unchanged; it may start several trainers, as torchrun does.
+        how: By default on GPU 0.
+
+    Raises:
+        UsageError: A plan without a schedule, no such command, or a GPU that somebody else sets.
+        DataError: The plan is of another GPU, board, driver or limit.
+        DeviceError: The GPU does not answer, or clocks may not be set.
+    """
+    if not command:
+        raise UsageError("nothing to run", hint="underclock run plan.json -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise UsageError(
+            f"there is no command {command[0]!r}", hint="write it as a shell would find it"
+        )
+    with held_run(as_plan(plan), how or HowToRun()) as held:
+        with _gated(command, held.environment()) as (trainer, go):
+            held.start(trainer.pid)
+            go()
+            code = held.wait(trainer)
+        return held.ended(code)
+
+
+class HeldRun:
+    """The files of a run and its conductor.
+
+    Attributes:
+        run: Its files.
+        marked: Its marks.
+    """
+
+    def __init__(
+        self, run: Run, marks: MarkedStep, how: HowToRun, options: Mapping[str, Any]
+    ) -> None:
+        self.run = run
+        self._how, self._told = how, 0
+        self.marked = marks
+        self._options = options
+        self._conducting: Conducting | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which a command's trainers mark."""
+        environment = dict(os.environ)
+        environment[RUN] = str(self.run.path)
+        paths = [str(inject_folder()), *filter(None, [environment.get(_PATH)])]
+        environment[_PATH] = os.pathsep.join(paths)
+        return environment
+
+    def start(self, trainer_pid: int) -> None:
+        """Start the conductor, and wait until everything is armed.
+
+        Raises:
+            UnderclockError: It refuses.
+        """
+        uuids = [] if self._options["dry"] else [gpu.uuid for gpu in self.run.gpus]
+        self._conducting = Conducting.start(
+            uuids, work=_WORK, options=self._options, trainer_pid=trainer_pid
+        )
+        self._conducting.armed()
+
+    def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
+        """Wait for the trainer; what ends us ends it too."""
+        live_s = self._how.live_s
+        try:
+            while live_s is not None:
+                try:
+                    return trainer.wait(live_s)
+                except subprocess.TimeoutExpired:
+                    self._tell_of_last_steps()
+            return trainer.wait()
+        except BaseException as exc:
+            if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
+                trainer.terminate()  # of Ctrl-C the terminal tells it as well
+            trainer.wait()
+            raise
+
+    def _tell_of_last_steps(self) -> None:
+        log = Path(self._options["log"])
+        lines = read_log(log) if log.exists() else ()
+        new, self._told = lines[self._told :], len(lines)
+        words = live_line(new)
+        if words:
+            self._how.tell(words)
+
+    def ended(self, code: int) -> Ran:
+        """Return how it went, once clocks are as they were found."""
+        if self._conducting is None:
+            raise AssertionError("it was started")
+        try:
+            told = self._conducting.ended()
+        except UnderclockError as exc:
+            told = {"why": str(exc), "undone": []}
+        self._conducting.process.wait()
+        undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
+        log = Path(self._options["log"])
+        lines = last_run(read_log(log)) if log.exists() else ()
+        return Ran(
+            code=code,
+            why=told["why"],
+            undone=tuple(undone),
+            summary=summary_of(lines),
+        )
+
+    def stop(self) -> None:
+        """End the conductor, if it still runs."""
+        if self._conducting is None:
+            return
+        process = self._conducting.process
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def inject_folder() -> Path:
+    """Return the folder that has every Python wait for PyTorch, on its PYTHONPATH."""
+    return Path(runtime.__file__).parent / "inject"
+
+
+@contextmanager
+def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
+    """Check a plan, and make the files of its run; they go after the block.
+
+    Raises:
+        As `run`.
+    """
+    marks = marked(plan)
+    if how.arms:
+        parse_arms(how.arms, has_fixed=plan.fixed is not None)
+    if how.window < 0 or how.window == 1:
+        raise UsageError(
+            f"a guard cannot judge {how.window} steps together", hint="take 20, or 0 for no guard"
+        )
+    found, simulated = _checked(plan, how)
+    if not plan.modules:
+        how.tell(
+            "the plan does not know the modules of its launches, so marks are at the ends of "
+            "passes only: trace the step again for marks in between"
+        )
+    if marks.unmarked:
+        how.tell(
+            f"{len(marks.unmarked)} of the plan's changes fall where nothing can be marked: they "
+            "are timed from the mark before"
+        )
+    run = Run.create(plan, marks, found, simulated=simulated)
+    log = run.steps if how.log is None else how.log.absolute()
+    options = {
+        "run": str(run.folder),
+        "log": str(log),
+        "dry": how.dry,
+        "arms": how.arms,
+        "window": how.window,
+        "metrics_port": how.metrics_port,
+    }
+    held = HeldRun(run, marks, how, options)
+    try:
+        yield held
+    finally:
+        held.stop()
+        run.remove()
+
+
+def _checked(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Return UUID and index of each GPU, and whether another process simulates them.
+
+    Raises:
+        DataError: The plan is not of one of them.
+        UsageError: No such GPU, or one twice.
+    """
+    names = [parse_gpu(text) for text in how.gpus]
+    for name in names:
+        if name.kind is not GpuKind.REAL:
+            raise UsageError(
+                f"{name.text} exists in one process only, and training is another",
+                hint="serve it: underclock simulate rtx3080ti --socket PATH, then "
+                "UNDERCLOCK_SIMULATOR=PATH underclock run --gpu nvml:0 …",
+            )
+    indices = [name.index for name in names]
+    if len(set(indices)) < len(indices):
+        raise UsageError(
+            f"a GPU is named twice: {' '.join(how.gpus)}", hint="name one for each local rank"
+        )
+    with nvml_session():
+        found = []
+        for index in indices:
+            gpu = NvmlGpu(index)
+            for sentence in check_fits(plan, gpu.info(), anyway=how.anyway):
+                how.tell(sentence)
+            _check_listed(plan, gpu)
+            found.append((gpu.uuid(), index))
+        return tuple(found), is_simulated()
+
+
+def check_fits(plan: Plan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
+    """Refuse a plan that was not made for this GPU; return what the reader must know.
+
+    Args:
+        plan: The plan.
+        gpu: The GPU.
+        anyway: Whether another board or driver will do.
+
+    Raises:
+        DataError: Model, power limit, board or driver differ.
+    """
+    words = list(check_gpu(plan, gpu, plan.limit_w))
+    if None not in {plan.gpu.driver, gpu.driver} and plan.gpu.driver != gpu.driver:
+        words.append(f"the plan was made under driver {plan.gpu.driver}, and this is {gpu.driver}")
+    if words and not anyway:
+        raise DataError(
+            words[0], hint="`underclock refine` measures the plan again here, or say --anyway"
+        )
+    return tuple(words)
+
+
+def _check_listed(plan: Plan, gpu: NvmlGpu) -> None:
+    """Refuse clocks that a GPU does not list.
+
+    Raises:
+        DataError: It does not list a pair.
+    """
+    memories = gpu.supported_mem_mhz()
+    for pair in dict.fromkeys(plan.schedule.clocks if plan.schedule else ()):
+        listed = pair.mem_mhz is None or pair.mem_mhz in memories
+        if listed and pair.core_mhz is not None:
+            listed = pair.core_mhz in gpu.supported_core_mhz(pair.mem_mhz)
+        if not listed:
+            raise DataError(
+                f"the plan holds {pair}, which this GPU does not list",
+                hint="plan on this GPU's own samples; `underclock doctor` shows its clocks",
+            )
+
+
+@contextmanager
+def _gated(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], None]]]:
+    """Start a process that becomes the command when it is told to; it ends if it never is."""
+    theirs, ours = os.pipe()
+    gate = [sys.executable, "-I", "-S", "-c", _GATE, str(theirs), *command]
+    trainer = subprocess.Popen(gate, env=dict(environment), pass_fds=(theirs,))
+    os.close(theirs)
+    told = False
+
+    def go() -> None:
+        nonlocal told
+        os.write(ours, b"1")
+        told = True
+
+    try:
+        yield trainer, go
+    finally:
+        os.close(ours)
+        if not told:
+            trainer.wait()

@@ -1,0 +1,346 @@
+"""A plan held while real PyTorch trains on the CPU, with a served GPU for its marks."""
+
+import json
+import os
+import signal
+import stat
+import statistics
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from small_training import Model, plan, train
+from underclock.errors import DataError, UsageError
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml_calls import READ_ONLY
+from underclock.records import GpuInfo, Plan
+from underclock.records.runs import StepLine
+from underclock.runtime import page as pages
+from underclock.runtime.ownership import RUNTIME_DIR
+from underclock.runtime.run_files import Run, tidy
+from underclock.runtime.telemetry import read_log
+from underclock.stages.applied import applied, lightning_callback, transformers_callback
+from underclock.stages.run import HowToRun, run
+from underclock.testing import Control, Served
+
+_TESTS = Path(__file__).parents[2]
+_STEPS = 24
+_SCRIPT = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from small_training import Model, train
+torch.manual_seed(0)
+json.dump(train(Model(), int(sys.argv[1])), open(sys.argv[2], "w"))
+"""
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give runs a folder of their own, and trainers what the tests import."""
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_TESTS), *sys.path]))
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    return [sys.executable, str(tmp_path / "train.py"), str(_STEPS), str(tmp_path / "losses")]
+
+
+def _plain() -> list[float]:
+    import torch
+
+    torch.manual_seed(0)
+    return train(Model(), _STEPS)
+
+
+def _left(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir() if each.name.startswith("run-")]
+
+
+@pytest.mark.slow
+def test_clocks_follow_the_plan_and_are_given_back(
+    command: list[str], tmp_path: Path, folder: Path, control: Control
+) -> None:
+    """The guard learns at auto first, so that one run has steps of both."""
+    log = tmp_path / "log.jsonl"
+    ran = run(plan(low_mhz=900), command, HowToRun(window=5, log=log))
+
+    assert json.loads((tmp_path / "losses").read_text()) == _plain()
+    assert (ran.code, ran.why) == (0, "the training process ended")
+    assert ran.undone == ("core given back to the driver",)
+    assert ran.summary.steps >= _STEPS - 4
+    assert ran.summary.followed > 0
+    assert ran.summary.error_p50_s is not None
+    truth = control.truth()
+    assert (truth["core_lock"], truth["limit_w"]) == (None, 350.0)
+    steps = [line for line in read_log(log) if isinstance(line, StepLine)]
+    assert _usual_j(steps, "plan") < 0.97 * _usual_j(steps, "learning")
+    assert not _left(folder)
+
+
+def _usual_j(steps: list[StepLine], arm: str) -> float:
+    """Return what steps of an arm drew, but for those at its beginning."""
+    known = [step.energy_j for step in steps if step.arm == arm]
+    return statistics.median(each for each in known[2:] if each is not None)
+
+
+@pytest.mark.slow
+def test_a_dry_run_asks_for_nothing_and_says_what_it_would_have_asked_for(
+    command: list[str], control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+
+    dry = run(plan(), command, HowToRun(dry=True, window=0))
+
+    assert (dry.code, dry.undone) == (0, ())
+    assert dry.summary.asks == pytest.approx(2.0, abs=0.5)
+    assert dry.summary.error_p99_s is not None
+    assert dry.summary.conductor is not None
+    assert control.truth()["core_lock"] is None
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_leaves_nothing(
+    command: list[str], control: Control, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    command[2] = "100000"
+    clock = SystemClock()
+    script = Path(command[1])
+    script.write_text(
+        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{_SCRIPT}"
+    )
+
+    def kill() -> None:
+        while not (log.exists() and '"ask"' in log.read_text()):
+            clock.sleep_s(0.02)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ran = run(plan(), command, HowToRun(log=log, window=0))
+    killer.join()
+
+    assert ran.code == -signal.SIGKILL
+    assert control.truth()["core_lock"] is None
+
+
+@pytest.mark.slow
+def test_a_conductor_that_is_killed_harms_no_training(
+    command: list[str], control: Control, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    clock = SystemClock()
+
+    def kill() -> None:
+        while not (log.exists() and '"ask"' in log.read_text()):
+            clock.sleep_s(0.02)
+        (lock,) = (tmp_path / "runs").glob("GPU-*.lock")
+        os.kill(int(json.loads(lock.read_text())["conductor"][0]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ran = run(plan(), command, HowToRun(log=log, window=0))
+    killer.join()
+
+    assert ran.code == 0
+    assert "ended" in ran.why
+    assert json.loads((tmp_path / "losses").read_text()) == _plain()
+    assert control.truth()["core_lock"] is None
+
+
+@pytest.mark.slow
+def test_two_ranks_have_a_gpu_each(command: list[str], control: Control, tmp_path: Path) -> None:
+    """As torchrun starts them: each with its local rank in the environment."""
+    log = tmp_path / "log.jsonl"
+    launcher = (
+        "import os, subprocess, sys\n"
+        "ranks = [subprocess.Popen(sys.argv[1:], env=dict(os.environ, LOCAL_RANK=rank)) "
+        "for rank in '012']\n"
+        "sys.exit(max(rank.wait() for rank in ranks))"
+    )
+    ran = run(
+        plan(),
+        [sys.executable, "-c", launcher, *command],
+        HowToRun(gpus=("nvml:0", "nvml:1"), log=log, window=0),
+    )
+
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    assert ran.code == 0
+    assert {line["gpu"] for line in steps if line["line"] == "step"} == {0, 1}
+    assert [control.truth(gpu)["core_lock"] for gpu in (0, 1)] == [None, None]
+
+
+@pytest.fixture
+def holding(served: Served) -> Iterator[None]:
+    del served
+    yield
+    import gc
+
+    gc.collect()
+
+
+@pytest.mark.slow
+def test_a_block_is_held_and_given_back(holding: None, control: Control, tmp_path: Path) -> None:
+    del holding
+    log = tmp_path / "log.jsonl"
+    with applied(plan(launch_s=5e-4), HowToRun(log=log)):
+        losses = train(Model(), 6)
+
+    assert len(losses) == 6
+    assert control.truth()["core_lock"] is None
+    assert '"end"' in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("make", "begin", "end"),
+    [
+        (transformers_callback, "on_train_begin", "on_train_end"),
+        (lightning_callback, "on_fit_start", "on_fit_end"),
+    ],
+)
+def test_a_callback_answers_to_every_hook_and_to_nothing_else(
+    make: object, begin: str, end: str
+) -> None:
+    assert callable(make)
+    callback = make(plan())
+
+    assert callback.on_step_end("args", state=1) is None
+    getattr(callback, end)()  # what was never begun ends quietly
+    assert callable(getattr(callback, begin))
+    with pytest.raises(AttributeError, match="state_of_mind"):
+        _ = callback.state_of_mind
+
+
+def test_a_callback_is_of_the_librarys_class_where_that_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class TrainerCallback:
+        """As Hugging Face's."""
+
+    library = type(sys)("transformers")
+    library.TrainerCallback = TrainerCallback  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", library)
+
+    assert isinstance(transformers_callback(plan()), TrainerCallback)
+
+
+def _without_schedule() -> Plan:
+    return _changed(schedule=None)
+
+
+def _changed(**fields: object) -> Plan:
+    import msgspec
+
+    return msgspec.structs.replace(plan(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("made", "how", "error", "reason"),
+    [
+        (_changed(schedule=None), HowToRun(), UsageError, "has no schedule"),
+        (
+            plan(gpu=GpuInfo(name="RTX 4090", power_limit_w=350.0)),
+            HowToRun(),
+            DataError,
+            "the plan is for RTX 4090, this is RTX 3080 Ti",
+        ),
+        (
+            plan(gpu=GpuInfo(name="RTX 3080 Ti", power_limit_w=300.0)),
+            HowToRun(),
+            DataError,
+            "a power limit of 300 W, this GPU is limited to 350 W",
+        ),
+        (
+            plan(gpu=GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0, uuid="GPU-1")),
+            HowToRun(),
+            DataError,
+            "the plan was made on board GPU-1",
+        ),
+        (
+            plan(gpu=GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0, driver="1.2")),
+            HowToRun(),
+            DataError,
+            "made under driver 1.2, and this is",
+        ),
+        (plan(low_mhz=1111), HowToRun(), DataError, "1111 MHz.*does not list"),
+        (plan(), HowToRun(gpus=("nvml:0", "nvml:0")), UsageError, "named twice"),
+        (plan(), HowToRun(gpus=("nvml:7",)), UsageError, "there is no GPU 7"),
+        (plan(), HowToRun(gpus=("sim:rtx3080ti",)), UsageError, "exists in one process only"),
+    ],
+)
+@pytest.mark.usefixtures("served")
+def test_what_cannot_be_held_is_refused_before_anything_runs(
+    made: Plan, how: HowToRun, error: type[Exception], reason: str, folder: Path
+) -> None:
+    with pytest.raises(error, match=reason):
+        run(made, [sys.executable, "-c", "raise SystemExit(9)"], how)
+
+    assert not folder.exists() or not _left(folder)
+
+
+@pytest.mark.usefixtures("served")
+def test_another_driver_will_do_if_one_says_so() -> None:
+    told: list[str] = []
+    other = plan(gpu=GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0, driver="1.2"))
+
+    ran = run(
+        other,
+        [sys.executable, "-S", "-c", "raise SystemExit(9)"],
+        HowToRun(anyway=True, dry=True, tell=told.append),
+    )
+
+    assert ran.code == 9
+    assert ran.summary.steps == 0
+    assert any("driver 1.2" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [([], "nothing to run"), (["no-such"], "'no-such'")]
+)
+def test_a_command_that_is_none_is_refused(command: list[str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        run(plan(), command)
+
+
+def test_nothing_is_held_inside_of_a_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERCLOCK_RUN", "somewhere")
+
+    with pytest.raises(UsageError, match="in this process already"), applied(plan()):
+        pass
+
+
+def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
+    from underclock.runtime.places import marked
+
+    run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=True)
+    page = Path(run_.gpus[0].page)
+    left = run_.folder.rename(folder / "run-999999999-1-abcdef")
+    orphan = page.rename(page.with_name(f"{left.name}.0.page"))
+
+    tidy()
+
+    assert not left.exists()
+    assert not orphan.exists()
+
+
+def test_only_its_owner_may_write_the_files_of_a_run(folder: Path) -> None:
+    from underclock.runtime.places import marked
+
+    run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=False)
+
+    for path in (folder, run_.folder, Path(run_.gpus[0].page)):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+    assert Run.open(run_.folder).gpus == run_.gpus
+    run_.remove()
+    with pytest.raises(DataError, match="holds no run"):
+        Run.open(run_.folder)
+    assert pages.VERSION == 1

@@ -1,0 +1,173 @@
+"""A tiny model that trains on the CPU, and the step that a trace of it would show."""
+
+import itertools
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from underclock.records import (
+    AUTO,
+    Aggregate,
+    Arm,
+    Choice,
+    ClockSchedule,
+    Cost,
+    Evidence,
+    GpuInfo,
+    Granularity,
+    Kernel,
+    Objective,
+    Pass,
+    Plan,
+    Segment,
+    Status,
+    Strategy,
+)
+from underclock.records.latencies import LatencyTable
+
+Event = tuple[str, str]
+
+
+class Block(nn.Module):
+    """Two products and what is added around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add to what comes in."""
+        inner: torch.Tensor = self.drop(self.down(torch.relu(self.up(x))))
+        return x + inner
+
+
+class Model(nn.Module):
+    """Some blocks between two layers."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run through all."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        last: torch.Tensor = self.last(x)
+        return last
+
+
+def batches(seed: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield what to learn, without end."""
+    made = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(16, 4, generator=made)
+        yield x, x.sum(dim=1, keepdim=True)
+
+
+def train(model: nn.Module, steps: int, **how: Any) -> list[float]:
+    """Train, and return the loss of each step."""
+    return list(training(model, steps, **how))
+
+
+def training(model: nn.Module, steps: int, *, passes: int = 1) -> Generator[float, None, None]:
+    """Train step by step; gradients are gathered over some passes."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = batches()
+    for _ in range(steps):
+        total = 0.0
+        for _ in range(passes):
+            x, y = next(data)
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total
+
+
+def launches(blocks: int = 3, passes: int = 1) -> tuple[tuple[str, Pass], ...]:
+    """Return module and pass of the launches that a trace would show of `train`'s step."""
+    forward = ["first"]
+    for at in range(blocks):
+        block = f"blocks.{at}"
+        forward += [f"{block}.up", block, f"{block}.down", f"{block}.drop", block]
+    forward += ["last"]
+    backward = [path for path in reversed(forward) for _ in range(2)]
+    once = [(path, Pass.FORWARD) for path in forward]
+    once += [("", Pass.FORWARD), ("", Pass.BACKWARD)]  # the loss
+    once += [(path, Pass.BACKWARD) for path in backward]
+    return tuple(once) * passes + (("", Pass.OPTIMIZER),) * 2
+
+
+def kernels_of(
+    some: tuple[tuple[str, Pass], ...],
+) -> tuple[tuple[Kernel, ...], tuple[int, ...], tuple[str, ...]]:
+    """Return kernels, order and modules of such launches."""
+    names = [f"{path or 'no module'} {pass_}" for path, pass_ in some]
+    each = list(dict.fromkeys(names))
+    kernels = tuple(
+        Kernel(name=name, pass_=some[names.index(name)][1], count=names.count(name))
+        for name in each
+    )
+    return kernels, tuple(each.index(name) for name in names), tuple(path for path, _ in some)
+
+
+def plan(
+    passes: int = 1, *, launch_s: float = 2e-3, low_mhz: int = 1110, gpu: GpuInfo | None = None
+) -> Plan:
+    """Return a plan for `train`'s step on the simulated RTX 3080 Ti: the backward pass runs low.
+
+    Everything is bound by memory, so that a low clock costs little time.
+    """
+    some = launches(passes=passes)
+    kernels, order, modules = kernels_of(some)
+    kernels = tuple(
+        msgspec.structs.replace(each, flops=1e6, bytes_moved=launch_s * 7.5e11) for each in kernels
+    )
+    segments = tuple(
+        Segment(launches=len(list(run)), core_mhz=low_mhz if backward else None, mem_mhz=None)
+        for backward, run in itertools.groupby(some, lambda each: each[1] is Pass.BACKWARD)
+    )
+    free = Cost(time_s=0.1, energy_j=30.0, time_change=0.0, energy_change=0.0)
+    return Plan(
+        evidence=Evidence.SIMULATED,
+        gpu=gpu or GpuInfo(name="RTX 3080 Ti", power_limit_w=350.0),
+        workload="small",
+        objective=Objective.WASTE,
+        max_slowdown=0.05,
+        granularity=Granularity.KERNEL,
+        aggregate=Aggregate.GLOBAL,
+        baseline=AUTO,
+        chosen=Strategy.AUTO,
+        arms=(Arm.of(Strategy.AUTO, free, Status.BASELINE),),
+        kernels={
+            each.name: Choice(
+                core_mhz=None,
+                mem_mhz=None,
+                time_change=0.0,
+                energy_change=0.0,
+                auto_time_s=each.count * launch_s,
+                auto_energy_j=1.0,
+            )
+            for each in kernels
+        },
+        fixed=None,
+        runs=kernels,
+        order=order,
+        modules=modules,
+        schedule=ClockSchedule(
+            segments=segments,
+            switches=len(segments),
+            latency="assumed",
+            latencies=LatencyTable.constant(0.01, call_s=5e-3),
+            launch_s=(launch_s,) * len(order),
+        ),
+    )

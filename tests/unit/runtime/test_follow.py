@@ -1,0 +1,295 @@
+"""What a conductor does with a page, a machine and a setter, and when any of them fails."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from small_training import plan
+from underclock.errors import NotPermittedError, UnderclockError
+from underclock.hw.clock import SystemClock
+from underclock.hw.settable import Setting, Value
+from underclock.records import Clocks, ThrottleReason
+from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
+from underclock.runtime import page as pages
+from underclock.runtime.conductor import WorkDone
+from underclock.runtime.follow import Follow, Follower
+from underclock.runtime.gauges import Gauge, Gauges
+from underclock.runtime.looking import Looking, LookingOn
+from underclock.runtime.machine import Machine
+from underclock.runtime.page import Page
+from underclock.runtime.places import marked
+from underclock.runtime.policy import policy_of, scheduled
+from underclock.runtime.telemetry import Log, read_log
+from underclock.runtime.timetable import timetable_of
+
+_LAUNCH_S = 1e-3
+PLAN = plan(launch_s=_LAUNCH_S)
+MARKS = marked(PLAN).marks
+CLOCK = SystemClock()
+
+
+class Virtual:
+    """Time that goes on as the conductor sleeps, and a stream that reaches marks meanwhile."""
+
+    def __init__(self) -> None:
+        self._now_s = 100.0
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            CLOCK.sleep_s(1e-4)  # who looks on while a setter blocks has no time of its own
+            return
+        until_s = self._now_s + max(duration_s, 1e-6)
+        while self._due and self._due[0][0] <= until_s:
+            self._now_s, action = self._due.pop(0)
+            action()
+        self._now_s = until_s
+
+    def at(self, at_s: float, action: Callable[[], None]) -> None:
+        self._due.append((at_s, action))
+
+
+class Shown(Gauges):
+    """Readings that a test gives."""
+
+    def __init__(self) -> None:
+        self.error = ""
+        self.given: list[Gauge] = []
+
+    def taken(self) -> list[Gauge]:
+        some, self.given = self.given, []
+        return some
+
+    def close(self) -> None:
+        """Nothing reads."""
+
+
+class Asked:
+    """A setter that notes what it is asked for, and does something."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self.values: list[tuple[Setting, Value]] = []
+        self._then = then
+
+    def __call__(self, setting: Setting, value: Value) -> None:
+        self.values.append((setting, value))
+        self._then()
+
+
+class Bench:
+    """One GPU's page, and who follows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.page = Page.create(folder / "run.page", digest=bytes(32), marks=MARKS)
+        self.page.tell(pages.MARKING)
+        self.log = folder / "log.jsonl"
+        self.shown = Shown()
+        self.clock = Virtual()
+        self._follow: Follow | None = None
+
+    def follow(self, setter: Callable[[Setting, Value], None] | None) -> Follow:
+        machine = Machine(timetable_of(scheduled(PLAN), MARKS))
+        follower = Follower(
+            0,
+            self.page,
+            machine,
+            policy_of(machine, PLAN, arms="", window=0),
+            setter=setter,
+            gauges=self.shown,
+            clock=self.clock,
+        )
+        self._follow = Follow((follower,), Log(self.log), self.clock)
+        return self._follow
+
+    def steps(self, follow: Follow, count: int) -> None:
+        """Let the stream reach every mark of some steps, at the time planned."""
+        begins_s = self.clock.now_s() + 0.01
+        for step in range(count):
+            for value, launch in enumerate(MARKS, start=1):
+                at_s = begins_s + (step * len(PLAN.order) + launch) * _LAUNCH_S
+                self.clock.at(at_s, functools.partial(self.page.write, value))
+        self.until(follow, at_s + 0.005)
+
+    def until(self, follow: Follow, until_s: float) -> None:
+        while (now_s := self.clock.now_s()) < until_s:
+            next_s = min(follow.next_s(), until_s)
+            self.clock.sleep_s(max(0.0, next_s - now_s) + 1e-6)
+            follow.wake(self.clock.now_s())
+
+    def lines(self) -> tuple[Line, ...]:
+        if self._follow is not None:
+            self._follow.close()
+        return read_log(self.log)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.page.close()
+
+
+def test_clocks_are_asked_for_and_every_step_is_noted(bench: Bench) -> None:
+    asked = Asked()
+    bench.steps(bench.follow(asked), 5)
+
+    lines = bench.lines()
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    assert {(Setting.CORE, 1110), (Setting.CORE, None)} <= set(asked.values)
+    assert len(steps) == 4
+    assert all(line.planned == 2 for line in steps)
+    assert sum(isinstance(line, AskLine) for line in lines) == len(asked.values)
+    assert isinstance(lines[-1], EndLine)
+
+
+def test_a_dry_run_asks_for_the_same_and_sets_nothing(bench: Bench) -> None:
+    bench.steps(bench.follow(None), 5)
+
+    asks = [line.to_mhz for line in bench.lines() if isinstance(line, AskLine)]
+    assert {1110, None} == set(asks)
+
+
+@pytest.mark.parametrize(
+    "error", [NotPermittedError("the right was taken away"), OSError("no space left on device")]
+)
+def test_a_setter_that_fails_is_noted_and_asked_no_more(bench: Bench, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    asked = Asked(fail)
+    bench.steps(bench.follow(asked), 4)
+
+    assert len(asked.values) == 1
+    assert any(isinstance(line, EventLine) and str(error) in line.text for line in bench.lines())
+
+
+def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
+    looking, others = Looking(bench.page, CLOCK), LookingOn(CLOCK)
+    seen: list[int] = []
+    others.add(looking, lambda mark, _at_s: seen.append(mark))
+
+    def passes() -> None:
+        for value in (1, 2, 3):
+            CLOCK.sleep_s(0.01)
+            bench.page.write(value)
+
+    thread = threading.Thread(target=passes)
+    with others.during():
+        thread.start()
+        thread.join()
+        CLOCK.sleep_s(0.005)
+
+        assert seen == []
+
+    assert seen == [1, 2, 3]
+    assert looking.look() is None
+
+
+def test_a_trainer_that_refuses_leaves_clocks_to_the_driver(bench: Bench) -> None:
+    asked = Asked()
+    follow = bench.follow(asked)
+    bench.page.tell(pages.REFUSED, "the step is not the plan's")
+
+    with pytest.raises(WorkDone, match="the step is not the plan's"):
+        bench.until(follow, bench.clock.now_s() + 1.0)
+
+    assert asked.values == [(Setting.CORE, None), (Setting.MEMORY, None)]
+    assert [line.text for line in bench.lines() if isinstance(line, EventLine)] == [
+        "the step is not the plan's"
+    ]
+
+
+def test_a_step_has_what_the_driver_showed_meanwhile(bench: Bench) -> None:
+    follow = bench.follow(Asked())
+    begins_s = bench.clock.now_s()
+    bench.shown.given = [
+        Gauge(
+            at_s=begins_s + 0.02 * index,
+            clocks=Clocks(core_mhz=1500, mem_mhz=9501),
+            reasons=ThrottleReason.NONE,
+            power_w=200.0,
+            temperature_c=50.0,
+            energy_j=4.0 * index,
+        )
+        for index in range(40)
+    ]
+    bench.steps(follow, 4)
+
+    step = [line for line in bench.lines() if isinstance(line, StepLine)][1]
+    assert (step.core_mhz, step.mem_mhz, step.power_w) == (1500, 9501, 200.0)
+    assert step.energy_j == pytest.approx(200.0 * step.time_s, rel=1e-6)
+
+
+def test_a_gpu_that_cannot_be_read_holds_up_no_line(bench: Bench) -> None:
+    follow = bench.follow(Asked())
+    bench.shown.error = "the GPU fell off the bus"
+    bench.steps(follow, 3)
+
+    steps = [line for line in bench.lines() if isinstance(line, StepLine)]
+    assert [line.energy_j for line in steps] == [None, None]
+
+
+def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+    log = Log(Path("/dev/full"))
+    log.write(EventLine(gpu=0, at_s=0.0, text="lost"))
+    log.close()
+    log.write(EventLine(gpu=0, at_s=0.0, text="too late"))
+
+    assert log.lost == 1
+
+
+def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"line":"event","gpu":0,"at_s":1.0,"text":"a"}\n{"line":"eve')
+
+    assert [line.text for line in read_log(path) if isinstance(line, EventLine)] == ["a"]
+
+
+class Reads:
+    """A GPU that answers, and sometimes does not."""
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def energy_j(self) -> float:
+        if self.lost:
+            raise UnderclockError("the GPU is gone")
+        return 5.0
+
+    def observed(self) -> Clocks:
+        return Clocks(core_mhz=1500, mem_mhz=9501)
+
+    def throttle_reasons(self) -> ThrottleReason:
+        return ThrottleReason.NONE
+
+    def power_w(self) -> float:
+        return 200.0
+
+    def temperature_c(self) -> float:
+        return 40.0
+
+
+def test_gauges_are_read_until_they_are_closed() -> None:
+    gpu = Reads()
+    gauges = Gauges(gpu, CLOCK)  # type: ignore[arg-type]
+    _wait(lambda: bool(gauges._taken))  # noqa: SLF001 - taking would empty it
+    (first, *_) = gauges.taken()
+    gpu.lost = True
+    _wait(lambda: bool(gauges.error))
+    gauges.close()
+
+    assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
+    assert gauges.error == "the GPU is gone"
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    until_s = CLOCK.now_s() + 5.0
+    while not condition():
+        assert CLOCK.now_s() < until_s
+        CLOCK.sleep_s(0.002)

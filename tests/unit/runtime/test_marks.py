@@ -1,0 +1,314 @@
+"""Marks in real training steps of PyTorch's on the CPU."""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from small_training import Model, batches, launches, train, training
+from underclock.runtime import page as pages
+from underclock.runtime.marks import Marker, ascending
+from underclock.runtime.page import Page
+from underclock.runtime.places import Place, places_of
+
+if TYPE_CHECKING:
+    from underclock.runtime.streams import MarkStream
+
+
+class Noted:
+    """A stream that notes its marks."""
+
+    def __init__(self) -> None:
+        self.marks: list[int] = []
+        self.closed = False
+
+    def mark(self, value: int) -> None:
+        self.marks.append(value)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Marked:
+    """A page, a stream and what marks."""
+
+    def __init__(self, page: Page, places: Sequence[Place], stream: "MarkStream") -> None:
+        self.page = page
+        self.marker = Marker(
+            [(p.event, p.path, p.occurrence, p.total) for p in places],
+            lambda: page,
+            lambda _page, _optimizer: stream,
+        )
+        self.marker.attach(torch)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    with Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,)) as made:
+        yield made
+
+
+@pytest.fixture
+def marked(page: Page) -> Iterator[Callable[..., Noted]]:
+    made: list[Marked] = []
+
+    def begin(places: Sequence[Place], stream: Noted | None = None) -> Noted:
+        stream = Noted() if stream is None else stream
+        made.append(Marked(page, places, stream))
+        return stream
+
+    yield begin
+    for each in made:
+        each.marker.detach()
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def all_places(passes: int = 1) -> tuple[Place, ...]:
+    modules, of = zip(*launches(passes=passes), strict=True)
+    return places_of(modules, of)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_every_place_of_a_step_is_marked_in_turn(
+    marked: Callable[..., Noted], model: Model, page: Page, passes: int
+) -> None:
+    places = all_places(passes)
+    stream = marked(places)
+
+    train(model, 4, passes=passes)
+
+    every = list(range(1, len(places) + 1))
+    assert page.state == pages.MARKING
+    assert page.sentence == f"{len(places)} of {len(places)} marks"
+    assert stream.marks == [*every, *every, 1]
+    assert {place.event for place in places} >= {"step", "enter", "leave", "back", "backward end"}
+
+
+def test_the_loss_is_the_same_to_the_last_bit(marked: Callable[..., Noted]) -> None:
+    torch.manual_seed(0)
+    plain = train(Model(), 8)
+    stream = marked(all_places())
+    torch.manual_seed(0)
+
+    assert train(Model(), 8) == plain
+    assert stream.marks
+
+
+def test_evaluation_in_between_marks_nothing(marked: Callable[..., Noted], model: Model) -> None:
+    places = all_places()
+    stream = marked(places)
+    steps = training(model, 4)
+    for _ in range(4):
+        next(steps)
+        model.eval()
+        with torch.no_grad():
+            model(next(batches(2))[0])
+        model.train()
+
+    every = list(range(1, len(places) + 1))
+    assert stream.marks == [*every, *every, 1]
+
+
+def test_what_is_done_again_in_the_backward_pass_marks_nothing(
+    marked: Callable[..., Noted], page: Page
+) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for each in (self.inner.first, *self.inner.blocks, self.inner.last):
+                x = torch.utils.checkpoint.checkpoint(each, x, use_reentrant=False)
+            return x
+
+    places = (
+        Place(launch=0, event="step"),
+        Place(launch=1, event="enter", path="inner.blocks.0.up"),
+        Place(launch=2, event="enter", path="inner.last"),
+        Place(launch=3, event="back", path="inner.last"),
+        Place(launch=4, event="back", path="inner.blocks.0"),
+    )
+    stream = marked(places)
+
+    train(Checkpointed(), 3)
+
+    assert page.sentence == "5 of 5 marks"
+    assert stream.marks == [1, 2, 3, 4, 5, 1]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's own, while it compiles
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_ends_of_compiled_regions_are_marked(
+    marked: Callable[..., Noted], model: Model, page: Page, *, in_place: bool
+) -> None:
+    if in_place:
+        model.blocks[1].compile(backend="eager")
+    else:
+        model.blocks[1] = torch.compile(model.blocks[1], backend="eager")  # type: ignore[assignment]
+    places = (
+        Place(launch=0, event="step"),
+        Place(launch=1, event="enter", path="blocks.1"),
+        Place(launch=2, event="leave", path="blocks.1"),
+        Place(launch=3, event="back", path="blocks.1"),
+    )
+    stream = marked(places)
+
+    train(model, 3)
+
+    assert page.sentence == "4 of 4 marks"
+    assert stream.marks == [1, 2, 3, 4, 1]
+
+
+def test_marks_that_are_elsewhere_are_left_out(
+    marked: Callable[..., Noted], model: Model, page: Page
+) -> None:
+    places = list(all_places())
+    wrong = Place(launch=1, event="enter", path="last")  # long after what follows it here
+    absent = Place(launch=2, event="enter", path="blocks.7")
+    twice = Place(launch=3, event="enter", path="first", total=2)
+    stream = marked([places[0], wrong, absent, twice, *places[1:]])
+
+    train(model, 3)
+
+    assert page.state == pages.MARKING
+    assert stream.marks == [1, *range(5, len(places) + 4), 1]
+
+
+def test_another_models_step_is_refused_and_training_goes_on(
+    marked: Callable[..., Noted], model: Model, page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = marked(
+        [Place(launch=0, event="step"), Place(launch=1, event="enter", path="layers.0")]
+    )
+
+    assert len(train(model, 6)) == 6
+
+    assert page.state == pages.REFUSED
+    assert "1 of its 2 marks are where the plan says; trace the step again" in page.sentence
+    assert "training goes on without marks" in capsys.readouterr().err
+    assert not stream.marks
+    assert not model.first._forward_hooks  # noqa: SLF001 - there is no other way to ask
+
+
+def test_a_stream_that_fails_ends_the_marks_and_not_the_training(
+    marked: Callable[..., Noted], model: Model, page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Noted):
+        def mark(self, value: int) -> None:
+            raise OSError(f"no mark {value}")
+
+    stream = marked(all_places(), Broken())
+
+    assert len(train(model, 5)) == 5
+
+    assert (page.state, page.sentence) == (pages.REFUSED, "no mark 1")
+    assert stream.closed
+    assert capsys.readouterr().err.count("without marks") == 1
+
+
+def test_a_second_optimiser_begins_no_steps(marked: Callable[..., Noted], model: Model) -> None:
+    stream = marked([Place(launch=0, event="step")])
+    other = nn.Linear(1, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in training(model, 4):
+        second.step()
+
+    assert stream.marks == [1, 1, 1]
+
+
+def test_a_page_that_another_process_has_is_left_alone(model: Model) -> None:
+    stream = Noted()
+    marker = Marker([("step", "", 0, 1)], lambda: None, lambda _page, _optimizer: stream)
+    marker.attach(torch)
+
+    train(model, 3)
+
+    assert not stream.marks
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_of_a_data_loader_mark_nothing(
+    marked: Callable[..., Noted], model: Model, page: Page, start: str
+) -> None:
+    places = all_places()
+    stream = marked(places, HostNoted(page))
+    loader = DataLoader(Trains(), batch_size=1, num_workers=1, multiprocessing_context=start)
+    steps = training(model, 4)
+    next(steps), next(steps), next(steps)
+    before = list(stream.marks)
+    page.write(77)
+
+    assert [int(each) for each in loader] == [4]
+
+    assert page.mark == 77
+    assert page.pid == os.getpid()
+    assert stream.marks == before
+    steps.close()
+
+
+class HostNoted(Noted):
+    """Writes into the page as well."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__()
+        self._page = page
+
+    def mark(self, value: int) -> None:
+        super().mark(value)
+        self._page.write(value)
+
+
+class Trains(torch.utils.data.Dataset[int]):
+    """A data set that trains a model of its own in the worker, which nobody should."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _at: int) -> int:
+        return len(train(Model(), 4))
+
+
+def test_a_marker_does_not_keep_the_optimiser(marked: Callable[..., Noted], model: Model) -> None:
+    marked(all_places())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    alive = weakref.ref(optimizer)
+
+    del optimizer
+
+    assert alive() is None
+
+
+def test_nothing_is_set_up_while_a_graph_is_captured(
+    marked: Callable[..., Noted], model: Model, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = all_places()
+    stream = marked(places)
+    steps = training(model, 6)
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_initialized", lambda: True)
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        next(steps), next(steps), next(steps)
+        assert (page.state, stream.marks) == (pages.LEARNING, [])
+
+    next(steps), next(steps)
+
+    assert page.state == pages.MARKING
+    steps.close()
+
+
+def test_the_most_that_ascends() -> None:
+    assert ascending([5, 1, 2, 9, 3, 4, 4]) == {1, 2, 3, 4}
+    assert ascending([]) == set()

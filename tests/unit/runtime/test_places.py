@@ -1,0 +1,111 @@
+"""Which places of a step can be marked, and which of them a plan's marks take."""
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from small_training import launches, plan
+from underclock.errors import UsageError
+from underclock.records import Pass
+from underclock.runtime.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
+from underclock.runtime.places import Place, chosen, marked, places_of
+
+F, B, O, N = Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OTHER  # noqa: E741 - as few letters as launches
+
+
+def _places(*some: tuple[str, Pass]) -> list[tuple[int, str, str, int, int]]:
+    modules, passes = zip(*some, strict=True)
+    return [(p.launch, p.event, p.path, p.occurrence, p.total) for p in places_of(modules, passes)]
+
+
+def test_modules_begin_and_end_and_passes_end() -> None:
+    found = _places(("a", F), ("b", F), ("b", F), ("", F), ("b", B), ("a", B), ("", O))
+
+    assert found == [
+        (0, STEP, "", 0, 1),
+        (1, ENTER, "b", 0, 1),
+        (3, LEAVE, "b", 0, 1),
+        (4, BACK, "b", 0, 1),
+        (5, BACK, "a", 0, 1),
+        (6, BACKWARD_END, "", 0, 1),
+    ]
+
+
+def test_the_outermost_module_that_begins_is_the_place() -> None:
+    found = _places(("first", F), ("h.0.fc", F), ("h.0", F), ("h.1.fc", F), ("h.1", F))
+
+    assert found[1:] == [
+        (1, ENTER, "h.0", 0, 1),
+        (2, LEAVE, "h.0.fc", 0, 1),
+        (3, ENTER, "h.1", 0, 1),
+        (4, LEAVE, "h.1.fc", 0, 1),
+    ]
+
+
+def test_gradients_that_are_gathered_are_told_apart() -> None:
+    found = _places(*[("a", F), ("a", B)] * 2, ("", O))
+
+    assert found[1:] == [
+        (1, BACKWARD_END, "", 0, 2),
+        (2, BACKWARD_END, "", 0, 2),
+        (4, BACKWARD_END, "", 1, 2),
+    ] or [each[1] for each in found[1:]] == [BACK, BACKWARD_END, BACK, BACKWARD_END]
+
+
+def test_what_is_done_again_in_the_backward_pass_cannot_be_marked_there() -> None:
+    found = _places(("a", F), ("b", F), ("b", B), ("a", B), ("b", B), ("a", B))
+
+    assert BACK not in {event for _, event, *_ in found}
+
+
+def test_without_modules_passes_alone_can_be_marked() -> None:
+    passes = [F, F, B, N, B, O]
+
+    assert [place.launch for place in places_of((), passes)] == [0, 5]
+
+
+def test_every_change_has_a_mark_at_it_or_right_before() -> None:
+    made = plan()
+    marks = marked(made)
+    assert made.schedule is not None
+    clocks = made.schedule.clocks
+    changes = [at for at, pair in enumerate(itertools.pairwise(clocks), 1) if pair[0] != pair[1]]
+    known = [place.launch for place in places_of(made.modules, [p for _, p in launches()])]
+
+    for at in changes:
+        assert max(each for each in known if each <= at) in marks.marks
+    assert marks.unmarked == tuple(at for at in changes if at not in marks.marks)
+    assert marks.marks[0] == 0
+
+
+def test_a_plan_without_a_schedule_has_no_marks() -> None:
+    with pytest.raises(UsageError, match="nothing says when clocks change"):
+        marked(msgspec.structs.replace(plan(), schedule=None))
+
+
+def test_the_digest_tells_plans_apart() -> None:
+    assert marked(plan()).digest == marked(plan()).digest
+    assert marked(plan()).digest != marked(plan(low_mhz=1200)).digest
+
+
+@given(
+    st.lists(st.integers(1, 60), unique=True, max_size=20),
+    st.lists(st.integers(1, 59), max_size=5),
+    st.sampled_from([0.0, 2e-3, 1.0]),
+)
+def test_marks_ascend_and_lie_apart_but_at_changes(
+    at: list[int], boundaries: list[int], spacing_s: float
+) -> None:
+    known = [Place(launch=each, event=ENTER) for each in sorted({0, *at})]
+
+    places = chosen(known, sorted(boundaries), [1e-3] * 61, spacing_s)
+
+    marks = [place.launch for place in places]
+    needed = {max(p.launch for p in known if p.launch <= each) for each in (0, *boundaries)}
+    assert marks == sorted(set(marks))
+    assert needed <= set(marks) <= {place.launch for place in known}
+    for one, other in itertools.pairwise(marks):
+        assert (other - one) * 1e-3 >= spacing_s - 1e-12 or {one, other} <= needed

@@ -1,0 +1,143 @@
+"""What decides over a machine: the plan alone, a guard, or arms that take turns."""
+
+import msgspec
+import pytest
+
+from small_training import plan
+from underclock.errors import UsageError
+from underclock.records import AUTO, Clocks, Plan
+from underclock.runtime.machine import Machine
+from underclock.runtime.places import marked
+from underclock.runtime.policy import Policy, budget_of, policy_of, scheduled
+from underclock.runtime.steps import PassedStep, State
+from underclock.runtime.timetable import timetable_of
+
+PLAN = msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1200))
+MARKS = marked(PLAN).marks
+
+
+def _machine() -> Machine:
+    return Machine(timetable_of(scheduled(PLAN), MARKS))
+
+
+def _step(number: int, time_s: float = 0.11, stalled_s: float = 0.0) -> PassedStep:
+    return PassedStep(
+        number=number,
+        began_s=number * 0.11,
+        time_s=time_s,
+        state=State.FOLLOWING,
+        planned=2,
+        asked=2,
+        outcomes=(),
+        stalled_s=stalled_s,
+    )
+
+
+def _run(policy: Policy, count: int, time_s: float = 0.11) -> list[str]:
+    words = []
+    for number in range(count):
+        step = _step(number, time_s * (1.0 + 1e-3 * (number % 3)))
+        words += [policy.passed(step), policy.known(step, 20.0)]
+    return [each for each in words if each]
+
+
+def _holds(machine: Machine) -> Clocks | None:
+    return machine._held  # noqa: SLF001 - what it was told to hold is seen in no other way
+
+
+def test_without_guard_or_arms_the_plan_is_followed_from_the_first_step() -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="", window=0)
+
+    assert (policy.label, _run(policy, 50), _holds(machine)) == ("plan", [], None)
+    assert policy.differences() == ()
+
+
+def test_a_guard_learns_at_auto_lets_the_plan_be_and_takes_a_slow_one_back() -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="", window=5)
+    assert (policy.label, _holds(machine)) == ("learning", AUTO)
+
+    _run(policy, 7)
+    assert (policy.label, _holds(machine)) == ("plan", None)
+
+    _run(policy, 7, 0.2)
+    assert (policy.label, _holds(machine)) == ("checking", AUTO)
+    _run(policy, 7)
+    assert (policy.label, _holds(machine)) == ("reduced", None)
+    _run(policy, 7, 0.2)
+    assert (policy.label, _holds(machine)) == ("fixed", PLAN.fixed)
+    words = _run(policy, 7, 0.2)
+    assert (policy.label, _holds(machine)) == ("off", AUTO)
+    assert "until asked" in words[-1]
+
+
+def test_arms_take_turns_and_are_compared() -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="auto,plan,best-fixed", window=20)
+    held = {}
+    for number in range(700):
+        held[policy.label] = _holds(machine)
+        slower = 1.01 if policy.label == "plan" else 1.0
+        energy_j = {"auto": 20.0, "plan": 18.0, "best-fixed": 19.0}[policy.label]
+        policy.known(_step(number, 0.11 * slower), energy_j)
+
+    assert held == {"auto": AUTO, "plan": None, "best-fixed": PLAN.fixed}
+    by_arm = {str(each.arm): each for each in policy.differences()}
+    assert by_arm["plan"].energy is not None
+    assert by_arm["plan"].energy.mean == pytest.approx(-0.1)
+    assert by_arm["plan"].time.mean == pytest.approx(0.01)
+    assert by_arm["plan"].judgement is not None
+
+
+def test_short_steps_make_long_blocks_for_energies_are_known_late() -> None:
+    short = plan(launch_s=2e-5)
+    machine = Machine(timetable_of(scheduled(short), MARKS))
+    policy = policy_of(machine, short, arms="auto,plan", window=0)
+    first = policy.label
+    block = 0
+    while policy.label == first:
+        policy.known(_step(block), 1.0)
+        block += 1
+
+    assert block * 55 * 2e-5 > 4.0
+
+
+def test_a_lock_that_the_cap_overrules_is_left_away() -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="", window=0)
+    (first, *_) = (at for at, pair in enumerate(machine.timetable.clocks) if pair.core_mhz)
+
+    said = [policy.capped(frozenset(some)) for some in ([], [first], [first])]
+
+    assert said[0] == said[2] == ""
+    assert f"from launches {first} on" in said[1]
+    assert all(pair.core_mhz is None for pair in machine.timetable.clocks)
+
+
+def test_a_lock_overruled_while_the_plan_rests_is_left_away_later() -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="", window=5)
+    (first, *_) = (at for at, pair in enumerate(machine.timetable.clocks) if pair.core_mhz)
+    policy.capped(frozenset([first]))
+    assert _holds(machine) == AUTO
+
+    _run(policy, 7)
+
+    assert all(pair.core_mhz is None for pair in machine.timetable.clocks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget"), [({}, 0.05), ({"max_slowdown": None}, 0.0), ({"max_slowdown": 0.0}, 0.0)]
+)
+def test_the_budget_is_the_plans_or_what_it_promised(
+    changes: dict[str, object], budget: float
+) -> None:
+    changed: Plan = msgspec.structs.replace(PLAN, **changes)
+
+    assert budget_of(changed) == budget
+
+
+def test_a_plan_without_a_schedule_says_so() -> None:
+    with pytest.raises(UsageError, match="no schedule"):
+        scheduled(msgspec.structs.replace(PLAN, schedule=None))

@@ -1,0 +1,41 @@
+"""What a training process loads of ours, and how long that takes."""
+
+import subprocess
+import sys
+
+_MOST_S = 5e-3
+_TIMES = 2.0
+_SCRIPT = """
+import bisect, ctypes, importlib, mmap, os, re, stat, struct, sys, time, weakref  # as PyTorch has
+times = [time.process_time()]
+import json
+times.append(time.process_time())
+before = set(sys.modules)
+times.append(time.process_time())
+import underclock.runtime
+times.append(time.process_time())
+from underclock.runtime import marks, page, streams, trainer
+times.append(time.process_time())
+print(times[1] - times[0], times[3] - times[2], times[4] - times[2])
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def test_a_trainer_loads_the_standard_library_alone_and_quickly() -> None:
+    """By the processor's time, least of several, for other work on the machine is no fault."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-S", "-c", _SCRIPT],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        ).stdout.splitlines()
+        for _ in range(7)
+    ]
+
+    loaded = set(runs[0][1].split()) - {"underclock"}
+    assert loaded <= sys.stdlib_module_names
+    json_s, package_s, all_s = (min(float(line.split()[at]) for line, _ in runs) for at in range(3))
+    assert package_s <= _MOST_S
+    assert all_s <= max(_MOST_S, _TIMES * json_s)  # a slow machine is slow with json as well
