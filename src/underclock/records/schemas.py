@@ -10,9 +10,9 @@ from typing import Final
 from underclock.errors import DataError
 
 SCHEMAS: Final = {
-    "step": 3,
-    "samples": 5,
-    "plan": 4,
+    "step": 4,
+    "samples": 6,
+    "plan": 5,
     "score": 3,
     "validation": 3,
     "latencies": 3,
