@@ -30,8 +30,8 @@ from underclock.gpus.switching import SwitchingModel
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.runtime.simulated import Executed, Scheduled, execute
-from underclock.runtime.virtual import StepLengths
+from underclock.runtime.simulated.execute import Executed, Scheduled, execute
+from underclock.runtime.simulated.virtual import StepLengths
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
 from underclock.stages.whole_steps import course_of
@@ -303,7 +303,7 @@ Everything on this page is **simulated**. Command:
 change: {CALL_S * 1e3:g} ms call, then {DELAY_S * 1e3:g} ms ± {JITTER_S * 1e3:g} ms delay, drawn
 log-normal; where calls scatter as on an A800, their median is {CALL_S * 1e3:g} ms and one in a
 hundred takes thrice as long. The plan is made of an adaptive campaign's samples for that latency,
-and followed by the machine that follows a real page (`runtime/machine.py`): it sees launches begin,
+and followed by the machine that follows a real page (`runtime/machine`): it sees launches begin,
 at every launch or at the {marks} beginnings of blocks, those 42 µs late (median; 94 µs at the 99th
 percentile, as measured on an H200). Where steps vary, every step's launches all take a common
 factor of 1 ± 0.1.

@@ -33,10 +33,10 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.runtime.ownership import RUNTIME_DIR, named_in
-from underclock.runtime.processes import Process
-from underclock.runtime.restore import left_behind, restore
-from underclock.runtime.starting import Conducting
+from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
+from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.restore import left_behind, restore
 
 WITHIN_S = 5.0
 LOOK_S = 1e-3
@@ -129,7 +129,9 @@ class Rig:
 
     def start_again(self) -> bool:
         """Start the next run, which changes nothing; return whether all is as found then."""
-        conducting = Conducting.start([self.uuid], work="underclock.runtime.hold:begin", options={})
+        conducting = Conducting.start(
+            [self.uuid], work="underclock.runtime.conductor.hold:begin", options={}
+        )
         conducting.armed()
         conducting.end()
         conducting.close()

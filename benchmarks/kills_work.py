@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import Any
 
 from underclock.hw.settable import Setting, Value
-from underclock.runtime.undo import Armed
+from underclock.runtime.undo.armed import Armed
 
 PERIOD_S = 2e-3
 _CHANGES: tuple[tuple[Setting, Value], ...] = (

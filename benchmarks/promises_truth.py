@@ -13,7 +13,7 @@ from underclock.physics.power import busy_w
 from underclock.physics.thermal import boost_mhz
 from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Clocks, Kernel, Plan, Step
-from underclock.runtime.simulated import Scheduled, ScheduledLauncher
+from underclock.runtime.simulated.execute import Scheduled, ScheduledLauncher
 
 _WARM_S = 300.0
 _SETTLE_S = 1.0

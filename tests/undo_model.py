@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from underclock.runtime import protocol
-from underclock.runtime.protocol import Act
+from underclock.runtime.undo import protocol
+from underclock.runtime.undo.protocol import Act
 
 FOUND, OURS = 0, 1
 SETTINGS = (0, 1)

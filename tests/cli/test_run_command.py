@@ -10,7 +10,7 @@ import pytest
 from small_training import plan
 from underclock.cli import main
 from underclock.hw.served_simulator import SIMULATOR
-from underclock.runtime.ownership import RUNTIME_DIR
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import served_gpus
 

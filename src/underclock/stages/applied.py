@@ -11,7 +11,7 @@ from underclock.errors import UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import Plan
-from underclock.runtime.trainer import RUN, attach
+from underclock.runtime.trainer.marking import RUN, attach
 from underclock.stages.run import HowToRun, held_run
 from underclock.stages.sources import as_plan
 

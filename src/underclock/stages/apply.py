@@ -11,11 +11,11 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, GpuInfo, Plan, ThrottleReason
-from underclock.runtime.starting import Conducting
+from underclock.runtime.conductor.starting import Conducting
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_gpu
 
-_WORK = "underclock.runtime.hold:begin"
+_WORK = "underclock.runtime.conductor.hold:begin"
 _SAME_W = 0.5
 
 Settings = dict[Setting, Value]

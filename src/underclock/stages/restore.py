@@ -9,10 +9,10 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import CLOCKS, SettableNvmlGpu, Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
-from underclock.runtime.ownership import runtime_folder
-from underclock.runtime.restore import left_behind
-from underclock.runtime.restore import restore as undo_in
-from underclock.runtime.undo import Undone
+from underclock.runtime.undo.armed import Undone
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.restore import left_behind
+from underclock.runtime.undo.restore import restore as undo_in
 from underclock.stages.gpu_names import parse_gpu
 
 

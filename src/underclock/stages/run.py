@@ -16,18 +16,18 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import RunSummary
-from underclock.runtime.arms import parse_arms
-from underclock.runtime.live import live_line
-from underclock.runtime.places import MarkedStep, marked
-from underclock.runtime.run_files import Run
-from underclock.runtime.starting import Conducting
-from underclock.runtime.summary import last_run, summary_of
-from underclock.runtime.telemetry import read_log
-from underclock.runtime.trainer import RUN
+from underclock.runtime.conductor.live import live_line
+from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.conductor.summary import last_run, summary_of
+from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.policy.arms import parse_arms
+from underclock.runtime.trainer.marking import RUN
+from underclock.runtime.trainer.places import MarkedStep, marked
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_gpu
 
-_WORK = "underclock.runtime.follow:begin"
+_WORK = "underclock.runtime.conductor.follow:begin"
 _PATH = "PYTHONPATH"
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
@@ -202,7 +202,7 @@ class HeldRun:
 
 def inject_folder() -> Path:
     """Return the folder that has every Python wait for PyTorch, on its PYTHONPATH."""
-    return Path(runtime.__file__).parent / "inject"
+    return Path(runtime.__file__).parent / "trainer" / "inject"
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.permission import may_set
 from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.socket_file import listening
-from underclock.runtime.conductor import asked_to_end
-from underclock.runtime.ownership import runtime_folder
-from underclock.runtime.restore import left_behind, restore
-from underclock.runtime.serving import LIMIT_S, Service
+from underclock.runtime.conductor.process import asked_to_end
+from underclock.runtime.conductor.serving import LIMIT_S, Service
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.restore import left_behind, restore
 
 _OWNER, _GROUP = 0o600, 0o660
 

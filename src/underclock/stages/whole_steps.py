@@ -14,7 +14,7 @@ from underclock.hw.base import Capability, Measurer
 from underclock.hw.measurer import QUICK
 from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, Plan, Strategy
 from underclock.records.latencies import Domain, LatencyTable
-from underclock.runtime.simulated import Scheduled
+from underclock.runtime.simulated.execute import Scheduled
 from underclock.stages.backends import open_measurer, open_scheduled
 from underclock.stages.gpu_names import GpuKind, GpuName
 from underclock.stages.sources import step_of

@@ -10,7 +10,7 @@ import pytest
 from kills import Rig
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.served_simulator import SIMULATOR
-from underclock.runtime.ownership import RUNTIME_DIR
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.testing import Control, Served, served_gpus
 
 

@@ -14,7 +14,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
-from underclock.runtime.undo import arm
+from underclock.runtime.undo.armed import arm
 from underclock.store import write_document
 from underclock.testing import Control
 

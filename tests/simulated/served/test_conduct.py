@@ -16,11 +16,11 @@ from kills import Rig
 from underclock.errors import DeviceError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.runtime.conductor import Work, WorkDone, conduct
-from underclock.runtime.hold import begin as begin_hold
-from underclock.runtime.ownership import OwnedError, Ownership
-from underclock.runtime.undo import Armed, arm
-from underclock.runtime.watcher import BEAT, WATCHED, ConductorGone, Watcher
+from underclock.runtime.conductor.hold import begin as begin_hold
+from underclock.runtime.conductor.process import Work, WorkDone, conduct
+from underclock.runtime.undo.armed import Armed, arm
+from underclock.runtime.undo.ownership import OwnedError, Ownership
+from underclock.runtime.undo.watcher import BEAT, WATCHED, ConductorGone, Watcher
 from underclock.testing import Control
 
 

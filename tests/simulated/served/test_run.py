@@ -18,10 +18,10 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import StepLine
-from underclock.runtime import page as pages
-from underclock.runtime.ownership import RUNTIME_DIR
-from underclock.runtime.run_files import Run, tidy
-from underclock.runtime.telemetry import read_log
+from underclock.runtime.conductor.run_files import Run, tidy
+from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.stages.applied import applied, lightning_callback, transformers_callback
 from underclock.stages.run import HowToRun, run
 from underclock.testing import Control, Served
@@ -319,7 +319,7 @@ def test_nothing_is_held_inside_of_a_run_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
-    from underclock.runtime.places import marked
+    from underclock.runtime.trainer.places import marked
 
     run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=True)
     page = Path(run_.gpus[0].page)
@@ -333,7 +333,7 @@ def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
 
 
 def test_only_its_owner_may_write_the_files_of_a_run(folder: Path) -> None:
-    from underclock.runtime.places import marked
+    from underclock.runtime.trainer.places import marked
 
     run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=False)
 

@@ -27,8 +27,8 @@ from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
-from underclock.runtime.ownership import RUNTIME_DIR, Ownership
-from underclock.runtime.serving import SILENT_S, Service
+from underclock.runtime.conductor.serving import SILENT_S, Service
+from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
 from underclock.testing import Control, Served, served_gpus, simulated_driver
 
@@ -469,11 +469,12 @@ _RUN = """
 import os, signal, sys
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.runtime.starting import Conducting
+from underclock.runtime.conductor.starting import Conducting
 with nvml_session():
     uuid = NvmlGpu().uuid()
 options = {uuid: {"core": 900.0, "limit": 300.0}}
-conductor = Conducting.start([uuid], work="underclock.runtime.hold:begin", options=options)
+work = "underclock.runtime.conductor.hold:begin"
+conductor = Conducting.start([uuid], work=work, options=options)
 conductor.armed()
 print("armed", flush=True)
 sys.stdin.readline()

@@ -11,14 +11,14 @@ import pytest
 from kills import Rig, kill_once
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError
 from underclock.hw.clock import SystemClock
-from underclock.runtime.ownership import OwnedError
-from underclock.runtime.processes import Process
-from underclock.runtime.restore import left_behind
-from underclock.runtime.starting import Conducting
+from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.ownership import OwnedError
+from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.restore import left_behind
 from underclock.testing import Control
 
 Comes = Callable[[Callable[[], bool]], None]
-HOLD = "underclock.runtime.hold:begin"
+HOLD = "underclock.runtime.conductor.hold:begin"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_watcher_that_ends_or_stops_is_replaced(
 
 def _watches(rig: Rig, conducting: Conducting) -> bool:
     """Whether the lock names the watcher there is."""
-    from underclock.runtime.ownership import named_in
+    from underclock.runtime.undo.ownership import named_in
 
     _, watcher = named_in(rig.folder / f"{rig.uuid}.lock")
     pid = rig.watcher_of(conducting.process.pid)

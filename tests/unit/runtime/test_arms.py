@@ -8,7 +8,7 @@ import pytest
 
 from underclock.errors import UsageError
 from underclock.records import Verdict
-from underclock.runtime.arms import ArmName, Arms, ArmStep, paired_change, parse_arms
+from underclock.runtime.policy.arms import ArmName, Arms, ArmStep, paired_change, parse_arms
 
 ALL = tuple(ArmName)
 

@@ -13,17 +13,17 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime import page as pages
-from underclock.runtime.conductor import WorkDone
-from underclock.runtime.follow import Follow, Follower
-from underclock.runtime.gauges import Gauge, Gauges
-from underclock.runtime.looking import Looking, LookingOn
-from underclock.runtime.machine import Machine
-from underclock.runtime.page import Page
-from underclock.runtime.places import marked
-from underclock.runtime.policy import policy_of, scheduled
-from underclock.runtime.telemetry import Log, read_log
-from underclock.runtime.timetable import timetable_of
+from underclock.runtime.conductor.follow import Follow, Follower
+from underclock.runtime.conductor.gauges import Gauge, Gauges
+from underclock.runtime.conductor.looking import Looking, LookingOn
+from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.conductor.telemetry import Log, read_log
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.policy import policy_of, scheduled
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.places import marked
 
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from underclock.runtime.guard import Finding, Guard, Move, Stage
+from underclock.runtime.policy.guard import Finding, Guard, Move, Stage
 
 WINDOW = 8
 

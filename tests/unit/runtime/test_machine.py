@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.runtime.locks import LockState
-from underclock.runtime.machine import Machine
-from underclock.runtime.steps import Ask, PassedStep, State
-from underclock.runtime.timetable import Timetable, timetable
+from underclock.runtime.machine.locks import LockState
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.steps import Ask, PassedStep, State
+from underclock.runtime.machine.timetable import Timetable, timetable
 
 CALL_S, DELAY_S = 1e-3, 4e-3
 LAUNCH_S = 10e-3

@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from small_training import Model, batches, launches, train, training
-from underclock.runtime import page as pages
-from underclock.runtime.marks import Marker, ascending
-from underclock.runtime.page import Page
-from underclock.runtime.places import Place, places_of
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.marks import Marker, ascending
+from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.places import Place, places_of
 
 if TYPE_CHECKING:
-    from underclock.runtime.streams import MarkStream
+    from underclock.runtime.trainer.streams import MarkStream
 
 
 class Noted:

@@ -9,8 +9,8 @@ import pytest
 
 from underclock.errors import NotSupportedError
 from underclock.records.runs import AskLine, EventLine, StepLine
-from underclock.runtime.live import live_line
-from underclock.runtime.metrics import Metrics
+from underclock.runtime.conductor.live import live_line
+from underclock.runtime.conductor.metrics import Metrics
 
 _VALUES = dict[tuple[str, tuple[tuple[str, Any], ...]], float]
 

@@ -6,8 +6,8 @@ import pytest
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.power_profiles import enforced_profiles
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.runtime.others import notes_on_others, refuse_beside_others
-from underclock.runtime.ownership import OwnedError
+from underclock.runtime.undo.others import notes_on_others, refuse_beside_others
+from underclock.runtime.undo.ownership import OwnedError
 
 
 def test_a_gpu_with_a_power_profile_in_force_is_refused_by_its_number(tmp_path: Path) -> None:

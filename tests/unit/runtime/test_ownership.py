@@ -10,14 +10,14 @@ import pytest
 
 from underclock.errors import NotPermittedError
 from underclock.hw.clock import SystemClock
-from underclock.runtime.ownership import (
+from underclock.runtime.undo.ownership import (
     RUNTIME_DIR,
     OwnedError,
     Ownership,
     named_in,
     runtime_folder,
 )
-from underclock.runtime.processes import Process
+from underclock.runtime.undo.processes import Process
 
 _HOLD = """
 import fcntl, json, os, sys

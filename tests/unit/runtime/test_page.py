@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError, UsageError
-from underclock.runtime import page as pages
-from underclock.runtime.page import Page
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.page import Page
 
 DIGEST = bytes(range(32))
 
@@ -50,7 +50,7 @@ def test_a_long_sentence_is_cut(path: Path) -> None:
 
 def test_one_process_only_has_a_page(path: Path) -> None:
     script = (
-        "import sys; from underclock.runtime.page import Page; "
+        "import sys; from underclock.runtime.trainer.page import Page; "
         "page = Page.open(sys.argv[1]); print(page.claim())"
     )
     with Page.open(path) as page:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass
-from underclock.runtime.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
-from underclock.runtime.places import Place, chosen, marked, places_of
+from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
+from underclock.runtime.trainer.places import Place, chosen, marked, places_of
 
 F, B, O, N = Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OTHER  # noqa: E741 - as few letters as launches
 

@@ -6,11 +6,11 @@ import pytest
 from small_training import plan
 from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, Plan
-from underclock.runtime.machine import Machine
-from underclock.runtime.places import marked
-from underclock.runtime.policy import Policy, budget_of, policy_of, scheduled
-from underclock.runtime.steps import PassedStep, State
-from underclock.runtime.timetable import timetable_of
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.steps import PassedStep, State
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.policy import Policy, budget_of, policy_of, scheduled
+from underclock.runtime.trainer.places import marked
 
 PLAN = msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1200))
 MARKS = marked(PLAN).marks

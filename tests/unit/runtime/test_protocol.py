@@ -1,7 +1,7 @@
 import pytest
 
-from underclock.runtime import protocol
-from underclock.runtime.protocol import Act, carry_out
+from underclock.runtime.undo import protocol
+from underclock.runtime.undo.protocol import Act, carry_out
 from undo_model import Sequences, Violation, explore
 
 

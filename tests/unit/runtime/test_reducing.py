@@ -2,8 +2,8 @@
 
 from underclock.records import ClockSchedule, Segment
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.reducing import without_least_paying, without_locks
-from underclock.runtime.timetable import timetable_of
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.reducing import without_least_paying, without_locks
 
 
 def schedule(*segments: tuple[int, int | None, float | None]) -> ClockSchedule:

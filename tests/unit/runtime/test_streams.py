@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from underclock.errors import NotSupportedError
-from underclock.runtime.page import Page
-from underclock.runtime.streams import CudaStream, HostStream
+from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.streams import CudaStream, HostStream
 
 _DEVICE_OFFSET = 1 << 40  # where the GPU sees what the host has elsewhere
 

@@ -5,8 +5,8 @@ import pytest
 from underclock.errors import DataError
 from underclock.records import Clocks, ClockSchedule, Segment, ThrottleReason
 from underclock.records.latencies import Domain, LatencyTable
-from underclock.runtime.locks import Lock, LockState
-from underclock.runtime.timetable import timetable, timetable_of
+from underclock.runtime.machine.locks import Lock, LockState
+from underclock.runtime.machine.timetable import timetable, timetable_of
 
 SLOW, FAST = Clocks(core_mhz=900), Clocks(core_mhz=1500)
 TABLE = LatencyTable.constant(6e-3)

@@ -12,12 +12,12 @@ import torch
 
 from small_training import Model, plan, train
 from underclock.errors import DataError
-from underclock.runtime import page as pages
-from underclock.runtime import trainer
-from underclock.runtime.ownership import RUNTIME_DIR
-from underclock.runtime.page import Page
-from underclock.runtime.places import marked
-from underclock.runtime.run_files import Run
+from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.trainer import marking as trainer
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.places import marked
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.stages.run import inject_folder
 
 

@@ -14,7 +14,10 @@ before = set(sys.modules)
 times.append(time.process_time())
 import underclock.runtime
 times.append(time.process_time())
-from underclock.runtime import marks, page, streams, trainer
+from underclock.runtime.trainer import marks
+from underclock.runtime.trainer import page
+from underclock.runtime.trainer import streams
+from underclock.runtime.trainer import marking as trainer
 times.append(time.process_time())
 print(times[1] - times[0], times[3] - times[2], times[4] - times[2])
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))

@@ -15,10 +15,10 @@ from underclock.errors import (
 )
 from underclock.hw.settable import Setting, Value
 from underclock.records.latencies import Domain
-from underclock.runtime.journal import JournalFile
-from underclock.runtime.ownership import OwnedError, Ownership
-from underclock.runtime.restore import left_behind, restore
-from underclock.runtime.undo import Armed, arm
+from underclock.runtime.undo.armed import Armed, arm
+from underclock.runtime.undo.journal import JournalFile
+from underclock.runtime.undo.ownership import OwnedError, Ownership
+from underclock.runtime.undo.restore import left_behind, restore
 
 
 class Gpu(Protocol):

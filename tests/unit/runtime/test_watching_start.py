@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from underclock.runtime.watching import Watching
+from underclock.runtime.undo.watching import Watching
 
 
 def test_a_watcher_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:

@@ -1,0 +1,356 @@
+"""What a conductor does while a plan is held: pages to machines, and what those ask for to GPUs."""
+
+import atexit
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from underclock.errors import UnderclockError
+from underclock.hw.base import Clock
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated
+from underclock.hw.settable import Setting
+from underclock.records import AUTO, Evidence, Plan
+from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine, RunLine
+from underclock.runtime.conductor.gauges import Gauges
+from underclock.runtime.conductor.looking import Looking, LookingOn
+from underclock.runtime.conductor.metrics import Metrics
+from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.conductor.telemetry import Log, Shown
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.steps import Ask, PassedStep, State
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.arms import ArmDifference
+from underclock.runtime.policy.policy import Policy, policy_of, scheduled
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.page import Page
+from underclock.runtime.undo.armed import Armed
+
+_HOUSEKEEPING_S = 0.1
+_LOW = 0.5  # of the highest core clock, while a step stands still
+_TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
+_NEAR_S = 5e-4  # to what is due next: so long one waits here
+_UNSEEN = {
+    pages.WAITING: "no step was seen: no optimiser of PyTorch's took one",
+    pages.LEARNING: "no step was seen: training ended, or its step was captured as a graph, before "
+    "the third one",
+    pages.MARKING: "no step was seen, though marks were to come",
+}
+
+Setter = Callable[[Setting, float | None], None]
+
+
+class Follower:
+    """Follows one GPU's page.
+
+    Args:
+        rank: Local rank of its trainer.
+        page: Its page.
+        machine: What says what to ask for.
+        policy: What decides what the machine does.
+        setter: Sets a clock; ``None`` where everything but that is done.
+        gauges: What the driver shows.
+        clock: The machine's.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        page: Page,
+        machine: Machine,
+        policy: Policy,
+        *,
+        setter: Setter | None,
+        gauges: Gauges,
+        clock: Clock,
+    ) -> None:
+        self.rank, self.page, self.machine, self.policy = rank, page, machine, policy
+        self.over = ""  # why it is, once it is
+        self._setter, self._gauges = setter, gauges
+        self._clock = clock
+        self.looking = Looking(page, clock)
+        self._pretended: tuple[Ask, float, float] | None = None
+        self._shown = Shown()
+        self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
+        self._tidy_s = self._ask_s = 0.0
+
+    def next_s(self) -> float:
+        """When it wants to be woken."""
+        return min(self.looking.next_s, self._tidy_s, self._ask_s)
+
+    def wake(self, now_s: float, log: Log, others: LookingOn) -> None:
+        """Look, and ask for what is due."""
+        if not self.over:
+            self._see()
+            if self._ask_s <= now_s:
+                self._ask(log, others)
+        if now_s >= self._tidy_s:
+            self._tidy_s = now_s + _HOUSEKEEPING_S
+            self._tidy(log)
+
+    def _see(self) -> None:
+        seen = self.looking.look()
+        if seen is None:
+            self.looking.again(self._clock.now_s())
+        else:
+            self.machine.saw(*seen)
+            self._expect()
+
+    def noted(self, mark: int, at_s: float) -> None:
+        """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
+        self.machine.saw(mark, at_s)
+        self._expect()
+
+    def _expect(self) -> None:
+        """Find out when something is due next; it changes with what the machine is told."""
+        now_s = self._clock.now_s()
+        self.looking.expect(self.machine.position.next_mark_s(), now_s)
+        if self.over:
+            self._ask_s = math.inf
+        elif self._pretended is not None:
+            self._ask_s = self._pretended[2]
+        else:
+            self._ask_s = self.machine.next_s
+
+    def _ask(self, log: Log, others: LookingOn) -> None:
+        now_s = self._clock.now_s()
+        if self._pretended is not None:
+            ask, called_s, returns_s = self._pretended
+            if now_s < returns_s:
+                return
+            self._pretended = None
+            self.machine.asked(ask, called_s, returns_s)
+        next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
+        if next_ask is not None:
+            self._call(next_ask, now_s, log, others)
+        self._expect()
+
+    def _call(self, ask: Ask, now_s: float, log: Log, others: LookingOn) -> None:
+        if self._setter is None:
+            self._pretended = ask, now_s, now_s + ask.call_s
+            call_s = ask.call_s
+        else:
+            call_s = self._set(ask, self._setter, others)
+        log.write(
+            AskLine(gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=ask.to_mhz, call_s=call_s)
+        )
+
+    def _set(self, ask: Ask, setter: Setter, others: LookingOn) -> float:
+        """Call the driver, and note the marks that pass meanwhile."""
+        failed: Exception | None = None
+        called_s = self._clock.now_s()
+        with others.during():
+            try:
+                setter(Setting(ask.domain), ask.to_mhz)
+            except (UnderclockError, OSError) as exc:  # refused, or no journal: nothing is set
+                failed = exc
+        returned_s = self._clock.now_s()
+        if failed is None:
+            self.machine.asked(ask, called_s, returned_s)
+        else:
+            self.machine.refused(ask, returned_s, str(failed))
+        return returned_s - called_s
+
+    def _tidy(self, log: Log) -> None:
+        """Hand the driver's readings to the machine, and write what happened."""
+        gauges = self._gauges.taken()
+        for gauge in gauges:
+            self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+        words = self.policy.capped(self.machine.above_cap())
+        if words:
+            self.machine.events.append((self._clock.now_s(), words))
+        if gauges:
+            self._expect()
+        self._shown.add(gauges)
+        self._take_note()
+        known_s = self._shown.upto_s()
+        while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
+            self._write_step(log)
+        events, self.machine.events = self.machine.events, []
+        for at_s, text in events:
+            log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
+        if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
+            self._end(self.page.sentence or "the trainer marks no more", log)
+
+    def _end(self, why: str, log: Log) -> None:
+        """Leave the clocks to the driver; steps are seen no more."""
+        self.over = why
+        log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
+        self.machine.hold(AUTO)
+        self._expect()
+        self.looking.next_s = math.inf
+        if self._setter is not None:
+            for setting in (Setting.CORE, Setting.MEMORY):
+                self._setter(setting, None)
+
+    def _take_note(self) -> None:
+        """Tell the policy of steps that ended."""
+        for step in self.machine.passed():
+            self._waiting.append((step, self.policy.label))
+            words = self.policy.passed(step)
+            if words:
+                self.machine.events.append((step.ended_s, words))
+                self._expect()
+
+    def _write_step(self, log: Log) -> None:
+        """Write the first step that waits, whose energy is known now if it ever will be."""
+        step, label = self._waiting.pop(0)
+        line = self._shown.line(self.rank, step, label)
+        log.write(line)
+        words = self.policy.known(step, line.energy_j)
+        if words:
+            self.machine.events.append((step.ended_s, words))
+        self._expect()
+
+    def flush(self, log: Log) -> None:
+        """Write what is known of the last steps."""
+        self._gauges.close()
+        if self.machine.state is State.WAITING and not self.over:
+            why = _UNSEEN.get(self.page.state, self.page.sentence)
+            log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
+        self._take_note()
+        while self._waiting:
+            self._write_step(log)
+        for each in self.policy.differences():
+            log.write(_arm_line(self.rank, each))
+
+
+def _arm_line(rank: int, of: ArmDifference) -> ArmLine:
+    energy, judgement = of.energy, of.judgement
+    return ArmLine(
+        gpu=rank,
+        arm=str(of.arm),
+        rounds=of.rounds,
+        steps=of.steps,
+        time_change=of.time.mean,
+        time_interval=of.time.interval,
+        energy_change=None if energy is None else energy.mean,
+        energy_interval=None if energy is None else energy.interval,
+        verdict="" if judgement is None else str(judgement.verdict),
+    )
+
+
+class Follow:
+    """Follows the pages of a run."""
+
+    def __init__(self, followers: tuple[Follower, ...], log: Log, clock: Clock) -> None:
+        self.followers = followers
+        self._log, self._clock = log, clock
+        self._looking_on = LookingOn(clock)
+        for each in followers:
+            self._looking_on.add(each.looking, each.noted)
+        self._began_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def next_s(self) -> float:
+        """When to wake it."""
+        return min(each.next_s() for each in self.followers)
+
+    def wake(self, now_s: float) -> None:
+        """Do what is due.
+
+        Raises:
+            WorkDone: No trainer marks any more.
+        """
+        leave_s = now_s + _TURN_S
+        while True:
+            for each in self.followers:
+                if each.next_s() <= now_s:
+                    each.wake(now_s, self._log, self._looking_on)
+            now_s, next_s = self._clock.now_s(), self.next_s()
+            if next_s > min(now_s + _NEAR_S, leave_s):
+                break
+            self._clock.sleep_s(next_s - now_s)
+            now_s = self._clock.now_s()
+        if all(each.over for each in self.followers):
+            raise WorkDone(self.followers[0].over)
+
+    def close(self) -> None:
+        """Write what is left to write."""
+        for each in self.followers:
+            each.flush(self._log)
+        self._log.write(
+            EndLine(
+                cpu_s=time.process_time() - self._cpu_s,
+                wall_s=time.monotonic() - self._began_s,
+                looks=sum(each.looking.looks for each in self.followers),
+            )
+        )
+        self._log.close()
+
+
+def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
+    """Begin to follow a run.
+
+    Args:
+        gpus: By UUID; none for a dry run.
+        options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
+            nothing is set; ``arms`` and ``window``: as `policy.policy_of` takes them;
+            ``metrics_port``: where Prometheus may ask, or nothing.
+
+    Raises:
+        NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
+    """
+    run = Run.open(Path(options["run"]))
+    plan = run.plan()
+    log = Log(Path(options["log"]), _metrics(options["metrics_port"]))
+    clock = SystemClock()
+    followers = []
+    for rank, told in enumerate(run.gpus):
+        setter = None if options["dry"] else gpus[told.uuid].set
+        page = Page.open(told.page)
+        if setter is not None:
+            _try(setter, plan)
+        gpu = NvmlGpu(told.index)
+        machine = Machine(timetable_of(scheduled(plan), page.marks), low_mhz=_low_mhz(gpu))
+        policy = policy_of(machine, plan, arms=options["arms"], window=options["window"])
+        gauges = Gauges(gpu, clock)
+        followers.append(
+            Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
+        )
+    cost, schedule = plan.headline.cost, scheduled(plan)
+    log.write(
+        RunLine(
+            evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
+            gpus=tuple(NvmlGpu(told.index).info().name for told in run.gpus),
+            workload=plan.workload,
+            marks=len(followers[0].page.marks),
+            dry=options["dry"],
+            began_s=clock.now_s(),
+            planned_s=math.fsum(schedule.launch_s),
+            energy_change=None if cost is None else cost.energy_change,
+            time_change=None if cost is None else cost.time_change,
+        )
+    )
+    follow = Follow(tuple(followers), log, clock)
+    atexit.register(follow.close)  # after everything was undone, which matters more
+    return follow
+
+
+def _metrics(port: int | None) -> Metrics | None:
+    if port is None:
+        return None
+    metrics = Metrics()
+    metrics.serve(port)
+    return metrics
+
+
+def _low_mhz(gpu: NvmlGpu) -> int:
+    """Return the core clock to wait at: what comes next begins at it, until its mark is seen."""
+    clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz()))
+    return min(mhz for mhz in clocks if mhz >= _LOW * clocks[-1])
+
+
+def _try(setter: Setter, plan: Plan) -> None:
+    """Set and give back each clock that the plan changes, so that a refusal is known at once."""
+    clocks = scheduled(plan).segments
+    for setting, values in (
+        (Setting.CORE, {each.core_mhz for each in clocks} - {None}),
+        (Setting.MEMORY, {each.mem_mhz for each in clocks} - {None}),
+    ):
+        if values:
+            setter(setting, max(each for each in values if each is not None))
+            setter(setting, None)

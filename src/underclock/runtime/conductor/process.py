@@ -1,0 +1,244 @@
+"""The conductor: the one process that sets clocks, while another one trains.
+
+It arms an undo for every GPU, lets its work set clocks, and undoes on any end: the trainer's, its
+own by a signal or an error, or the loss of every watcher. Where it cannot, the watcher does.
+
+`starting.Conducting` starts it and listens to what it tells.
+"""
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from underclock.errors import UnderclockError, UsageError
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.settable import SettableGpu
+from underclock.hw.ways_to_set import settable_gpu
+from underclock.runtime.undo.armed import Armed, Undone, arm
+from underclock.runtime.undo.others import notes_on_others, refuse_beside_others
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.watching import Watching
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Work(Protocol):
+    """What a conductor does between arming and undoing. It sets nothing but through `Armed`."""
+
+    def next_s(self) -> float:
+        """When to wake it, on the monotonic clock; infinite for never, 0 for at once."""
+        ...
+
+    def wake(self, now_s: float) -> None:
+        """Do what is due.
+
+        Raises:
+            WorkDone: There is nothing more to do.
+        """
+        ...
+
+
+class WorkDone(Exception):  # noqa: N818 - an end, not an error
+    """The work is at its end; the sentence says why."""
+
+
+Begin = Callable[[Mapping[str, Armed], Mapping[str, Any]], Work]
+"""Makes the work: of the GPUs by UUID, and of its options. It may set something already."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class Order(NamedTuple):
+    """What a conductor is asked to do.
+
+    Attributes:
+        gpus: UUIDs of the GPUs to set.
+        trainer: The process whose end is the conductor's.
+        work: Where to find the function that makes the work, as ``module:name``.
+        options: What it is called with; JSON.
+    """
+
+    gpus: tuple[str, ...]
+    trainer: Process
+    work: str
+    options: Mapping[str, Any]
+
+
+class Ending(NamedTuple):
+    """How it ended.
+
+    Attributes:
+        why: In a few words.
+        undone: What was undone, GPU by GPU.
+    """
+
+    why: str
+    undone: tuple[Undone, ...]
+
+
+def conduct(
+    gpus: Sequence[SettableGpu],
+    begin: Callable[[Mapping[str, Armed]], Work],
+    *,
+    trainer: int,
+    folder: Path,
+    tell: Tell,
+) -> Ending:
+    """Set clocks as the work says, until the trainer or something else ends; then undo.
+
+    Args:
+        gpus: Which GPUs the work may set.
+        begin: Makes the work.
+        trainer: The trainer's pidfd.
+        folder: Where runs keep their files.
+        tell: Hears that everything is armed, and what was mended first.
+
+    Raises:
+        OwnedError: Somebody else sets one of the GPUs.
+        UnderclockError: It cannot begin, or the work fails; everything was undone.
+    """
+    notes = notes_on_others()
+    with asked_to_end() as asked:
+        watching = Watching(folder)
+        armed: list[Armed] = []
+        undone: tuple[Undone, ...] = ()
+        try:
+            for gpu in gpus:
+                one = arm(gpu, folder, share_lock=watching.share)
+                armed.append(one)  # at once: what fails at the next is undone here too
+            ends = _Ends(trainer, asked)
+            why = ends.why(watching)
+            if why is None:
+                work = begin({one.uuid: one for one in armed})
+                mended = [one.mended._asdict() for one in armed]
+                tell({"state": "armed", "mended": mended, "notes": notes})
+                why = _until_end(work, watching, ends)
+        finally:
+            undone = tuple(one.end() for one in armed)
+            failed = [line for one in undone for line in one.failed]
+            if not failed:  # else it tries again after our end
+                watching.close()
+            elif (error := sys.exception()) is not None:
+                error.add_note("; ".join(failed))
+    return Ending(why, undone)
+
+
+class _Ends(NamedTuple):
+    """What ends a run from outside.
+
+    Attributes:
+        trainer: The trainer's pidfd.
+        asked: Where signals to this process arrive as bytes.
+    """
+
+    trainer: int
+    asked: socket.socket
+
+    def why(self, watching: Watching, wait_s: float = 0.0) -> str | None:
+        """Wait for an end, or for the watcher to say something; return why it ends, if it does."""
+        signals = self.asked.fileno()
+        ready, _, _ = select.select([self.trainer, signals, watching.fileno()], [], [], wait_s)
+        if self.trainer in ready:
+            return "the training process ended"
+        if signals in ready:
+            return f"asked to end by {signal.Signals(self.asked.recv(1)[0]).name}"
+        return None
+
+
+def _until_end(work: Work, watching: Watching, ends: _Ends) -> str:
+    """Wake the work whenever it wants to be; return why that is over."""
+    try:
+        while True:
+            now_s = time.monotonic()
+            # Without a watcher nothing more is set; what is set stays until there is another.
+            due_s = work.next_s() if watching.watches else math.inf
+            why = ends.why(watching, max(0.0, min(due_s, watching.next_s) - now_s))
+            if why is not None:
+                return why
+            now_s = time.monotonic()
+            if now_s < due_s or now_s >= watching.next_s:  # else it has said nothing
+                watching.tend(now_s)
+            if watching.watches and now_s >= due_s:
+                work.wake(now_s)
+    except WorkDone as done:
+        return str(done)
+
+
+@contextmanager
+def asked_to_end() -> Iterator[socket.socket]:
+    """Turn signals that ask the process to end into bytes to read, so that none comes in between.
+
+    A driver's call is never interrupted by one.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ExitStack() as stack:
+        theirs.setblocking(False)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(theirs.fileno()))
+        for number in _SIGNALS:
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+        yield ours
+
+
+def main() -> None:
+    """Carry out the order that is this process's first argument; tell how it goes on stdout."""
+    try:
+        ending = _carry_out(_order(sys.argv[1]))
+    except UnderclockError as exc:
+        error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
+        _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
+        sys.exit(exc.exit_code)
+    undone = [one._asdict() for one in ending.undone]
+    _say({"state": "ended", "why": ending.why, "undone": undone})
+
+
+def _carry_out(order: Order) -> Ending:
+    module, _, name = order.work.partition(":")
+    trainer = _pidfd_of(order.trainer)
+    with nvml_session():
+        refuse_beside_others(order.gpus)
+        begin: Begin = getattr(importlib.import_module(module), name)
+        return conduct(
+            [settable_gpu(uuid) for uuid in order.gpus],
+            lambda gpus: begin(gpus, order.options),
+            trainer=trainer,
+            folder=runtime_folder(),
+            tell=_say,
+        )
+
+
+def _pidfd_of(trainer: Process) -> int:
+    try:
+        pidfd = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        pidfd = -1
+    if not trainer.lives:  # the number may be another's by now
+        raise UsageError(f"the training process {trainer.pid} ended before anything was set for it")
+    return pidfd
+
+
+def _order(text: str) -> Order:
+    given = json.loads(text)
+    return Order(
+        gpus=tuple(given["gpus"]),
+        trainer=Process(*given["trainer"]),
+        work=given["work"],
+        options=given["options"],
+    )
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    """Tell whoever asked, if they still listen."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")

@@ -1,0 +1,121 @@
+"""Starting a conductor, and hearing how it goes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Self
+
+from underclock.errors import DeviceError, UnderclockError
+from underclock.runtime.undo.processes import Process
+
+# Who is interrupted before it has set anything just ends.
+_CODE = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "from underclock.runtime.conductor.process import main; main()"
+)
+
+
+class Conducting:
+    """A conductor that was started, as seen by who started it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", told: IO[bytes]) -> None:
+        self.process = process
+        self._told = told
+
+    @classmethod
+    def start(
+        cls,
+        gpus: Sequence[str],
+        *,
+        work: str,
+        options: Mapping[str, Any],
+        trainer_pid: int | None = None,
+    ) -> Self:
+        """Start one, without waiting for it.
+
+        Args:
+            gpus: UUIDs of what it may set.
+            work: Where to find the function that makes the work, as ``module:name``.
+            options: What that is called with; JSON.
+            trainer_pid: The process whose end is the conductor's; by default this one.
+        """
+        order = {
+            "gpus": list(gpus),
+            "trainer": Process.of(os.getpid() if trainer_pid is None else trainer_pid),
+            "work": work,
+            "options": options,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for those who asked, and they end it
+        )
+        if process.stdout is None:
+            raise AssertionError("it was asked for")
+        return cls(process, process.stdout)
+
+    def armed(self) -> Mapping[str, Any]:
+        """Wait until everything is armed and the work has begun; return what was mended first.
+
+        Raises:
+            UnderclockError: It refused; everything is as it was found.
+        """
+        return self._next("armed")
+
+    def ended(self) -> Mapping[str, Any]:
+        """Wait until it has ended; return why, and what was undone.
+
+        Raises:
+            UnderclockError: It failed; what it set was undone, or the error says what was not.
+        """
+        return self._next("ended")
+
+    def end(self) -> Mapping[str, Any]:
+        """Ask it to undo and end, and wait until it has."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def fileno(self) -> int:
+        """Return what to wait on for what it tells."""
+        return self._told.fileno()
+
+    def close(self) -> None:
+        """Wait until its process has ended, and listen no more."""
+        self.process.wait()
+        self._told.close()
+
+    def _next(self, state: str) -> Mapping[str, Any]:
+        while line := self._told.readline():
+            message: dict[str, Any] = json.loads(line)
+            if message["state"] == "refused":
+                self.process.wait()
+                raise _error(message)
+            if message["state"] == state:
+                return message
+            if message["state"] == "ended":
+                break
+        code = self.process.wait()
+        if line:
+            raise DeviceError(f"it ended before anything was set: {message['why']}")
+        raise DeviceError(
+            f"the process that sets clocks ended ({code}) and said nothing",
+            hint="its watcher undoes what it set; `underclock restore` makes sure",
+        )
+
+
+def _error(message: Mapping[str, Any]) -> UnderclockError:
+    """Return the error that the conductor had; of a kind unknown here, a `DeviceError`."""
+    kind = _kinds(UnderclockError).get(message["kind"], DeviceError)
+    return kind(message["error"], hint=message["hint"])
+
+
+def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:
+    """Return a kind of error and all below it, by name."""
+    kinds = {base.__name__: base}
+    for kind in base.__subclasses__():
+        kinds |= _kinds(kind)
+    return kinds

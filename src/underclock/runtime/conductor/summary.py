@@ -1,0 +1,67 @@
+"""What a run's log says in a few numbers."""
+
+from collections.abc import Sequence
+
+from underclock.records.runs import (
+    ArmLine,
+    AskLine,
+    EndLine,
+    EventLine,
+    Line,
+    RunLine,
+    RunSummary,
+    StepLine,
+)
+from underclock.runtime.machine.steps import State
+
+_P50, _P99 = 0.5, 0.99
+
+
+def last_run(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the lines of the last run in a log; all of them where no line begins one."""
+    begins = [at for at, line in enumerate(lines) if isinstance(line, RunLine)]
+    return tuple(lines[begins[-1] :] if begins else lines)
+
+
+def summary_of(lines: Sequence[Line]) -> RunSummary:
+    """Return a run's summary.
+
+    Args:
+        lines: Of its log.
+    """
+    run = next((line for line in lines if isinstance(line, RunLine)), None)
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    followed = [line for line in steps if line.state == State.FOLLOWING]
+    counted = followed or steps
+    energies_j = [line.energy_j for line in counted if line.energy_j is not None]
+    errors_s = [abs(each_s) for line in followed for each_s in line.error_s]
+    late_s = [each_s for line in followed for each_s in line.late_s]
+    ends = [line for line in lines if isinstance(line, EndLine)]
+    asks = [line for line in lines if isinstance(line, AskLine)]
+    wall_s = sum(line.wall_s for line in ends)
+    planned = sum(line.planned for line in followed)
+    return RunSummary(
+        run=run,
+        marks=0 if run is None else run.marks,
+        steps=len(steps),
+        followed=len(followed),
+        step_s=_quantile([line.time_s for line in counted], _P50),
+        step_j=sum(energies_j) / len(energies_j) if energies_j else None,
+        asks=len(asks) / len(steps) if steps else None,
+        hits=sum(line.hits for line in followed) / planned if planned else None,
+        error_p50_s=_quantile(errors_s, _P50),
+        error_p99_s=_quantile(errors_s, _P99),
+        late_p50_s=_quantile(late_s, _P50),
+        late_p99_s=_quantile(late_s, _P99),
+        conductor=sum(line.cpu_s for line in ends) / wall_s if wall_s else None,
+        looks_hz=sum(line.looks for line in ends) / wall_s if wall_s else None,
+        events=tuple(line.text for line in lines if isinstance(line, EventLine)),
+        arms=tuple(line for line in lines if isinstance(line, ArmLine)),
+    )
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the least value that such a share of them does not exceed."""
+    if not values:
+        return None
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]

@@ -1,0 +1,364 @@
+"""What to ask of the clocks next, from marks that a step passes: pure, without a clock of its own.
+
+Whoever drives it looks at the page and says what it `saw`, sleeps until `next_s`, calls the setter
+with what it is told to `ask`, and says when it `asked`. Calls block, one after another, and never
+the GPU. A change is asked for as long ahead of its launch as call and delay take. Where the time
+for that lies beyond the next mark, it waits for the mark, which knows better. What is overdue gives
+way to what is newer.
+
+A simulator's clock, a real page and tests drive the same machine.
+"""
+
+import math
+from collections import defaultdict
+
+from underclock.records import AUTO, Clocks, ThrottleReason
+from underclock.records.latencies import Domain, mhz_of
+from underclock.runtime.machine.latency import Latencies
+from underclock.runtime.machine.line import Line
+from underclock.runtime.machine.locks import Lock, LockState, Tally
+from underclock.runtime.machine.position import Position, Seen
+from underclock.runtime.machine.steps import Ask, PassedStep, RunningStep, State
+from underclock.runtime.machine.timetable import Change, Timetable
+
+_ROUNDING_S = 1e-12
+_STILL = 2.0  # of the longest stretch between marks: then the step stands still
+_LEAST_STILL_S = 0.05
+_IDLE = 0.5  # of the usual power: the GPU waits. 150 of 690 W in a collective on an H200
+_READINGS, _MOSTLY = 12, 0.9  # of a lock that decide whether the cap holds it down
+_SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believed again
+
+
+class Machine:
+    """Follows a timetable.
+
+    Args:
+        timetable: Of the step.
+        first: What clocks are held as it begins.
+        low_mhz: Core clock to wait at while the step stands still; ``None`` changes nothing then.
+    """
+
+    def __init__(
+        self, timetable: Timetable, *, first: Clocks = AUTO, low_mhz: int | None = None
+    ) -> None:
+        self.timetable = timetable
+        self.state = State.WAITING
+        self.events: list[tuple[float, str]] = []  # what a reader of the log should know
+        self.locks = {domain: Lock(domain, mhz_of(first, domain)) for domain in Domain}
+        self.latencies = Latencies()
+        self.position = Position(timetable)
+        self._lines = _lines(timetable)
+        self._held: Clocks | None = None  # by whom drives it; None follows the timetable
+        self._low_mhz = low_mhz
+        self._pending: Ask | None = None
+        self._passed: list[PassedStep] = []
+        self._sensible = 0
+        self._usual_w: float | None = None
+        self._power_w: float | None = None
+        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
+        self._looked: tuple[Clocks, float] | None = None
+        self._step = RunningStep(state=self.state)
+        self._due_s: dict[Domain, float] | None = None  # unknown where something changed
+
+    def follow(self, timetable: Timetable | None = None) -> None:
+        """Let clocks follow the timetable, or another one of the same launches and marks."""
+        if timetable is not None:
+            _check_same(timetable, self.timetable)
+            self.timetable, self._lines = timetable, _lines(timetable)
+            self._tallies.clear()
+            self._due_s = None
+            if self.state is State.FOLLOWING:
+                self._enter(State.FOLLOWING)
+        self._held = None
+        if self.state is State.HELD:
+            self._enter(State.FOLLOWING)
+
+    def hold(self, clocks: Clocks) -> None:
+        """Hold clocks whatever the launch; steps go on being counted."""
+        self._held = clocks
+        if self.state in {State.FOLLOWING, State.STALLED}:
+            self._enter(State.HELD)
+
+    def saw(self, mark: int, at_s: float) -> None:
+        """Take note of the page's word: one more than the last mark reached, 0 before any."""
+        position = self.position
+        # Now and then a step stands still, and a median does not mind; one that always does is so.
+        position.learns = self._step.state in {State.FOLLOWING, State.STALLED}
+        expected_s = position.next_mark_s()
+        seen = position.saw(mark, at_s)
+        if seen is Seen.NOTHING:
+            return
+        self._due_s = None
+        if seen is Seen.IMPOSSIBLE:
+            self._lose(at_s)
+            return
+        if self.state is State.WAITING:
+            self._enter(State.FOLLOWING if self._held is None else State.HELD)
+        elif self.state is State.STALLED:
+            self._step.stalled_s += max(0.0, at_s - expected_s)
+            self._enter(State.FOLLOWING)
+        if self.state is State.FOLLOWING and position.before is not None:
+            for line in self._lines.values():
+                self._step.outcomes += line.passes(position)
+        if seen is Seen.STEP:
+            self._end_step(at_s)
+
+    @property
+    def next_s(self) -> float:
+        """When there will be something to ask for, if no mark is seen before; infinite if never."""
+        if self._pending is not None:
+            return math.inf
+        wanted = self._wanted()
+        if wanted is not None:
+            return math.inf if self._differing(wanted) is None else -math.inf
+        if self.state is State.WAITING:
+            return math.inf
+        return min((*self._asks_s().values(), self._still_s()))
+
+    def ask(self, now_s: float) -> Ask | None:
+        """Return what to call the setter with now; ``None`` where there is nothing.
+
+        After an answer, `asked` or `refused` must be called before anything else is told.
+        """
+        if self._pending is not None:
+            return None
+        if self.state is State.FOLLOWING and now_s >= self._still_s():
+            self._stand_still(now_s)
+        wanted = self._wanted()
+        if wanted is not None:
+            ask = self._differing(wanted)
+        else:
+            ask = None if self.state is State.WAITING else self._next_change(now_s)
+        if ask is not None:
+            self._pending = ask
+            self.locks[ask.domain].ask(ask.to_mhz, now_s)
+        return ask
+
+    def asked(self, ask: Ask, called_s: float, returned_s: float) -> None:
+        """Note that the driver accepted what it was asked for.
+
+        Args:
+            ask: What `ask` returned last.
+            called_s: When the setter was called.
+            returned_s: When it returned.
+        """
+        if ask is not self._pending:
+            raise ValueError(f"{ask} is not what was to be asked for")
+        self._pending = self._due_s = None
+        latencies, line = self.latencies, self._lines.get(ask.domain)
+        latencies.returned(ask.domain, ask.to_mhz, returned_s - called_s)
+        sure_s = returned_s
+        if line is not None:
+            change = _change_to(line, ask)
+            sure_s += latencies.sure_s(change)
+            line.sure_s = sure_s
+            self.position.will_stall(
+                returned_s + latencies.delay_s(change), change.believed.stall_s
+            )
+            if ask.number is not None:
+                self._step.asked += 1
+                effect_s = returned_s + latencies.delay_s(change)
+                met = line.flies(ask.number, ask.expected_s, effect_s)
+                self._step.outcomes += [] if met is None else [met]
+        self.locks[ask.domain].accept(returned_s, sure_s)
+
+    def refused(self, ask: Ask, at_s: float, why: str) -> None:
+        """Note that the driver did not accept it. Nothing is asked for again until told to."""
+        if ask is not self._pending:
+            raise ValueError(f"{ask} is not what was to be asked for")
+        self._pending = self._due_s = None
+        self.locks[ask.domain].refuse(at_s)
+        self.events.append((at_s, f"the driver refused {self.locks[ask.domain]}: {why}"))
+
+    def observed(
+        self,
+        clocks: Clocks,
+        reasons: ThrottleReason,
+        at_s: float,
+        *,
+        power_w: float | None = None,
+    ) -> None:
+        """Take note of what the driver shows of the GPU, some tens of times a second.
+
+        Args:
+            clocks: Those that run.
+            reasons: Why they are what they are.
+            at_s: When that was read.
+            power_w: What the board draws; tells a step that waits from marks that are lost.
+        """
+        self._learn_delay(clocks, at_s)
+        self._count(clocks, reasons, at_s)
+        for lock in self.locks.values():
+            if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
+                self._step.overruled.append(lock.why)
+        self._power_w = power_w
+        moves = self.state in {State.FOLLOWING, State.HELD}
+        if power_w is not None and moves and at_s < self._still_s():
+            usual_w = self._usual_w
+            self._usual_w = power_w if usual_w is None else usual_w + 0.05 * (power_w - usual_w)
+
+    def above_cap(self) -> frozenset[int]:
+        """Return the launches whose core lock the power cap keeps from being in force."""
+        line = self._lines.get(Domain.CORE)
+        if line is None:
+            return frozenset()
+        return frozenset(
+            line.changes[index].at
+            for index, tally in self._tallies.items()
+            if tally.readings >= _READINGS and tally.held_down >= _MOSTLY * tally.readings
+        )
+
+    def passed(self) -> list[PassedStep]:
+        """Return the steps that ended since this was asked last."""
+        some, self._passed = self._passed, []
+        return some
+
+    def _wanted(self) -> Clocks | None:
+        """Return what to hold whatever the launch; ``None`` where the timetable says."""
+        if self.state is State.LOST:
+            return AUTO
+        if self.state is State.STALLED:
+            idle = None not in {self._power_w, self._usual_w} and (
+                (self._power_w or 0.0) < _IDLE * (self._usual_w or 0.0)
+            )
+            # Marks may be lost while training goes on: a low clock would slow it unseen.
+            return Clocks(core_mhz=self._low_mhz) if idle else AUTO
+        return self._held
+
+    def _differing(self, wanted: Clocks) -> Ask | None:
+        """Return what brings the clocks to those wanted."""
+        for domain, lock in self.locks.items():
+            mhz = mhz_of(wanted, domain)
+            if lock.mhz != mhz and lock.state is not LockState.REFUSED:
+                return Ask(domain=domain, to_mhz=mhz)
+        return None
+
+    def _next_change(self, now_s: float) -> Ask | None:
+        """Return the newest change that is due, unless the clock was asked to be there."""
+        now_s += _ROUNDING_S
+        position, latencies = self.position, self.latencies
+        while True:
+            due = [domain for domain, each_s in self._asks_s().items() if each_s <= now_s]
+            if not due:
+                return None
+            lines = self._lines
+            domain = min(due, key=lambda d: lines[d].due_s(lines[d].following, position, latencies))
+            line = lines[domain]
+            number = line.newest(min(now_s, position.next_mark_s()), position, latencies)
+            line.following = number + 1
+            self._due_s = None
+            change = line.change(number)
+            if change.to_mhz != self.locks[domain].mhz:
+                return Ask(
+                    domain=domain,
+                    to_mhz=change.to_mhz,
+                    call_s=latencies.call_s(change),
+                    number=number,
+                    expected_s=position.begins_s(line.launch(number)),
+                )
+
+    def _asks_s(self) -> dict[Domain, float]:
+        """Return when each clock's next change can be asked for; it is looked at often."""
+        if self._due_s is None:
+            self._due_s = self._find_asks_s()
+        return self._due_s
+
+    def _find_asks_s(self) -> dict[Domain, float]:
+        """Return when each clock's next change can be asked for, if no mark is seen before.
+
+        A lock that is replaced before it is followed never is, so the one before must have
+        happened. What is due only after the next mark waits for the mark.
+        """
+        mark_s = self.position.next_mark_s()
+        asks_s = {}
+        for domain, line in self._lines.items():
+            due_s = line.due_s(line.following, self.position, self.latencies)
+            if due_s <= mark_s and self.locks[domain].state is not LockState.REFUSED:
+                asks_s[domain] = max(due_s, line.sure_s)
+        return asks_s
+
+    def _still_s(self) -> float:
+        """Return when a mark is so late that the step stands still; first steps may take long."""
+        if self.state is not State.FOLLOWING or not self._lines or not self.position.knows:
+            return math.inf
+        return self.position.at_s + max(_STILL * self.position.longest_s, _LEAST_STILL_S)
+
+    def _stand_still(self, now_s: float) -> None:
+        still_s = now_s - self.position.at_s
+        self.events.append((now_s, f"no mark was seen for {still_s:.3g} s: the step stands still"))
+        self._enter(State.STALLED)
+
+    def _lose(self, at_s: float) -> None:
+        """Leave clocks to the driver until marks make sense again; what is held needs none."""
+        if self.state is not State.LOST:
+            self.events.append((at_s, f"mark {self.position.mark}: {Seen.IMPOSSIBLE}"))
+        if self._held is None:
+            self._enter(State.LOST)
+        self._sensible = 0
+        self._step = RunningStep(state=self.state)
+
+    def _enter(self, state: State) -> None:
+        self.state, self._due_s = state, None
+        if state is not State.FOLLOWING:
+            self._step.state = state
+        if state is State.FOLLOWING:
+            for line in self._lines.values():
+                line.enter(self.position.launch)
+
+    def _end_step(self, at_s: float) -> None:
+        if self._step.is_whole:
+            number, planned = self.position.rounds - 1, self.timetable.planned
+            self._passed.append(self._step.passed(number, at_s, planned))
+        if self.state is State.LOST:
+            self._sensible += 1
+            if self._sensible > _SENSIBLE_STEPS:
+                self._enter(State.FOLLOWING if self._held is None else State.HELD)
+                self.events.append((at_s, "marks make sense again"))
+        self._step = RunningStep(state=self.state, began_s=at_s)
+
+    def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
+        """Count how often the power cap holds down the core lock that the timetable has now."""
+        line, lock = self._lines.get(Domain.CORE), self.locks[Domain.CORE]
+        settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
+        if line is None or self.state is not State.FOLLOWING or not settled or lock.mhz is None:
+            return
+        tally = self._tallies[(line.following - 1) % len(line.changes)]
+        tally.readings += 1
+        tally.held_down += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
+
+    def _learn_delay(self, clocks: Clocks, at_s: float) -> None:
+        """Learn when a clock changed, where it was looked at often enough to tell."""
+        before, self._looked = self._looked, (clocks, at_s)
+        if before is None:
+            return
+        was, was_s = before
+        for domain, line in self._lines.items():
+            lock = self.locks[domain]
+            old_mhz, new_mhz = mhz_of(was, domain), mhz_of(clocks, domain)
+            if lock.state is not LockState.ACCEPTED or new_mhz != lock.mhz or old_mhz == new_mhz:
+                continue
+            change = _change_to(line, Ask(domain=domain, to_mhz=lock.mhz))
+            if was_s >= lock.since_s and at_s - was_s <= change.believed.delay_s:
+                delay_s = 0.5 * (was_s + at_s) - lock.since_s
+                self.latencies.followed(domain, lock.mhz, delay_s)
+
+
+def _lines(timetable: Timetable) -> dict[Domain, Line]:
+    return {
+        domain: Line(changes, timetable.launches) for domain, changes in timetable.changes.items()
+    }
+
+
+def _change_to(line: Line, ask: Ask) -> Change:
+    """Return the change that was asked for, or one of those to the same clock, or any."""
+    if ask.number is not None:
+        return line.change(ask.number)
+    return next((c for c in line.changes if c.to_mhz == ask.to_mhz), line.changes[0])
+
+
+def _check_same(one: Timetable, other: Timetable) -> None:
+    if (one.marks, one.launches) != (other.marks, other.launches):
+        raise ValueError(
+            f"a timetable of {one.launches} launches and {len(one.marks)} marks cannot take the "
+            f"place of one of {other.launches} and {len(other.marks)}"
+        )

@@ -1,0 +1,304 @@
+"""Where a step is, told from marks that it passes, and when its later launches will begin.
+
+What lies between two marks is learned: the median of the last steps, which an odd one does not
+move. How fast this very step goes, against that, is followed from mark to mark as a Kalman filter
+follows a constant: steps whose lengths differ are known after a mark or two, and where lengths do
+not differ the noise of single marks moves nothing.
+
+Shape letters: M marks, H steps remembered.
+"""
+
+import bisect
+import itertools
+import math
+from enum import StrEnum
+
+import numpy as np
+
+from underclock.runtime.machine.timetable import Timetable
+
+_REMEMBERED = 9  # steps; a median of fewer follows an odd one, of more is late where times drift
+_LEAST_NOISE_S = 20e-6  # of the time at which a mark is seen
+_FIRST_NOISE_S = 200e-6
+_LEAST_SPREAD = 1e-3  # of the lengths of steps, as a fraction
+_FIRST_SPREAD = 0.1  # a plan's durations may be that far from what the first steps take
+_NORMAL = 1.4826  # standard deviation over median of the distance, of normal noise
+_ODD = 5.0  # deviations: one mark so far off says nothing of the next
+_IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
+_ENOUGH = 5  # steps, to say that marks are not the plan's
+_ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
+_TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
+_NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
+
+
+class Seen(StrEnum):
+    """What a mark says."""
+
+    NOTHING = "nothing new"
+    ON = "the step got on"
+    STEP = "a step began"
+    IMPOSSIBLE = "marks follow each other faster than the GPU can work"
+
+
+class Position:
+    """Where the step is.
+
+    Launches are counted over all rounds: launch ``round * launches + at``.
+
+    Args:
+        timetable: Of the step.
+    """
+
+    def __init__(self, timetable: Timetable) -> None:
+        self._table = timetable
+        self._launches = timetable.launches
+        marks, upto_s = timetable.marks, timetable.upto_s
+        ends = (*marks[1:], timetable.launches)
+        self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
+        self._usual_s = self._planned_s
+        self._ahead_s: list[float] = []
+        self._history = np.empty((0, len(marks)))
+        self._lasted_s = np.full(len(marks), np.nan)  # of this step, as far as seen
+        self._missed = [0] * len(marks)
+        self._off_s: list[float] = []  # marks of this step from where they were expected
+        self._noise_s, self._spread = _FIRST_NOISE_S, _FIRST_SPREAD
+        self._pace_variance, self._was_odd = self._spread**2, 0
+        self._sum_up()
+        self.pace = 1.0
+        self.rounds = 0
+        self.mark: int | None = None  # index of the last one seen
+        self.launch = -1  # at which it stands, counted over all rounds
+        self.at_s = math.nan  # when
+        self.before: tuple[int, float] | None = None  # launch and time of the one before that
+        self.learns = True
+        self._stalls_s: list[tuple[float, float]] = []  # expected, and for how long
+
+    @property
+    def knows(self) -> bool:
+        """Whether a whole step was seen."""
+        return len(self._history) > 0
+
+    @property
+    def step_s(self) -> float:
+        """How long a step usually takes."""
+        return self._ahead_s[-1]
+
+    @property
+    def longest_s(self) -> float:
+        """How long marks usually lie apart at most."""
+        return self._longest_s * max(1.0, self.pace)
+
+    def mismatch(self) -> str | None:
+        """Say how marks differ from the plan's, once some steps were seen; ``None`` if they do not.
+
+        How long the step is does not matter, and neither does what it waits for at its end.
+        """
+        if len(self._history) < _ENOUGH:
+            return None
+        never = [mark for mark, missed in enumerate(self._missed) if missed >= _ENOUGH]
+        if never:
+            return (
+                f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
+            )
+        planned, usual = np.array(self._planned_s[:-1]), np.array(self._usual_s[:-1])
+        if not planned.sum() * usual.sum():
+            return None
+        apart = 0.5 * float(np.abs(planned / planned.sum() - usual / usual.sum()).sum())
+        if apart <= _ALIKE:
+            return None
+        return f"{apart:.0%} of the step lies between other marks than planned"
+
+    def will_stall(self, at_s: float, stall_s: float) -> None:
+        """Expect that nothing executes for some time; what launches take is told without it."""
+        if stall_s > 0.0:
+            self._stalls_s.append((at_s, stall_s))
+
+    def saw(self, word: int, at_s: float) -> Seen:
+        """Take note of what the page says.
+
+        Args:
+            word: One more than the index of the last mark that the stream reached; 0 before any.
+            at_s: When that was read.
+        """
+        mark = word - 1
+        if mark == self.mark or mark < 0:
+            return Seen.NOTHING
+        if mark >= len(self._usual_s):
+            return Seen.IMPOSSIBLE
+        if self.mark is None:
+            self._stand(mark, at_s)
+            return Seen.STEP if mark == 0 else Seen.ON
+        usual_s = self._between_s(self.mark, mark)
+        took_s = at_s - self.at_s
+        took_s -= self._stalled_s(took_s - self.pace * usual_s)
+        is_step = mark < self.mark
+        if self._is_impossible(mark, took_s, usual_s):
+            self._restart(mark, at_s, is_step=is_step)
+            return Seen.IMPOSSIBLE
+        self._note(mark, took_s, usual_s)
+        self.before = self.launch, self.at_s
+        if is_step:
+            self._end_step(mark, took_s, usual_s)
+        else:
+            self._follow(took_s, usual_s)
+        self._stand(mark, at_s)
+        return Seen.STEP if is_step else Seen.ON
+
+    def begins_s(self, launch: int) -> float:
+        """Return when a launch is expected to begin; minus infinity where it has.
+
+        Args:
+            launch: Counted over all rounds.
+        """
+        if self.mark is None or launch <= self.launch:
+            return -math.inf
+        rounds, at = divmod(launch, self._launches)
+        usual_s = (rounds - self.rounds) * self.step_s + self._into_s(at) - self._ahead_s[self.mark]
+        return self._after_stalls_s(self.at_s + self.pace * usual_s)
+
+    def began_s(self, launch: int) -> float:
+        """Return when a launch began that lies between the last two marks seen."""
+        if self.before is None:
+            raise AssertionError("two marks were seen")
+        first, first_s = self.before
+        length = self._launches
+        into_s, from_s, to_s = (
+            each // length * self.step_s + self._into_s(each % length)
+            for each in (launch, first, self.launch)
+        )
+        share = (into_s - from_s) / (to_s - from_s) if to_s > from_s else 1.0
+        return first_s + share * (self.at_s - first_s)
+
+    def next_mark_s(self) -> float:
+        """Return when the next mark is expected that can be relied on."""
+        if self.mark is None:
+            return math.inf
+        usual_s, mark, count = 0.0, self.mark, len(self._missed)
+        for _ in range(count):
+            usual_s += self._usual_s[mark]
+            mark = (mark + 1) % count
+            if self._missed[mark] < _NEXT_OFTEN_MISSED:
+                break
+        return self._after_stalls_s(self.at_s + self.pace * usual_s)
+
+    def _after_stalls_s(self, at_s: float) -> float:
+        """Put off what comes after stalls that are expected and did not show yet."""
+        if not self._stalls_s:
+            return at_s
+        return at_s + sum(stall_s for begins_s, stall_s in self._stalls_s if begins_s < at_s)
+
+    def _stalled_s(self, over_s: float) -> float:
+        """Return for how long nothing executed since the last mark, as marks tell.
+
+        When a stall begins is known as well as delays are: it may lie on either side of a mark.
+
+        Args:
+            over_s: How much later the mark was seen than it would have been without any stall.
+        """
+        shown_s = 0.0
+        for stall in self._stalls_s[:]:
+            begins_s, stall_s = stall
+            if over_s - shown_s > 0.5 * stall_s:
+                shown_s += stall_s
+                self._stalls_s.remove(stall)
+            elif begins_s + stall_s < self.at_s:  # it should have shown long ago
+                self._stalls_s.remove(stall)
+        return shown_s
+
+    def _into_s(self, at: int) -> float:
+        """Return how far into a round a launch usually begins."""
+        marks, upto_s = self._table.marks, self._table.upto_s
+        mark = bisect.bisect_right(marks, at) - 1
+        planned_s = upto_s[at] - upto_s[marks[mark]]
+        if planned_s == 0.0:
+            return self._ahead_s[mark]
+        return self._ahead_s[mark] + planned_s * self._usual_s[mark] / self._planned_s[mark]
+
+    def _between_s(self, mark: int, later: int) -> float:
+        """Return how long one mark usually is before another, of the next round if need be."""
+        whole_s = self.step_s if later <= mark else 0.0
+        return whole_s + self._ahead_s[later] - self._ahead_s[mark]
+
+    def _is_impossible(self, mark: int, took_s: float, usual_s: float) -> bool:
+        """Say whether it is far too early for a mark, by past steps and by the plan.
+
+        The first steps of a job may take a hundred times as long as later ones.
+        """
+        if self.mark is None or not self.knows:
+            return False
+        upto_s, marks = self._table.upto_s, self._table.marks
+        planned_s = upto_s[marks[mark]] - upto_s[marks[self.mark]]
+        planned_s += upto_s[-1] if mark <= self.mark else 0.0
+        least_s = min(usual_s, planned_s)
+        return least_s > _TELLING * self.step_s and took_s < _IMPOSSIBLE * least_s
+
+    def _note(self, mark: int, took_s: float, usual_s: float) -> None:
+        """Note how long it took from the last mark to another, and which were not seen."""
+        if self.mark is None or usual_s <= 0.0:
+            return
+        count, passed = len(self._usual_s), self.mark
+        while True:
+            if passed >= self.mark:  # what follows is the next step's
+                self._lasted_s[passed] = self._usual_s[passed] * took_s / usual_s
+            passed = (passed + 1) % count
+            if passed == mark:
+                break
+            self._missed[passed] += 1
+        self._missed[mark] = 0
+
+    def _follow(self, took_s: float, usual_s: float) -> None:
+        """Learn from one stretch how fast this step goes."""
+        off_s = took_s - self.pace * usual_s
+        self._off_s.append(off_s)
+        variance = usual_s**2 * self._pace_variance + self._noise_s**2
+        if abs(off_s) > _ODD * math.sqrt(variance):
+            self._was_odd += 1
+            if self._was_odd == 1:
+                return
+            self._pace_variance = (off_s / usual_s) ** 2  # it is this step that is odd
+            variance = usual_s**2 * self._pace_variance + self._noise_s**2
+        self._was_odd = 0
+        gain = usual_s * self._pace_variance / variance
+        self.pace = max(self.pace + gain * off_s, _IMPOSSIBLE)
+        self._pace_variance = max(
+            (1.0 - gain * usual_s) * self._pace_variance, (_LEAST_SPREAD * self.pace) ** 2 / 100.0
+        )
+
+    def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
+        """Learn from the step that ended, and expect the next to be as steps are."""
+        self.rounds += 1
+        if self.learns and not np.isnan(self._lasted_s).any():
+            self._history = np.vstack((self._history, self._lasted_s))[-_REMEMBERED:]
+            self._usual_s = np.median(self._history, axis=0).tolist()
+            steps_s = self._history.sum(axis=1)
+            apart = float(np.median(np.abs(steps_s / math.fsum(self._usual_s) - 1.0)))
+            known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
+            self._spread = max(_NORMAL * apart, _LEAST_SPREAD) if known else _FIRST_SPREAD
+            if self._off_s:
+                noise_s = _NORMAL * float(np.median(np.abs(self._off_s)))
+                self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
+            self._sum_up()
+        self._lasted_s[:] = np.nan
+        self._off_s.clear()
+        self.pace, self._pace_variance, self._was_odd = 1.0, self._spread**2, 0
+        if mark > 0:  # what is known of the new step already
+            share = self._ahead_s[mark] / usual_s
+            self._lasted_s[:mark] = np.array(self._usual_s[:mark]) * took_s / usual_s
+            self.pace += share * (took_s / usual_s - 1.0)
+
+    def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
+        """Believe a mark that makes no sense with those before it, and nothing else."""
+        self.rounds += is_step
+        self._stand(mark, at_s)
+        self.before = None
+        self._lasted_s[:] = np.nan
+        self._off_s.clear()
+        self.pace, self._pace_variance = 1.0, self._spread**2
+
+    def _stand(self, mark: int, at_s: float) -> None:
+        self.mark, self.at_s = mark, at_s
+        self.launch = self.rounds * self._launches + self._table.marks[mark]
+
+    def _sum_up(self) -> None:
+        self._ahead_s = list(itertools.accumulate(self._usual_s, initial=0.0))
+        self._longest_s = max(self._usual_s)

@@ -1,0 +1,226 @@
+"""What a machine is to do, step by step: follow the plan, hold clocks, or leave them alone.
+
+Either a guard watches that steps are as fast as promised, or arms take turns. Both learn of every
+step that ended, and what they say is told to the machine.
+"""
+
+import math
+from typing import Protocol
+
+from underclock.errors import UsageError
+from underclock.records import AUTO, ClockSchedule, Plan
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.arms import ArmDifference, ArmName, Arms, ArmStep, parse_arms
+from underclock.runtime.policy.guard import Guard, Stage
+from underclock.runtime.policy.reducing import without_least_paying, without_locks
+
+_ENERGY_KNOWN_S = 1.0  # after a step, at the latest
+_LEAST_SETTLING, _LEAST_BLOCK = 4, 20
+_BLOCKS = 5  # of what settles, a block counts so many
+
+
+class Policy(Protocol):
+    """Decides what a machine does."""
+
+    @property
+    def label(self) -> str:
+        """What it does now, for the log."""
+        ...
+
+    def passed(self, step: PassedStep) -> str:
+        """Take note of a step as soon as it ended; return words for the log, if any."""
+        ...
+
+    def known(self, step: PassedStep, energy_j: float | None) -> str:
+        """Take note of its energy, once that is known; return words for the log, if any."""
+        ...
+
+    def capped(self, launches: frozenset[int]) -> str:
+        """Take note of launches whose locks the power cap overrules; return words for the log."""
+        ...
+
+    def differences(self) -> tuple[ArmDifference, ...]:
+        """Return what arms differ by, as far as is known."""
+        ...
+
+
+class Following:
+    """Follows the plan, but for locks that the power cap overrules."""
+
+    def __init__(self, machine: Machine, plan: Plan) -> None:
+        """Take the plan as it is."""
+        self._machine, self._plan = machine, plan
+        self._free: set[int] = set()
+
+    @property
+    def label(self) -> str:
+        """What it does."""
+        return "plan"
+
+    @property
+    def follows(self) -> bool:
+        """Whether the plan's clocks are what is asked for now."""
+        return True
+
+    def passed(self, step: PassedStep) -> str:
+        """Do nothing."""
+        del step
+        return ""
+
+    def known(self, step: PassedStep, energy_j: float | None) -> str:
+        """Do nothing."""
+        del step, energy_j
+        return ""
+
+    def capped(self, launches: frozenset[int]) -> str:
+        """Leave clocks to the driver where the power cap does not let them be held."""
+        more = launches - self._free
+        if not more:
+            return ""
+        self._free |= more
+        if self.follows:
+            self._follow(self._schedule())
+        named = ", ".join(map(str, sorted(more)))
+        return f"the cap does not sustain the locks from launches {named} on: they are left away"
+
+    def differences(self) -> tuple[ArmDifference, ...]:
+        """Compare nothing."""
+        return ()
+
+    def _schedule(self) -> ClockSchedule:
+        """Return the plan's schedule without locks that the cap forbids."""
+        schedule = scheduled(self._plan)
+        return without_locks(schedule, self._free) if self._free else schedule
+
+    def _follow(self, schedule: ClockSchedule) -> None:
+        self._machine.follow(timetable_of(schedule, self._machine.timetable.marks))
+
+
+class Guarded(Following):
+    """Follows the plan while steps are as fast as promised."""
+
+    def __init__(self, machine: Machine, plan: Plan, window: int) -> None:
+        """Begin at auto, to learn what a step takes there."""
+        super().__init__(machine, plan)
+        self._guard = Guard(
+            max_slowdown=budget_of(plan), has_fixed=plan.fixed is not None, window=window
+        )
+        machine.hold(AUTO)
+
+    @property
+    def label(self) -> str:
+        """The guard's stage."""
+        return self._guard.stage.name.lower()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the guard lets the plan be."""
+        return self._guard.stage in {Stage.PLAN, Stage.REDUCED}
+
+    def passed(self, step: PassedStep) -> str:
+        """Let the guard judge the step."""
+        move = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
+        if move is None:
+            return ""
+        self._do(move.stage)
+        return move.words
+
+    def _do(self, stage: Stage) -> None:
+        if stage.at_auto:
+            self._machine.hold(AUTO)
+        elif stage is Stage.FIXED and self._plan.fixed is not None:
+            self._machine.hold(self._plan.fixed)
+        else:
+            self._follow(self._schedule())
+
+    def _schedule(self) -> ClockSchedule:
+        schedule = super()._schedule()
+        if self._guard.stage is Stage.REDUCED:
+            return without_least_paying(schedule) or schedule
+        return schedule
+
+
+class Alternating(Following):
+    """Lets arms take turns."""
+
+    def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...]) -> None:
+        """Begin the first block."""
+        super().__init__(machine, plan)
+        step_s = math.fsum(scheduled(plan).launch_s)
+        # A block is left when its last step's energy is known: some steps of the next are past.
+        settling = max(_LEAST_SETTLING, math.ceil(_ENERGY_KNOWN_S / step_s))
+        self._arms = Arms(
+            names=names, block=max(_LEAST_BLOCK, _BLOCKS * settling), settling=settling
+        )
+        self._do(self._arms.arm)
+
+    @property
+    def label(self) -> str:
+        """Whose block it is."""
+        return str(self._arms.arm)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is the plan's."""
+        return self._arms.arm is ArmName.PLAN
+
+    def known(self, step: PassedStep, energy_j: float | None) -> str:
+        """Count the step for its arm."""
+        counted = ArmStep(time_s=step.time_s, energy_j=energy_j)
+        begins = self._arms.stepped(counted, stalled=step.stalled_s > 0.0)
+        if begins is not None:
+            self._do(begins)
+        return ""
+
+    def differences(self) -> tuple[ArmDifference, ...]:
+        """Compare the arms over the rounds that are over."""
+        cost = self._plan.headline.cost
+        return self._arms.differences(
+            promise=None if cost is None else cost.energy_change,
+            budget=self._plan.max_slowdown,
+        )
+
+    def _do(self, arm: ArmName) -> None:
+        if arm is ArmName.PLAN:
+            self._follow(self._schedule())
+        else:
+            fixed = self._plan.fixed
+            self._machine.hold(fixed if arm is ArmName.BEST_FIXED and fixed else AUTO)
+
+
+def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int) -> Policy:
+    """Return what decides.
+
+    Args:
+        machine: What is told.
+        plan: What is held.
+        arms: As after ``--arms``; empty for none.
+        window: Steps that a guard judges together; 0 for no guard.
+
+    Raises:
+        UsageError: Arms that cannot be compared.
+    """
+    if arms:
+        return Alternating(machine, plan, parse_arms(arms, has_fixed=plan.fixed is not None))
+    return Guarded(machine, plan, window) if window else Following(machine, plan)
+
+
+def budget_of(plan: Plan) -> float:
+    """Return how much slower than auto a step may be: the plan's budget, or what it promised."""
+    if plan.max_slowdown is not None:
+        return plan.max_slowdown
+    cost = plan.headline.cost
+    return 0.0 if cost is None else cost.time_change
+
+
+def scheduled(plan: Plan) -> ClockSchedule:
+    """Return the schedule of a plan that has one.
+
+    Raises:
+        UsageError: It has none.
+    """
+    if plan.schedule is None:
+        raise UsageError("this plan has no schedule: nothing says when clocks change")
+    return plan.schedule

@@ -1,0 +1,186 @@
+"""How a training process begins to mark: what it was told, and by whom.
+
+Standard library only: this is loaded into the training process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from underclock.errors import DataError, DeviceError, NotSupportedError
+from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.marks import Marker
+from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.streams import CudaStream, HostStream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from underclock.runtime.trainer.streams import MarkStream
+
+RUN = "UNDERCLOCK_RUN"
+"""Names the file that says what is to be marked, and where."""
+_SIMULATOR = "UNDERCLOCK_SIMULATOR"
+_RANK = "LOCAL_RANK"
+
+
+def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
+    """Begin to mark the steps of this process, as its run's file says.
+
+    Args:
+        torch: PyTorch.
+        path: Of the file.
+        rank: Of this process on its machine; by default what its launcher says.
+
+    Returns:
+        What marks; ``None`` where this rank has no GPU in the run.
+
+    Raises:
+        DataError: The file is another version's or of another plan than its page.
+        OSError: It cannot be read.
+    """
+    import json  # noqa: PLC0415 - PyTorch has it loaded
+
+    with open(path, "rb") as file:  # noqa: PTH123 - pathlib is another 3 ms
+        run = json.load(file)
+    if run.get("version") != pages.VERSION:
+        raise DataError(
+            f"{path} is of version {run.get('version')}, this underclock reads {pages.VERSION}",
+            hint="trainer and conductor need the same underclock: install one version, start anew",
+        )
+    rank = int(os.environ.get(_RANK, "0")) if rank is None else rank
+    if not 0 <= rank < len(run["gpus"]):
+        return None
+    gpu = run["gpus"][rank]
+
+    def open_page() -> Page | None:
+        page = Page.open(gpu["page"])
+        if page.digest.hex() != run["digest"]:
+            raise DataError(
+                f"{gpu['page']} belongs to another plan than this process was started with",
+                hint="ranks of one job need one plan: start them by one `underclock run`",
+            )
+        return page if page.claim() else None
+
+    def open_stream(page: Page, optimizer: Any) -> MarkStream:
+        return _stream(torch, page, gpu, _device_of(optimizer))
+
+    marker = Marker([tuple(place) for place in run["places"]], open_page, open_stream)
+    marker.attach(torch)
+    return marker
+
+
+def _device_of(optimizer: Any) -> Any:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return parameter.device
+    raise DataError("the optimiser has no parameters, so nothing says where it trains")
+
+
+def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStream:
+    """Return what writes marks where this process trains."""
+    if os.environ.get(_SIMULATOR):
+        import atexit  # noqa: PLC0415
+
+        from underclock.runtime.trainer.served_stream import ServedStream  # noqa: PLC0415
+
+        stream = ServedStream.connect(
+            os.environ[_SIMULATOR],
+            gpu=gpu["index"],
+            step=gpu["step"],
+            page=page.path,
+            marks=page.marks,
+        )
+        atexit.register(_wait_for, stream)  # as a program waits for its GPU before it ends
+        return stream
+    if device.type == "cpu":
+        return HostStream(page)
+    if device.type != "cuda":
+        raise NotSupportedError(f"marks need an NVIDIA GPU, and this trains on {device.type}")
+    _check_gpu(torch, gpu["uuid"], device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+
+    def current() -> int:
+        return int(torch._C._cuda_getCurrentRawStream(index))
+
+    return CudaStream(page, current)
+
+
+def _wait_for(stream: Any) -> None:
+    with contextlib.suppress(OSError, DeviceError):
+        stream.synchronise()
+
+
+def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
+    """Refuse to steer one GPU by the marks of another.
+
+    Raises:
+        DataError: This process trains on another GPU than the page is of.
+    """
+    mine = str(torch.cuda.get_device_properties(device).uuid)
+    if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
+        raise DataError(
+            f"this process trains on GPU-{mine}, and its clocks would be set on {uuid}",
+            hint="name the GPUs in the order of the local ranks: --gpu nvml:0 --gpu nvml:1",
+        )
+
+
+def when_imported() -> None:
+    """Attach as soon as this process has loaded PyTorch; do nothing where nothing was asked."""
+    path = os.environ.get(RUN)
+    if not path:
+        return
+    if "torch" in sys.modules:
+        _attach_or_say(sys.modules["torch"], path)
+    else:
+        sys.meta_path.insert(0, _Finder(path))
+
+
+def _attach_or_say(torch: Any, path: str) -> None:
+    try:
+        attach(torch, path)
+    except Exception as exc:  # noqa: BLE001 - training must go on
+        print(f"underclock: training goes on without marks: {exc}", file=sys.stderr)  # noqa: T201 - there is no other way to say it in the user's process
+
+
+class _Finder:
+    """Waits for PyTorch to be imported."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
+        """Let the others find PyTorch, and be told when it is loaded."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec  # noqa: PLC0415 - in the training process only
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._path)  # type: ignore[assignment]
+        return spec
+
+
+class _Loader:
+    """Loads PyTorch as its own loader does, and attaches."""
+
+    def __init__(self, inner: Any, path: str) -> None:
+        self._inner, self._path = inner, path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: Any) -> Any:
+        """Make the module."""
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Run it, and attach."""
+        spec = module.__spec__
+        spec.loader = module.__loader__ = self._inner  # nobody need know that we were here
+        self._inner.exec_module(module)
+        _attach_or_say(module, self._path)

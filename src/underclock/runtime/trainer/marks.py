@@ -1,0 +1,364 @@
+"""Marks in a live training step of PyTorch's, at the places that a plan names.
+
+It looks at the first step after the optimiser's first, learns what the modules are called and in
+which order their places come, and marks from then on. It changes nothing that is computed: hooks
+look on and return nothing, and in the backward pass they sit on functions that autograd has made
+anyway. Whatever goes wrong here, training goes on without marks. Standard library only: this is
+loaded into the training process, and PyTorch is the user's.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from bisect import bisect_left
+
+from underclock.errors import DataError
+from underclock.hw.cuda.module_paths import paths_below
+from underclock.runtime.trainer import page as pages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from underclock.runtime.trainer.page import Page
+    from underclock.runtime.trainer.streams import MarkStream
+
+STEP, ENTER, LEAVE, BACK, BACKWARD_END = "step", "enter", "leave", "back", "backward end"
+"""What can be seen of a live step: its optimiser is done, a module's forward begins or ends, its
+backward begins, and a backward pass is over."""
+
+_LEAST_SHARE = 0.5  # of the marks must be found where the plan says, or it is another step's
+_MOST_TRIES = 3  # a step may be cut short once: a scaler skips it, gradients are gathered unevenly
+
+
+class Spot:
+    """One kind of event of one module, counted anew in each step.
+
+    Attributes:
+        count: How often it came in this step.
+        marks: Which mark it is the first time, the second …
+        total: How often it should come in a step.
+    """
+
+    __slots__ = ("count", "marks", "total")
+
+    def __init__(self, total: int) -> None:
+        self.count = 0
+        self.marks: dict[int, int] = {}
+        self.total = total
+
+
+class Marker:
+    """Marks the steps of the optimiser that steps first in this process."""
+
+    def __init__(
+        self,
+        places: Sequence[tuple[str, str, int, int]],
+        open_page: Callable[[], Page | None],
+        open_stream: Callable[[Page, Any], MarkStream],
+    ) -> None:
+        """Prepare to mark.
+
+        Args:
+            places: Event, module, occurrence in a step and how often that comes in a step, for each
+                mark; the first is the step's.
+            open_page: Called at the first step; returns nothing where another process has it.
+            open_stream: Called with the page and the optimiser.
+        """
+        self._spots: dict[tuple[str, str], Spot] = {}
+        self._count = len(places)
+        for value, (event, path, occurrence, total) in enumerate(places, start=1):
+            if event != STEP:
+                spot = self._spots.setdefault((event, path), Spot(total))
+                spot.marks[occurrence] = value
+        self._open_page, self._open_stream = open_page, open_stream
+        self._torch: Any = None
+        self._page: Page | None = None
+        self._stream: MarkStream | None = None
+        self._optimizer: Any = None
+        self._paths: dict[int, str] = {}
+        self._seen: list[int] | None = None  # marks in the order they came, while learning
+        self._handles: list[Any] = []
+        self._module_handles: list[tuple[Any, list[Any]]] = []
+        self._tries = 0
+        self._backward = -1
+        self._graph_task: Callable[[], int] = lambda: -1
+        self._over = False
+
+    def attach(self, torch: Any) -> None:
+        """Wait for the first step of an optimiser of PyTorch's."""
+        from torch.optim.optimizer import (  # noqa: PLC0415 - the user's own
+            register_optimizer_step_post_hook,
+        )
+
+        self._torch = torch
+        self._graph_task = getattr(torch._C, "_current_graph_task_id", self._graph_task)
+        self._handles.append(register_optimizer_step_post_hook(self._stepped))
+        # A worker that is forked off shares the page and our hooks, and is no part of the step.
+        os.register_at_fork(after_in_child=self._fall_silent)
+
+    def detach(self) -> None:
+        """Mark no more, and take the hooks away."""
+        if not self._over:
+            self._end(pages.DETACHED, "")
+
+    def _fall_silent(self) -> None:
+        self._over, self._stream, self._page = True, None, None
+
+    def _end(self, state: int, sentence: str) -> None:
+        self._over = True
+        stream, self._stream = self._stream, None
+        for handle in self._handles:
+            handle.remove()
+        for _, handles in self._module_handles:
+            for handle in handles:
+                handle.remove()
+        self._handles.clear()
+        self._module_handles.clear()
+        if stream is not None:
+            stream.close()
+        if self._page is not None:
+            self._page.tell(state, sentence)
+
+    def _fail(self, exc: Exception) -> None:
+        """Give up marking, say so once, and let training go on."""
+        sentence = f"{exc}" if str(exc) else type(exc).__name__
+        self._end(pages.REFUSED, sentence)
+        print(f"underclock: training goes on without marks: {sentence}", file=sys.stderr)  # noqa: T201 - there is no other way to say it in the user's process
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:
+        """Begin a step, where the optimiser is the one whose steps count."""
+        if self._over:
+            return
+        try:
+            if self._optimizer is None:
+                self._begin(optimizer)
+            elif self._optimizer() is optimizer:
+                self._next()
+        except Exception as exc:  # noqa: BLE001 - training must go on
+            self._fail(exc)
+
+    def _begin(self, optimizer: Any) -> None:
+        self._page = self._open_page()
+        if self._page is None:
+            self._end(pages.DETACHED, "")
+            return
+        self._optimizer = weakref.ref(optimizer)
+        self._page.tell(pages.LEARNING)
+        self._seen = []
+        for module in _modules(self._torch):
+            self._watch(module)
+
+    def _next(self) -> None:
+        if self._seen is not None and self._page is not None:
+            if self._is_capturing():
+                self._seen.clear()
+            else:
+                self._learned(self._seen, self._page)
+        for spot in self._spots.values():
+            spot.count = 0
+        if self._stream is not None:
+            self._stream.mark(1)
+
+    def _is_capturing(self) -> bool:
+        """Whether a graph is being captured: nothing may be set up then, a mark may be captured."""
+        cuda = self._torch.cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+    def _learned(self, seen: list[int], page: Page) -> None:
+        """Begin to mark where the step is as planned."""
+        wrong = {
+            value
+            for spot in self._spots.values()
+            if spot.count != spot.total
+            for value in spot.marks.values()
+        }
+        good = ascending([value for value in seen if value not in wrong])
+        found = 1 + len(good)  # the step's own
+        if found < self._count * _LEAST_SHARE or (found == 1 < self._count):
+            self._tries += 1
+            seen.clear()
+            if self._tries == _MOST_TRIES:
+                raise DataError(
+                    f"the step is not the plan's: {found} of its {self._count} marks are where the "
+                    "plan says; trace the step again, and plan it"
+                )
+            return
+        self._seen = None
+        for key, spot in list(self._spots.items()):
+            spot.marks = {at: value for at, value in spot.marks.items() if value in good}
+            if not spot.marks:
+                del self._spots[key]
+        self._unwatch_idle()
+        self._stream = self._open_stream(page, self._optimizer())
+        page.tell(pages.MARKING, f"{found} of {self._count} marks")
+
+    def _unwatch_idle(self) -> None:
+        """Keep no hook where there is no mark."""
+        kept = []
+        for module, handles in self._module_handles:
+            path = self._paths.get(id(module), "")
+            if any((event, path) in self._spots for event in (ENTER, LEAVE, BACK)) or (
+                (BACKWARD_END, "") in self._spots and path
+            ):
+                kept.append((module, handles))
+            else:
+                for handle in handles:
+                    handle.remove()
+        self._module_handles = kept
+
+    def _watch(self, module: Any) -> None:
+        """Be told when a module's forward begins and ends."""
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            # Compiled in place: hooks would be compiled as well, and then do nothing.
+            compiled = module._compiled_call_impl
+
+            def around(*args: Any, **kwargs: Any) -> Any:
+                self._entered(module, ())
+                output = compiled(*args, **kwargs)
+                self._left(module, (), output)
+                return output
+
+            module._compiled_call_impl = around
+            self._module_handles.append((module, [_PutBack(module, compiled, around)]))
+            return
+        handles = [
+            module.register_forward_pre_hook(self._entered, prepend=True),
+            module.register_forward_hook(self._left),
+        ]
+        self._module_handles.append((module, handles))
+
+    def _entered(self, module: Any, _inputs: object) -> None:
+        if self._over:
+            return
+        try:
+            if self._is_of_the_step(module):
+                if id(module) not in self._paths:
+                    for inner, path in paths_below(module).items():
+                        self._paths.setdefault(inner, path)
+                self._hit(ENTER, self._paths[id(module)])
+        except Exception as exc:  # noqa: BLE001 - training must go on
+            self._fail(exc)
+
+    def _left(self, module: Any, _inputs: object, output: Any) -> None:
+        if self._over:
+            return
+        try:
+            path = self._paths.get(id(module))
+            if path is None:
+                return
+            if self._is_of_the_step(module):
+                self._hit(LEAVE, path)
+            ends = (BACKWARD_END, "") in self._spots
+            if (BACK, path) in self._spots or ends:
+                node = _grad_fn(output)
+                if node is not None:
+                    node.register_prehook(lambda _gradients: self._backward_of(path))
+        except Exception as exc:  # noqa: BLE001 - training must go on
+            self._fail(exc)
+
+    def _backward_of(self, path: str) -> None:
+        if self._over:
+            return
+        try:
+            task = self._graph_task()
+            if (BACKWARD_END, "") in self._spots and task != self._backward:
+                self._backward = task
+                self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
+            self._hit(BACK, path)
+        except Exception as exc:  # noqa: BLE001 - training must go on
+            self._fail(exc)
+
+    def _backward_over(self) -> None:
+        if self._over:
+            return
+        try:
+            self._hit(BACKWARD_END, "")
+        except Exception as exc:  # noqa: BLE001 - training must go on
+            self._fail(exc)
+
+    def _is_of_the_step(self, module: Any) -> bool:
+        """Tell a step's forward from recomputation in its backward, and from evaluation."""
+        if self._graph_task() != -1 or self._torch.compiler.is_compiling():
+            return False
+        return bool(module.training or self._torch.is_grad_enabled())
+
+    def _hit(self, event: str, path: str) -> None:
+        spot = self._spots.get((event, path))
+        if spot is None:
+            return
+        value = spot.marks.get(spot.count)
+        spot.count += 1
+        if value is None:
+            return
+        if self._seen is not None:
+            self._seen.append(value)
+        elif self._stream is not None:
+            self._stream.mark(value)
+
+
+class _PutBack:
+    """Takes away what was put around a compiled call."""
+
+    def __init__(self, module: Any, compiled: Any, around: Any) -> None:
+        self._module, self._compiled, self._around = module, compiled, around
+
+    def remove(self) -> None:
+        if self._module._compiled_call_impl is self._around:
+            self._module._compiled_call_impl = self._compiled
+
+
+def ascending(values: Sequence[int]) -> set[int]:
+    """Return the most values that come in ascending order."""
+    ends: list[int] = []  # the least value that ends a run of each length, and where it stands
+    places: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values):
+        length = bisect_left(ends, value)
+        ends[length : length + 1] = [value]
+        places[length : length + 1] = [at]
+        before.append(places[length - 1] if length else -1)
+    kept: set[int] = set()
+    at = places[-1] if places else -1
+    while at >= 0:
+        kept.add(values[at])
+        at = before[at]
+    return kept
+
+
+def _modules(torch: Any) -> Iterable[Any]:
+    """Return the modules there are, but for those inside of what is compiled.
+
+    They are looked for rather than met: a hook on all modules would be compiled into a step, and
+    taking it away would have the step compiled anew.
+    """
+    kind = torch.nn.Module
+    # By `type`, for asking some objects for their class runs code of theirs.
+    found = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    inside: set[int] = set()
+    for module in found:
+        whole = getattr(module, "_orig_mod", None)
+        if whole is not None:
+            inside.update(id(each) for each in whole.modules())
+        elif getattr(module, "_compiled_call_impl", None) is not None:
+            inside.update(id(each) for each in module.modules() if each is not module)
+    scripted = torch.jit.ScriptModule
+    return [
+        each for each in found if id(each) not in inside and not issubclass(type(each), scripted)
+    ]
+
+
+def _grad_fn(output: Any) -> Any:
+    """Return the function that made the first output that has one."""
+    node = getattr(output, "grad_fn", None)
+    if node is not None or not isinstance(output, tuple | list | dict):
+        return node
+    for each in output.values() if isinstance(output, dict) else output:
+        node = _grad_fn(each)
+        if node is not None:
+            return node
+    return None

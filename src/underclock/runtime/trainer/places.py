@@ -1,0 +1,247 @@
+"""Where in a live step a plan's marks go, from the modules and passes of its launches.
+
+A place is something that can be seen of a live step: the third forward of a module begins, its
+backward begins, the optimiser is done. Where it stands among the launches follows from the order
+of the launches and the module that each ran for.
+
+The forward and the backward pass of a step are taken run by run, broken by the other and by the
+optimiser (gradients may be gathered over several). A module begins in a run where a launch is of
+it and the launch before is not.
+"""
+
+import hashlib
+import itertools
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+
+from underclock.errors import UsageError
+from underclock.records import ClockSchedule, Pass, Plan
+from underclock.records.common import Record
+from underclock.records.latencies import changed
+from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
+
+SPACING_S = 0.02
+"""Between marks that no change needs, at least. A mark costs training nothing, but looking for it
+about 0.1 ms of the conductor's processor; from the one before, the next is known within 0.05 ms,
+and mostly within 0.8 ms, where they lie 4 ms apart (measured on an H200)."""
+
+_BREAKS = {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
+
+
+class Place(Record, frozen=True, kw_only=True):
+    """Something that can be seen of a live step, and where it stands.
+
+    Attributes:
+        launch: The launch that comes next.
+        event: What is seen, as `marks` names it.
+        path: Module that it happens to; empty where to none.
+        occurrence: Which of these in a step, from 0.
+        total: How many of these there are in a step.
+    """
+
+    launch: int
+    event: str
+    path: str = ""
+    occurrence: int = 0
+    total: int = 1
+
+
+class MarkedStep(Record, frozen=True, kw_only=True):
+    """The marks of a plan.
+
+    Attributes:
+        places: In launch order; the first is the step's begin.
+        unmarked: Launches at which clocks change and that no place marks: they are timed from the
+            mark before.
+        digest: Of the plan and these places, in hexadecimal.
+    """
+
+    places: tuple[Place, ...]
+    unmarked: tuple[int, ...]
+    digest: str
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """Launch index of each mark."""
+        return tuple(place.launch for place in self.places)
+
+
+def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
+    """Choose the marks of a plan.
+
+    Raises:
+        UsageError: It has no schedule to hold.
+    """
+    schedule = plan.schedule
+    if schedule is None or not plan.order:
+        raise UsageError(
+            "this plan has no schedule: nothing says when clocks change",
+            hint="plan with the GPU's latency (--latency latency.json), or hold its best fixed "
+            "clock: underclock apply plan.json",
+        )
+    clocks = schedule.clocks
+    boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
+    passes = [plan.runs[kernel].pass_ for kernel in plan.order]
+    known = places_of(plan.modules, passes)
+    needed = (*boundaries, *_asked_at(schedule, boundaries))
+    places = chosen(known, needed, schedule.launch_s, spacing_s)
+    marks = {place.launch for place in places}
+    body = msgspec.json.encode((plan, places), order="deterministic")
+    return MarkedStep(
+        places=places,
+        unmarked=tuple(at for at in boundaries if at not in marks),
+        digest=hashlib.sha256(body).hexdigest(),
+    )
+
+
+def _asked_at(schedule: ClockSchedule, boundaries: Sequence[int]) -> Iterator[int]:
+    """Yield the launch during which each change is asked for: what is known there tells when."""
+    clocks, latencies = schedule.clocks, schedule.latencies
+    starts_s = list(itertools.accumulate(schedule.launch_s, initial=0.0))
+    for boundary in boundaries:
+        before, after = clocks[boundary - 1], clocks[boundary]
+        switches = [latencies.answer(*each) for each in changed(before, after)]
+        lead_s = sum(switch.call_s + switch.delay_s for switch in switches)
+        asked_s = (starts_s[boundary] - lead_s) % starts_s[-1]  # in the step before, if need be
+        yield bisect_right(starts_s, asked_s) - 1
+
+
+def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ...]:
+    """Return all that can be seen of a step, at most one thing at each launch, in launch order.
+
+    Args:
+        modules: Path of the module of each launch; empty where they are unknown.
+        passes: Of each launch.
+    """
+    found = {0: Place(launch=0, event=STEP)}
+    runs = list(_runs(passes))
+    backward_ends = [run[-1] + 1 for pass_, run in runs if pass_ is Pass.BACKWARD]
+    for number, launch in enumerate(backward_ends):
+        if launch < len(passes):
+            found[launch] = Place(
+                launch=launch,
+                event=BACKWARD_END,
+                occurrence=number,
+                total=len(backward_ends),
+            )
+    if modules:
+        forward, backward = (
+            _visits(modules, [run for pass_, run in runs if pass_ is wanted])
+            for wanted in (Pass.FORWARD, Pass.BACKWARD)
+        )
+        for path, visits in forward.items():
+            _note(found, ENTER, path, [first for first, _ in visits])
+            _note(found, LEAVE, path, [last + 1 for _, last in visits], most=len(passes) - 1)
+            # Where a module comes more often in the backward pass, its forward is done again there.
+            if len(backward.get(path, ())) == len(visits):
+                _note(found, BACK, path, [first for first, _ in backward[path]])
+    return tuple(found[launch] for launch in sorted(found))
+
+
+def chosen(
+    known: Sequence[Place],
+    wanted: Sequence[int],
+    launch_s: Sequence[float],
+    spacing_s: float,
+) -> tuple[Place, ...]:
+    """Choose places: at or right before every launch wanted, and others some time apart.
+
+    Args:
+        known: In launch order, the first at launch 0.
+        wanted: Launches at which clocks change, or are asked for.
+        launch_s: How long each launch takes.
+        spacing_s: Between other places, at least.
+    """
+    at = [place.launch for place in known]
+    needed = {0, *(bisect_right(at, launch) - 1 for launch in wanted)}
+    starts_s = list(itertools.accumulate(launch_s, initial=0.0))
+    taken = sorted(needed)
+    for index, place in enumerate(known):
+        if index not in needed and _is_apart(taken, at, starts_s, place.launch, spacing_s):
+            taken.insert(bisect_right(taken, index), index)
+    return tuple(known[index] for index in taken)
+
+
+def _is_apart(
+    taken: Sequence[int],
+    at: Sequence[int],
+    starts_s: Sequence[float],
+    launch: int,
+    spacing_s: float,
+) -> bool:
+    after = bisect_right([at[index] for index in taken], launch)
+    near = [at[index] for index in taken[max(0, after - 1) : after + 1]] + [len(starts_s) - 1]
+    return all(abs(starts_s[launch] - starts_s[other]) >= spacing_s for other in near)
+
+
+def _runs(passes: Sequence[Pass]) -> Iterator[tuple[Pass, list[int]]]:
+    """Yield the launches of a pass that no other pass breaks; what belongs to none breaks none."""
+    run: list[int] = []
+    current: Pass | None = None
+    for launch, pass_ in enumerate(passes):
+        if pass_ not in _BREAKS:
+            continue
+        if pass_ is not current and current is not None:
+            yield current, run
+            run = []
+        current = pass_
+        run.append(launch)
+    if current is not None:
+        yield current, run
+
+
+def _visits(
+    modules: Sequence[str], runs: Sequence[Sequence[int]]
+) -> dict[str, list[tuple[int, int]]]:
+    """Return first and last launch of each time that a module runs, in turn, for every module.
+
+    Only modules that launch something themselves are known to be called at all.
+    """
+    called = {modules[launch] for run in runs for launch in run} - {""}
+    visits: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for run in runs:
+        inside: dict[str, int] = {}
+        before = -1
+        for launch in run:
+            now = set(_around(modules[launch], called))
+            for path in inside.keys() - now:
+                visits[path].append((inside.pop(path), before))
+            for path in now - inside.keys():
+                inside[path] = launch
+            before = launch
+        for path, first in inside.items():
+            visits[path].append((first, before))
+    return visits
+
+
+def _around(path: str, called: Collection[str]) -> Iterator[str]:
+    """Yield a module and those that it is inside of."""
+    while path:
+        if path in called:
+            yield path
+        path = path.rpartition(".")[0]
+
+
+def _note(
+    found: dict[int, Place], event: str, path: str, launches: Sequence[int], most: int | None = None
+) -> None:
+    """Note places where none is known, or one of a module further inside."""
+    for number, launch in enumerate(launches):
+        if most is not None and launch > most:
+            continue
+        known = found.get(launch)
+        if (
+            known is None
+            or (known.event == event and known.path.startswith(f"{path}."))
+            or (known.event == LEAVE and event != LEAVE)
+        ):
+            found[launch] = Place(
+                launch=launch,
+                event=event,
+                path=path,
+                occurrence=number,
+                total=len(launches),
+            )

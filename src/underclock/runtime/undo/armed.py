@@ -1,0 +1,281 @@
+"""Setting one GPU so that it can be undone, and undoing it.
+
+Every change goes through `Armed`, which brings to disk what an undo must know before it sets
+anything. The undo puts back what we changed and nothing else: a power limit that somebody else has
+set meanwhile is theirs.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from underclock.errors import (
+    DataError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
+from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
+from underclock.runtime.undo import protocol
+from underclock.runtime.undo.journal import Journal, JournalFile
+from underclock.runtime.undo.ownership import Ownership
+from underclock.runtime.undo.protocol import Act, carry_out
+
+_TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
+_Hands = Mapping[Act, Callable[[], None]]
+
+
+class Undone(NamedTuple):
+    """What an undo did on one GPU.
+
+    Attributes:
+        uuid: Which GPU.
+        done: What it put back, as sentences.
+        failed: What it could not put back, as sentences; the journal stays.
+        kept: Who sets this GPU now, so that it was left alone; empty for nobody.
+    """
+
+    uuid: str
+    done: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    kept: str = ""
+
+
+def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
+    """Put back what a journal says was changed, as far as the driver lets us."""
+    try:
+        journal = file.read()
+    except DataError as exc:  # what is certain: a lock is better given back
+        done, failed = _put_back(gpu, dict.fromkeys(CLOCKS))
+        return Undone(gpu.uuid, done, (*failed, str(exc)))
+    if journal is None:
+        return Undone(gpu.uuid)
+    back = {
+        setting: journal.found[setting]
+        for setting, asked in journal.asked.items()
+        if asked and _is_ours(gpu, journal, setting)
+    }
+    return Undone(gpu.uuid, *_put_back(gpu, back))
+
+
+def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
+    """Whether what is set now may be what we set, and not somebody else after us.
+
+    What is as found is written again: behind a daemon, our last change may still be on its way.
+    """
+    if setting in CLOCKS or journal.found[setting] is None:  # a driver does not tell locks
+        return True
+    try:
+        now = gpu.read(setting)
+    except UnderclockError:
+        return True
+    return now == journal.found[setting] or now in journal.asked[setting]
+
+
+def _put_back(
+    gpu: SettableGpu, values: dict[Setting, Value]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write each value, whatever becomes of the others."""
+    done, failed = [], []
+    for setting, value in values.items():
+        try:
+            gpu.write(setting, value)
+        except NotSupportedError:  # this GPU never took it
+            continue
+        except UnderclockError as exc:
+            failed.append(f"the {setting} STAYS set: {exc}")
+        else:
+            done.append(_sentence(setting, value))
+    return tuple(done), tuple(failed)
+
+
+def _sentence(setting: Setting, value: Value) -> str:
+    if value is None:
+        return f"{setting} given back to the driver"
+    if isinstance(value, tuple):
+        return f"{setting} locked at {value[0]} to {value[1]} MHz again"
+    unit = " W" if setting is Setting.LIMIT else ""
+    return f"{setting} put back to {value:g}{unit}"
+
+
+class Armed:
+    """One GPU that this process may set, because an undo is armed.
+
+    It is made by `arm`. Every change goes through `set`.
+    """
+
+    def __init__(self, gpu: SettableGpu, file: JournalFile, lock: Ownership) -> None:
+        self.gpu = gpu
+        self.lock = lock
+        self.mended = Undone(gpu.uuid)
+        self._file = file
+        self._journal: Journal | None = None
+        self._accepted = False  # whether the driver took anything
+
+    @property
+    def uuid(self) -> str:
+        """Which GPU."""
+        return self.gpu.uuid
+
+    @property
+    def found(self) -> dict[Setting, Value]:
+        """What was set before us; ``None`` where that cannot be read."""
+        return dict(self._armed.found)
+
+    @property
+    def changed(self) -> frozenset[Setting]:
+        """What we may have set."""
+        return frozenset(self._armed.asked)
+
+    @property
+    def _armed(self) -> Journal:
+        if self._journal is None:
+            raise AssertionError("armed before it is used")
+        return self._journal
+
+    def mend(self) -> None:
+        """Undo what one before us left behind.
+
+        Raises:
+            UsageError: It cannot be undone, so nothing may be set on top of it.
+        """
+        self.mended = undo(self.gpu, self._file)
+        if self.mended.failed:
+            raise UsageError(
+                f"GPU {self.uuid} still has what an earlier run set: "
+                f"{'; '.join(self.mended.failed)}",
+                hint="run `underclock restore` as whoever may set this GPU",
+            )
+
+    def read_found(self) -> None:
+        """Read what is set now."""
+        self._journal = Journal(
+            uuid=self.uuid,
+            pid=os.getpid(),
+            found={setting: self.gpu.read(setting) for setting in Setting},
+            asked={},
+        )
+
+    def set(self, setting: Setting, value: Value) -> None:
+        """Set something on the GPU, once an undo knows of it; ``None`` gives a clock back.
+
+        Raises:
+            UsageError: It could not be put back.
+            DeviceError: The driver refuses.
+            DataError: The journal cannot be written; nothing was set.
+        """
+        setting = Setting(setting)
+        if setting not in CLOCKS and self._armed.found[setting] is None:
+            raise UsageError(f"will not set the {setting}: what it is now cannot be read")
+        put: _Hands = {Act.SET: lambda: self.gpu.write(setting, value)}
+        if self._armed.covers(setting, value):
+            carry_out((Act.SET,), put)
+        elif value is not None:  # else there is nothing of ours to give back
+            following = self._armed.with_asked(setting, value)
+            try:
+                carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
+            except _TOOK_NOTHING:
+                self._forget_refused()
+                raise
+        self._accepted = True
+
+    def _forget_refused(self) -> None:
+        """Take the journal back where the driver took nothing at all of what it says."""
+        if not self._accepted:
+            carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
+            self._journal = self._armed._replace(asked={})
+
+    def end(self) -> Undone:
+        """Undo, and give the lock back; where the undo fails, the journal stays."""
+        hands = {Act.RELEASE_LOCK: self.lock.release}
+        return give_back(protocol.END, self.gpu, self._file.path.parent, hands)
+
+    def _journal_hands(self, following: Journal) -> _Hands:
+        """Return what brings a journal to disk.
+
+        Its acts raise `DataError` where the disk is full or gone; nothing was set then.
+        """
+
+        def placed() -> None:
+            self._file.place()
+            self._journal = following
+
+        return {
+            Act.WRITE_JOURNAL: lambda: self._file.write(following),
+            Act.SYNC_JOURNAL: self._file.sync,
+            Act.PLACE_JOURNAL: placed,
+            Act.SYNC_FOLDER: self._file.sync_folder,
+        }
+
+
+def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], None]) -> Armed:
+    """Make one GPU ready to be set; what an earlier run left behind is undone first.
+
+    Args:
+        gpu: Which one.
+        folder: Where runs keep their files.
+        share_lock: Gives the watcher the lock, and returns when it watches.
+
+    Raises:
+        OwnedError: Somebody else sets it.
+        UsageError: What an earlier run left cannot be undone.
+    """
+    file = JournalFile(folder, gpu.uuid)
+    armed: Armed | None = None
+
+    def take() -> None:
+        nonlocal armed
+        lock = Ownership.take(folder, gpu.uuid)
+        lock.name(os.getpid())
+        armed = Armed(gpu, file, lock)
+
+    def taken() -> Armed:
+        if armed is None:
+            raise AssertionError("the lock comes first")
+        return armed
+
+    hands: _Hands = {
+        Act.TAKE_LOCK: take,
+        Act.UNDO: lambda: taken().mend(),
+        Act.REMOVE_JOURNAL: file.remove,
+        Act.READ_FOUND: lambda: taken().read_found(),
+        Act.SHARE_LOCK: lambda: share_lock(taken().lock),
+    }
+    try:
+        carry_out(protocol.ARM, hands)
+    except BaseException:
+        if armed is not None:
+            armed.lock.release()
+        raise
+    return taken()
+
+
+def give_back(
+    acts: Sequence[Act],
+    gpu: SettableGpu,
+    folder: Path,
+    hands: _Hands,
+) -> Undone:
+    """Undo by the journal as one of the protocol's sequences; where that fails, it stays.
+
+    Args:
+        acts: Which sequence.
+        gpu: Which GPU.
+        folder: Where runs keep their files.
+        hands: What the sequence needs besides the undo: to take and release the lock.
+    """
+    file = JournalFile(folder, gpu.uuid)
+    undone = Undone(gpu.uuid)
+
+    def put_back() -> None:
+        nonlocal undone
+        undone = undo(gpu, file)
+
+    def remove() -> None:
+        if not undone.failed:
+            file.remove()
+
+    carry_out(acts, {Act.UNDO: put_back, Act.REMOVE_JOURNAL: remove, **hands})
+    return undone

@@ -1,0 +1,167 @@
+"""The watcher: a tiny process that undoes when the conductor has ended, or will not go on.
+
+It waits on the conductor's pidfd and opens nothing but NVML, so that nothing in it can fail for
+want of a module or of memory. `watching` starts it so that it ignores every signal that asks it to
+end: it ends by itself once the conductor has, and there is nothing left to undo.
+"""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from underclock.errors import UnderclockError
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.settable import SettableGpu
+from underclock.hw.ways_to_set import settable_gpu
+from underclock.runtime.undo import protocol
+from underclock.runtime.undo.armed import Undone, give_back
+from underclock.runtime.undo.ownership import Ownership
+from underclock.runtime.undo.processes import is_stopped, kill
+from underclock.runtime.undo.protocol import Act
+
+BEAT, READY, WATCHED = b"beat", b"ready", b"watched"
+BEAT_S = 0.05
+SILENT_S = 0.06  # after so long without a beat, see whether the other one was stopped
+HUNG_S = 3.0  # a setter takes 0.1 s at most; a busy machine may hold a process up
+_MOST_FDS = 4
+_LONGEST = 4096
+_AGAIN_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # a refused undo is tried again after so long
+
+
+class ConductorGone(Exception):  # noqa: N818 - nothing went wrong
+    """The conductor ended before it set anything."""
+
+
+class Watched(NamedTuple):
+    """One GPU to undo.
+
+    Attributes:
+        gpu: Which one.
+        lock: This process's share of its lock.
+    """
+
+    gpu: SettableGpu
+    lock: Ownership
+
+
+class Watcher:
+    """Waits for the conductor's end.
+
+    Args:
+        connection: To the conductor.
+        folder: Where runs keep their files.
+
+    Raises:
+        ConductorGone: There is nobody to watch any more.
+    """
+
+    def __init__(self, connection: socket.socket, folder: Path) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._gpus: list[Watched] = []
+        message, fds, *_ = socket.recv_fds(connection, _LONGEST, _MOST_FDS)
+        if not fds:
+            raise ConductorGone
+        self._pid, (self._pidfd,) = int(message), fds
+
+    def wait(self) -> str:
+        """Wait until the conductor has ended, or will not go on; return which."""
+        listening = self._connection.fileno()
+        heard_s = time.monotonic()
+        while True:
+            before_s = time.monotonic()
+            ready, _, _ = select.select([self._pidfd, listening], [], [], SILENT_S)
+            now_s = time.monotonic()
+            if self._pidfd in ready:
+                return "ended"
+            slept = now_s - before_s > 2 * SILENT_S  # we too, as in a suspended container
+            if (listening in ready and self.hear()) or slept:
+                heard_s = now_s
+            if now_s - heard_s < SILENT_S:
+                continue
+            if is_stopped(self._pid):
+                return "was stopped"
+            if now_s - heard_s > HUNG_S:
+                return f"has not answered for {HUNG_S:g} s"
+
+    def hear(self) -> bool:
+        """Take a message; return whether there was one."""
+        try:
+            message, fds, *_ = socket.recv_fds(self._connection, _LONGEST, _MOST_FDS)
+        except OSError:  # it ended with answers of ours unread
+            message, fds = b"", []
+        if not message:  # it closed its end: its own end follows
+            select.select([self._pidfd], [], [], SILENT_S)
+            return False
+        answer = BEAT
+        if message != BEAT:
+            uuid = message.decode()
+            lock = Ownership(uuid, fds[0])
+            lock.name(self._pid, os.getpid())
+            self._gpus.append(Watched(settable_gpu(uuid), lock))
+            answer = WATCHED
+        with contextlib.suppress(OSError):
+            self._connection.send(answer, socket.MSG_DONTWAIT)
+        return True
+
+    def take_over(self) -> list[Undone]:
+        """Undo what the conductor left, and give its locks back.
+
+        What a driver refuses is tried again, once everything else is undone.
+        """
+        undone: dict[str, Undone] = {}
+        left = list(self._gpus)
+        for wait_s in (0.0, *_AGAIN_S):
+            time.sleep(wait_s)  # noqa: TID251 - the driver's own time
+            for watched in left:
+                undone[watched.gpu.uuid] = self._undone(watched)
+            left = [watched for watched in left if undone[watched.gpu.uuid].failed]
+            if not left:
+                break
+        for watched in left:  # `restore` is next
+            watched.lock.release()
+        return list(undone.values())
+
+    def _undone(self, watched: Watched) -> Undone:
+        """Undo on one GPU; its lock is kept where that is to be tried again."""
+        hands = {
+            Act.END_CONDUCTOR: lambda: kill(self._pidfd),
+            Act.RELEASE_LOCK: lambda: None,
+        }
+        undone = give_back(protocol.TAKE_OVER, watched.gpu, self._folder, hands)
+        if not undone.failed:
+            watched.lock.release()
+        return undone
+
+
+def main() -> None:
+    """Watch the conductor at the other end of an inherited socket."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        with nvml_session():
+            watcher = Watcher(connection, Path(sys.argv[2]))
+            with contextlib.suppress(OSError):  # its end is told by its pidfd
+                connection.send(READY)
+            why = watcher.wait()
+            _tell(why, watcher.take_over())
+    except ConductorGone:
+        pass
+    except UnderclockError as exc:
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps({"error": str(exc), "hint": exc.hint}).encode())
+
+
+def _tell(why: str, undone: list[Undone]) -> None:
+    """Say what was undone, where there was anything to undo."""
+    for gpu in undone:
+        lines = [*gpu.done, *gpu.failed]
+        if lines:
+            sentence = f"underclock: the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}\n"
+            with contextlib.suppress(OSError):
+                os.write(sys.stderr.fileno(), sentence.encode())

@@ -1,0 +1,163 @@
+"""The conductor's side of the watcher: starts one, shares locks with it, and notices its end."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from underclock.errors import DeviceError
+from underclock.runtime.undo.ownership import Ownership
+from underclock.runtime.undo.processes import is_stopped
+from underclock.runtime.undo.watcher import BEAT, BEAT_S, HUNG_S, READY, SILENT_S, WATCHED
+
+_START_S = 10.0
+_MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
+# It ends with the conductor and not before: signals that ask it to are ignored from the start.
+_CODE = (
+    "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+    "from underclock.runtime.undo.watcher import main; main()"
+)
+
+
+class WatcherLostError(DeviceError):
+    """No watcher can be kept alive, so nothing may stay set."""
+
+
+class Watching:
+    """A watcher, and another one where it ends.
+
+    Args:
+        folder: Where runs keep their files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._locks: list[Ownership] = []
+        self._lost = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.set_inheritable(True)
+        arguments = [sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), str(self._folder)]
+        # It keeps nothing open that others wait to be closed; what it says goes to stderr.
+        quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+        self.pid = os.posix_spawn(
+            sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
+        )
+        theirs.close()
+        pidfd = os.pidfd_open(os.getpid())
+        with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
+            socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
+        os.close(pidfd)
+        ours.setblocking(False)
+        self._connection = ours
+        self._over = False
+        self._unanswered: int | None = None  # locks shared and not confirmed; None until it began
+        self._unheard_s: float | None = None  # since when a beat has no answer
+        self._beat_s = self._begun_s = time.monotonic()
+
+    def fileno(self) -> int:
+        """Return what to wait on for its messages."""
+        return self._connection.fileno()
+
+    @property
+    def watches(self) -> bool:
+        """Whether a watcher has everything it needs to undo."""
+        return self._unanswered == 0
+
+    @property
+    def next_s(self) -> float:
+        """When to call `tend` at the latest."""
+        return self._beat_s + BEAT_S
+
+    def share(self, lock: Ownership) -> None:
+        """Give it the lock of one more GPU, and wait until it watches.
+
+        Raises:
+            WatcherLostError: It does not.
+        """
+        self._locks.append(lock)
+        if self._unanswered is not None:
+            self._send_lock(lock)
+        while not self.watches:
+            select.select([self._connection], [], [], BEAT_S)
+            self.tend(time.monotonic())
+
+    def _send_lock(self, lock: Ownership) -> None:
+        self._unanswered = (self._unanswered or 0) + 1
+        with contextlib.suppress(OSError):  # its end is noticed where its answer is read
+            uuid = lock.uuid.encode()
+            socket.send_fds(self._connection, [uuid], [lock.descriptor])
+
+    def tend(self, now_s: float) -> None:
+        """Take its answers, send it a beat where one is due, and replace it where it has ended.
+
+        Raises:
+            WatcherLostError: It cannot start, or one after the other ends.
+        """
+        if not self._listen():
+            self._replace()
+            return
+        if self._unanswered is None:
+            if now_s - self._begun_s > _START_S:
+                raise WatcherLostError(f"the watcher did not start within {_START_S:g} s")
+            self._beat_s = now_s  # nothing is due before it says that it is there
+            return
+        if now_s >= self.next_s:
+            self._beat_s = now_s
+            if self._unheard_s is None:
+                self._unheard_s = now_s
+            with contextlib.suppress(OSError):
+                self._connection.send(BEAT)
+        silent_s = 0.0 if self._unheard_s is None else now_s - self._unheard_s
+        if silent_s > HUNG_S or (silent_s > SILENT_S / 2 and is_stopped(self.pid)):
+            os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
+
+    def _listen(self) -> bool:
+        """Take what it says; return whether it lives."""
+        while True:
+            try:
+                message = self._connection.recv(4096)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not message:
+                return False
+            self._unheard_s = None
+            if message == READY:
+                self._unanswered = 0
+                for lock in self._locks:
+                    self._send_lock(lock)
+            elif message == WATCHED:
+                self._unanswered = (self._unanswered or 0) - 1
+            elif message != BEAT:
+                raise WatcherLostError(f"the watcher cannot watch: {message.decode()}")
+
+    def _replace(self) -> None:
+        self._end_process()
+        lived_s = time.monotonic() - self._begun_s
+        self._lost = self._lost + 1 if lived_s < _LONG_S else 1
+        if self._lost > _MOST:
+            raise WatcherLostError(
+                f"{self._lost} watchers ended one after the other",
+                hint="without one, nothing gives the clocks back after a kill: see who ends them",
+            )
+        self._begin()
+
+    def close(self) -> None:
+        """Let it end: there is nothing left to undo."""
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._connection.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
