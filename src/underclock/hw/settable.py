@@ -111,7 +111,8 @@ class SettableNvmlGpu:
             self._set(f"unlock the {setting}", give_back)
             return
         low, high = mhz if isinstance(mhz, tuple) else (int(mhz), int(mhz))
-        self._set(f"lock the {setting} at {low} to {high} MHz", lock, low, high)
+        at = f"{low} MHz" if low == high else f"{low} to {high} MHz"
+        self._set(f"lock the {setting} at {at}", lock, low, high)
 
     def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
         try:

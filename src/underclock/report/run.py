@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records.runs import ArmLine, RunSummary
+from underclock.records.runs import ArmLine, RunLine, RunSummary
 from underclock.report.fitting import bare_table
 from underclock.report.wording import duration_text
 from underclock.units import format_percent
@@ -11,7 +11,7 @@ from underclock.units import format_percent
 
 def run_table(summary: RunSummary) -> Table:
     """Return a run in a few numbers."""
-    table = bare_table("the run")
+    table = bare_table(_title(summary.run))
     table.add_column("what")
     table.add_column("", justify="right")
     for name, text in (*_rows(summary), *(row for each in summary.arms for row in _arm(each))):
@@ -19,6 +19,13 @@ def run_table(summary: RunSummary) -> Table:
     if summary.events:
         table.caption = Text("\n".join(dict.fromkeys(summary.events)))
     return table
+
+
+def _title(run: RunLine | None) -> str:
+    if run is None:
+        return "no step was seen"
+    how = "tried, nothing set" if run.dry else "run"
+    return f"{run.workload} on {', '.join(dict.fromkeys(run.gpus))}, {how}: {run.evidence}"
 
 
 def _rows(summary: RunSummary) -> tuple[tuple[str, str], ...]:

@@ -227,8 +227,8 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         )
     if marks.unmarked:
         how.tell(
-            f"{len(marks.unmarked)} of the plan's changes fall where nothing can be marked: they "
-            "are timed from the mark before"
+            "changes of the plan that fall where nothing can be marked are timed from the mark "
+            f"before: {len(marks.unmarked)}"
         )
     run = Run.create(plan, marks, found, simulated=simulated)
     log = run.steps if how.log is None else how.log.absolute()

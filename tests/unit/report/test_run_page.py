@@ -127,6 +127,7 @@ def test_nothing_seen_is_a_dash_and_never_zero() -> None:
 
 def test_a_table_has_the_arms() -> None:
     text = printed(run_table(summary_of(LINES)))
+    assert "run: simulated" in text
 
     assert "plan against auto, 2 rounds: energy" in text
     assert "-10.00 %" in text
