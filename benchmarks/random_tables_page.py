@@ -89,11 +89,11 @@ _NOTES = """\
   79 the one run of a row was wild by chance, and the row was chosen for it: nothing in the table
   says so. A promise does not yet know that either may be the other.
 * Campaigns take a few rows of a table, mostly once. How far one run at auto is off is then guessed
-  from few others, with tails too heavy for such a guess: 18 of 364 promise too much, which is
-  one in twenty but no less (and 18 of the 238 that set any clock); 15 of the 18 by less than
+  from few others, with tails too heavy for such a guess: 26 of 534 promise too much, which is
+  one in twenty but no less (and 26 of the 340 that set any clock); 20 of the 26 by less than
   half the width of their interval. On the first 110 tables it was 3 of 62 before auto of a
   campaign was drawn to the fit and run again, and 1 of 62 after.
-* 19 of these 364 take longer than their budget, most where scatter is large or where few rows leave
+* 27 of these 534 take longer than their budget, most where scatter is large or where few rows leave
   open what bounds a kernel.
 * The physics of the tables is the physics of the fit, apart from what a row has of its own (up
   to 1 %, in half of the tables) and kernels whose crossbar and traffic follow no rule."""
