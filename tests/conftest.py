@@ -1,9 +1,10 @@
 """What every test rests on: how many examples Hypothesis draws, which tests coverage follows.
 
-And no inherited read-only mode, and one thread for each worker's matrices, as the command line has.
+And no inherited read-only mode or deafness to signals, and one thread for each worker's matrices, as the command line has.
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded, by what follows
@@ -29,6 +30,13 @@ def _writable() -> None:
     """Forget what the machine may ask for or offer; a test sets it where it is meant."""
     for name in (READ_ONLY, SIMULATOR, HELPER, ZEUSD):
         os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hears_signals() -> None:
+    """Hear Ctrl-C and hang-ups, which what runs the tests may ignore, as a shell's ``&`` does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

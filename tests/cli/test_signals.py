@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,6 @@ from underclock.store import write_document
 pytestmark = pytest.mark.slow
 
 _PLACES = 5  # of every command; one signal each
-
-
-@pytest.fixture(autouse=True)
-def _hangs_up() -> Iterator[None]:
-    """As outside of ``nohup``, under which tests may be run."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")
