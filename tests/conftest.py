@@ -1,6 +1,7 @@
 """What every test rests on: how many examples Hypothesis draws, which tests coverage follows.
 
-And no inherited read-only mode or deafness to signals, and one thread for each worker's matrices, as the command line has.
+And no inherited read-only mode or deafness to signals, and one thread for each worker's matrices,
+as the command line has.
 """
 
 import os
