@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from small_training import Model, batches, launches, train, training
+from small_training import Model, Trains, batches, launches, train, training
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker, ascending
 from underclock.runtime.trainer.page import Page
@@ -268,16 +268,6 @@ class HostNoted(Noted):
     def mark(self, value: int) -> None:
         super().mark(value)
         self._page.write(value)
-
-
-class Trains(torch.utils.data.Dataset[int]):
-    """A data set that trains a model of its own in the worker, which nobody should."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, _at: int) -> int:
-        return len(train(Model(), 4))
 
 
 def test_a_marker_does_not_keep_the_optimiser(marked: Callable[..., Noted], model: Model) -> None:

@@ -226,6 +226,7 @@ def test_many_settings_change_nothing_but_the_speed() -> None:
         switch_time_s=problem.switch_time_s[pairs],
         switch_energy_j=problem.switch_energy_j[pairs],
         dwell_s=problem.dwell_s[pairs],
+        jitter_s=problem.jitter_s[pairs],
     )
 
     assert few.status is Status.OPTIMAL
