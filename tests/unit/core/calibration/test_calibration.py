@@ -238,7 +238,6 @@ def test_one_run_at_auto_is_reproduced() -> None:
     assert drawn == pytest.approx(320.0, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_published_changes_are_fitted_by_rates_and_energies() -> None:
     throughput = _SPEC.throughput
     assert throughput is not None

@@ -119,7 +119,6 @@ def test_every_view_adds_up_to_the_step(sample_set: SampleSet) -> None:
         assert sum(part.launches for part in parts) == sum(k.count for k in sample_set.kernels)
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(sample_sets())
 def test_the_most_energy_comes_first_and_no_name_twice(sample_set: SampleSet) -> None:
@@ -151,7 +150,6 @@ def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: ran
         }
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(sample_sets())
 def test_what_is_known_and_what_is_undecided_add_up_to_the_step(sample_set: SampleSet) -> None:

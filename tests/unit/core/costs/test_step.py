@@ -231,7 +231,6 @@ def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: flo
     assert cost.energy_j == pytest.approx(energy_j)
 
 
-@pytest.mark.slow
 @given(seeds, shares)
 def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)

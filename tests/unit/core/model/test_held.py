@@ -238,7 +238,6 @@ def test_under_a_limit_a_kernel_runs_at_the_clock_at_which_it_draws_that(
     assert (all_held.log_w == free.log_w).all()
 
 
-@pytest.mark.slow
 def test_a_kernel_alone_is_predicted_as_warm_as_it_makes_the_gpu() -> None:
     def own_c(power_w: float) -> float:
         return 30.0 + 0.2 * power_w

@@ -123,7 +123,6 @@ def test_a_prior_is_widened_by_what_is_told(
     assert widening(np.array(away2), np.array(left)) == pytest.approx(expected)
 
 
-@pytest.mark.slow
 def test_few_rows_leave_it_open_whether_parts_of_a_kernel_add() -> None:
     rows = _rows(_off(0.5), serial=0)
     few = (rows.kernel != 0) | ((rows.core_mhz > 1700.0) & (rows.mem_mhz == _MEMS[-1]))

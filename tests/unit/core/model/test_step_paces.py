@@ -107,7 +107,6 @@ def samples() -> SampleSet:
     return _samples()
 
 
-@pytest.mark.slow
 def test_kernels_among_hot_neighbours_run_slower_than_the_mean(samples: SampleSet) -> None:
     settled, order = _settled(), np.array(_ORDER)
     rows, model = fit_rows(samples, samples.settings)
@@ -126,7 +125,6 @@ def test_kernels_among_hot_neighbours_run_slower_than_the_mean(samples: SampleSe
     assert rows.core_mhz[inside] == pytest.approx(true * settled.mean_mhz, rel=0.003)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [
@@ -144,7 +142,6 @@ def test_without_the_step_timed_whole_nothing_is_known_of_its_paces(
     assert step_paces(lacking, model, samples.settings, _STEADY_C) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), (AUTO,), (Clocks(core_mhz=1500),)])
 def test_between_fewer_than_two_clocks_nothing_settles(
     samples: SampleSet, settings: tuple[Clocks, ...]

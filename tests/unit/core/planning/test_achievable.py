@@ -106,7 +106,6 @@ def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
     assert point.gap <= 1e-4
 
 
-@pytest.mark.slow
 def test_a_gap_left_at_the_shortest_latency_leaves_no_point_worse_than_a_longer_one() -> None:
     for seed in range(6):
         costs = table(seed=seed)

@@ -245,7 +245,6 @@ def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(se
     assert 1.0 + menu.least >= (1.0 + reached) * (1.0 - kept.proof.gap) - 1e-9
 
 
-@pytest.mark.slow
 def test_priced_variance_comes_near_the_best_choice_there_is() -> None:
     lost = {True: 0.0, False: 0.0}
     for seed in range(40):

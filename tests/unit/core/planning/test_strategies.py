@@ -451,7 +451,6 @@ def test_arms_of_a_step_cost_what_the_step_does(table: CostTable, budget: float)
     assert (auto.time_s, auto.energy_j) == (table.auto_time_s, table.auto_energy_j)
 
 
-@pytest.mark.slow
 @given(steps(), budgets, st.floats(0.0, 2e-3))
 def test_a_steps_budget_is_kept_to_a_tenth_of_a_point_with_confidence(
     table: CostTable, budget: float, spread: float
@@ -474,7 +473,6 @@ def test_a_budget_on_kernels_alone_is_kept_as_written(table: CostTable) -> None:
     assert tolerance_of(table) == 0.0
 
 
-@pytest.mark.slow
 @given(table=steps(), aggregate=aggregates, sure=st.booleans())
 def test_the_fastest_step_is_no_slower_than_auto(
     table: CostTable, aggregate: Aggregate, *, sure: bool

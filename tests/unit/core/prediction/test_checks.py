@@ -154,7 +154,6 @@ def test_a_prior_that_is_off_spreads_more() -> None:
     assert (off.time.std(axis=0) > usual.time.std(axis=0)).all()
 
 
-@pytest.mark.slow
 def test_a_step_may_be_like_the_kernels_of_one_sweep_only() -> None:
     copies = tuple(
         ReferenceKernel(
