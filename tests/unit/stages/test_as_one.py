@@ -191,7 +191,6 @@ def _header(measurer: Measurer) -> SampleSet:
 
 
 class TestSteering:
-    @pytest.mark.slow
     def test_a_short_step_is_steered_by_company(self, tmp_path: Path) -> None:
         campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=60.0)
         steered = measured(tmp_path / "s.db", campaign)
