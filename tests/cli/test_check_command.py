@@ -53,7 +53,6 @@ def _checked(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, obje
     return checked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "kernels", "rows"),
     [("good", 2, 12), ("some", 2, 12), ("wild", 2, 12), ("missing", 2, 10), ("noauto", 2, 10)],
@@ -87,7 +86,6 @@ def test_a_sentence_a_table_and_a_page(capsys: pytest.CaptureFixture[str]) -> No
     assert "check good.csv --max-slowdown 0.01 --splits 2 --seed 7 --markdown" in page
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
     command = "good.csv --splits 2 --max-slowdown 10%"
     first = _checked(command, capsys)
