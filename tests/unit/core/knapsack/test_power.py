@@ -188,6 +188,19 @@ def test_a_limit_that_nothing_exceeds_changes_nothing() -> None:
     assert not below.multipliers.any()
 
 
+def test_what_is_priced_takes_of_the_budget_as_time_does() -> None:
+    problem, order, _ = drawn(3)
+    windows = PowerWindows(limit_w=1e5)
+    judge = within(problem, order, windows, energy)
+    groups = WindowedGroups(problem=problem, windows=windows, order=order, judge=judge)
+    priced_s = 0.1 * problem.time_s
+    below = groups.cheapest(Exact(), rounds=5, priced_s=priced_s)
+    slower = Problem(
+        time_s=problem.time_s + priced_s, energy_j=problem.energy_j, budget_s=problem.budget_s
+    )
+    assert below.bound_j == Exact().solve(slower).bound_j
+
+
 def test_nothing_that_is_allowed_is_nothing_found() -> None:
     problem, order, _ = drawn(3)
     cold = PowerWindows(limit_w=1.0)

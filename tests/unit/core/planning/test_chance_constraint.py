@@ -23,6 +23,12 @@ def candidate(setting: int) -> Candidate:
     return Candidate(setting=np.array([setting]), proof=_ANY)
 
 
+def test_a_choice_pays_the_prices_of_its_settings() -> None:
+    prices = np.array([[0.0, 0.01], [0.02, 0.04]])
+    assert Aim(slowdown=0.01, prices=prices).paid(np.array([1, 0])) == pytest.approx(0.03)
+    assert Aim(slowdown=0.01).paid(np.array([1, 0])) == 0.0
+
+
 @dataclass(frozen=True)
 class Risk:
     """Says what a table of changes says of one kernel's setting."""
