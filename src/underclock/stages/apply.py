@@ -13,9 +13,10 @@ from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.runtime.conductor.starting import Conducting
 from underclock.stages.gpu_names import GpuKind, parse_gpu
-from underclock.stages.sources import as_plan, check_gpu
+from underclock.stages.sources import as_plan, check_to_hold
 
 _WORK = "underclock.runtime.conductor.hold:begin"
+_ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 
 Settings = dict[Setting, Value]
@@ -129,7 +130,10 @@ def holding(
     with nvml_session():
         opened = NvmlGpu(name.index)
         info = opened.info()
-        warnings = _check_fits(plan, info, anyway=anyway)
+        warnings = (
+            *check_to_hold(plan, info, None, anyway=anyway, hint=_ELSEWHERE),
+            *_other_limit(plan, info),
+        )
         asked = _settings(plan, info)
         _check_listed(asked, opened)
         conductor = Conducting.start(
@@ -149,21 +153,16 @@ def holding(
                 conductor.close()
 
 
-def _check_fits(plan: Plan, info: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
-    """Refuse a plan for another GPU; another board or driver too, unless they will do."""
-    words = list(check_gpu(plan, info, None))
-    if None not in (plan.gpu.driver, info.driver) and plan.gpu.driver != info.driver:
-        words.append(f"the plan was made under driver {plan.gpu.driver}, and this is {info.driver}")
-    if words and not anyway:
-        raise DataError(words[0], hint="plan on this GPU's own samples, or say --anyway")
-    limit_w = plan.power_limit_w or plan.gpu.power_limit_w
-    found_w = info.power_limit_w
+def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
+    """Say where a plan that sets no power limit was made under another."""
+    limit_w, found_w = plan.gpu.power_limit_w, info.power_limit_w
     if plan.power_limit_w is None and limit_w and found_w and abs(limit_w - found_w) > _SAME_W:
-        words.append(
+        words = (
             f"the plan was made at a power limit of {limit_w:g} W, this GPU has {found_w:g} W: its "
             "clocks are worth something else here"
         )
-    return tuple(words)
+        return (words,)
+    return ()
 
 
 def _settings(plan: Plan, info: GpuInfo) -> Settings:

@@ -14,7 +14,7 @@ from underclock import runtime
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.records import GpuInfo, Plan
+from underclock.records import Plan
 from underclock.records.runs import RunSummary
 from underclock.runtime.conductor.live import live_line
 from underclock.runtime.conductor.run_files import Run
@@ -25,9 +25,10 @@ from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.places import MarkedStep, marked
 from underclock.stages.gpu_names import GpuKind, parse_gpu
-from underclock.stages.sources import as_plan, check_gpu
+from underclock.stages.sources import as_plan, check_to_hold
 
 _WORK = "underclock.runtime.conductor.follow:begin"
+_ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _PATH = "PYTHONPATH"
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
@@ -272,32 +273,13 @@ def _checked(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bo
         found = []
         for index in indices:
             gpu = NvmlGpu(index)
-            for sentence in check_fits(plan, gpu.info(), anyway=how.anyway):
+            for sentence in check_to_hold(
+                plan, gpu.info(), plan.limit_w, anyway=how.anyway, hint=_ELSEWHERE
+            ):
                 how.tell(sentence)
             _check_listed(plan, gpu)
             found.append((gpu.uuid(), index))
         return tuple(found), is_simulated()
-
-
-def check_fits(plan: Plan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
-    """Refuse a plan that was not made for this GPU; return what the reader must know.
-
-    Args:
-        plan: The plan.
-        gpu: The GPU.
-        anyway: Whether another board or driver will do.
-
-    Raises:
-        DataError: Model, power limit, board or driver differ.
-    """
-    words = list(check_gpu(plan, gpu, plan.limit_w))
-    if None not in {plan.gpu.driver, gpu.driver} and plan.gpu.driver != gpu.driver:
-        words.append(f"the plan was made under driver {plan.gpu.driver}, and this is {gpu.driver}")
-    if words and not anyway:
-        raise DataError(
-            words[0], hint="`underclock refine` measures the plan again here, or say --anyway"
-        )
-    return tuple(words)
 
 
 def _check_listed(plan: Plan, gpu: NvmlGpu) -> None:

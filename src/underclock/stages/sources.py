@@ -101,6 +101,30 @@ def check_gpu(plan: Plan, gpu: GpuInfo, limit_w: float | None) -> tuple[str, ...
     return ()
 
 
+def check_to_hold(
+    plan: Plan, gpu: GpuInfo, limit_w: float | None, *, anyway: bool, hint: str
+) -> tuple[str, ...]:
+    """Refuse to hold a plan's clocks where it was not made; return what the reader must be told.
+
+    Args:
+        plan: The plan.
+        gpu: The GPU.
+        limit_w: As of `check_gpu`.
+        anyway: Whether another board or driver will do.
+        hint: What to do where it does not.
+
+    Raises:
+        DataError: Model or power limit differ; or board or driver, and that will not do.
+    """
+    words = check_gpu(plan, gpu, limit_w)
+    if None not in {plan.gpu.driver, gpu.driver} and plan.gpu.driver != gpu.driver:
+        driver = f"the plan was made under driver {plan.gpu.driver}, and this is {gpu.driver}"
+        words = (*words, driver)
+    if words and not anyway:
+        raise DataError(words[0], hint=hint)
+    return words
+
+
 def check_clocks(plan: Plan, offered: Collection[Clocks]) -> None:
     """Refuse a plan whose clocks a GPU does not list, before any driver is asked to hold them.
 
