@@ -1,13 +1,11 @@
 """What was seen of a training step, as a file: with it a step can be traced without a GPU.
 
 ``python benchmarks/traced.py --record FOLDER [NAME …]`` writes one ``NAME.json.gz`` for each step
-of ``benchmarks/zoo/ordinary.py``. On a machine with a GPU all of it is real. Without one only the
-host's side is: PyTorch's profile of a small step on the CPU, in which every operator that would
-launch a kernel is given an invented launch (``Recording.invented``).
+of ``benchmarks/zoo/ordinary.py``, on a machine with a GPU.
 """
 
 import gzip
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +29,6 @@ _FACTS = frozenset(
         *("Process Group Name", "wait_on_stream", "wait_on_cuda_event_record_corr_id"),
     )
 )
-_NO_LAUNCH = frozenset(  # operators that only look at memory in another way, or make room
-    (
-        *("view", "_unsafe_view", "view_as", "reshape", "_reshape_alias", "flatten", "unflatten"),
-        *("as_strided", "as_strided_", "expand", "expand_as", "permute", "transpose", "t"),
-        *("slice", "select", "narrow", "unsqueeze", "squeeze", "unbind", "chunk"),
-        *("split", "split_with_sizes", "detach", "detach_", "alias", "set_", "resize_"),
-        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
-        *("resolve_conj", "resolve_neg", "lift_fresh", "result_type", "requires_grad_"),
-        *("is_nonzero", "contiguous", "to", "_to_copy", "pin_memory", "is_pinned"),
-        *("record_stream", "cudnn_is_acceptable", "_nnpack_available"),
-        "_has_compatible_shallow_copy_type",
-    )
-)
-_WAITS = frozenset(("_local_scalar_dense", "nonzero"))
-_STREAM, _LAUNCH_US = 7, 1.0
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +41,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         cleared: As for `step.launch_groups`.
         sizes: Numbers that came out of the step's data.
         about: On what it was recorded.
-        invented: What of it nobody saw; empty where all is real.
     """
 
     trace: dict[str, Any]
@@ -67,7 +49,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cleared: tuple[tuple[int, ...], ...] = ()
     sizes: tuple[int, ...] = ()
     about: str = ""
-    invented: str = ""
 
     @property
     def seen(self) -> tuple[TracedActivity, ...]:
@@ -119,61 +100,3 @@ def compact(trace: Mapping[str, Any]) -> dict[str, Any]:
             for event in events
         ]
     }
-
-
-def with_launches(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Invent what a GPU would have done for a profile of the CPU: a launch for each operator.
-
-    An operator launches where it calls no other that does. Its kernel takes as long as the CPU did,
-    one after another.
-    """
-    events = list(trace["traceEvents"])
-    free_us, invented = 0.0, []
-    for number, leaf in enumerate(_leaves(events)):
-        name = leaf["name"].removeprefix("aten::")
-        called_us = float(leaf["ts"]) + 0.25 * float(leaf["dur"])
-        free_us = max(free_us, called_us + _LAUNCH_US)
-        asked = {"ph": "X", "cat": "cuda_runtime", "tid": leaf["tid"], "dur": 0.1 * leaf["dur"]}
-        args = {"correlation": number, "device": 0, "stream": _STREAM}
-        copies = name in {"copy_", "_local_scalar_dense"}
-        call = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
-        invented.append({**asked, "name": call, "ts": called_us, "args": args})
-        if name in _WAITS:
-            waits_us = called_us + 0.2 * leaf["dur"]
-            invented.append({**asked, "name": "cudaStreamSynchronize", "ts": waits_us, "args": {}})
-        invented.append(
-            {
-                "ph": "X",
-                "cat": "gpu_memcpy" if copies else "kernel",
-                "name": "Memcpy" if copies else f"void invented::{name}()",
-                "tid": -1,
-                "ts": free_us,
-                "dur": leaf["dur"],
-                "args": args if copies else args | {"grid": [1, 1, 1], "block": [128, 1, 1]},
-            }
-        )
-        free_us += leaf["dur"]
-    return {"traceEvents": events + invented}
-
-
-def _leaves(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the operators that call no operator which launches, in time."""
-    working = sorted(
-        (
-            event
-            for event in events
-            if event["cat"] == "cpu_op"
-            and event["name"].startswith(("aten::", "mkldnn::", "triton", "_"))
-            and event["name"].split("::")[-1] not in _NO_LAUNCH
-            and "dynamo" not in event["name"]
-        ),
-        key=lambda event: (event["tid"], float(event["ts"]), -float(event["dur"])),
-    )
-    leaves = [
-        event
-        for event, after in zip(working, [*working[1:], None], strict=True)
-        if after is None
-        or after["tid"] != event["tid"]
-        or float(after["ts"]) >= float(event["ts"]) + float(event["dur"])
-    ]
-    return sorted(leaves, key=lambda event: float(event["ts"]))

@@ -2,8 +2,7 @@
 
 ``python benchmarks/traced.py FOLDER [NAME …]`` writes one JSON file for each step of
 ``benchmarks/zoo/ordinary.py`` into a folder. Nothing is set on the GPU. With ``--record`` it writes
-what was seen of them, for tests without a GPU (`recorded`); without a GPU here, small steps on the
-CPU.
+what was seen of them, for tests without a GPU (`recorded`).
 """
 
 import argparse
@@ -12,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -22,12 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from recorded import Recording, compact, read, with_launches, write
+from recorded import Recording, compact, read, write
 from underclock.core.tracing.alignment import align
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import named_modules, profiler_detaches, quiet, recorded
+from underclock.hw.cuda.profiling import profiler_detaches, recorded
 from underclock.hw.cuda.torch_step import captured, profile
 
 ZOO = Path(__file__).parent / "zoo" / "ordinary.py"
@@ -47,17 +45,6 @@ NAMES = (
 LOSSES = ("losses_traced", "losses_plain", "losses_again")
 _BEFORE, _AFTER = 10, 20
 _TOGETHER = 6
-_SMALL = {  # sizes for a CPU
-    "WIDTH": 32,
-    "HEADS": 2,
-    "LAYERS": 2,
-    "TOKENS": 16,
-    "BATCH": 8,
-    "WORDS": 64,
-    "IMAGES": 4,
-    "PIXELS": 32,
-    "FEATURES": (8, 16),
-}
 ENVIRONMENT = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for the same losses twice
 
 
@@ -142,26 +129,25 @@ def run(name: str, how: str) -> dict[str, Any]:
 
 
 def record(name: str, folder: Path) -> dict[str, Any]:
-    """Write what is seen of a step, on this machine's GPU or else on its CPU."""
+    """Write what is seen of a step on this machine's GPU."""
     import torch  # noqa: PLC0415 - the user's own
 
     from underclock.stages.torch_step import load_step  # noqa: PLC0415
 
     step = load_step(f"{ZOO}:{name}")
-    recording = _on_gpu(torch, step, name) if torch.cuda.is_available() else _on_cpu(torch, step)
+    recording = _recording(torch, step, name)
     path = folder / f"{name}.json.gz"
     write(path, recording)
     again = read(path)
     return {
         "about": again.about,
-        "invented": again.invented,
         "launches": len(again.seen),
         "kernels": len(again.traced(name).step.kernels),
         "kib": path.stat().st_size // 1024,
     }
 
 
-def _on_gpu(torch: ModuleType, run_step: Callable[[], object], name: str) -> Recording:
+def _recording(torch: ModuleType, run_step: Callable[[], object], name: str) -> Recording:
     from underclock.stages import torch_step  # noqa: PLC0415
 
     about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
@@ -181,28 +167,6 @@ def _on_gpu(torch: ModuleType, run_step: Callable[[], object], name: str) -> Rec
             sizes=sizes,
             about=about,
         )
-
-
-def _on_cpu(torch: ModuleType, run_step: Callable[[], object]) -> Recording:
-    vars(sys.modules["ordinary"]).update(_SMALL)
-    torch.backends.mkldnn.enabled = False  # whose operators no GPU has
-    for _ in range(3):
-        run_step()
-    seen = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-    )
-    with quiet(), named_modules(torch), seen:
-        run_step()
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "trace.json"
-        seen.export_chrome_trace(str(path))
-        trace = compact(json.loads(path.read_bytes()))
-    return Recording(
-        trace=with_launches(trace),
-        about=f"CPU, torch {torch.__version__}",
-        invented="every launch, its kernel and how long it takes; PyTorch on a CPU calls other "
-        "operators than on a GPU in places",
-    )
 
 
 def trace(torch: ModuleType, step: Callable[[], object], name: str) -> dict[str, Any]:

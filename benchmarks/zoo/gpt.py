@@ -170,6 +170,11 @@ def small() -> None:
     _built(SMALL)()
 
 
+def small_compiled() -> None:
+    """Run the 125 M model compiled."""
+    _built(replace(SMALL, compiled=True))()
+
+
 def tiny() -> None:
     """Run a model that fits anywhere."""
     _built(TINY)()

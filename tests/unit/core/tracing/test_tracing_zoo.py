@@ -1,14 +1,11 @@
-"""Every recording of a training step, as `benchmarks/traced.py --record` writes them.
-
-Those of the eleven ordinary steps were recorded on a CPU, as their files say: what PyTorch did on
-the host is real, and the GPU's side invented. Recorded on a GPU they take the same place.
-"""
+"""Every recording of a training step on an H200, as `benchmarks/traced.py --record` writes them."""
 
 from pathlib import Path
 
 import pytest
 
-from recorded import Recording, compact, read, with_launches, write
+from recorded import Recording, compact, read, write
+from underclock.core.tracing.alignment import align
 from underclock.core.tracing.profile import synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.records import Kind, Pass
@@ -76,12 +73,6 @@ def test_all_eleven_classes_are_recorded() -> None:
     assert {_name(path) for path in ORDINARY} == set(_CLASSES)
 
 
-def test_a_recording_says_what_of_it_nobody_saw(path: Path, recording: Recording) -> None:
-    if path in ORDINARY:
-        assert recording.about
-        assert bool(recording.invented) == recording.about.startswith("CPU")
-
-
 def test_the_time_of_the_gpu_is_that_of_operators_that_are_known(
     seen: tuple[TracedActivity, ...],
 ) -> None:
@@ -97,6 +88,16 @@ def test_the_time_of_the_gpu_is_that_of_kernels_of_the_step(
     launched = {node for group in traced.groups for node in group.nodes}
     nodes = recording.nodes or nodes_of(seen)
     assert launched == {i for i, one in enumerate(nodes) if one.kind is not NodeKind.OTHER}
+
+
+def test_what_is_captured_is_what_a_plain_run_launches(
+    path: Path, recording: Recording, seen: tuple[TracedActivity, ...]
+) -> None:
+    matched = {id(one) for one in align(recording.nodes, seen) if one is not None}
+    captured_s = sum(one.duration_s for one in seen if id(one) in matched)
+    least = 0.985 if _name(path) == "mixing" else 0.99  # `nonzero` launches between the parts
+    if recording.nodes:
+        assert captured_s >= least * sum(one.duration_s for one in seen)
 
 
 def test_passes_are_told_apart(seen: tuple[TracedActivity, ...]) -> None:
@@ -175,35 +176,3 @@ def _kernel(at_us: float) -> dict[str, object]:
         "dur": 2.0,
         "args": {"correlation": 3},
     }
-
-
-def test_operators_that_call_others_get_no_launch_of_their_own() -> None:
-    def operator(name: str, at_us: float, dur: float) -> dict[str, object]:
-        return {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": name,
-            "tid": 0,
-            "ts": at_us,
-            "dur": dur,
-            "args": {},
-        }
-
-    trace = compact(
-        {
-            "traceEvents": [
-                operator("aten::linear", 0.0, 10.0),
-                operator("aten::t", 1.0, 1.0),
-                operator("aten::addmm", 3.0, 6.0),
-                operator("aten::item", 20.0, 5.0),
-                operator("aten::_local_scalar_dense", 21.0, 3.0),
-            ]
-        }
-    )
-    seen = Recording(trace=with_launches(trace)).seen
-
-    assert [(one.operator, one.kind) for one in seen] == [
-        ("aten::addmm", NodeKind.KERNEL),
-        ("aten::_local_scalar_dense", NodeKind.COPY),
-    ]
-    assert synchronising(with_launches(trace)) == ("aten::item",)
