@@ -76,10 +76,10 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for name in asked.names:
-        plan = asked.results.with_name(f"{name}.plan.json")
+        plan = asked.results.with_name(f"{STEPS[name]}.plan.json")
         one = asked.results.with_name(f"{name}.held.json")
-        plan.unlink(missing_ok=True)
-        words = child(asked.results, name, "--plan", plan) or child(one, name, "--hold", plan)
+        words = "" if plan.exists() else child(asked.results, name, "--plan", plan)
+        words = words or child(one, name, "--hold", plan)
         results[name] = {"failed": words} if words else json.loads(one.read_text())
         asked.results.write_text(json.dumps(results, indent=1))
         print(name, json.dumps(results[name])[:1500], flush=True)
@@ -173,7 +173,7 @@ def held(name: str, path: Path) -> dict[str, Any]:
 
     plan = msgspec.json.decode(path.read_bytes(), type=Plan)
     step = load_step(f"{ZOO}:{STEPS[name]}")
-    log = path.with_suffix(".jsonl")
+    log = path.with_name(f"{name}.jsonl")
     log.unlink(missing_ok=True)
     how = HowToRun(dry=True, log=log, window=0)
     for _ in range(3):

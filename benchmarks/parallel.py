@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,9 +107,9 @@ def collectives(torch: ModuleType) -> dict[str, list[float]]:
         whole = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
         part = torch.zeros(size // 2 // world, dtype=torch.bfloat16, device="cuda")
         for name, call in (
-            ("all_reduce", lambda w=whole: dist.all_reduce(w)),
-            ("all_gather", lambda w=whole, p=part: dist.all_gather_into_tensor(w, p)),
-            ("reduce_scatter", lambda w=whole, p=part: dist.reduce_scatter_tensor(p, w)),
+            ("all_reduce", partial(dist.all_reduce, whole)),
+            ("all_gather", partial(dist.all_gather_into_tensor, whole, part)),
+            ("reduce_scatter", partial(dist.reduce_scatter_tensor, part, whole)),
         ):
             for _ in range(3):
                 call()

@@ -108,4 +108,21 @@ def test_marks_ascend_and_lie_apart_but_at_changes(
     assert marks == sorted(set(marks))
     assert needed <= set(marks) <= {place.launch for place in known}
     for one, other in itertools.pairwise(marks):
-        assert (other - one) * 1e-3 >= spacing_s - 1e-12 or {one, other} <= needed
+        apart = (other - one) * 1e-3 >= spacing_s - 1e-12
+        assert apart or {one, other} <= needed or (len(marks) == 2 and needed == {0})
+    assert len(marks) > 1 or len(known) == 1
+
+
+def test_a_short_step_with_one_place_that_matters_gets_another_near_its_middle() -> None:
+    known = [Place(launch=each, event=ENTER) for each in (0, 2, 5, 8)]
+
+    places = chosen(known, [0], [1e-3] * 10, 1.0)
+
+    assert [place.launch for place in places] == [0, 5]
+
+
+def test_a_step_of_which_only_the_beginning_can_be_marked_is_refused() -> None:
+    made = plan()
+    forward = tuple(msgspec.structs.replace(each, pass_=F) for each in made.runs)
+    with pytest.raises(UsageError, match="one mark over and over"):
+        marked(msgspec.structs.replace(made, runs=forward, modules=()))

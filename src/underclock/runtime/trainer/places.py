@@ -73,7 +73,7 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     """Choose the marks of a plan.
 
     Raises:
-        UsageError: It has no schedule to hold.
+        UsageError: It has no schedule to hold, or its steps cannot be told apart.
     """
     schedule = plan.schedule
     if schedule is None or not plan.order:
@@ -86,6 +86,12 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
     passes = [plan.runs[kernel].pass_ for kernel in plan.order]
     known = places_of(plan.modules, passes)
+    if len(known) == 1:
+        raise UsageError(
+            f"nothing of {plan.workload} can be marked but its beginning, and one mark over and "
+            "over tells no step from the next",
+            hint="trace the step again: modules and the end of the backward pass can be marked",
+        )
     needed = (*boundaries, *_asked_at(schedule, boundaries))
     places = chosen(known, needed, schedule.launch_s, spacing_s)
     marks = {place.launch for place in places}
@@ -149,6 +155,8 @@ def chosen(
 ) -> tuple[Place, ...]:
     """Choose places: at or right before every launch wanted, and others some time apart.
 
+    Two at least, however short the step is: a mark shows only where another came before it.
+
     Args:
         known: In launch order, the first at launch 0.
         wanted: Launches at which clocks change, or are asked for.
@@ -162,6 +170,9 @@ def chosen(
     for index, place in enumerate(known):
         if index not in needed and _is_apart(taken, at, starts_s, place.launch, spacing_s):
             taken.insert(bisect_right(taken, index), index)
+    if len(taken) == 1 < len(known):
+        half_s = starts_s[-1] / 2
+        taken.append(min(range(1, len(known)), key=lambda i: abs(starts_s[at[i]] - half_s)))
     return tuple(known[index] for index in taken)
 
 
