@@ -71,7 +71,7 @@ def seen(torch: ModuleType, name: str, *, trace: bool) -> dict[str, Any]:
         profiles.append(compact(profile(step)))
     distributed.barrier()
     found: dict[str, Any] = {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "gpu": torch.cuda.get_device_name(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "step_s": before_s,

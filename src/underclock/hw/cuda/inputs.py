@@ -9,7 +9,7 @@ from typing import Any
 
 from underclock.errors import MeasurementError
 from underclock.hw.cuda.graphs import GraphNode
-from underclock.hw.cuda.state import holders, live_tensors
+from underclock.hw.cuda.state import holders, live_tensors, plain, wraps_others
 
 _LEAST_ELEMENTS = 4096  # smaller inputs decide no kernel's power
 
@@ -19,25 +19,21 @@ def candidates(torch: Any) -> list[Any]:
 
     Called before the capture, so that nothing the capture makes is among them.
     """
-    owned: set[int] = set()
+    theirs: list[Any] = []
     for thing in holders(torch):
         if isinstance(thing, torch.nn.Module):
-            owned |= {buffer.data_ptr() for buffer in thing.buffers()}
+            theirs += [*thing.parameters(), *thing.buffers()]
         elif isinstance(thing, torch.optim.Optimizer):
-            owned |= {
-                value.data_ptr()
-                for state in thing.state.values()
-                for value in state.values()
-                if torch.is_tensor(value)
-            }
-    tensors = [tensor for tensor in live_tensors(torch) if tensor.is_cuda]
-    for tensor in tensors:
-        if tensor.is_leaf and tensor.grad is not None:
-            owned.add(tensor.grad.data_ptr())
+            values = [value for state in thing.state.values() for value in state.values()]
+            theirs += [value for value in values if torch.is_tensor(value)]
+    alive = [tensor for tensor in live_tensors(torch) if tensor.is_cuda]
+    theirs += [tensor.grad for tensor in alive if tensor.is_leaf and tensor.grad is not None]
+    owned = {part.data_ptr() for tensor in theirs for part in plain(torch, tensor)}
     return [
         tensor
-        for tensor in tensors
-        if tensor.is_floating_point()
+        for tensor in alive
+        if not wraps_others(torch, tensor)
+        and tensor.is_floating_point()
         and tensor.numel() >= _LEAST_ELEMENTS
         and tensor.is_leaf
         and not tensor.requires_grad

@@ -65,7 +65,8 @@ class Snapshot:
         """Put back what tensors held, and nothing else: as before a kernel that is measured."""
         with self._torch.no_grad():
             for storage, copy in self.contents:
-                storage.copy_(copy)
+                if storage.untyped_storage().nbytes() >= copy.nbytes:  # else the step gave it back
+                    storage.copy_(copy)
 
     def restore(self) -> None:
         """Put everything back, once the GPU has done what it was given."""
@@ -220,6 +221,23 @@ def live_tensors(torch: Any) -> list[Any]:
     ]
 
 
+def wraps_others(torch: Any, tensor: Any) -> bool:
+    """Whether a tensor's numbers are held by others."""
+    dispatch = torch.utils._python_dispatch  # noqa: SLF001 - there is no other way to ask
+    return bool(dispatch.is_traceable_wrapper_subclass(tensor))
+
+
+def plain(torch: Any, tensor: Any) -> Iterator[Any]:
+    """Yield what holds a tensor's numbers: itself, or those that it wraps, as a DTensor does."""
+    if not wraps_others(torch, tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        part = getattr(tensor, name)
+        if torch.is_tensor(part):  # some name what else they are made of
+            yield from plain(torch, part)
+
+
 def _is_fake(tensor: Any) -> bool:
     return tensor.device.type == "meta" or type(tensor).__name__ in {
         "FakeTensor",
@@ -238,12 +256,12 @@ def _contents(torch: Any, known: Sequence[tuple[Any, Any]]) -> list[tuple[Any, A
     kept = list(known)
     copied = {(str(whole.device), whole.data_ptr()) for whole, _ in known}
     seen: dict[tuple[str, int], tuple[Any, int]] = {}
-    for tensor in live_tensors(torch):
+    for tensor in (each for some in live_tensors(torch) for each in plain(torch, some)):
         storage = tensor.untyped_storage()
         size = storage.nbytes()
-        if (str(storage.device), storage.data_ptr()) in copied:
+        if not size or (str(storage.device), storage.data_ptr()) in copied:
             continue
-        if size and (tensor.is_cuda or tensor.requires_grad or size <= _SMALL):
+        if tensor.is_cuda or tensor.requires_grad or size <= _SMALL:
             seen.setdefault((str(storage.device), storage.data_ptr()), (storage, size))
     on_gpu = _fits(torch, sum(size for storage, size in seen.values() if _is_cuda(storage)))
     for storage, _ in seen.values():

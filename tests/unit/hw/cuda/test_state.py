@@ -235,3 +235,49 @@ def test_on_a_machine_without_a_gpu_nothing_can_be_moved_off_it() -> None:
     snapshot = Snapshot()
     assert not snapshot.move_to_host()
     snapshot.restore()
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    distributed = pytest.importorskip("torch.distributed")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_a_step_whose_parameters_are_sharded_is_put_back() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    x = torch.randn(3, 4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    def held() -> list[Any]:
+        moments = [state["exp_avg"] for state in optimizer.state.values()]
+        return [each.to_local().tolist() for each in (*model.parameters(), *moments)]
+
+    step()
+    before = held()
+    with preserved(step):
+        step()
+        assert held() != before
+    assert held() == before
+
+
+def test_what_a_step_gave_back_is_not_written_to() -> None:
+    gathered = torch.ones(64)
+    with preserved():
+        gathered.untyped_storage().resize_(0)
+    assert gathered.untyped_storage().nbytes() == 0
