@@ -1,10 +1,11 @@
 """GPT-3 training steps on several GPUs, one process each: ``benchmarks/zoo/parallel.py:ddp``.
 
 Start them with ``torchrun``: each function runs one whole step of this rank. ``alone`` is the same
-model on one GPU, without the other ranks.
+model on one GPU, without the other ranks. As a script it trains: ``parallel.py ddp 100``.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
@@ -84,3 +85,10 @@ def fsdp() -> None:
 def alone() -> None:
     """Train without the others."""
     _alone()()
+
+
+if __name__ == "__main__":
+    for _ in range(int(sys.argv[2])):
+        {"ddp": ddp, "fsdp": fsdp, "alone": alone}[sys.argv[1]]()
+    torch.cuda.synchronize()
+    distributed.destroy_process_group()

@@ -10,7 +10,7 @@ from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.records import Step
 from underclock.store import read_document
 
-_RANK, _WORLD = "RANK", "WORLD_SIZE"
+_RANK, _WORLD, _LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,19 @@ class Rank:
     def file(self, path: Path) -> Path:
         """Return where a rank writes what all of them write: ``step.rank0.json``."""
         return path.with_name(f"{path.stem}.rank{self.number}{path.suffix}")
+
+
+def own_gpu(environment: Mapping[str, str], *, there: int, current: int) -> int | None:
+    """Return the GPU that a rank should make current; ``None`` where it need not.
+
+    Args:
+        environment: With the rank on its machine, as ``torchrun`` tells it.
+        there: How many GPUs the process sees.
+        current: Which is current; another than the first was chosen by somebody.
+    """
+    told = environment.get(_LOCAL, "0")
+    local = int(told) if told.isdecimal() else 0
+    return local if current == 0 < local < there else None
 
 
 def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:

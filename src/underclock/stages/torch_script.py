@@ -72,7 +72,7 @@ def held_script(
             yield
             torch.cuda.synchronize()
         plain = PlainRun.of(trace)
-        check_one_device(plain.seen)
+        check_one_device(plain.seen, torch.cuda.current_device())
         for _ in range(script.last - script.first - 1):
             yield
         inputs, before = candidates(torch), Snapshot()

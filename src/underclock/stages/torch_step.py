@@ -1,6 +1,7 @@
 """A user's training step, found by its file and name, traced, and held ready to be measured."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from underclock.hw.cuda.torch_step import (
     warm_up,
 )
 from underclock.records.launches import Traced, TracedActivity
+from underclock.stages.ranks import own_gpu
 from underclock.stages.trace import TracePhase
 from underclock.units import nearest
 
@@ -65,11 +67,27 @@ def load_step(source: str) -> StepFunction:
             hint="install it beside underclock; a step needs PyTorch 2.8 or newer",
         ) from exc
     step = getattr(module, name, None)
+    _take_own_gpu()
     if not callable(step):
         functions = [n for n, thing in vars(module).items() if callable(thing) and n[0] != "_"]
         raise UsageError(f"{file} has no function {name!r}", hint=nearest(name, functions))
     function: Callable[[], object] = step
     return function
+
+
+def _take_own_gpu() -> None:
+    """Have a rank that ``torchrun`` started work on its own GPU, unless its file saw to that.
+
+    A stream belongs to the GPU that is current when it is made, and the first is made before the
+    step runs.
+    """
+    library: Any = sys.modules.get("torch")
+    if library is None or not library.cuda.is_available():
+        return
+    cuda = library.cuda
+    own = own_gpu(os.environ, there=cuda.device_count(), current=cuda.current_device())
+    if own is not None:
+        cuda.set_device(own)
 
 
 def trace_step(
@@ -140,7 +158,7 @@ def running_step(
         tell(TracePhase.PROFILING)
         trace = profile(step)
         plain = PlainRun.of(trace)
-        check_one_device(plain.seen)
+        check_one_device(plain.seen, torch().cuda.current_device())
         try:
             with ExitStack() as stack:
                 try:
@@ -249,17 +267,28 @@ def check_device(uuid: str) -> None:
         )
 
 
-def check_one_device(seen: Sequence[TracedActivity]) -> None:
-    """Refuse a step whose work is on several GPUs.
+def check_one_device(seen: Sequence[TracedActivity], current: int) -> None:
+    """Refuse a step whose work is on several GPUs, or on another than is looked at.
+
+    Args:
+        seen: What it did.
+        current: The GPU that is current for PyTorch.
 
     Raises:
-        NotSupportedError: It is.
+        NotSupportedError: It is on several.
+        UsageError: It is on another.
     """
     devices = sorted({activity.device for activity in seen})
     if len(devices) > 1:
         raise NotSupportedError(
             f"the step runs on GPUs {', '.join(map(str, devices))} from one process",
             hint="run one process for each GPU, as torchrun does, and trace each",
+        )
+    if devices and devices != [current]:
+        raise UsageError(
+            f"the step runs on GPU {devices[0]}, and GPU {current} is the current one",
+            hint=f"call torch.cuda.set_device({devices[0]}) where the step's file is imported, not "
+            "in the step",
         )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records import Kernel, Launch, Pass, Step
-from underclock.stages.ranks import Rank, check_runs_alone, told_of_ranks
+from underclock.stages.ranks import Rank, check_runs_alone, own_gpu, told_of_ranks
 from underclock.store import write_document
 
 _FIRST, _SECOND = (Rank(number=number, world=2) for number in range(2))
@@ -88,3 +88,21 @@ def test_a_step_that_waits_for_other_ranks_is_not_run_over_and_over() -> None:
     with pytest.raises(NotSupportedError, match="collectives among 2 ranks") as refused:
         check_runs_alone(_DDP)
     assert "on one GPU" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("told", "there", "current", "own"),
+    [
+        ("1", 2, 0, 1),
+        ("0", 2, 0, None),
+        ("1", 1, 0, None),  # each rank is shown its own GPU only
+        ("1", 4, 3, None),  # the step's file chose another
+        ("one", 2, 0, None),
+        (None, 2, 0, None),
+    ],
+)
+def test_a_rank_takes_its_own_gpu_unless_one_was_chosen(
+    told: str | None, there: int, current: int, own: int | None
+) -> None:
+    environment = {} if told is None else {"LOCAL_RANK": told}
+    assert own_gpu(environment, there=there, current=current) == own

@@ -70,7 +70,15 @@ def test_a_step_on_several_gpus_is_refused() -> None:
     def on(device: int) -> TracedActivity:
         return TracedActivity(kind=NodeKind.KERNEL, start_s=0, duration_s=1, device=device)
 
-    check_one_device([on(1), on(1)])
+    check_one_device([on(1), on(1)], 1)
+    check_one_device([], 0)
     with pytest.raises(NotSupportedError, match="GPUs 0, 1 from one process") as refused:
-        check_one_device([on(1), on(0)])
+        check_one_device([on(1), on(0)], 0)
     assert "torchrun" in refused.value.hint
+
+
+def test_a_step_on_another_gpu_than_the_current_one_is_refused() -> None:
+    seen = [TracedActivity(kind=NodeKind.KERNEL, start_s=0, duration_s=1, device=1)]
+    with pytest.raises(UsageError, match="on GPU 1, and GPU 0 is the current one") as refused:
+        check_one_device(seen, 0)
+    assert "set_device(1)" in refused.value.hint
