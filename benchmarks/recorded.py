@@ -41,6 +41,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         cleared: As for `step.launch_groups`.
         sizes: Numbers that came out of the step's data.
         about: On what it was recorded.
+        step_s: What the step takes when nobody looks; ``None`` where that was not timed.
     """
 
     trace: dict[str, Any]
@@ -49,6 +50,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cleared: tuple[tuple[int, ...], ...] = ()
     sizes: tuple[int, ...] = ()
     about: str = ""
+    step_s: float | None = None
 
     @property
     def seen(self) -> tuple[TracedActivity, ...]:

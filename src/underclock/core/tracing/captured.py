@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from underclock.core.tracing.alignment import align, otherwise_captured, paired
+from underclock.core.tracing.lockstep import told_of_collectives
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.core.tracing.streams import Wait, told_of_collectives
+from underclock.core.tracing.streams import Wait
 from underclock.records.launches import Node, Traced, TracedActivity
 
 

@@ -38,6 +38,7 @@ _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cu
 )
 _CAPTURE_BEGINS, _CAPTURE_ENDS = "cudaStreamBeginCapture", "cudaStreamEndCapture"
 _SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is told apart below
+_STREAM_WAITS = "Stream Wait Event"
 _US = 1e-6
 _FRAMES = (MODULE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
 _LIST = "TensorList"
@@ -121,9 +122,12 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
 
 
 def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Return which activities wait for which of another stream, as places in `activities`.
+    """Return which activities may wait for which of another stream, as places in `activities`.
 
-    A profile lists that where it was asked for synchronisation (category ``cuda_sync``).
+    A profile lists waits where it was asked for synchronisation (category ``cuda_sync``). For whom
+    a stream waits it says with CUDA before 12.9 only (pytorch/kineto#1552). Else each other stream
+    is named, with what it was last asked to do; some of that ends too late to be waited for, which
+    tells those streams apart.
 
     Args:
         trace: As for `activities`.
@@ -133,19 +137,27 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     """
     events = complete_events(trace)
     gpu = _gpu_events(events, host_timeline(events))
-    asked = [(correlation_of(event), event.get("args", {}).get("stream")) for event in gpu]
-    found = []
+    asked: dict[int, list[tuple[int, int]]] = {}
+    for place, event in enumerate(gpu):
+        stream = int(event.get("args", {}).get("stream", 0))
+        asked.setdefault(stream, []).append((correlation_of(event), place))
+    for each in asked.values():
+        each.sort()
+    found: dict[tuple[int, int], None] = {}
     for event in events:
         facts = event.get("args", {})
-        recorded = facts.get("wait_on_cuda_event_record_corr_id")
-        if event.get("cat") != "cuda_sync" or recorded is None:
+        if event.get("cat") != "cuda_sync" or event["name"] != _STREAM_WAITS:
             continue
-        waiting, awaited = facts.get("stream"), facts.get("wait_on_stream")
-        called = correlation_of(event)
-        before = [i for i, (n, on) in enumerate(asked) if on == awaited and n < int(recorded)]
-        after = [i for i, (n, on) in enumerate(asked) if on == waiting and n > called]
-        if before and after:
-            found.append((after[0], before[-1]))
+        called, waiting = correlation_of(event), facts.get("stream")
+        later = [place for number, place in asked.get(waiting, ()) if number > called]
+        recorded = int(facts.get("wait_on_cuda_event_record_corr_id", -1))
+        known = recorded >= 0
+        others = {facts.get("wait_on_stream")} if known else asked.keys() - {waiting}
+        for stream in others:
+            last = called if not known else recorded
+            earlier = [place for number, place in asked.get(stream, ()) if number < last]
+            if later and earlier:
+                found[later[0], earlier[-1]] = None
     return tuple(found)
 
 

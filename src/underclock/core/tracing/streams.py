@@ -1,9 +1,10 @@
 """Launches on several streams: what waits for what, and which could take longer for nothing.
 
 A stream runs its launches one after another. That a launch also waits for one of another stream is
-told by the profile where it lists waits for events; else by the times: its stream stood idle, and
-in that time the other launch ended. A wait that was over before its stream came to it is seen by
-no clock, so without a list of waits slack is an upper bound.
+told by the profile where it lists waits of that stream; else, and for a stream's first launch,
+whose waits profiles leave out, by the times: its stream stood idle, and in that time the other
+launch ended. A wait that was over before its stream came to it is seen by no clock, so without a
+list of waits slack is an upper bound.
 
 Shape letters: n launches, in the order in which the host asked for them.
 """
@@ -14,13 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 
 Wait = tuple[int, int]
 """A launch, and another that it waits for."""
 _SAME = 1e-9  # of times in s, which profiles round
-_BESIDE = 0.01  # of the time that collectives take: less beside other launches is nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +83,17 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
     duration_s = np.array([one.duration_s for one in launches], dtype=np.float64)
     end_s = start_s + duration_s
     order = sorted(range(len(launches)), key=lambda i: (start_s[i], end_s[i], i))
+    waits = tuple(waits)
+    listed = {launches[later].stream for later, _ in waits}
     of_stream: dict[int, list[int]] = {}
     found: list[set[int]] = [set() for _ in launches]
     for i in order:
         mine = of_stream.setdefault(launches[i].stream, [])
         free_s = end_s[mine[-1]] if mine else -np.inf
         found[i].update(mine[-1:])
+        is_told = bool(mine) and launches[i].stream in listed
         for stream, others in of_stream.items():
-            if stream == launches[i].stream:
+            if is_told or stream == launches[i].stream:
                 continue
             ended = [j for j in others if free_s < end_s[j] <= start_s[i] + _SAME]
             found[i].update(ended[-1:])
@@ -106,29 +108,4 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
         waits=tuple(tuple(sorted(mine)) for mine in found),
         lag_s=start_s - ready_s,
         order=tuple(order),
-    )
-
-
-def told_of_collectives(
-    launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
-) -> str | None:
-    """Say how much of a step's collectives runs off its critical path; ``None`` without any.
-
-    Args:
-        launches: As for `streams`.
-        waits: Likewise.
-    """
-    collective = np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
-    if not collective.any():
-        return None
-    slack_s = streams(launches, waits).slack_s()
-    taken_s = np.array([one.duration_s for one in launches])
-    all_s = float(taken_s[collective].sum())
-    free = collective & (slack_s > _BESIDE * all_s)
-    if not free.any():
-        return "the step waits for all of its collectives"
-    return (
-        f"collectives take {1e3 * all_s:.3g} ms of the step, {1e3 * taken_s[free].sum():.3g} ms of "
-        f"these off its critical path: they could take {1e3 * slack_s[free].max():.3g} ms longer "
-        "at most"
     )

@@ -14,7 +14,10 @@ from underclock.hw.cuda.module_paths import paths_below
 from underclock.records.launches import MODULE_MARK
 
 _TEARDOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
-_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+_OURS = (  # what we do brings PyTorch to say
+    r"Using `torch\.compile\(module\)` when there are global hooks on modules",
+    r"The AccumulateGrad node's stream does not match the stream",  # ours is another than DDP's
+)
 
 
 @contextmanager
@@ -48,9 +51,10 @@ def _is_distributed(torch: Any) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep to ourselves what PyTorch has to say of our hooks; all else is said."""
+    """Keep to ourselves what PyTorch has to say of our hooks and streams; all else is said."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_HOOKS)
+        for words in _OURS:
+            warnings.filterwarnings("ignore", message=words)
         yield
 
 

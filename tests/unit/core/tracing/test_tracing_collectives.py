@@ -1,6 +1,6 @@
 """Collectives in a profile. These traces are written by hand, after what Kineto writes of NCCL.
 
-No distributed step was recorded: no machine with two GPUs could be had.
+Recorded ones: `test_tracing_ranks`.
 """
 
 from typing import Any
@@ -129,6 +129,9 @@ def test_a_wait_that_the_profile_lists_is_known_before_it_is_seen() -> None:
     trace["traceEvents"].append(_event("cuda_sync", "Stream Wait Event", 55.0, 0.0, args=wait))
 
     assert stream_waits(_ddp()) == ()
+    assert stream_waits(trace) == ((3, 1),)
+    unknown = dict(wait, wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1)
+    trace["traceEvents"][-1]["args"] = unknown
     assert stream_waits(trace) == ((3, 1),)
     nothing = dict(wait, wait_on_stream=99)
     trace["traceEvents"][-1]["args"] = nothing

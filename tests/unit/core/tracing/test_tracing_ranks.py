@@ -1,0 +1,94 @@
+"""DDP and FSDP2 on two H200s, as `benchmarks/parallel.py` recorded them."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recorded import Recording, read
+from underclock.core.tracing.collectives import bytes_of
+from underclock.core.tracing.lockstep import Rank, steps_s
+from underclock.core.tracing.profile import activities, stream_waits
+from underclock.core.tracing.streams import streams
+from underclock.records import Pass
+from underclock.records.launches import TracedActivity
+
+TRACES = Path(__file__).parents[3] / "data" / "traces" / "ranks"
+_LAYERS, _HIDDEN, _VOCABULARY, _SEQUENCE = 8, 2048, 50304, 1024
+_PARAMETERS = (
+    (_VOCABULARY + _SEQUENCE) * _HIDDEN + _LAYERS * (12 * _HIDDEN**2 + 13 * _HIDDEN) + 2 * _HIDDEN
+)
+_BF16 = 2
+
+
+@cache
+def _recording(name: str, rank: int) -> Recording:
+    return read(TRACES / f"{name}.rank{rank}.json.gz")
+
+
+@cache
+def _seen(name: str, rank: int) -> tuple[TracedActivity, ...]:
+    return activities(_recording(name, rank).trace)
+
+
+@cache
+def _rank(name: str, number: int) -> Rank:
+    seen = _seen(name, number)
+    return Rank(
+        streams=streams(seen, stream_waits(_recording(name, number).trace)),
+        collectives=tuple(i for i, one in enumerate(seen) if one.pass_ is Pass.COMMUNICATION),
+    )
+
+
+def _moved(name: str, operator: str) -> float:
+    """Return the bytes that the collectives of one kind read and write on rank 0."""
+    some = [one for one in _seen(name, 0) if one.operator == f"nccl::{operator}"]
+    return sum(bytes_of(one.operator, one.shapes) or 0.0 for one in some)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_ranks_ask_for_the_same_collectives(name: str) -> None:
+    asked = [
+        [(_seen(name, number)[i].operator, _seen(name, number)[i].shapes) for i in of.collectives]
+        for number, of in ((number, _rank(name, number)) for number in (0, 1))
+    ]
+    assert asked[0] == asked[1]
+    assert all("among 2 ranks" in shapes for _, shapes in asked[0])
+
+
+def test_every_gradient_is_averaged_once() -> None:
+    assert _moved("ddp", "allreduce") == 2 * _BF16 * _PARAMETERS
+
+
+def test_sharded_weights_are_gathered_and_their_gradients_scattered() -> None:
+    # Half is sent and all received, or the other way round; blocks are gathered once more for the
+    # backward pass, and what belongs to none is not.
+    blocks = _LAYERS * (12 * _HIDDEN**2 + 13 * _HIDDEN)
+    assert _moved("fsdp", "_reduce_scatter_base") == 1.5 * _BF16 * _PARAMETERS
+    assert _moved("fsdp", "_allgather_base") == 1.5 * _BF16 * (_PARAMETERS + blocks)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_step_takes_what_its_launches_streams_and_collectives_say(name: str) -> None:
+    predicted_s = steps_s([_rank(name, 0), _rank(name, 1)])
+
+    for number in (0, 1):
+        assert predicted_s[number] == pytest.approx(_recording(name, number).step_s, rel=0.03)
+
+
+def test_gradients_may_be_averaged_until_the_backward_pass_is_over() -> None:
+    of = _rank("ddp", 0)
+    slack_s = of.streams.slack_s()[list(of.collectives)]
+
+    averaged_s = slack_s[1:]  # the first sends what the model has of buffers
+    assert np.all(np.diff(averaged_s) <= 1e-9)
+    assert averaged_s[0] > 0.02
+    assert averaged_s[-1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_weights_are_gathered_a_block_ahead_and_no_further() -> None:
+    of = _rank("fsdp", 0)
+    slack_s = of.streams.slack_s()[list(of.collectives)]
+
+    assert slack_s.max() < 0.15 * of.streams.step_s()
