@@ -44,8 +44,8 @@ rank, bf16, AdamW; every number here is at auto clocks, and nothing was set.
 ## What a step takes, predicted
 
 From profiles of {profiles} steps each: which launch waits for which (streams and their waits for
-one another), the median of what each launch took, for a collective the least of the ranks, and {gap}
-µs between launches. Compared with the median of {times} steps that nobody looked at.
+one another), the median of what each launch took, for a collective the least of the ranks, and
+{gap} µs between launches. Compared with the median of {times} steps that nobody looked at.
 
 | step | launches | collectives | step | predicted | off | off, of single profiles |
 |---|---|---|---|---|---|---|
@@ -88,9 +88,9 @@ _END = """
 `torchrun … -m underclock trace benchmarks/zoo/parallel.py:fsdp -o step.json` writes a file for each
 rank. FSDP2's step is captured whole on both ranks, collectives and all (97 kernels, 576 launches).
 DDP's is not ("invalid argument" in the optimiser: DDP keeps gradients' streams from when it was
-made) and is traced by the profiler. Two defects were found here and mended: sharded parameters could
-not be kept and put back, and a rank that called `set_device` inside its step was captured on another
-GPU than it ran on, while the first rank waited for it for ever.
+made) and is traced by the profiler. Two defects were found here and mended: sharded parameters
+could not be kept and put back, and a rank that called `set_device` inside its step was captured on
+another GPU than it ran on, while the first rank waited for it for ever.
 
 Not tried: measuring kernels of such steps in lockstep on both ranks, and plans made from that;
 `underclock measure` refuses steps with collectives and says so.
