@@ -218,6 +218,7 @@ def steered() -> SampleSet:
     return _campaign(_Synthetic(seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_steered_is_what_would_be_measured_at_held_clocks(seed: int) -> None:
     samples = _campaign(_Synthetic(seed=seed))
@@ -246,6 +247,7 @@ def test_what_is_steered_is_what_would_be_measured_at_held_clocks(seed: int) -> 
     assert np.median(np.abs(np.concatenate(off))) < 0.03
 
 
+@pytest.mark.slow
 def test_a_campaign_ends_when_it_is_sure(steered: SampleSet) -> None:
     few, many = (_campaign(_Synthetic(seed=1), goal=goal) for goal in (0.05, 0.004))
 
@@ -254,6 +256,7 @@ def test_a_campaign_ends_when_it_is_sure(steered: SampleSet) -> None:
     assert SteeringAgenda.of(many, _SHAPE).error < SteeringAgenda.of(few, _SHAPE).error
 
 
+@pytest.mark.slow
 def test_what_comes_next_follows_from_what_is_on_file() -> None:
     whole = _campaign(_Synthetic(seed=3, noise=0.0))
     for cut in (0, 3, 6, 12, len(whole.mixed) - 1):
@@ -290,6 +293,7 @@ def test_a_step_that_never_runs_whole_is_steered_kernel_by_kernel() -> None:
     assert estimate(samples).can.any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_a_gpu_that_never_reaches_its_cap_is_measured_at_boost() -> None:
     samples = _campaign(_Synthetic(limit_w=5000.0))
     fit = estimate(samples)
@@ -317,6 +321,7 @@ def test_readers_are_told_what_steering_cannot_see(steered: SampleSet) -> None:
     assert told(msgspec.structs.replace(steered, mixed=())) == ()
 
 
+@pytest.mark.slow
 def test_samples_at_held_clocks_lift_the_limits_of_steering(steered: SampleSet) -> None:
     held = Sample(kernel="copy", asked=Clocks(core_mhz=900), time_s=7e-4, energy_j=0.2)
     both = msgspec.structs.replace(steered, samples=(*steered.samples, held))
@@ -463,6 +468,7 @@ def _seen(name: str, *core_mhz: float) -> list[Seen]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["product", "softmax", "copy", "tiny"])
 @pytest.mark.parametrize("core_mhz", [1650.0, 1800.0, 1980.0])
 @pytest.mark.parametrize("seen_mhz", [(1980.0,), (1600.0, 1980.0)])
@@ -671,6 +677,7 @@ def test_a_clock_that_moves_before_launches_are_timed_spoils_nothing(drift: floa
     assert draw.spread_w < 0.02 * draw.power_w
 
 
+@pytest.mark.slow
 def test_times_at_a_clock_that_drifts_are_as_right_as_at_one_that_does_not() -> None:
     samples = _campaign(_Synthetic(seed=6, drift=0.01))
     rows = rows_of(samples)
@@ -680,6 +687,7 @@ def test_times_at_a_clock_that_drifts_are_as_right_as_at_one_that_does_not() -> 
         assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
 
 
+@pytest.mark.slow
 def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
     samples = _campaign(_Synthetic(seed=7, peak_w=950.0))
     rows = rows_of(samples)
