@@ -107,6 +107,7 @@ def test_a_table_has_neither_clocks_nor_counters_and_nothing_is_made_up(
     assert "of its energy" not in words
 
 
+@pytest.mark.slow
 def test_a_simulated_gpu_has_clocks_but_no_counters(capsys: pytest.CaptureFixture[str]) -> None:
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "-o", "s.db", "--core-mhz", "auto"])

@@ -35,6 +35,7 @@ def test_a_sweep_becomes_a_gpu_that_can_be_checked_and_measured(
     assert "2 kernels" in said
 
 
+@pytest.mark.slow
 def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     main(["calibrate", "sweep.csv", "-o", "my.json", "--json"])
     made = json.loads(capsys.readouterr().out)

@@ -53,6 +53,7 @@ def _checked(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, obje
     return checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "kernels", "rows"),
     [("good", 2, 12), ("some", 2, 12), ("wild", 2, 12), ("missing", 2, 10), ("noauto", 2, 10)],
@@ -71,6 +72,7 @@ def test_tables_as_people_have_them(
         assert promise["executed_energy"]["value"] > -0.9
 
 
+@pytest.mark.slow
 def test_a_sentence_a_table_and_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check", "some.csv", "--splits", "2"])
     said = capsys.readouterr()
@@ -86,6 +88,7 @@ def test_a_sentence_a_table_and_a_page(capsys: pytest.CaptureFixture[str]) -> No
     assert "check good.csv --max-slowdown 0.01 --splits 2 --seed 7 --markdown" in page
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
     command = "good.csv --splits 2 --max-slowdown 10%"
     first = _checked(command, capsys)

@@ -133,6 +133,7 @@ def test_the_demo_leaves_its_files_and_a_table(
     assert "--force" in error
 
 
+@pytest.mark.slow
 def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
     assert "50 kernels" in capsys.readouterr().out
@@ -332,6 +333,7 @@ def test_a_real_gpu_refuses_a_step_that_was_never_traced(
             assert code == 2
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
     capsys: pytest.CaptureFixture[str],
     fails: Fails,
@@ -371,6 +373,7 @@ def test_every_rank_writes_a_file_of_its_own_and_says_which_differ(
     assert "rank 0 runs another step than rank 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

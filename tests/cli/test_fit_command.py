@@ -84,6 +84,7 @@ def _file(
     return path
 
 
+@pytest.mark.slow
 def test_two_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     main(["fit", _file("samples.db", capped="b", strange="d")])
     said = capsys.readouterr()
@@ -100,6 +101,7 @@ def test_two_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(line) for line in said.out.splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_machines_get_json_and_the_file_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     _file("one.db")
     main(["fit", "one.db", "--json", "-o", "fit.json", "--baseline", "1200,5001"])
@@ -111,6 +113,7 @@ def test_machines_get_json_and_the_file_holds_the_same(capsys: pytest.CaptureFix
     assert all(kernel["described"] for kernel in found["kernels"])
 
 
+@pytest.mark.slow
 def test_a_file_is_replaced_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     _file("one.db")
     Path("fit.json").write_text("mine")

@@ -40,6 +40,7 @@ def planned(capsys: pytest.CaptureFixture[str], samples: Path, options: str) -> 
     return found
 
 
+@pytest.mark.slow
 def test_the_fastest_step_within_a_limit(samples: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(f"plan {samples} --objective time --power-limit 250 -o plan.json".split())
     said = " ".join(capsys.readouterr().out.split())
@@ -51,6 +52,7 @@ def test_the_fastest_step_within_a_limit(samples: Path, capsys: pytest.CaptureFi
     assert "the step as it runs under its power cap" in said
 
 
+@pytest.mark.slow
 def test_by_default_the_limit_is_the_gpus_own(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +62,7 @@ def test_by_default_the_limit_is_the_gpus_own(
     assert made["power_curve"][-1]["limit_w"] == 350.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "accounting"),
     [
@@ -78,6 +81,7 @@ def test_a_plan_says_what_its_numbers_are_sums_of(
     assert made["closure"] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

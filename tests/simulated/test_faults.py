@@ -177,6 +177,7 @@ def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
                 return reading, rig.device.power_w
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.floats(0.0, 60.0))
 def test_whenever_the_counter_goes_back_the_reading_is_right_or_refused(at_s: float) -> None:

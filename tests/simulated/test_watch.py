@@ -121,6 +121,7 @@ def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(
     assert log.step_s == pytest.approx(float(np.diff(ends_s).mean()), abs=_PERIOD_S / 5)
 
 
+@pytest.mark.slow
 def test_the_log_lies_over_the_kernel_that_truly_ran(rig: Rig, long: Step) -> None:
     truth: list[int] = []
     launches = [long.kernels[index] for index in long.order]
@@ -171,6 +172,7 @@ def test_watching_never_writes_to_the_gpu(long: Step) -> None:
         assert len(Sampler(rig.gpu, rig.clock).run(0.5)) == 500
 
 
+@pytest.mark.slow
 def test_a_gpu_slowed_against_heat_shows_it_in_its_log() -> None:
     faults = FaultScript([Fault(at_s=1.0, kind=FaultKind.SOFT_SLOWDOWN)])
     with simulated_driver("rtx3080ti", faults=faults) as machine, nvml_session():

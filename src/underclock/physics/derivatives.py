@@ -7,15 +7,15 @@ P = idle + E / t, where E = work · V² + traffic is the energy of one launch.
 Shape letters: R rows, M memory points of the GPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import xlogy
 
-from underclock.arrays import Floats
+from underclock.arrays import Bools, Floats
 from underclock.physics.constants import GpuConstants, KernelArrays
 from underclock.physics.power import REFERENCE_C, idle_w, voltage_v
-from underclock.physics.timing import joined, parts_s, xbar_mhz
+from underclock.physics.timing import dram_mhz, joined, xbar_mhz
 
 BY_KERNEL = (
     "core_mcycles",
@@ -38,6 +38,70 @@ BY_GPU = (
 )
 """Constants of a GPU, in the order of the derivatives by them; the memory points come after."""
 _NO_TIME_S = 1e-300  # keeps a kernel that is all fixed time from dividing by zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtClocks:
+    """One GPU at many clocks: what is the same there whatever runs.
+
+    Attributes:
+        gpu: The GPU.
+        core_mhz: Shape (R,).
+        mem_mhz: Shape (R,).
+        temperature_c: Shape (R,).
+        volts: Core voltage in V. Shape (R,).
+        xbar_mhz: Clock of the crossbar. Shape (R,).
+        dram_mhz: Clock of the memory, were it fully efficient. Shape (R,).
+        idle_w: Board power without what kernels add. Shape (R,).
+    """
+
+    gpu: GpuConstants
+    core_mhz: Floats
+    mem_mhz: Floats
+    temperature_c: Floats
+    volts: Floats
+    xbar_mhz: Floats
+    dram_mhz: Floats
+    idle_w: Floats
+
+    @classmethod
+    def of(
+        cls, gpu: GpuConstants, core_mhz: Floats, mem_mhz: Floats, temperature_c: Floats
+    ) -> "AtClocks":
+        """Look at a GPU at clocks, each of shape (R,)."""
+        return cls(
+            gpu=gpu,
+            core_mhz=core_mhz,
+            mem_mhz=mem_mhz,
+            temperature_c=temperature_c,
+            volts=voltage_v(gpu, core_mhz),
+            xbar_mhz=xbar_mhz(gpu, core_mhz),
+            dram_mhz=dram_mhz(gpu, mem_mhz),
+            idle_w=idle_w(gpu, core_mhz, mem_mhz, temperature_c),
+        )
+
+    def costs(self, kernels: KernelArrays) -> "LogCosts":
+        """Return what the kernel of each row costs there."""
+        parts = (
+            kernels.core_mcycles / self.core_mhz,
+            kernels.dram_mcycles / self.dram_mhz,
+            kernels.xbar_mcycles / self.xbar_mhz,
+        )
+        joined_s = joined(*parts, kernels.exponent(self.gpu))
+        time_s = joined_s + kernels.fixed_s
+        launch_j = kernels.work_j_per_v2 * self.volts**2 + kernels.dram_j
+        return LogCosts(
+            gpu=self.gpu,
+            kernels=kernels,
+            core_mhz=self.core_mhz,
+            mem_mhz=self.mem_mhz,
+            temperature_c=self.temperature_c,
+            time_s=time_s,
+            power_w=self.idle_w + launch_j / time_s,
+            volts=self.volts,
+            joined_s=joined_s,
+            parts_s=np.stack(parts),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +136,17 @@ class LogCosts:
     def log(self) -> Floats:
         """Logarithms of time in s and power in W. Shape (2, R)."""
         return np.log(np.stack([self.time_s, self.power_w]))
+
+    def moved(self, other: "LogCosts", rows: Bools) -> "LogCosts":
+        """Return these costs, and others' in some rows, at the same clocks of the same GPU."""
+        return replace(
+            self,
+            kernels=self.kernels.moved(other.kernels, rows),
+            time_s=np.where(rows, other.time_s, self.time_s),
+            power_w=np.where(rows, other.power_w, self.power_w),
+            joined_s=np.where(rows, other.joined_s, self.joined_s),
+            parts_s=np.where(rows, other.parts_s, self.parts_s),
+        )
 
     def by_kernel(self) -> Floats:
         """Return derivatives by the kernel's constants, as in `BY_KERNEL`. Shape (2, R, 6)."""
@@ -162,20 +237,4 @@ def log_costs(
         mem_mhz: Shape (R,).
         temperature_c: Shape (R,).
     """
-    parts = parts_s(gpu, kernels, core_mhz, mem_mhz)
-    joined_s = joined(*parts, kernels.exponent(gpu))
-    time_s = joined_s + kernels.fixed_s
-    volts = voltage_v(gpu, core_mhz)
-    launch_j = kernels.work_j_per_v2 * volts**2 + kernels.dram_j
-    return LogCosts(
-        gpu=gpu,
-        kernels=kernels,
-        core_mhz=core_mhz,
-        mem_mhz=mem_mhz,
-        temperature_c=temperature_c,
-        time_s=time_s,
-        power_w=idle_w(gpu, core_mhz, mem_mhz, temperature_c) + launch_j / time_s,
-        volts=volts,
-        joined_s=joined_s,
-        parts_s=np.stack(parts),
-    )
+    return AtClocks.of(gpu, core_mhz, mem_mhz, temperature_c).costs(kernels)

@@ -36,6 +36,13 @@ from small_training import Model, train
 torch.manual_seed(0)
 json.dump(train(Model(), int(sys.argv[1])), open(sys.argv[2], "w"))
 """
+# An optimiser asks PyTorch's compiler to leave it alone; loading that takes longer than the rest.
+_UNCOMPILED = """
+import sys, types
+sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")
+compiler.disable = lambda function, *_, **__: function
+compiler.graph_break = lambda: None
+"""
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -45,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give runs a folder of their own, and trainers what the tests import."""
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_TESTS), *sys.path]))
-    (tmp_path / "train.py").write_text(_SCRIPT)
+    (tmp_path / "train.py").write_text(_UNCOMPILED + _SCRIPT)
     return tmp_path / "runs"
 
 
@@ -71,6 +78,7 @@ def test_clocks_follow_the_plan_and_are_given_back(
 ) -> None:
     """The guard learns at auto first, so that one run has steps of both."""
     log = tmp_path / "log.jsonl"
+    Path(command[1]).write_text(_SCRIPT)  # with all that a trainer loads
     ran = run(plan(low_mhz=900), command, HowToRun(window=5, log=log))
 
     assert json.loads((tmp_path / "losses").read_text()) == _plain()
@@ -116,7 +124,8 @@ def test_a_trainer_that_is_killed_leaves_nothing(
     clock = SystemClock()
     script = Path(command[1])
     script.write_text(
-        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{_SCRIPT}"
+        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        f"{_UNCOMPILED}{_SCRIPT}"
     )
 
     def kill() -> None:

@@ -194,6 +194,7 @@ def test_a_lease_has_a_limit(
         leased.write(Setting.CORE, 900.0)
 
 
+@pytest.mark.slow
 def test_an_undo_that_fails_is_tried_again(
     leased: LeasedGpu, serving: _Serving, served: Served, control: Control, comes: Comes
 ) -> None:

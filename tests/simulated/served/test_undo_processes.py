@@ -45,6 +45,7 @@ def holds(rig: Rig, trainer: "subprocess.Popen[bytes]") -> Iterator[Callable[...
         one.close()
 
 
+@pytest.mark.slow
 def test_random_kills_leave_nothing(rig: Rig) -> None:
     draw = random.Random(5)  # noqa: S311 - which kill comes next
 

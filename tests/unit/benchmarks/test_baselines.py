@@ -156,6 +156,7 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
     assert LeastProduct(power=0.0).solve(problem).choice.tolist() == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [FixedClock(), FixedPerPass(groups=(0, 0, 1, 1)), Genetic(generations=20, population=12)],

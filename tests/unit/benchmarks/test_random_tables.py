@@ -21,6 +21,7 @@ def judged() -> dict[int, Judge]:
     return {seed: judge(seed, most_kernels=3, longest_s=None) for seed in _SEEDS}
 
 
+@pytest.mark.slow
 def test_random_tables_end_without_a_traceback(judged: dict[int, Judge]) -> None:
     assert [failure for each in judged.values() for failure in each.failed] == []
     sources = {plan["source"] for each in judged.values() for plan in each.plans}

@@ -29,6 +29,7 @@ def problem(tmp_path: Path) -> Problem:
     return table_problem(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda searcher: searcher.name)
 def test_every_searcher_takes_the_baseline_once_and_only_rows_there_are(
     problem: Problem, searcher: Searcher

@@ -165,6 +165,7 @@ FIXED = OtherArm(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "start"),
     [

@@ -49,6 +49,7 @@ def _with_gpu(sample_set: SampleSet, **changes: object) -> SampleSet:
     )
 
 
+@pytest.mark.slow
 def test_costs_are_of_the_step_unless_asked_otherwise(
     sample_set: SampleSet, costs: PlanCosts
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_gpu_whose_limit_is_unknown_cannot_be_planned_under_one(
     assert caught.value.hint == "measure again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", [Goal(power_limit_w=300.0), Goal(objective=Objective.TIME)])
 @pytest.mark.parametrize("raw", [True, False])
 def test_kernels_alone_are_held_by_no_limit(
@@ -153,6 +155,7 @@ def test_a_replayed_table_that_is_whole_is_taken_as_it_is(sample_set: SampleSet)
     assert costs_of(unnumbered, None, raw=None, isolated=False).risk is None
 
 
+@pytest.mark.slow
 def test_the_fastest_plan_says_its_limit_and_what_other_limits_bring(
     fastest: Plan, sample_set: SampleSet
 ) -> None:
@@ -173,6 +176,7 @@ def test_the_fastest_plan_says_its_limit_and_what_other_limits_bring(
     assert all(point.time_change <= 0.0 for point in fastest.power_curve)
 
 
+@pytest.mark.slow
 def test_least_energy_under_a_limit_keeps_the_budget_against_what_the_cap_leaves(
     sample_set: SampleSet, fastest: Plan
 ) -> None:
@@ -184,6 +188,7 @@ def test_least_energy_under_a_limit_keeps_the_budget_against_what_the_cap_leaves
     assert made.promise.energy_change <= 0.0
 
 
+@pytest.mark.slow
 def test_a_step_that_is_only_to_be_fast_has_no_budget_for_switching(
     sample_set: SampleSet,
 ) -> None:

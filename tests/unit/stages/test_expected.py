@@ -49,6 +49,7 @@ def test_a_grid_takes_about_as_long_as_was_said(step: Step, tmp_path: Path) -> N
     assert (again.first, again.first_s) == (0, 0.0)
 
 
+@pytest.mark.slow
 def test_an_adaptive_campaign_says_what_comes_first_and_what_a_limit_leaves(
     step: Step, tmp_path: Path
 ) -> None:

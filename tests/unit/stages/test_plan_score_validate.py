@@ -194,6 +194,7 @@ def test_a_table_that_cannot_score_a_plan_says_why(
         score(made, table)
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_power_limit_is_refused(
     simulated: SampleSet, simulated_plan: Plan
 ) -> None:
@@ -218,6 +219,7 @@ def test_auto_of_a_simulated_step_is_the_step_as_it_ran(
     assert made.promise.energy_change < -0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [True, False])
 def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, *, raw: bool) -> None:
     made = plan(simulated, underclock.Goal(max_slowdown=0.01), raw=raw, isolated=not raw)

@@ -190,6 +190,7 @@ def test_campaigns_at_held_clocks_time_the_step(tmp_path: Path, campaign: Campai
     assert 2 * inside_s[0] + inside_s[1] == pytest.approx(step_s, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_thinned_out_is_measured_as_fast_as_it_holds(tmp_path: Path) -> None:
     """Idling alone nearly fills the cap of this GPU."""
     hot = tuple(

@@ -141,6 +141,7 @@ validations = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(steps() | plans() | validations)
 def test_a_record_comes_back_as_it_went(
     tmp_path_factory: pytest.TempPathFactory, record: Record

@@ -1,4 +1,4 @@
-"""Damped least squares (Levenberg-Marquardt): of all parameters at once, or kernel by kernel.
+"""Damped least squares (Levenberg-Marquardt) of all parameters at once.
 
 A kernel's parameters touch its own rows only, so the normal equations are an arrow: one small
 block a kernel, bordered by the shared parameters.
@@ -18,17 +18,16 @@ from underclock.core.model.state import (
     State,
     cost,
     idling,
-    kernel_costs,
+    idling_by_shared,
     predicted,
     weights,
 )
 
-_ITERATIONS = 25
+ITERATIONS = 25
 _TRIES = 6  # of ever stronger damping, until a step is no worse
-_CONVERGED = 1e-4  # gain of the cost below which a fit has converged, as a fraction of it
+CONVERGED = 1e-4  # gain of the cost below which a fit has converged, as a fraction of it
 _SETTLED = 0.05  # and the step, as a logarithm, that no parameter may exceed then
-_LONGEST_STEP = 1.5
-_STUCK = 1e6  # damping from which a kernel does not move any more
+LONGEST_STEP = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,14 @@ class Linear:
         residuals: Shape (2, K, L); zero where a kernel has fewer rows, as in the others.
         by_shared: Of the prediction. Shape (2, K, L, S).
         by_kernel: Of the prediction. Shape (2, K, L, P).
+        idle: Residuals of idling and derivatives of its prediction, (N,) and (N, S); ``None``
+            where it was not measured.
     """
 
     residuals: Floats
     by_shared: Floats
     by_kernel: Floats
+    idle: tuple[Floats, Floats] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,14 @@ class NormalEquations:
         return shared, own - through @ shared
 
 
+def idle_of(problem: FitProblem, state: State) -> tuple[Floats, Floats] | None:
+    """Return residuals of idling, (N,), and derivatives of its prediction, (N, S), if there are."""
+    if not problem.rows.idle:
+        return None
+    shared = state.parameters.shared
+    return idling(problem, shared), idling_by_shared(problem, shared)
+
+
 def linearised(problem: FitProblem, state: State) -> Linear:
     """Return the problem around a state."""
     prediction, whitened = predicted(problem, state), problem.whitening.whitened
@@ -85,6 +95,7 @@ def linearised(problem: FitProblem, state: State) -> Linear:
         whitened(problem.measured - prediction.log),
         whitened(prediction.by_shared()),
         whitened(prediction.by_kernel()),
+        idle_of(problem, state),
     )
 
 
@@ -113,8 +124,8 @@ def normal_equations(
     shared_pull = problem.shared_precision / state.shared_scale**2
     shared_side += shared_pull * (problem.shared_mean - parameters.shared)
     shared = weighed_flat @ flat + np.diag(shared_pull)
-    if problem.rows.idle:
-        left, by = idling(problem, parameters.shared)
+    if linear.idle is not None:
+        left, by = linear.idle
         shared_side += by.T @ left
         shared += by.T @ by
     return NormalEquations(kernel, border, shared, kernel_side, shared_side)
@@ -123,13 +134,13 @@ def normal_equations(
 def converge(problem: FitProblem, state: State) -> State:
     """Step all parameters until nothing moves."""
     damping, least = 1e-3, cost(problem, state)
-    for _ in range(_ITERATIONS):
+    for _ in range(ITERATIONS):
         linear = linearised(problem, state)
         equations = normal_equations(problem, state, linear, weights(problem, state))
         for _ in range(_TRIES):
             step_s, step_k = equations.step(damping)
             longest = max(float(np.abs(step_s).max()), float(np.abs(step_k).max()))
-            shorter = min(1.0, _LONGEST_STEP / max(longest, 1e-12))
+            shorter = min(1.0, LONGEST_STEP / max(longest, 1e-12))
             tried = state.moved(
                 shared=state.parameters.shared + shorter * step_s,
                 kernels=state.parameters.kernels + shorter * step_k,
@@ -142,62 +153,6 @@ def converge(problem: FitProblem, state: State) -> State:
             return state
         gained, least, state = least - now, now, tried
         damping /= 5
-        if gained < _CONVERGED * (1.0 + abs(least)) and longest < _SETTLED:
+        if gained < CONVERGED * (1.0 + abs(least)) and longest < _SETTLED:
             break
     return state
-
-
-def converge_kernels(problem: FitProblem, state: State, held: int | None = None) -> State:
-    """Step each kernel by itself until it does not move; the shared parameters are held.
-
-    Args:
-        problem: The problem.
-        state: Where to begin.
-        held: A parameter of every kernel that is held too.
-    """
-    damping = np.full(len(problem.rows.names), 1e-2)
-    costs = kernel_costs(problem, state)
-    precision = weights(problem, state)
-    for _ in range(_ITERATIONS):
-        step = _kernel_steps(problem, state, precision, damping, held)
-        kernels = state.parameters.kernels
-        now = kernel_costs(problem, state.moved(kernels=kernels + step))
-        better = now <= costs
-        state = state.moved(kernels=np.where(better[:, None], kernels + step, kernels))
-        damping = np.where(better, damping / 5, damping * 10)
-        gained = np.where(better, costs - now, 0.0)
-        costs = np.where(better, now, costs)
-        if bool(((better & (gained < _CONVERGED)) | (damping > _STUCK)).all()):
-            break
-    return state
-
-
-def kernel_curvature(problem: FitProblem, state: State) -> Floats:
-    """Return the precision of each kernel's parameters, the shared held. Shape (K, P, P)."""
-    by = problem.whitening.whitened(predicted(problem, state).by_kernel())
-    precision = weights(problem, state)
-    curvature: Floats = (by.swapaxes(-1, -2) * precision[..., None, :] @ by).sum(axis=0)
-    pull = state.prior.precision(state.parameters.kernels)
-    return curvature + pull[:, :, None] * np.eye(PER_KERNEL)
-
-
-def _kernel_steps(
-    problem: FitProblem, state: State, precision: Floats, damping: Floats, held: int | None
-) -> Floats:
-    """Return the damped step of each kernel. Shape (K, P)."""
-    prediction, whitened = predicted(problem, state), problem.whitening.whitened
-    by_kernel = prediction.by_kernel()
-    if held is not None:
-        by_kernel[..., held] = 0.0
-    residuals, by = whitened(problem.measured - prediction.log), whitened(by_kernel)
-    kernels, prior = state.parameters.kernels, state.prior
-    pull = prior.precision(kernels)
-    weighed = by.swapaxes(-1, -2) * precision[..., None, :]
-    curvature = (weighed @ by).sum(axis=0) + pull[:, :, None] * np.eye(PER_KERNEL)
-    side = (weighed @ residuals[..., None]).sum(axis=0)[..., 0] + pull * (prior.mean - kernels)
-    if held is not None:
-        side[:, held] = 0.0
-    diagonal = np.einsum("kpp->kp", curvature) * damping[:, None]
-    damped = curvature + diagonal[:, :, None] * np.eye(PER_KERNEL)
-    step = np.linalg.solve(damped, side[..., None])[..., 0]
-    return np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)

@@ -13,9 +13,10 @@ from underclock.arrays import Bools, Floats
 from underclock.core.model.damped_steps import (
     Linear,
     NormalEquations,
-    converge_kernels,
+    idle_of,
     normal_equations,
 )
+from underclock.core.model.kernel_steps import converge_kernels
 from underclock.core.model.parameters import CORE, DRAM, Parameters, Points, predict
 from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
@@ -134,7 +135,9 @@ def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None)
     prediction, whitened = predicted(problem, state), problem.whitening.whitened
     residuals = problem.measured - prediction.log
     by_shared, by_kernel = prediction.by_shared(), prediction.by_kernel()
-    linear = Linear(whitened(residuals), whitened(by_shared), whitened(by_kernel))
+    linear = Linear(
+        whitened(residuals), whitened(by_shared), whitened(by_kernel), idle_of(problem, state)
+    )
     equations = normal_equations(problem, state, linear, weights(problem, state))
     kernel_cov = np.asarray(np.linalg.inv(equations.kernel), dtype=np.float64)
     gain = -kernel_cov @ equations.border

@@ -10,13 +10,12 @@ import numpy as np
 
 from underclock.core.model.damped_steps import (
     converge,
-    converge_kernels,
-    kernel_curvature,
     linearised,
     normal_equations,
 )
 from underclock.core.model.error_sizes import estimate_errors, estimate_scale
 from underclock.core.model.hierarchical_prior import learned, widening
+from underclock.core.model.kernel_steps import converge_kernels, kernel_curvature
 from underclock.core.model.laplace import FittedModel, laplace, shared_covariance
 from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart

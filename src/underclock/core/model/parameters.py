@@ -14,7 +14,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants, KernelArrays
-from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs
+from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts
 
 CORE, DRAM, FIXED, WORK = range(PER_KERNEL)
 # Shared parameters: name, and how far from its start it may be expected, as a logarithm.
@@ -156,6 +156,13 @@ class PredictedRows:
         errors = by @ self.parameters.shared[-company:]
         return self.costs.log + np.stack([np.zeros_like(errors), errors])
 
+    def moved(self, other: "PredictedRows", rows: Bools) -> "PredictedRows":
+        """Return these predictions, and others' in some rows; of the GPU they say the same.
+
+        What parameters they are of is not told any more.
+        """
+        return PredictedRows(self.parameters, self.at, self.costs.moved(other.costs, rows))
+
     def by_kernel(self) -> Floats:
         """Return derivatives by the kernel's own parameters. Shape (2, R, P)."""
         by_constant = self.costs.by_kernel()
@@ -177,12 +184,19 @@ class PredictedRows:
         return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory, company], axis=2)
 
 
-def predict(parameters: Parameters, at: Points) -> PredictedRows:
+def gpu_at(parameters: Parameters, at: Points) -> AtClocks:
+    """Return what is the same of every prediction as long as the shared parameters are."""
+    gpu = parameters.family.gpu(parameters.shared)
+    return AtClocks.of(gpu, at.core_mhz, at.mem_mhz, at.temperature_c)
+
+
+def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> PredictedRows:
     """Predict time and power.
 
     Args:
         parameters: Of the GPU and of all kernels.
         at: Where.
+        gpu: What `gpu_at` says of these shared parameters, where it is known.
     """
     core, dram, fixed, work = np.exp(parameters.kernels[at.kernel]).T
     dram_j, per_dram = np.exp(parameters.shared[[_DRAM_J, _XBAR]])
@@ -195,6 +209,5 @@ def predict(parameters: Parameters, at: Points) -> PredictedRows:
         dram_j=dram_j * dram,
         serial=parameters.serial[at.kernel],
     )
-    gpu = parameters.family.gpu(parameters.shared)
-    costs = log_costs(gpu, kernels, at.core_mhz, at.mem_mhz, at.temperature_c)
-    return PredictedRows(parameters, at, costs)
+    known = gpu_at(parameters, at) if gpu is None else gpu
+    return PredictedRows(parameters, at, known.costs(kernels))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from underclock.core.model.damped_steps import converge_kernels
+from underclock.core.model.kernel_steps import converge_kernels
 from underclock.core.model.parameters import CORE, DRAM, FIXED
 from underclock.core.model.state import FitProblem, State, kernel_costs
 

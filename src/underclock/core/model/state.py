@@ -11,7 +11,13 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.model.hierarchical_prior import KernelPrior, typical
-from underclock.core.model.parameters import Parameters, Points, PredictedRows, Shared, predict
+from underclock.core.model.parameters import (
+    Parameters,
+    Points,
+    PredictedRows,
+    Shared,
+    predict,
+)
 from underclock.core.model.rows import Rows
 from underclock.core.model.whitening import ErrorModel, Whitening
 from underclock.physics.power import idle_w
@@ -58,27 +64,35 @@ _STEP = 1e-5  # of a logarithm
 _IDLE_ERROR = 0.1  # of idle power, as what a busy GPU draws besides its kernels: it gates less
 
 
-def idling(problem: FitProblem, shared: Floats) -> tuple[Floats, Floats]:
-    """Return how far idling as measured is from what parameters say, over its error.
+def idling(problem: FitProblem, shared: Floats) -> Floats:
+    """Return how far idling as measured is from what parameters say, over its error. Shape (N,).
 
     Args:
         problem: The problem; of N measurements of idling, mostly none.
         shared: Shared parameters. Shape (S,).
-
-    Returns:
-        Residuals, shape (N,), and derivatives of the prediction by the shared, shape (N, S).
     """
-    measured = problem.rows.idle
-    core, mem, warm, log_w = np.array(measured, dtype=np.float64).reshape(-1, 4).T
+    left: Floats = (_idle(problem)[3] - _idle_log_w(problem, shared)) / _IDLE_ERROR
+    return left
 
-    def predicted_log_w(at: Floats) -> Floats:
-        power: Floats = np.log(idle_w(problem.family.gpu(at), core, mem, warm))
-        return power
 
-    here = predicted_log_w(shared)
+def idling_by_shared(problem: FitProblem, shared: Floats) -> Floats:
+    """Return derivatives of what idling is predicted to draw, over its error. Shape (N, S)."""
+    here = _idle_log_w(problem, shared)
     moved = shared + _STEP * np.eye(len(shared))
-    by = np.array([predicted_log_w(each) - here for each in moved]).T / _STEP
-    return (log_w - here) / _IDLE_ERROR, by / _IDLE_ERROR
+    by: Floats = np.array([_idle_log_w(problem, each) - here for each in moved]).T / _STEP
+    return by / _IDLE_ERROR
+
+
+def _idle(problem: FitProblem) -> Floats:
+    """Return clocks, temperature and log power of idling as measured. Shape (4, N)."""
+    return np.array(problem.rows.idle, dtype=np.float64).reshape(-1, 4).T
+
+
+def _idle_log_w(problem: FitProblem, shared: Floats) -> Floats:
+    """Return the logarithm of what idling is predicted to draw. Shape (N,)."""
+    core, mem, warm, _ = _idle(problem)
+    power: Floats = np.log(idle_w(problem.family.gpu(shared), core, mem, warm))
+    return power
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +169,18 @@ def weights(problem: FitProblem, state: State) -> Floats:
 def kernel_costs(problem: FitProblem, state: State) -> Floats:
     """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
     whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
-    own = (weights(problem, state) * whitened**2).sum(axis=(0, 2))
+    return costs_of(state, whitened, weights(problem, state))
+
+
+def costs_of(state: State, residuals: Floats, precision: Floats) -> Floats:
+    """Return what `kernel_costs` does.
+
+    Args:
+        state: Where.
+        residuals: There, whitened. Shape (2, K, L).
+        precision: Of the residuals. Shape (2, K, L).
+    """
+    own = (precision * residuals**2).sum(axis=(0, 2))
     costs: Floats = 0.5 * own + state.prior.penalty(state.parameters.kernels)
     return costs
 
@@ -165,5 +190,5 @@ def cost(problem: FitProblem, state: State) -> float:
     away2 = (state.parameters.shared - problem.shared_mean) ** 2
     shared = 0.5 * (problem.shared_precision * away2).sum() / state.shared_scale**2
     if problem.rows.idle:
-        shared += 0.5 * (idling(problem, state.parameters.shared)[0] ** 2).sum()
+        shared += 0.5 * (idling(problem, state.parameters.shared) ** 2).sum()
     return float(kernel_costs(problem, state).sum() + shared)

@@ -19,7 +19,7 @@ from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.counters import Counters
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
-from underclock.hw.simulated.powerloop import PowerLoop
+from underclock.hw.simulated.powerloop import CAP_TICK_S, PowerLoop
 from underclock.hw.simulated.sensors import Gauges
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import LaunchLoop, Neighbour, turn
@@ -29,6 +29,7 @@ from underclock.records import Clocks, ThrottleReason
 from underclock.records.latencies import Domain
 
 _ROUNDING_S = 1e-12
+_NEARLY_S = 1e-9  # a stride that ends so far from a tick of the power loop does not reach it
 _LONGEST_STRIDE_S = 2.5  # heat moves little meanwhile
 _DECIDE_C = 0.1  # look again at what heat allows when the temperature moved this far
 _STEADY_C = 0.5  # and recompute a capped clock
@@ -388,35 +389,39 @@ class VirtualGpu:
             runs: Whose kernels take turns; nobody else's.
             until_s: When to stop at the latest.
         """
-        gpu, cost_at, note, loop = (
-            self.constants,
+        gpu, agenda, loop = self.constants, self.agenda, self._power_loop
+        cost_at, note, average, progress = (
             self._costs.at,
             self.gauges.note,
-            self._power_loop,
+            loop.average,
+            runs.progress,
         )
-        kernels, noise = runs.kernels, runs.power_noise
+        kernels, noise, own = runs.kernels, runs.power_noise, bool(runs.clocks)
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
         spent_s = self.counters.spent_s if self.counters is not None else defaultdict(float)
         while True:
-            if runs.clocks:
+            if own:
                 self._decide()
-            core_mhz = min(self._wanted_mhz, loop.ceiling_mhz)
+            now_s, warm_c = self.now_s, self.temperature_c
+            core_mhz, ceiling_mhz = self._wanted_mhz, loop.ceiling_mhz
+            core_mhz = min(core_mhz, ceiling_mhz)
             cost = cost_at(kernels[runs.position], core_mhz, self.mem_mhz)
-            power_w = (cost.cold_w + cost.w_per_c * self.temperature_c) * noise
+            power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * runs.time_noise
-            left_s = min(loop.to_tick_s(self.now_s), runs.left_s(launch_s))
-            stride_s = min(left_s, until_s - self.now_s)
-            note(self.now_s, self.energy_j, stride_s)
-            self.now_s += stride_s
+            tick_s, stride_s = loop.to_tick_s(now_s), runs.left_s(launch_s)
+            stride_s = min(stride_s, tick_s)
+            stride_s = min(stride_s, until_s - now_s)
+            note(now_s, self.energy_j, stride_s)
+            self.now_s = now_s = now_s + stride_s
             self.energy_j += power_w * stride_s
             spent_s[cost] += stride_s
-            self.temperature_c = temperature_after(gpu, self.temperature_c, power_w, stride_s)
-            loop.average(stride_s, power_w, core_mhz)
-            loop.act(self.now_s, stride_s, self.limit_w)
-            runs.progress(stride_s, launch_s)
-            until_s = min(until_s, self.agenda.next_s)  # a runtime may have set something down
-            is_as_warm = coolest_c <= self.temperature_c <= hottest_c
-            if runs.idle or not is_as_warm or self.now_s >= until_s - _ROUNDING_S:
+            self.temperature_c = warm_c = temperature_after(gpu, warm_c, power_w, stride_s)
+            average(stride_s, power_w, core_mhz)
+            if stride_s > tick_s - _NEARLY_S or tick_s == CAP_TICK_S:
+                loop.act(now_s, stride_s, self.limit_w)
+            progress(stride_s, launch_s)
+            until_s = min(until_s, agenda.next_s)  # a runtime may have set something down
+            if runs.idle or not coolest_c <= warm_c <= hottest_c or now_s >= until_s - _ROUNDING_S:
                 break
         self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz
         self.power_w, self._cost, self._launch_s = power_w, cost, launch_s

@@ -110,6 +110,12 @@ class VirtualLauncher:
     gpu: VirtualGpu
     clock: Clock | None = None
     clocks: tuple[Clocks, ...] = ()
+    _constants: dict[Kernel, KernelConstants] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _lasting_s: dict[KernelConstants, float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
@@ -126,7 +132,7 @@ class VirtualLauncher:
         _check(self.gpu)
         model = self.gpu.model
         round_ = Round.of(len(kernels), mix)
-        constants = {kernel.name: model.kernel(kernel) for kernel in kernels}
+        constants = {kernel.name: self._constants_of(kernel) for kernel in kernels}
         tensor = [constants[kernel.name] for kernel in kernels if kernel.kind is Kind.GEMM]
         at = dict(enumerate(constants[kernel.name] for kernel in kernels))
         if round_.mix.hot:
@@ -154,9 +160,20 @@ class VirtualLauncher:
 
     def _lasts_s(self, kernel: KernelConstants) -> float:
         """Return how long a launch takes at the highest clocks."""
-        model = self.gpu.model
-        core_mhz, mem_mhz = float(model.core_mhz[-1]), float(model.mem_mhz[-1])
-        return float(duration_s(model.constants, kernel, core_mhz, mem_mhz))
+        lasts_s = self._lasting_s.get(kernel)
+        if lasts_s is None:
+            model = self.gpu.model
+            core_mhz, mem_mhz = float(model.core_mhz[-1]), float(model.mem_mhz[-1])
+            lasts_s = float(duration_s(model.constants, kernel, core_mhz, mem_mhz))
+            self._lasting_s[kernel] = lasts_s
+        return lasts_s
+
+    def _constants_of(self, kernel: Kernel) -> KernelConstants:
+        """Return the same constants for a kernel each time: the GPU remembers what they cost."""
+        constants = self._constants.get(kernel)
+        if constants is None:
+            constants = self._constants[kernel] = self.gpu.model.kernel(kernel)
+        return constants
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a model's kernels are what they are."""

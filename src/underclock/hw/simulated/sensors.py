@@ -28,15 +28,17 @@ class Gauges:
         self._sensors = sensors
         self._gain = gain
         self._past: deque[tuple[float, float]] = deque([(0.0, 0.0)], maxlen=_POINTS)
+        self._last_s = 0.0  # of these
         self._tick = 0
         self._counter_mj = 0
         self._restarted_mj = 0
 
     def note(self, at_s: float, energy_j: float, stretch_s: float) -> None:
         """Remember the true energy at the start of a stretch of constant power."""
-        last_s = self._past[-1][0]
+        last_s = self._last_s
         if at_s - last_s >= _NOTED_S or (stretch_s >= _NOTED_S and at_s > last_s):
             self._past.append((at_s, energy_j))
+            self._last_s = at_s
 
     def counter_mj(self, now_s: float, energy_j: float) -> int:
         """Return what the energy counter shows now."""

@@ -108,9 +108,10 @@ class LaunchLoop:
     def _end_turn(self) -> None:
         """Let the next kernel have its turn."""
         self.share = 0.0
-        self.position = (self.position + 1) % len(self.turns)
-        self.turn = self.turns[self.position]
-        if self.position == 0:
+        position = self.position + 1
+        self.position = position = 0 if position == len(self.turns) else position
+        self.turn = self.turns[position]
+        if position == 0:
             self.launches += self.rounds
             self.completed_s = self.elapsed_s
 

@@ -119,13 +119,15 @@ def test_kernels_that_overlap_nothing_are_recognised(calibrated: Calibrated) -> 
 
 
 def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: Sweep) -> None:
-    results = check(calibrated, sweep, 4)
+    told: list[float] = []
+    results = check(calibrated, sweep, 4, progress=told.append)
     total = pooled([errors for _, errors in results])
 
     assert [name for name, _ in results] == list(_KERNELS)
     assert total.rows == len(sweep.kernel) - 4 * len(_KERNELS)
     assert total.time < 0.03
     assert total.power < 0.03
+    assert told == [k / len(_KERNELS) for k in range(len(_KERNELS))]
 
 
 def test_kernels_left_out_are_predicted_too(sweep: Sweep) -> None:
@@ -134,6 +136,16 @@ def test_kernels_left_out_are_predicted_too(sweep: Sweep) -> None:
     assert errors.rows == len(sweep.kernel) - 4 * len(_KERNELS)
     assert errors.time < 0.06
     assert errors.power < 0.06
+
+
+def test_progress_is_told_fold_by_fold(sweep: Sweep) -> None:
+    two = dataclasses.replace(
+        sweep.only(np.flatnonzero(sweep.kernel < 2)), kernels=sweep.kernels[:2]
+    )
+    told: list[float] = []
+    held_out(two, _SPEC.constants, 4, progress=told.append)
+
+    assert told == [0.5, 1.0]
 
 
 def test_all_rows_as_points_leave_nothing_to_predict(calibrated: Calibrated, sweep: Sweep) -> None:

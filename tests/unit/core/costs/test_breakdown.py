@@ -103,6 +103,7 @@ def names(parts: tuple[Share, ...]) -> list[str]:
     return [part.name for part in parts]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(sample_sets())
 def test_every_view_adds_up_to_the_step(sample_set: SampleSet) -> None:
@@ -119,6 +120,7 @@ def test_every_view_adds_up_to_the_step(sample_set: SampleSet) -> None:
         assert sum(part.launches for part in parts) == sum(k.count for k in sample_set.kernels)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(sample_sets())
 def test_the_most_energy_comes_first_and_no_name_twice(sample_set: SampleSet) -> None:
@@ -128,6 +130,7 @@ def test_the_most_energy_comes_first_and_no_name_twice(sample_set: SampleSet) ->
         assert len(set(names(parts))) == len(parts)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(sample_sets(), st.randoms(use_true_random=False))
 def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: random.Random) -> None:
@@ -150,6 +153,7 @@ def test_the_order_of_kernels_changes_nothing(sample_set: SampleSet, chance: ran
         }
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(sample_sets())
 def test_what_is_known_and_what_is_undecided_add_up_to_the_step(sample_set: SampleSet) -> None:

@@ -170,6 +170,7 @@ def everywhere(table: CostTable, core_mhz: float) -> int:
     return table.settings.index(Clocks(core_mhz=round(core_mhz)))
 
 
+@pytest.mark.slow
 @given(seeds, shares)
 def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
@@ -231,6 +232,7 @@ def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: flo
     assert cost.energy_j == pytest.approx(energy_j)
 
 
+@pytest.mark.slow
 @given(seeds, shares)
 def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
@@ -359,6 +361,7 @@ def test_kernels_alone_are_no_step() -> None:
             ask()
 
 
+@pytest.mark.slow
 @given(seeds, shares, st.floats(0.0, 0.2), st.floats(0.0, 0.8))
 def test_what_draws_less_is_cooler_and_draws_less_again(
     seed: int, share: float, c_per_w: float, w_per_c: float

@@ -124,6 +124,7 @@ def energy(_time_s: Floats, energy_j: Floats) -> float:
     return math.fsum(energy_j)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_the_cheapest_found_keeps_the_limit_and_its_bound_holds(part: int) -> None:
     missed = gaps = 0
@@ -146,6 +147,7 @@ def test_the_cheapest_found_keeps_the_limit_and_its_bound_holds(part: int) -> No
     assert gaps <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_the_fastest_found_keeps_the_limit_and_its_bound_holds(part: int) -> None:
     missed = gaps = 0

@@ -119,6 +119,7 @@ def test_without_a_budget_every_group_takes_its_cheapest(
     assert solution.energy_j == pytest.approx(table[1].min(axis=1).sum(), rel=1e-9)
 
 
+@pytest.mark.slow
 @every_solver
 @given(table=tables())
 @settings(max_examples=25)
@@ -185,6 +186,7 @@ def test_a_setting_that_is_slower_and_dearer_changes_nothing(problem: Problem) -
     assert solution.energy_j == pytest.approx(reference.energy_j, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "count"), [(200, 12), (800, 12)])
 def test_exact_and_highs_agree_on_large_instances(groups: int, count: int) -> None:
     random = np.random.default_rng(groups)

@@ -127,6 +127,16 @@ def test_a_choice_changes_what_the_table_says(half: CostEstimate) -> None:
     assert 0.0 < seen.energy_spread < 0.05
 
 
+def test_the_variance_of_a_choice_is_that_of_its_kernels(half: CostEstimate) -> None:
+    setting = np.arange(len(_KERNELS)) + 2
+    setting[0] = half.table.baseline
+    shared = half.time_variance(setting)
+    of_kernels = shared.of_entries[np.arange(len(_KERNELS)), setting]
+
+    spread = half.predicted_change(setting).time_spread
+    assert shared.rest + of_kernels.sum() == pytest.approx(spread**2)
+
+
 def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measured() -> None:
     # The cap makes the same of all locks that it does not let the kernel hold.
     gone: dict[str, object] = {
@@ -291,6 +301,7 @@ def test_one_profile_is_itself_and_none_is_an_error() -> None:
         joined([])
 
 
+@pytest.mark.slow
 def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     one = _profile(warnings=("hot",))
     launch = Launch(function="f", identity="other")

@@ -129,6 +129,7 @@ def model(campaign: SampleSet) -> FittedModel:
     return _without(campaign)
 
 
+@pytest.mark.slow
 def test_what_the_cap_held_tells_what_higher_clocks_would_draw(
     campaign: SampleSet, model: FittedModel
 ) -> None:
@@ -198,6 +199,7 @@ def test_held_samples_that_tell_no_clock_are_no_rows(
     assert not held_rows(steered, model, _LADDER)  # there the clock was read all through
 
 
+@pytest.mark.slow
 def test_what_the_cap_makes_of_one_lock_it_makes_of_all_higher_ones(campaign: SampleSet) -> None:
     rows = rows_of(campaign)
     log_s, log_w, repeats = held_means(campaign, rows, _LADDER)
@@ -275,6 +277,7 @@ def test_a_temperature_that_was_not_read_is_the_others_or_a_usual_one(campaign: 
     assert Warmth.own(one).c_per_w == 0.0  # one power tells no slope
 
 
+@pytest.mark.slow
 def test_a_file_without_held_samples_is_fitted_once(campaign: SampleSet) -> None:
     free = tuple(s for s in campaign.samples if s.throttle_reasons != _CAP)
     known = msgspec.structs.replace(campaign, samples=free)

@@ -283,6 +283,7 @@ def test_few_rows_can_be_fitted_too() -> None:
     assert (np.linalg.eigvalsh(model.shared_cov) > 0).all()
 
 
+@pytest.mark.slow
 def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     truth = _truth(40, 5, cores=12)
     rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 7))

@@ -171,6 +171,7 @@ def test_what_kernels_left_at_auto_take_of_the_step_is_unsure() -> None:
     assert unsure.energy_change == sure.energy_change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_every_arm_keeps_the_budget_with_confidence(seed: int) -> None:
     posterior = _belief(seed, 0.005)

@@ -106,6 +106,7 @@ def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> No
     assert abs(_energy_errors(made)[0, column]) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [1, 3])
 def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
     """Energy that rises by half at the highest clocks: nothing below says so but its own runs."""
@@ -340,6 +341,7 @@ def test_a_fit_believes_what_all_runs_of_a_row_say(kernels: int, cores: tuple[in
     assert fitted.rows.of_first(1).run_variance is not None
 
 
+@pytest.mark.slow
 def test_promises_hold_on_tables_of_a_known_gpu() -> None:
     """Heavy tails, wild runs, rows with one run: the truth lies within the promise's interval."""
     held, off = [], []

@@ -179,6 +179,7 @@ def test_one_sample_at_a_known_clock_is_a_row() -> None:
     assert len(rows_of(_profile(_grid("a")[:1])).kernel) == 1
 
 
+@pytest.mark.slow
 @given(st.floats(1.5, 100.0), st.sampled_from(["time_s", "energy_j"]))
 def test_an_odd_repeat_hardly_counts_and_refuses_nothing(factor: float, what: str) -> None:
     grid = [*_grid("a"), *_grid("a", repeat=1), *_grid("a", repeat=2)]

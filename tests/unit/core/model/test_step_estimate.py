@@ -125,6 +125,7 @@ def found(campaign: SampleSet) -> CostEstimate:
     return estimate(campaign)
 
 
+@pytest.mark.slow
 def test_auto_is_told_from_kernels_within_what_is_known_of_them(found: CostEstimate) -> None:
     table = found.table
     settled = settled_step(table, np.full(len(_ORDER), table.baseline))
@@ -172,6 +173,7 @@ def test_all_at_auto_changes_nothing_surely(found: CostEstimate) -> None:
     assert (change.time_spread, change.energy_spread) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: SampleSet) -> None:
     plain = estimate(campaign)
     off = tuple(
@@ -196,6 +198,7 @@ def test_what_the_model_misses_no_further_sample_takes_away(found: CostEstimate)
     assert missing.predicted_change(setting).energy_spread > known.energy_spread
 
 
+@pytest.mark.slow
 def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
     alone = estimate(campaign, isolated=True)
 
@@ -207,6 +210,7 @@ def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
         alone.predicted_schedule(np.zeros(len(_ORDER), dtype=np.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", ["in_situ", "order"])
 def test_kernels_alone_where_the_step_was_not_run_whole(campaign: SampleSet, lacking: str) -> None:
     without = msgspec.structs.replace(campaign, **{lacking: ()})
@@ -214,12 +218,14 @@ def test_kernels_alone_where_the_step_was_not_run_whole(campaign: SampleSet, lac
     assert estimate(without).table.accounting is Accounting.ISOLATED
 
 
+@pytest.mark.slow
 def test_kernels_alone_where_the_baseline_is_not_auto(campaign: SampleSet) -> None:
     named = estimate(campaign, baseline=Clocks(core_mhz=1200))
 
     assert named.table.accounting is Accounting.ISOLATED
 
 
+@pytest.mark.slow
 def test_without_a_temperature_nothing_is_said_of_heat(campaign: SampleSet) -> None:
     unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
     cold = estimate(msgspec.structs.replace(campaign, in_situ=unread))
@@ -236,6 +242,7 @@ def test_a_kernel_that_alone_draws_the_limit_is_not_measured_there(found: CostEs
     assert not found.holds_alone.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mem_mhz", [None, _MEM_MHZ])
 def test_a_campaign_of_slow_clocks_knows_auto_from_the_clock_it_boosts_to(
     mem_mhz: int | None,
@@ -253,6 +260,7 @@ def test_a_campaign_of_slow_clocks_knows_auto_from_the_clock_it_boosts_to(
     assert not estimated.measurable[:, column].any()
 
 
+@pytest.mark.slow
 def test_where_boost_was_never_seen_the_fastest_clock_stands_for_it() -> None:
     unread = [
         msgspec.structs.replace(s, observed=None) if s.asked.is_auto else s
@@ -300,6 +308,7 @@ def test_errors_that_plan_and_cap_share_cancel(limited: LimitedEstimate) -> None
     assert slow.time_change > 0.0
 
 
+@pytest.mark.slow
 def test_a_limit_is_put_on_no_kernels_alone(campaign: SampleSet) -> None:
     alone = estimate(campaign, isolated=True)
 
@@ -307,6 +316,7 @@ def test_a_limit_is_put_on_no_kernels_alone(campaign: SampleSet) -> None:
         LimitedEstimate.of(alone, 200.0, _LIMIT_W)
 
 
+@pytest.mark.slow
 def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
     campaign: SampleSet, limited: LimitedEstimate
 ) -> None:
@@ -372,6 +382,7 @@ def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core_mhz", [1200, 1680])
 def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
     campaign: SampleSet, found: CostEstimate, core_mhz: int
@@ -392,6 +403,7 @@ def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
     assert abs(unsure.energy_change - sure.energy_change) < 2 * unsure.energy_spread
 
 
+@pytest.mark.slow
 def test_a_fit_says_which_kernels_it_knows_from_the_step_only(campaign: SampleSet) -> None:
     fitted = fit_of(_cut_off(campaign, 5))
 

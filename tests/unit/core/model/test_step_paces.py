@@ -107,6 +107,7 @@ def samples() -> SampleSet:
     return _samples()
 
 
+@pytest.mark.slow
 def test_kernels_among_hot_neighbours_run_slower_than_the_mean(samples: SampleSet) -> None:
     settled, order = _settled(), np.array(_ORDER)
     rows, model = fit_rows(samples, samples.settings)
@@ -125,6 +126,7 @@ def test_kernels_among_hot_neighbours_run_slower_than_the_mean(samples: SampleSe
     assert rows.core_mhz[inside] == pytest.approx(true * settled.mean_mhz, rel=0.003)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [

@@ -68,6 +68,7 @@ def plan(costs: CostTable, kept: Rules) -> tuple[float, float, int]:
     return arm.cost.time_change, arm.cost.energy_change, schedule.switches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "budget"), [(0, 0.0), (4, 0.01)])
 def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
     costs = table(seed=seed)
@@ -106,6 +107,7 @@ def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
     assert point.gap <= 1e-4
 
 
+@pytest.mark.slow
 def test_a_gap_left_at_the_shortest_latency_leaves_no_point_worse_than_a_longer_one() -> None:
     for seed in range(6):
         costs = table(seed=seed)

@@ -234,6 +234,7 @@ def test_what_is_unsure_is_left_out_of_a_plan_and_the_rest_stays() -> None:
     assert kept.proof.gap == pytest.approx(1.0 - (1.0 - 0.21) / (1.0 - 0.15))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(seed: int) -> None:
     menu = Menu.drawn(seed)
@@ -251,6 +252,7 @@ def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(se
     assert 1.0 + menu.least >= (1.0 + reached) * (1.0 - kept.proof.gap) - 1e-9
 
 
+@pytest.mark.slow
 def test_priced_variance_comes_near_the_best_choice_there_is() -> None:
     lost = {True: 0.0, False: 0.0}
     for seed in range(40):

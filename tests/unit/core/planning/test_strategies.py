@@ -22,6 +22,7 @@ from underclock.core.planning.strategies import (
     choose_kernels,
     compare_strategies,
     cost_of,
+    one_clock_only,
     tolerance_of,
 )
 from underclock.records import (
@@ -238,6 +239,23 @@ def test_an_infeasible_arm_has_no_settings() -> None:
     assert [arm.status for arm in compared.arms] == [Status.BASELINE, *[Status.INFEASIBLE] * 4]
 
 
+def test_only_arms_of_one_clock_are_left_where_a_step_can_have_no_more() -> None:
+    table = CostTable(
+        kernels=(Kernel(name="k"),),
+        settings=(Clocks(core_mhz=900), AUTO),
+        time_s=np.array([[1.0, 1.0]]),
+        energy_j=np.array([[0.5, 1.0]]),
+        baseline=1,
+    )
+    compared = one_clock_only(compare_strategies(table, Goal(max_slowdown=0.0)))
+
+    assert [arm.name for arm in compared.arms] == [Strategy.AUTO, Strategy.BEST_FIXED]
+    assert {name: each.tolist() for name, each in compared.settings.items()} == {
+        Strategy.AUTO: [1],
+        Strategy.BEST_FIXED: [0],
+    }
+
+
 @given(cost_tables(), granularities)
 def test_the_frontier_is_that_of_the_chosen_granularity(
     table: CostTable, granularity: Granularity
@@ -451,6 +469,7 @@ def test_arms_of_a_step_cost_what_the_step_does(table: CostTable, budget: float)
     assert (auto.time_s, auto.energy_j) == (table.auto_time_s, table.auto_energy_j)
 
 
+@pytest.mark.slow
 @given(steps(), budgets, st.floats(0.0, 2e-3))
 def test_a_steps_budget_is_kept_to_a_tenth_of_a_point_with_confidence(
     table: CostTable, budget: float, spread: float

@@ -96,6 +96,7 @@ def settled_all(table: CostTable) -> list[tuple[Ints, Cost, bool]]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seeds, st.floats(0.7, 1.1))
 def test_the_fastest_step_is_what_it_settles_at_and_its_gap_holds(seed: int, limit: float) -> None:
@@ -190,6 +191,7 @@ def arm_of(solved: SolvedStrategies, name: Strategy = Strategy.KERNEL_GLOBAL) ->
     return next(arm for arm in solved.arms if arm.name is name)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seeds, st.sampled_from([-0.005, 0.0, 0.02]))
 def test_a_plan_is_what_it_settles_at_and_keeps_its_budget(seed: int, budget: float) -> None:
@@ -273,6 +275,7 @@ def test_with_confidence_too_what_is_held_is_no_worse_than_auto(seed: int) -> No
     assert arm.energy_change <= 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [Objective.EDP, Objective.ENERGY, Objective.TIME])
 @pytest.mark.parametrize("aggregate", Aggregate)
 def test_other_objectives_claim_no_more_than_is_known(
@@ -312,6 +315,7 @@ def schedule(table: CostTable, budget: float, latency_s: float, sure: Sure | Non
     return arm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [-0.004, 0.0, 0.02])
 def test_a_schedule_keeps_its_budget_as_it_settles(budget: float) -> None:
     table = step(3, limit=0.8, each=6)

@@ -143,6 +143,7 @@ def test_a_prior_is_off_by_what_its_checks_say(deviations: list[float], factor: 
     assert widening(checks) == pytest.approx(factor)
 
 
+@pytest.mark.slow
 def test_a_prior_that_is_off_spreads_more() -> None:
     runs = [_RUN] * 4
     usual, off = (
@@ -154,6 +155,7 @@ def test_a_prior_that_is_off_spreads_more() -> None:
     assert (off.time.std(axis=0) > usual.time.std(axis=0)).all()
 
 
+@pytest.mark.slow
 def test_a_step_may_be_like_the_kernels_of_one_sweep_only() -> None:
     copies = tuple(
         ReferenceKernel(

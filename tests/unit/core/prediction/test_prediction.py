@@ -193,6 +193,16 @@ def test_the_same_seed_draws_alike() -> None:
     assert (one.time != other.time).any()
 
 
+def test_progress_is_told_draw_by_draw() -> None:
+    tables = _tables(_sample_set(*_TWO), draws=2)
+    drawn: list[float] = []
+    draw_costs(_PRIOR, [_run()], _CLOCKS, draws=2, seed=0, progress=drawn.append)
+    chosen: list[float] = []
+    savings_after_measuring(tables, 0.05, 0.95, progress=chosen.append)
+
+    assert drawn == chosen == [0.5, 1.0]
+
+
 def test_counters_tell_what_a_clock_costs() -> None:
     runs = [_run(), _run(utilisation=_COPY), _run(utilisation=_PRODUCT)]
     costs = draw_costs(_PRIOR, runs, _CLOCKS, draws=200, seed=0)

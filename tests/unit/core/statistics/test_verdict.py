@@ -213,6 +213,7 @@ def test_kept_needs_every_bound_and_not_kept_only_one() -> None:
     assert _verdict(far, slow).further_repeats == time_slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [3, 5, 10])
 @pytest.mark.parametrize("noises", [(0.005, 0.005), (0.001, 0.01)])
 def test_nineteen_intervals_of_twenty_hold_the_truth(
@@ -245,6 +246,7 @@ def _verdicts(energy_change: float, time_change: float, repeats: int) -> Counter
     return verdicts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [3, 10])
 @pytest.mark.parametrize(("energy", "time"), [(-0.10, -0.01), (-0.13, 0.01), (-0.10, 0.01)])
 def test_a_plan_that_breaks_its_promise_by_a_point_is_not_called_kept(

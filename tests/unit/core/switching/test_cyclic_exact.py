@@ -201,6 +201,7 @@ def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
             assert schedule.energy_j <= cost_of(problem, choice).energy_j
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_long_ring_is_proven_and_beats_any_fixed_clock(seed: int) -> None:
     problem = like_a_gpu(600, seed)

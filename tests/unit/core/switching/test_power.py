@@ -83,6 +83,7 @@ def cheapest(
     return sequence.cheapest(CyclicExact(gap=gap), first=begin, rounds=rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_what_is_found_keeps_the_rules_and_the_limit(part: int) -> None:
     missed = worse = 0

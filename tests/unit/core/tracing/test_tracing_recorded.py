@@ -33,6 +33,7 @@ def test_recorded_captures_match_their_profiles(captured: Recording) -> None:
     assert None not in matched
 
 
+@pytest.mark.slow
 def test_one_launch_missing_in_a_recording_costs_one_name(captured: Recording) -> None:
     middle = len(captured.seen) // 2
     matched = align(captured.nodes, captured.seen[:middle] + captured.seen[middle + 1 :])

@@ -148,6 +148,7 @@ def test_what_runs_between_two_parts_does_not_end_one(tape: Tape) -> None:
     assert parts.between == {"aten::_unique2": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wait", "said"),
     [

@@ -96,6 +96,7 @@ def stepping(trainer: Trainer) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.slow
 def test_whatever_a_step_changes_is_put_back(trainer: Trainer) -> None:
     step = stepping(trainer)
     before = trainer.state()

@@ -148,6 +148,7 @@ def test_what_is_done_again_in_the_backward_pass_marks_nothing(
     assert stream.marks == [1, 2, 3, 4, 5, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's own, while it compiles
 @pytest.mark.parametrize("in_place", [True, False])
 def test_the_ends_of_compiled_regions_are_marked(

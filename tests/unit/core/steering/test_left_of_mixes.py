@@ -1,0 +1,239 @@
+"""What is left of a mix when its company is taken off, and how sure that is."""
+
+import msgspec
+import pytest
+
+from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
+from underclock.core.model.checks import check_values
+from underclock.core.model.rows import CannotFitError, rows_of
+from underclock.core.steering.agenda import (
+    ALONE,
+    COMPANIONS,
+    IDLING,
+    SteeringAgenda,
+    Wanted,
+)
+from underclock.core.steering.company import Company
+from underclock.core.steering.taking_off import at_cap, taken_off, told
+from underclock.core.steering.worth import Known
+from underclock.errors import DataError
+from underclock.physics.power import busy_w, idle_w
+from underclock.records import (
+    Clocks,
+    Mix,
+    MixSample,
+    SampleSet,
+    ThrottleReason,
+)
+
+
+def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
+    wild = msgspec.structs.replace(steered.mixed[-1], core_spread_mhz=80.0)
+    of_step = msgspec.structs.replace(steered.mixed[0], core_spread_mhz=60.0)
+    samples = msgspec.structs.replace(steered, mixed=(of_step, *steered.mixed[1:-1], wild))
+    company = Company.of(samples.mixed, SHAPE, 1.0)
+    calm, hunts = (
+        taken_off([one], samples.kernels, company)[-1] for one in (steered.mixed[-1], wild)
+    )
+    (unmetered,) = taken_off(
+        [msgspec.structs.replace(wild, spin_mhz=None)], samples.kernels, company
+    )
+
+    assert unmetered.time_windows == pytest.approx(0.25)
+    assert hunts.power_windows == pytest.approx(0.25 * calm.power_windows)
+    assert f"hunted in 2 of {len(samples.mixed)} measurements" in told(samples)[1]
+    assert repr(wild.kernel) in told(samples)[1]
+    assert (
+        "of the step by 60 MHz"
+        in told(msgspec.structs.replace(steered, mixed=(of_step, *steered.mixed[1:])))[1]
+    )
+
+
+def test_what_is_left_of_a_mix_is_the_kernels() -> None:
+    gpu = Synthetic(noise=0.0)
+    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006, 0.01)]
+    samples = gpu.samples(
+        Wanted("", IDLING), Wanted("", COMPANIONS), *[Wanted("", mix) for mix in mixes]
+    )
+    company = Company.of(samples.mixed, SHAPE, 1.0)
+    for mix in (ALONE, Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
+        sample = gpu.run(Wanted("softmax", mix))
+        left = taken_off([sample], samples.kernels, company)[-1]
+        power_w = float(busy_w(GPU, KERNELS["softmax"], sample.core_mhz, MEM_MHZ, WARM_C))
+
+        assert left.time_s == sample.kernel_s[0]
+        assert left.power_w == pytest.approx(power_w, rel=0.02)
+        assert 0.0 < left.power_windows <= 1.0
+
+
+def test_idling_below_boost_is_as_sure_as_a_part_of_the_change() -> None:
+    gpu = Synthetic(noise=0.0)
+    company = Company.of([gpu.run(Wanted("", IDLING))], SHAPE, 1.0)
+    here, below = (company.idle_w(mhz, 1.0, WARM_C) for mhz in (BOOST_MHZ, 1500.0))
+
+    assert here is not None
+    assert below is not None
+    assert here.mean_w == pytest.approx(float(idle_w(GPU, BOOST_MHZ, MEM_MHZ, WARM_C)))
+    assert below.mean_w < here.mean_w
+    assert below.total_w > (here.mean_w - below.mean_w) / 4 > here.total_w
+    true_w = float(idle_w(GPU, 1500.0, MEM_MHZ, WARM_C))
+    assert abs(below.mean_w - true_w) < 2 * below.total_w
+
+
+def test_idling_at_held_clocks_is_measured_where_it_is_needed() -> None:
+    gpu = Synthetic(noise=0.0)
+    held = gpu.run(Wanted("", IDLING), asked=Clocks(core_mhz=1500))
+    company = Company.of([gpu.run(Wanted("", IDLING)), held], SHAPE, 1.0)
+    draw = company.idle_w(1500.0, 1.0, WARM_C)
+
+    assert draw is not None
+    assert draw.mean_w == pytest.approx(float(idle_w(GPU, 1500.0, MEM_MHZ, WARM_C)))
+    assert draw.total_w == pytest.approx(0.004 * draw.mean_w)
+
+
+def test_the_companion_is_less_sure_outside_of_where_it_ran() -> None:
+    gpu = Synthetic(seed=5)
+    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
+    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS, *mixes)]
+    company = Company.of(runs, SHAPE, 1.0)
+    inside, outside = (company.hot_w(mhz, 1.0) for mhz in (1600.0, 1300.0))
+
+    assert inside is not None
+    assert outside is not None
+    assert inside.mean_w == pytest.approx(
+        float(busy_w(GPU, HOT, 1600.0, MEM_MHZ, WARM_C)), rel=0.02
+    )
+    assert outside.spread_w > 5 * inside.spread_w
+
+
+def test_nothing_is_taken_off_with_company_that_was_never_measured() -> None:
+    gpu = Synthetic()
+    nobody = Company.of([], SHAPE, 1.0)
+    kernels = gpu.samples().kernels
+    for mix in (Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
+        (one,) = taken_off([gpu.run(Wanted("copy", mix))], kernels, nobody)
+        assert (one.power_w, one.power_windows) == (None, 0.0)
+        assert one.time_windows == 1.0
+    assert nobody.idle_w(1500.0, 1.0, WARM_C) is None
+    # Nor is the companion known where it idled too, and idling is not.
+    thinned = gpu.run(Wanted("", Mix(launches=0, hot=1, idle_s=0.01)))
+    assert Company.of([thinned], SHAPE, 1.0).hot_w(1900.0, 1.0) is None
+
+
+def test_a_mix_of_almost_nothing_but_company_tells_no_power() -> None:
+    gpu = Synthetic()
+    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS)]
+    company = Company.of(runs, SHAPE, 1.0)
+    (left,) = taken_off([gpu.run(Wanted("tiny", Mix(hot=5)))], gpu.samples().kernels, company)
+
+    assert left.power_w is None
+
+
+def test_the_cap_is_what_the_driver_says_or_else_the_limit() -> None:
+    sample = Synthetic().run(Wanted("", COMPANIONS))
+    unread = msgspec.structs.replace(sample, throttle_reasons=None)
+
+    assert at_cap(sample, 700.0)
+    assert not at_cap(msgspec.structs.replace(sample, throttle_reasons=ThrottleReason.NONE), 700.0)
+    assert at_cap(unread, 700.0)
+    assert not at_cap(unread, 800.0)
+    assert not at_cap(unread, None)
+
+
+def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
+    unseen = Known()
+    once = unseen.after(1500.0, 1e-4)
+    twice = once.after(1900.0, 1e-4)
+
+    assert once.variance(1500.0) == pytest.approx(1e-4, rel=1e-3)
+    assert once.variance(1900.0) > 50 * once.variance(1500.0)
+    assert twice.variance(1700.0) < 2e-4
+    assert twice.noise == pytest.approx(5e-5)
+    assert unseen.variance(1000.0) > 1e6
+
+
+def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
+    # A round that drew less than its company does by itself.
+    damaged = tuple(
+        msgspec.structs.replace(s, round_j=s.round_j / 10) if s.mix.idle_s and not s.kernel else s
+        for s in steered.mixed
+        if s.mix != IDLING
+    )
+    idle = next(s for s in steered.mixed if s.mix == IDLING)
+    agenda = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=(idle, *damaged)), SHAPE)
+
+    assert agenda.bench is not None
+    assert len(agenda.bench.hot) < len(_hot(steered))
+    agenda.next(takes_s, 0.003)
+
+
+def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSet) -> None:
+    steps = [s for s in steered.mixed if not s.kernel and s.kernel_s]
+    bad = max(steps, key=lambda s: s.mix.idle_s)
+    rest = [s for s in steered.mixed if s.kernel or not s.kernel_s or s.mix == ALONE]
+    mixed = (*rest, msgspec.structs.replace(bad, round_j=bad.round_j / 50))
+    wanted = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=mixed), SHAPE).next(
+        takes_s, 0.003
+    )
+
+    assert wanted is not None
+    assert not wanted.kernel
+    assert wanted.mix.launches
+
+
+def _hot(samples: SampleSet) -> list[MixSample]:
+    return [s for s in samples.mixed if s.mix.hot and not s.mix.launches]
+
+
+def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
+    rows = rows_of(steered)
+    steps = sum(not s.kernel and bool(s.kernel_s) for s in steered.mixed)
+    for k, kernel in enumerate(steered.kernels):
+        time, power = rows.windows[:, rows.kernel == k]
+        metered = sum(s.kernel == kernel.name and s.spin_mhz is not None for s in steered.mixed)
+        assert (power == 0.0).sum() == steps + metered
+        # Times and powers of the same mix are rows of their own, each at its own clock.
+        assert (time == 0.0).sum() == metered
+        assert ((time > 0.0) | (power > 0.0)).all()
+    assert len(rows.step) == steps
+
+
+def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) -> None:
+    only = msgspec.structs.replace(steered, mixed=steered.mixed[:1], samples=(), in_situ=())
+
+    with pytest.raises(CannotFitError, match="all 1 samples ran at the power cap or at unknown"):
+        rows_of(only)
+    some = tuple(s for s in steered.mixed if s.kernel == "copy")[:1]
+    assert "copy" in rows_of(msgspec.structs.replace(only, mixed=some)).names
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"kernel": "another"}, "is no kernel of the step"),
+        ({"kernel_s": (1.0, 1.0)}, "has 2 durations instead of 1"),
+        ({"kernel": "", "kernel_s": (1.0,)}, "the step in company has 1 durations instead of 5"),
+        ({"round_j": 1e9}, "W"),
+        ({"core_mhz": 1e6}, "MHz"),
+        ({"temperature_c": 1e3}, "°C"),
+    ],
+)
+def test_measurements_in_company_that_cannot_be_are_refused(
+    steered: SampleSet, changed: dict[str, object], words: str
+) -> None:
+    bad = msgspec.structs.replace(steered.mixed[-1], **changed)
+
+    with pytest.raises(DataError, match=words):
+        check_values(msgspec.structs.replace(steered, mixed=(bad,)))
+
+
+def test_measurements_without_a_temperature_are_taken_as_usually_warm(steered: SampleSet) -> None:
+    cold = msgspec.structs.replace(
+        steered,
+        mixed=tuple(msgspec.structs.replace(s, temperature_c=None) for s in steered.mixed),
+    )
+    bench = SteeringAgenda.of(cold, SHAPE).bench
+    assert bench is not None
+    assert bench.temperature_c == 55.0
+    assert rows_of(cold).temperature_c.tolist() == [55.0] * len(rows_of(steered).kernel)
+    check_values(cold)

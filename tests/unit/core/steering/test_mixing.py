@@ -1,0 +1,197 @@
+"""Which mix brings a kernel to a clock, and which companions a step has."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from steered_gpu import (
+    BOOST_MHZ,
+    GPU,
+    HOT,
+    KERNELS,
+    MEM_MHZ,
+    ORDER,
+    SHAPE,
+    WARM_C,
+    Synthetic,
+    campaign,
+    takes_s,
+)
+from underclock.core.steering.agenda import (
+    ALONE,
+    COMPANIONS,
+    IDLING,
+    SteeringAgenda,
+    Wanted,
+)
+from underclock.core.steering.company import Company
+from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at, thinned
+from underclock.core.steering.worth import variance_in
+from underclock.physics.power import busy_w
+from underclock.physics.timing import duration_s
+from underclock.records import (
+    Clocks,
+    Mix,
+    SampleSet,
+)
+
+
+def _bench(gpu: Synthetic, **more: object) -> Bench:
+    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
+    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS, *mixes)]
+    company = Company.of(runs, SHAPE, 1.0)
+    hot = tuple(
+        Seen(mhz, float(busy_w(GPU, HOT, mhz, MEM_MHZ, WARM_C)), duration_s(GPU, HOT, mhz, 1))
+        for mhz in (1450.0, 1980.0)
+    )
+    bench = Bench(company=company, hot=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0)
+    return replace(bench, **more)  # type: ignore[arg-type]
+
+
+def _seen(name: str, *core_mhz: float) -> list[Seen]:
+    part = KERNELS[name]
+    return [
+        Seen(
+            mhz,
+            float(busy_w(GPU, part, mhz, MEM_MHZ, WARM_C)),
+            duration_s(GPU, part, mhz, MEM_MHZ),
+        )
+        for mhz in core_mhz
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["product", "softmax", "copy", "tiny"])
+@pytest.mark.parametrize("core_mhz", [1650.0, 1800.0, 1980.0])
+@pytest.mark.parametrize("seen_mhz", [(1980.0,), (1600.0, 1980.0)])
+def test_a_mix_runs_where_it_was_meant_to(
+    name: str, core_mhz: float, seen_mhz: Sequence[float]
+) -> None:
+    gpu = Synthetic(noise=0.0)
+    mix = mix_at(core_mhz, _seen(name, *seen_mhz), _bench(gpu))
+
+    assert mix is not None
+    read_mhz = gpu.run(Wanted(name, mix)).core_mhz
+    assert read_mhz == pytest.approx(core_mhz, abs=60.0 if len(seen_mhz) > 1 else 150.0)
+
+
+def test_no_mix_is_named_where_none_would_do() -> None:
+    gpu = Synthetic(noise=0.0)
+    bench = _bench(gpu)
+    hot, cold = _seen("product", 1500.0), _seen("copy", 1980.0)
+
+    assert mix_at(1200.0, cold, bench) is None  # the companion itself is too cold there
+    assert mix_at(1600.0, cold, replace(bench, hot=())) is None
+    assert mix_at(1980.0, (), replace(bench, limit_w=5000.0)) is None
+    assert mix_at(1600.0, (), replace(bench, limit_w=5000.0)) is None
+    assert mix_at(1980.0, hot, replace(bench, limit_w=80.0)) is None  # idling is too hot
+    nobody = Company.of([], SHAPE, 1.0)
+    assert mix_at(1980.0, hot, replace(bench, company=nobody)) is None
+    # Almost nothing but idling; and a step of seconds, with as long a companion.
+    assert mix_at(1980.0, hot, replace(bench, limit_w=165.0)) is None
+    long = [Seen(1980.0, 500.0, 2.0)]
+    assert mix_at(1600.0, long, bench) is None
+
+
+def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
+    gpu = Synthetic(noise=0.0)
+    capped = _seen("product", 1580.0)[0]
+    idle = gpu.run(Wanted("", IDLING), asked=Clocks(core_mhz=1900))
+    idle_w_ = idle.round_j / idle.round_s
+    mix = thinned(1900.0, capped, idle_w_, 698.0)
+
+    assert mix is not None
+    sample = gpu.run(Wanted("product", mix), asked=Clocks(core_mhz=1900))
+    assert sample.core_mhz == 1900.0
+    assert thinned(1900.0, capped, 690.0, 698.0) is None
+    # Within a launch of a second the cap acts, however long the GPU idled before it.
+    assert thinned(1900.0, capped._replace(time_s=1.0), idle_w_, 698.0) is None
+
+
+def test_a_long_step_has_many_companions() -> None:
+    mix = mix_at(1700.0, [Seen(1750.0, 650.0, 0.2)], _bench(Synthetic()), most_launches=1)
+
+    assert mix is not None
+    assert mix.launches == 1
+    assert mix.hot > 10
+
+
+def _slow(steered: SampleSet, times: float) -> SampleSet:
+    """Return the first looks at a step that takes so many times longer, and company."""
+    slow = tuple(
+        msgspec.structs.replace(
+            s,
+            round_s=s.round_s * times,
+            round_j=s.round_j * times,
+            kernel_s=tuple(each_s * times for each_s in s.kernel_s),
+        )
+        for s in steered.mixed
+        if not s.kernel and s.mix == ALONE
+    )
+    rest = tuple(s for s in steered.mixed if s.kernel or not s.mix.launches)
+    return msgspec.structs.replace(steered, mixed=(*slow, *rest))
+
+
+def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> None:
+    samples = _slow(steered, 0.2 / steered.mixed[0].round_s)
+    taken: list[Mix] = []
+    for _ in range(3):
+        wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
+        assert wanted is not None
+        taken.append(wanted.mix)
+        sample = msgspec.structs.replace(
+            samples.mixed[0], mix=wanted.mix, repeat=len(taken), idle_s=wanted.mix.idle_s
+        )
+        samples = msgspec.structs.replace(samples, mixed=(*samples.mixed, sample))
+
+    metered, again, heated = taken
+    assert metered == again
+    assert (metered.hot, metered.idle_s) == (0, metered.pieces * METER_S)
+    assert heated.hot > 0
+    for mix in taken:
+        assert mix.launches == 1
+        assert 1 < mix.pieces <= len(ORDER)
+        assert mix.idle_s >= mix.pieces * METER_S
+
+
+def test_company_that_was_never_measured_tells_nothing() -> None:
+    bench = _bench(Synthetic())
+    own = _seen("copy", 1700.0)[0]
+    mix = Mix(launches=4, hot=1)
+
+    assert variance_in(mix, own, bench) < 0.1
+    nobody = Company.of([], SHAPE, 1.0)
+    assert math.isinf(variance_in(mix, own, replace(bench, company=nobody)))
+
+
+def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
+    samples = _slow(steered, 1e3)
+    metered = next(s for s in samples.mixed if not s.kernel and s.mix == ALONE)
+    for _ in range(2):
+        wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
+        assert wanted is not None
+        sample = msgspec.structs.replace(metered, mix=wanted.mix, idle_s=wanted.mix.idle_s)
+        samples = msgspec.structs.replace(samples, mixed=(*samples.mixed, sample))
+    wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
+
+    assert wanted is not None
+    assert not wanted.kernel
+    assert (wanted.mix.hot, wanted.mix.idle_s > 0) == (0, True)
+
+
+def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> None:
+    held, free = (
+        campaign(Synthetic(seed=7, noise=0.0, peak_w=peak_w)) for peak_w in (950.0, math.inf)
+    )
+
+    def highest_mhz(samples: SampleSet) -> float:
+        return max(s.core_mhz for s in samples.mixed if s.kernel == "product")
+
+    assert highest_mhz(free) == BOOST_MHZ
+    assert highest_mhz(held) < 1800.0
+    bench = SteeringAgenda.of(held, SHAPE).bench
+    assert bench is not None
+    assert bench.peak_w == pytest.approx(950.0, rel=0.01)
