@@ -5,15 +5,15 @@ move. How fast this very step goes, against that, is followed from mark to mark 
 follows a constant: steps whose lengths differ are known after a mark or two, and where lengths do
 not differ the noise of single marks moves nothing.
 
-Shape letters: M marks, H steps remembered.
+It stands on the standard library alone: lists are short, and a conductor is to start at once.
 """
 
 import bisect
 import itertools
 import math
+from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
-
-import numpy as np
 
 from underclock.runtime.machine.timetable import Timetable
 
@@ -57,8 +57,9 @@ class Position:
         self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
         self._usual_s = self._planned_s
         self._ahead_s: list[float] = []
-        self._history = np.empty((0, len(marks)))
-        self._lasted_s = np.full(len(marks), np.nan)  # of this step, as far as seen
+        self._history: deque[list[float]] = deque(maxlen=_REMEMBERED)  # of each step, by mark
+        self._unknown_s = [math.nan] * len(marks)
+        self._lasted_s = self._unknown_s[:]  # of this step, as far as seen
         self._missed = [0] * len(marks)
         self._off_s: list[float] = []  # marks of this step from where they were expected
         self._noise_s, self._spread = _FIRST_NOISE_S, _FIRST_SPREAD
@@ -100,10 +101,13 @@ class Position:
             return (
                 f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
             )
-        planned, usual = np.array(self._planned_s[:-1]), np.array(self._usual_s[:-1])
-        if not planned.sum() * usual.sum():
+        planned, usual = self._planned_s[:-1], self._usual_s[:-1]
+        planned_s, usual_s = math.fsum(planned), math.fsum(usual)
+        if not planned_s * usual_s:
             return None
-        apart = 0.5 * float(np.abs(planned / planned.sum() - usual / usual.sum()).sum())
+        apart = 0.5 * math.fsum(
+            abs(a / planned_s - b / usual_s) for a, b in zip(planned, usual, strict=True)
+        )
         if apart <= _ALIKE:
             return None
         return f"{apart:.0%} of the step lies between other marks than planned"
@@ -267,23 +271,25 @@ class Position:
     def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
         """Learn from the step that ended, and expect the next to be as steps are."""
         self.rounds += 1
-        if self.learns and not np.isnan(self._lasted_s).any():
-            self._history = np.vstack((self._history, self._lasted_s))[-_REMEMBERED:]
-            self._usual_s = np.median(self._history, axis=0).tolist()
-            steps_s = self._history.sum(axis=1)
-            apart = float(np.median(np.abs(steps_s / math.fsum(self._usual_s) - 1.0)))
+        if self.learns and not any(map(math.isnan, self._lasted_s)):
+            self._history.append(self._lasted_s)
+            self._usual_s = [_median(some) for some in zip(*self._history, strict=True)]
+            usually_s = math.fsum(self._usual_s)
+            steps_s = [math.fsum(some) for some in self._history]
+            apart = _median([abs(each_s / usually_s - 1.0) for each_s in steps_s])
             known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
             self._spread = max(_NORMAL * apart, _LEAST_SPREAD) if known else _FIRST_SPREAD
             if self._off_s:
-                noise_s = _NORMAL * float(np.median(np.abs(self._off_s)))
+                noise_s = _NORMAL * _median([abs(each_s) for each_s in self._off_s])
                 self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
             self._sum_up()
-        self._lasted_s[:] = np.nan
+        self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
         self.pace, self._pace_variance, self._was_odd = 1.0, self._spread**2, 0
         if mark > 0:  # what is known of the new step already
             share = self._ahead_s[mark] / usual_s
-            self._lasted_s[:mark] = np.array(self._usual_s[:mark]) * took_s / usual_s
+            stretched = took_s / usual_s
+            self._lasted_s[:mark] = [each_s * stretched for each_s in self._usual_s[:mark]]
             self.pace += share * (took_s / usual_s - 1.0)
 
     def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
@@ -291,7 +297,7 @@ class Position:
         self.rounds += is_step
         self._stand(mark, at_s)
         self.before = None
-        self._lasted_s[:] = np.nan
+        self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
         self.pace, self._pace_variance = 1.0, self._spread**2
 
@@ -302,3 +308,8 @@ class Position:
     def _sum_up(self) -> None:
         self._ahead_s = list(itertools.accumulate(self._usual_s, initial=0.0))
         self._longest_s = max(self._usual_s)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, count = sorted(values), len(values)
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
