@@ -175,15 +175,25 @@ class Position:
 
     def next_mark_s(self) -> float:
         """Return when the next mark is expected that can be relied on."""
-        if self.mark is None:
+        return math.inf if self.mark is None else self.after_s(self.mark, self.at_s)
+
+    def after_s(self, mark: int, at_s: float) -> float:
+        """Return when the mark after one that was reached then is expected; infinite of no mark."""
+        count, usual_s = len(self._missed), 0.0
+        if not 0 <= mark < count:
             return math.inf
-        usual_s, mark, count = 0.0, self.mark, len(self._missed)
         for _ in range(count):
             usual_s += self._usual_s[mark]
             mark = (mark + 1) % count
             if self._missed[mark] < _NEXT_OFTEN_MISSED:
                 break
-        return self._after_stalls_s(self.at_s + self.pace * usual_s)
+        return self._after_stalls_s(at_s + self.pace * usual_s)
+
+    def reaches_s(self, mark: int) -> float:
+        """Return when a mark is expected, of the next round if need be; infinite if unknown."""
+        if self.mark is None or not 0 <= mark < len(self._missed):
+            return math.inf
+        return self._after_stalls_s(self.at_s + self.pace * self._between_s(self.mark, mark))
 
     def _after_stalls_s(self, at_s: float) -> float:
         """Put off what comes after stalls that are expected and did not show yet."""

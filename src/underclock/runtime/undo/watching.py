@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from underclock.errors import DeviceError
+from underclock.runtime.undo.beats import BEAT, BEAT_S, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import is_stopped
-from underclock.runtime.undo.watcher import BEAT, BEAT_S, HUNG_S, READY, SILENT_S, WATCHED
 
 _START_S = 10.0
 _MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
@@ -85,7 +85,7 @@ class Watching:
         if self._unanswered is not None:
             self._send_lock(lock)
         while not self.watches:
-            select.select([self._connection], [], [], BEAT_S)
+            select.select([self._connection], [], [], LOOK_S)
             self.tend(time.monotonic())
 
     def _send_lock(self, lock: Ownership) -> None:
@@ -114,9 +114,8 @@ class Watching:
                 self._unheard_s = now_s
             with contextlib.suppress(OSError):
                 self._connection.send(BEAT)
-        silent_s = 0.0 if self._unheard_s is None else now_s - self._unheard_s
-        if silent_s > HUNG_S or (silent_s > SILENT_S / 2 and is_stopped(self.pid)):
-            os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
+            if now_s - self._unheard_s > HUNG_S or is_stopped(self.pid):
+                os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
         """Take what it says; return whether it lives."""
