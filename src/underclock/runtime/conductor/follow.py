@@ -75,7 +75,7 @@ class Follower:
         self._setter, self._gauges = setter, gauges
         self._clock = clock
         self.looking = Looking(page, clock, machine.position)
-        self._pretended: tuple[Ask, float, float] | None = None
+        self._free_s = 0.0  # when a call that is only pretended would return
         self._shown = Shown()
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
@@ -109,21 +109,10 @@ class Follower:
         """Find out when something is due next; it changes with what the machine is told."""
         now_s = self._clock.now_s()
         self.looking.expect(self.machine.position.next_mark_s(), now_s)
-        if self.over:
-            self._ask_s = math.inf
-        elif self._pretended is not None:
-            self._ask_s = self._pretended[2]
-        else:
-            self._ask_s = self.machine.next_s
+        self._ask_s = math.inf if self.over else max(self.machine.next_s, self._free_s)
 
     def _ask(self, log: Log, others: LookingOn) -> None:
         now_s = self._clock.now_s()
-        if self._pretended is not None:
-            ask, called_s, returns_s = self._pretended
-            if now_s < returns_s:
-                return
-            self._pretended = None
-            self.machine.asked(ask, called_s, returns_s)
         next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
         if next_ask is not None:
             self._call(next_ask, now_s, log, others)
@@ -131,8 +120,9 @@ class Follower:
 
     def _call(self, ask: Ask, now_s: float, log: Log, others: LookingOn) -> None:
         if self._setter is None:
-            self._pretended = ask, now_s, now_s + ask.call_s
             call_s = ask.call_s
+            self._free_s = now_s + call_s
+            self.machine.asked(ask, now_s, self._free_s)
         else:
             call_s = self._set(ask, self._setter, others)
         log.write(

@@ -3,7 +3,7 @@
 Every look wakes this process, which costs some 50 µs of processor before anything is done. So one
 looks when a mark is expected, and, where it is not there, again a little later. When a mark was
 reached is told from the last look at which it was not there, the first at which it was, and when
-it was expected.
+it was expected. Now and then a step is seen closely, without that last resort.
 """
 
 import ctypes
@@ -19,7 +19,8 @@ from underclock.runtime.trainer.page import Page
 
 _FIRST_CLOSE_S, _LEAST_CLOSE_S, _MOST_CLOSE_S = 5e-4, 1e-4, 5e-3
 _LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close look after another
-_OVERDUE = 0.5  # of how long a mark is overdue: between looks, at least
+_OVERDUE, _OVERDUE_CLOSELY = 0.5, 0.1  # of how long a mark is overdue: between looks, at least
+_EARLY, _FINER = 2.0, 0.5  # of what lies between looks else: where a step is to be seen closely
 _WAITING_S = 5e-3  # between looks where nothing is known
 _IDLE_S = 0.05  # and before there is a trainer that marks
 _PR_SET_TIMERSLACK = 29
@@ -78,7 +79,8 @@ class Looking:
         if mark_s == math.inf:
             self.next_s = now_s + self._peace_s()
         else:
-            self.next_s = mark_s if mark_s > now_s else now_s + self._close_s
+            first_s = mark_s - (_EARLY * self._close_s if self._position.closely else 0.0)
+            self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
         """Expect the mark after one that was reached then, before anybody is told of that."""
@@ -90,15 +92,23 @@ class Looking:
             self.next_s = now_s + self._peace_s()
             return
         overdue_s = now_s - self._expected_s
-        if overdue_s < 0.0:
-            self.next_s = self._expected_s
-            return
         if overdue_s >= self._close_s:
             self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
-        self.next_s = now_s + min(max(self._close_s, _OVERDUE * overdue_s), _WAITING_S)
+        if overdue_s < 0.0 and not self._position.closely:
+            self.next_s = self._expected_s
+        else:
+            self.next_s = now_s + self._wait_s(overdue_s)
+
+    def _wait_s(self, overdue_s: float) -> float:
+        """Return how long to wait between looks at a mark that is due."""
+        close, overdue = (_FINER, _OVERDUE_CLOSELY) if self._position.closely else (1.0, _OVERDUE)
+        wait_s = max(close * self._close_s, overdue * overdue_s, _LEAST_CLOSE_S)
+        return min(wait_s, _WAITING_S)
 
     def _reached_s(self, expected_s: float, before_s: float, now_s: float) -> float:
         """Return when a mark was reached that was not there at one look and is at the next."""
+        if now_s - before_s <= 2.0 * self._close_s:
+            return 0.5 * (before_s + now_s)
         if not math.isfinite(expected_s):
             return now_s
         early_s = max(before_s, expected_s - self._close_s)

@@ -12,7 +12,7 @@ import bisect
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from underclock.runtime.machine.timetable import Timetable
@@ -28,6 +28,7 @@ _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
 _ENOUGH = 5  # steps, to say that marks are not the plan's
 _ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
+_CLOSELY = 16  # every so many steps all marks are looked at, where some would do
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
 
@@ -72,12 +73,36 @@ class Position:
         self.at_s = math.nan  # when
         self.before: tuple[int, float] | None = None  # launch and time of the one before that
         self.learns = True
+        self.wanted: frozenset[int] | None = None  # marks that some steps are seen by; None for all
+        self.closely = True  # whether this step is to be seen by all its marks, at their time
+        self._close_left = _REMEMBERED
+        self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
+        self._skipped = False  # whether marks of this step were passed over that were not wanted
         self._stalls_s: list[tuple[float, float]] = []  # expected, and for how long
 
     @property
     def knows(self) -> bool:
         """Whether a whole step was seen."""
         return len(self._history) > 0
+
+    def learn_anew(self) -> None:
+        """See the next steps closely: clocks are to change elsewhere, and with them what lasts."""
+        self._close_left = _REMEMBERED
+
+    def want_all(self) -> None:
+        """Want every mark."""
+        self.wanted = self._next_s = None
+
+    def wants(self, ahead_s: Iterable[float]) -> None:
+        """Want no marks, but the first of a step and those before some times of it.
+
+        Args:
+            ahead_s: Times after a step's begin, or before.
+        """
+        before = [
+            bisect.bisect_right(self._ahead_s, each_s % self.step_s) - 1 for each_s in ahead_s
+        ]
+        self.wanted, self._next_s = frozenset([0, *before]), None
 
     @property
     def step_s(self) -> float:
@@ -115,6 +140,7 @@ class Position:
     def will_stall(self, at_s: float, stall_s: float) -> None:
         """Expect that nothing executes for some time; what launches take is told without it."""
         if stall_s > 0.0:
+            self._next_s = None
             self._stalls_s.append((at_s, stall_s))
 
     def saw(self, word: int, at_s: float) -> Seen:
@@ -157,7 +183,7 @@ class Position:
         if self.mark is None or launch <= self.launch:
             return -math.inf
         rounds, at = divmod(launch, self._launches)
-        usual_s = (rounds - self.rounds) * self.step_s + self._into_s(at) - self._ahead_s[self.mark]
+        usual_s = (rounds - self.rounds) * self.step_s + self.into_s(at) - self._ahead_s[self.mark]
         return self._after_stalls_s(self.at_s + self.pace * usual_s)
 
     def began_s(self, launch: int) -> float:
@@ -167,7 +193,7 @@ class Position:
         first, first_s = self.before
         length = self._launches
         into_s, from_s, to_s = (
-            each // length * self.step_s + self._into_s(each % length)
+            each // length * self.step_s + self.into_s(each % length)
             for each in (launch, first, self.launch)
         )
         share = (into_s - from_s) / (to_s - from_s) if to_s > from_s else 1.0
@@ -175,7 +201,9 @@ class Position:
 
     def next_mark_s(self) -> float:
         """Return when the next mark is expected that can be relied on."""
-        return math.inf if self.mark is None else self.after_s(self.mark, self.at_s)
+        if self._next_s is None:
+            self._next_s = math.inf if self.mark is None else self.after_s(self.mark, self.at_s)
+        return self._next_s
 
     def after_s(self, mark: int, at_s: float) -> float:
         """Return when the mark after one that was reached then is expected; infinite of no mark."""
@@ -185,9 +213,12 @@ class Position:
         for _ in range(count):
             usual_s += self._usual_s[mark]
             mark = (mark + 1) % count
-            if self._missed[mark] < _NEXT_OFTEN_MISSED:
+            if self._missed[mark] < _NEXT_OFTEN_MISSED and self._is_wanted(mark):
                 break
         return self._after_stalls_s(at_s + self.pace * usual_s)
+
+    def _is_wanted(self, mark: int) -> bool:
+        return self.closely or self.wanted is None or mark in self.wanted
 
     def reaches_s(self, mark: int) -> float:
         """Return when a mark is expected, of the next round if need be; infinite if unknown."""
@@ -219,7 +250,7 @@ class Position:
                 self._stalls_s.remove(stall)
         return shown_s
 
-    def _into_s(self, at: int) -> float:
+    def into_s(self, at: int) -> float:
         """Return how far into a round a launch usually begins."""
         marks, upto_s = self._table.marks, self._table.upto_s
         mark = bisect.bisect_right(marks, at) - 1
@@ -257,7 +288,10 @@ class Position:
             passed = (passed + 1) % count
             if passed == mark:
                 break
-            self._missed[passed] += 1
+            if self._is_wanted(passed):
+                self._missed[passed] += 1
+            else:
+                self._skipped = True
         self._missed[mark] = 0
 
     def _follow(self, took_s: float, usual_s: float) -> None:
@@ -281,7 +315,7 @@ class Position:
     def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
         """Learn from the step that ended, and expect the next to be as steps are."""
         self.rounds += 1
-        if self.learns and not any(map(math.isnan, self._lasted_s)):
+        if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
             self._history.append(self._lasted_s)
             self._usual_s = [_median(some) for some in zip(*self._history, strict=True)]
             usually_s = math.fsum(self._usual_s)
@@ -293,6 +327,9 @@ class Position:
                 noise_s = _NORMAL * _median([abs(each_s) for each_s in self._off_s])
                 self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
             self._sum_up()
+            self._close_left -= 1
+        self._skipped = False
+        self.closely = self.learns and (self._close_left > 0 or self.rounds % _CLOSELY == 0)
         self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
         self.pace, self._pace_variance, self._was_odd = 1.0, self._spread**2, 0
@@ -312,7 +349,7 @@ class Position:
         self.pace, self._pace_variance = 1.0, self._spread**2
 
     def _stand(self, mark: int, at_s: float) -> None:
-        self.mark, self.at_s = mark, at_s
+        self.mark, self.at_s, self._next_s = mark, at_s, None
         self.launch = self.rounds * self._launches + self._table.marks[mark]
 
     def _sum_up(self) -> None:

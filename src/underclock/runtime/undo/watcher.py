@@ -23,7 +23,7 @@ from underclock.runtime.undo import protocol
 from underclock.runtime.undo.armed import Undone, give_back
 from underclock.runtime.undo.beats import BEAT, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import is_stopped, kill
+from underclock.runtime.undo.processes import StoppedLook, kill
 from underclock.runtime.undo.protocol import Act
 
 _MOST_FDS = 4
@@ -66,6 +66,7 @@ class Watcher:
         if not fds:
             raise ConductorGone
         self._pid, (self._pidfd,) = int(message), fds
+        self._is_stopped = StoppedLook(self._pid)
 
     def wait(self) -> str:
         """Wait until the conductor has ended, or will not go on; return which."""
@@ -80,7 +81,7 @@ class Watcher:
             slept = now_s - before_s > 2 * LOOK_S  # we too, as in a suspended container
             if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
-            if not slept and is_stopped(self._pid):
+            if not slept and self._is_stopped():
                 return "was stopped"
             if now_s - heard_s > HUNG_S:
                 return f"has not answered for {HUNG_S:g} s"

@@ -12,7 +12,7 @@ from pathlib import Path
 from underclock.errors import DeviceError
 from underclock.runtime.undo.beats import BEAT, BEAT_S, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import is_stopped
+from underclock.runtime.undo.processes import StoppedLook
 
 _START_S = 10.0
 _MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
@@ -50,6 +50,7 @@ class Watching:
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )
         theirs.close()
+        self._is_stopped = StoppedLook(self.pid)
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
             socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
@@ -114,7 +115,7 @@ class Watching:
                 self._unheard_s = now_s
             with contextlib.suppress(OSError):
                 self._connection.send(BEAT)
-            if now_s - self._unheard_s > HUNG_S or is_stopped(self.pid):
+            if now_s - self._unheard_s > HUNG_S or self._is_stopped():
                 os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
@@ -158,5 +159,6 @@ class Watching:
             return
         self._over = True
         self._connection.close()
+        self._is_stopped.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
