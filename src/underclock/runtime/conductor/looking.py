@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from underclock.hw.base import Clock
 from underclock.runtime.machine.position import Position
@@ -19,11 +20,27 @@ from underclock.runtime.trainer.page import Page
 
 _FIRST_CLOSE_S, _LEAST_CLOSE_S, _MOST_CLOSE_S = 5e-4, 1e-4, 5e-3
 _LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close look after another
-_OVERDUE, _OVERDUE_CLOSELY = 0.5, 0.1  # of how long a mark is overdue: between looks, at least
-_EARLY, _FINER = 2.0, 0.5  # of what lies between looks else: where a step is to be seen closely
 _WAITING_S = 5e-3  # between looks where nothing is known
 _IDLE_S = 0.05  # and before there is a trainer that marks
 _PR_SET_TIMERSLACK = 29
+
+
+class _How(NamedTuple):
+    """How to look at a mark.
+
+    Attributes:
+        early: How long before it is expected one begins, in waits.
+        between: Looks when it is due, in waits.
+        off: Looks elsewhere, as a part of how far off that is.
+    """
+
+    early: float
+    between: float
+    off: float
+
+
+_BRIEFLY = _How(early=1.5, between=1.0, off=0.5)
+_CLOSELY = _How(early=8.0, between=0.5, off=0.25)
 
 
 def wake_on_time() -> None:
@@ -79,7 +96,7 @@ class Looking:
         if mark_s == math.inf:
             self.next_s = now_s + self._peace_s()
         else:
-            first_s = mark_s - (_EARLY * self._close_s if self._position.closely else 0.0)
+            first_s = mark_s - self._how.early * self._close_s
             self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
@@ -94,15 +111,17 @@ class Looking:
         overdue_s = now_s - self._expected_s
         if overdue_s >= self._close_s:
             self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
-        if overdue_s < 0.0 and not self._position.closely:
-            self.next_s = self._expected_s
-        else:
-            self.next_s = now_s + self._wait_s(overdue_s)
+        first_s = self._expected_s - self._how.early * self._close_s
+        self.next_s = first_s if first_s > now_s else now_s + self._wait_s(overdue_s)
+
+    @property
+    def _how(self) -> "_How":
+        return _CLOSELY if self._position.closely else _BRIEFLY
 
     def _wait_s(self, overdue_s: float) -> float:
         """Return how long to wait between looks at a mark that is due."""
-        close, overdue = (_FINER, _OVERDUE_CLOSELY) if self._position.closely else (1.0, _OVERDUE)
-        wait_s = max(close * self._close_s, overdue * overdue_s, _LEAST_CLOSE_S)
+        how = self._how
+        wait_s = max(how.between * self._close_s, how.off * abs(overdue_s), _LEAST_CLOSE_S)
         return min(wait_s, _WAITING_S)
 
     def _reached_s(self, expected_s: float, before_s: float, now_s: float) -> float:

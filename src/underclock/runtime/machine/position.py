@@ -29,6 +29,7 @@ _ENOUGH = 5  # steps, to say that marks are not the plan's
 _ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
 _CLOSELY = 16  # every so many steps all marks are looked at, where some would do
+_ALIKE_STEPS = 0.02  # what steps may differ by; of others one must see where they are
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
 
@@ -329,7 +330,8 @@ class Position:
             self._sum_up()
             self._close_left -= 1
         self._skipped = False
-        self.closely = self.learns and (self._close_left > 0 or self.rounds % _CLOSELY == 0)
+        due = self._close_left > 0 or self.rounds % _CLOSELY == 0 or self._spread > _ALIKE_STEPS
+        self.closely = self.learns and due
         self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
         self.pace, self._pace_variance, self._was_odd = 1.0, self._spread**2, 0
