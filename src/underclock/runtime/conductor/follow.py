@@ -57,6 +57,9 @@ class Follower:
         setter: Sets a clock; ``None`` where everything but that is done.
         gauges: What the driver shows.
         clock: The machine's.
+
+    Attributes:
+        next_s: When it wants to be woken.
     """
 
     def __init__(
@@ -79,11 +82,11 @@ class Follower:
         self._shown = Shown()
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
-        self._tidy_s = self._ask_s = 0.0
+        self._tidy_s = self._ask_s = self.next_s = 0.0
 
-    def next_s(self) -> float:
-        """When it wants to be woken."""
-        return min(self.looking.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
+    def _rest(self) -> None:
+        """Say when to be woken next; it is asked for often."""
+        self.next_s = min(self.looking.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
 
     def wake(self, now_s: float, log: Log, others: LookingOn) -> None:
         """Look, and ask for what is due."""
@@ -99,11 +102,13 @@ class Follower:
             self._tidy_s = now_s + _HOUSEKEEPING_S
             self._tidy(log)
             log.flush()
+        self._rest()
 
     def noted(self, mark: int, at_s: float) -> None:
         """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
         self.machine.saw(mark, at_s)
         self._expect()
+        self._rest()
 
     def _expect(self) -> None:
         """Find out when something is due next; it changes with what the machine is told."""
@@ -239,7 +244,7 @@ class Follow:
 
     def next_s(self) -> float:
         """When to wake it."""
-        return min(each.next_s() for each in self.followers)
+        return min([each.next_s for each in self.followers])
 
     def wake(self, now_s: float) -> None:
         """Do what is due.
@@ -250,7 +255,7 @@ class Follow:
         leave_s = now_s + _TURN_S
         while True:
             for each in self.followers:
-                if each.next_s() <= now_s:
+                if each.next_s <= now_s:
                     each.wake(now_s, self._log, self._looking_on)
             now_s, next_s = self._clock.now_s(), self.next_s()
             if next_s > min(now_s + _NEAR_S, leave_s):
