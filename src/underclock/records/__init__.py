@@ -51,7 +51,14 @@ from underclock.records.planned import Plan
 from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal, Segment
 from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.scored import Score
-from underclock.records.validated import MOST_REPEATS, OtherArm, Spread, Validation, Verdict
+from underclock.records.validated import (
+    MOST_REPEATS,
+    TOLERANCE,
+    OtherArm,
+    Spread,
+    Validation,
+    Verdict,
+)
 from underclock.records.work import Kernel, Kind, Launch, Pass, Step, StepSource
 
 __all__ = [
@@ -60,6 +67,7 @@ __all__ = [
     "LEAST_MHZ",
     "MOST_REPEATS",
     "SCHEMAS",
+    "TOLERANCE",
     "Accounting",
     "Aggregate",
     "Arm",

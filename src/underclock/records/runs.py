@@ -41,9 +41,10 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
         arm: What was held, where arms are compared; empty else.
         planned: Changes of clocks in the plan's step.
         asked: Of which were asked for.
-        hits: Of which took effect within a millisecond of their launch.
-        late_s: How long after its launch each took effect.
-        error_s: How far off each boundary was expected.
+        hits: Of which took effect within a millisecond of their launch; ``None`` where the step was
+            seen by some of its marks only, so that nobody knows.
+        late_s: How long after its launch each took effect; none where nobody knows.
+        error_s: How far off each boundary was expected; likewise.
         energy_j: From the energy counter; ``None`` where it was not read around the step.
         core_mhz: Mean of the readings in it; ``None`` without any.
         mem_mhz: Likewise.
@@ -60,7 +61,7 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
     arm: str = ""
     planned: int
     asked: int
-    hits: int
+    hits: int | None
     late_s: tuple[float, ...] = ()
     error_s: tuple[float, ...] = ()
     energy_j: float | None = None
@@ -157,7 +158,8 @@ class RunSummary(Record, frozen=True, kw_only=True):
         step_s: Median time of those that were followed, or of all.
         step_j: Mean energy of the same.
         asks: Clocks asked for in a followed step, on average.
-        hits: Share of changes that took effect within a millisecond of their launch.
+        hits: Share of changes that took effect within a millisecond of their launch, in steps that
+            were seen closely.
         error_p50_s: How far off a boundary was expected, without sign; the median.
         error_p99_s: Exceeded by one boundary in a hundred.
         late_p50_s: How long after its launch a change took effect; the median.

@@ -24,6 +24,7 @@ class Spread(Record, frozen=True, kw_only=True):
     worst: float
 
 
+TOLERANCE = 0.001  # how far beyond its promise a plan may be and still have kept it
 MOST_REPEATS = 1000  # more than anybody runs: where these would not decide, no number is named
 
 

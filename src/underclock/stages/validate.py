@@ -12,9 +12,10 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
-from underclock.core.statistics.verdict import TOLERANCE, MeanChange, judge, mean_change
+from underclock.core.statistics.verdict import MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError
 from underclock.records import (
+    TOLERANCE,
     Accounting,
     Cost,
     MeasurementSettings,

@@ -19,8 +19,10 @@ from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.runtime.conductor.hold import begin as begin_hold
 from underclock.runtime.conductor.process import Work, WorkDone, conduct
 from underclock.runtime.undo.armed import Armed, arm
+from underclock.runtime.undo.beats import BEAT, WATCHED
 from underclock.runtime.undo.ownership import OwnedError, Ownership
-from underclock.runtime.undo.watcher import BEAT, WATCHED, ConductorGone, Watcher
+from underclock.runtime.undo.watcher import ConductorGone, Watcher
+from underclock.runtime.undo.watching import Watching
 from underclock.testing import Control
 
 
@@ -45,7 +47,14 @@ def _conduct(
     gpus = [SettableNvmlGpu(rig.uuid)]
     pidfd = os.pidfd_open(trainer)
     try:
-        ending = conduct(gpus, begin, trainer=pidfd, folder=rig.folder, tell=tell)
+        ending = conduct(
+            gpus,
+            begin,
+            trainer=pidfd,
+            folder=rig.folder,
+            watching=Watching(rig.folder),
+            tell=tell,
+        )
     finally:
         os.close(pidfd)
     return ending.why, ending.undone[0].done
@@ -126,7 +135,14 @@ def test_of_two_gpus_one_that_is_anothers_leaves_both_alone(
     gpus = [SettableNvmlGpu(rig.uuid), second]
 
     with pytest.raises(OwnedError):
-        conduct(gpus, _hold, trainer=other.pid, folder=rig.folder, tell=lambda _: None)
+        conduct(
+            gpus,
+            _hold,
+            trainer=other.pid,
+            folder=rig.folder,
+            watching=Watching(rig.folder),
+            tell=lambda _: None,
+        )
 
     taken.end()
     Ownership.take(rig.folder, rig.uuid, wait_s=0).release()

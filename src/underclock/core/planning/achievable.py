@@ -25,10 +25,10 @@ from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.misses import WORTH, Misses, misses
 from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
-from underclock.core.statistics.verdict import TOLERANCE
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
 from underclock.core.switching.schedule import infeasible, schedule_of, violations
 from underclock.records import (
+    TOLERANCE,
     Arm,
     ClockSchedule,
     Cost,

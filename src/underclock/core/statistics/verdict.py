@@ -32,9 +32,8 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
-from underclock.records import MOST_REPEATS, Verdict
+from underclock.records import MOST_REPEATS, TOLERANCE, Verdict
 
-TOLERANCE = 0.001
 RESAMPLES = 10_000
 _TAIL = 0.025  # beyond either end of a 95 % interval
 _Z = NormalDist().inv_cdf(1.0 - _TAIL)

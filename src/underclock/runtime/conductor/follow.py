@@ -1,6 +1,7 @@
 """What a conductor does while a plan is held: pages to machines, and what those ask for to GPUs."""
 
 import atexit
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from underclock.hw.settable import Setting
 from underclock.records import AUTO, Evidence, Plan
 from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.gauges import Gauges
-from underclock.runtime.conductor.looking import Looking, LookingOn
+from underclock.runtime.conductor.looking import Looking, LookingOn, wake_on_time
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.conductor.run_files import Run
@@ -31,6 +32,7 @@ from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
 
 _HOUSEKEEPING_S = 0.1
+_PUT_OFF_S = 0.1  # housekeeping waits so long for something else to wake it
 _LOW = 0.5  # of the highest core clock, while a step stands still
 _TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
 _NEAR_S = 5e-4  # to what is due next: so long one waits here
@@ -55,6 +57,9 @@ class Follower:
         setter: Sets a clock; ``None`` where everything but that is done.
         gauges: What the driver shows.
         clock: The machine's.
+
+    Attributes:
+        next_s: When it wants to be woken.
     """
 
     def __init__(
@@ -72,58 +77,47 @@ class Follower:
         self.over = ""  # why it is, once it is
         self._setter, self._gauges = setter, gauges
         self._clock = clock
-        self.looking = Looking(page, clock)
-        self._pretended: tuple[Ask, float, float] | None = None
+        self.looking = Looking(page, clock, machine.position)
+        self._free_s = 0.0  # when a call that is only pretended would return
         self._shown = Shown()
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
-        self._tidy_s = self._ask_s = 0.0
+        self._ended_s = -math.inf  # the last step that did
+        self._tidy_s = self._ask_s = self.next_s = 0.0
 
-    def next_s(self) -> float:
-        """When it wants to be woken."""
-        return min(self.looking.next_s, self._tidy_s, self._ask_s)
+    def _rest(self) -> None:
+        """Say when to be woken next; it is asked for often."""
+        self.next_s = min(self.looking.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
 
     def wake(self, now_s: float, log: Log, others: LookingOn) -> None:
         """Look, and ask for what is due."""
         if not self.over:
-            self._see()
+            seen = self.looking.look()
+            if seen is not None:
+                self.machine.saw(*seen)
+                self._expect()
             if self._ask_s <= now_s:
                 self._ask(log, others)
-        if now_s >= self._tidy_s:
+        has_time = min(self.looking.next_s, self._ask_s) > now_s + _NEAR_S
+        if now_s >= self._tidy_s + (0.0 if has_time else _PUT_OFF_S):
             self._tidy_s = now_s + _HOUSEKEEPING_S
             self._tidy(log)
-
-    def _see(self) -> None:
-        seen = self.looking.look()
-        if seen is None:
-            self.looking.again(self._clock.now_s())
-        else:
-            self.machine.saw(*seen)
-            self._expect()
+            log.flush()
+        self._rest()
 
     def noted(self, mark: int, at_s: float) -> None:
         """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
         self.machine.saw(mark, at_s)
         self._expect()
+        self._rest()
 
     def _expect(self) -> None:
         """Find out when something is due next; it changes with what the machine is told."""
         now_s = self._clock.now_s()
         self.looking.expect(self.machine.position.next_mark_s(), now_s)
-        if self.over:
-            self._ask_s = math.inf
-        elif self._pretended is not None:
-            self._ask_s = self._pretended[2]
-        else:
-            self._ask_s = self.machine.next_s
+        self._ask_s = math.inf if self.over else max(self.machine.next_s, self._free_s)
 
     def _ask(self, log: Log, others: LookingOn) -> None:
         now_s = self._clock.now_s()
-        if self._pretended is not None:
-            ask, called_s, returns_s = self._pretended
-            if now_s < returns_s:
-                return
-            self._pretended = None
-            self.machine.asked(ask, called_s, returns_s)
         next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
         if next_ask is not None:
             self._call(next_ask, now_s, log, others)
@@ -131,8 +125,9 @@ class Follower:
 
     def _call(self, ask: Ask, now_s: float, log: Log, others: LookingOn) -> None:
         if self._setter is None:
-            self._pretended = ask, now_s, now_s + ask.call_s
             call_s = ask.call_s
+            self._free_s = now_s + call_s
+            self.machine.asked(ask, now_s, self._free_s)
         else:
             call_s = self._set(ask, self._setter, others)
         log.write(
@@ -170,6 +165,7 @@ class Follower:
         known_s = self._shown.upto_s()
         while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
             self._write_step(log)
+        self._shown.forget(self._waiting[0][0].began_s if self._waiting else self._ended_s)
         events, self.machine.events = self.machine.events, []
         for at_s, text in events:
             log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
@@ -191,6 +187,7 @@ class Follower:
         """Tell the policy of steps that ended."""
         for step in self.machine.passed():
             self._waiting.append((step, self.policy.label))
+            self._ended_s = step.ended_s
             words = self.policy.passed(step)
             if words:
                 self.machine.events.append((step.ended_s, words))
@@ -247,7 +244,7 @@ class Follow:
 
     def next_s(self) -> float:
         """When to wake it."""
-        return min(each.next_s() for each in self.followers)
+        return min([each.next_s for each in self.followers])
 
     def wake(self, now_s: float) -> None:
         """Do what is due.
@@ -258,7 +255,7 @@ class Follow:
         leave_s = now_s + _TURN_S
         while True:
             for each in self.followers:
-                if each.next_s() <= now_s:
+                if each.next_s <= now_s:
                     each.wake(now_s, self._log, self._looking_on)
             now_s, next_s = self._clock.now_s(), self.next_s()
             if next_s > min(now_s + _NEAR_S, leave_s):
@@ -325,6 +322,8 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             time_change=None if cost is None else cost.time_change,
         )
     )
+    wake_on_time()
+    gc.freeze()  # what is loaded now stays: none of it is garbage
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow

@@ -21,8 +21,9 @@ def live_line(lines: Sequence[Line]) -> str:
         parts.append(f"{sum(energies) / len(energies):.4g} J")
     if last.core_mhz is not None:
         parts.append(f"{last.core_mhz:.0f} MHz")
-    planned = sum(step.planned for step in steps)
+    hits = [(step.hits, step.planned) for step in steps if step.hits is not None]
+    planned = sum(each for _, each in hits)
     if planned:
-        parts.append(f"{sum(step.hits for step in steps) / planned:.0%} within 1 ms")
+        parts.append(f"{sum(each for each, _ in hits) / planned:.0%} within 1 ms")
     parts.append(f"{last.arm}: {last.state}" if last.arm else last.state)
     return ", ".join(parts)

@@ -1,77 +1,143 @@
 """When to look at a page of marks, and looking on while a setter blocks.
 
-A look takes some 20 µs of the host. So one looks closely about the time at which a mark is
-expected, and hardly in between.
+Every look wakes this process, which costs some 50 µs of processor before anything is done. So one
+looks when a mark is expected, and, where it is not there, again a little later. When a mark was
+reached is told from the last look at which it was not there, the first at which it was, and when
+it was expected. Now and then a step is seen closely, without that last resort.
 """
 
+import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from underclock.hw.base import Clock
+from underclock.runtime.machine.position import Position
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 
-_CLOSE_S = 1e-4  # between looks when a mark is due, at least
-_CLOSE = 0.2  # of the margin: where marks come unevenly, a later look loses little
+_FIRST_CLOSE_S, _LEAST_CLOSE_S, _MOST_CLOSE_S = 5e-4, 1e-4, 5e-3
+_LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close look after another
 _WAITING_S = 5e-3  # between looks where nothing is known
 _IDLE_S = 0.05  # and before there is a trainer that marks
-_LEAST_MARGIN_S, _MOST_MARGIN_S = 1e-4, 5e-3
-_MARGINS = 3.0  # of the usual error: so much before a mark is expected, one looks closely
-_OFTEN = 0.1  # how fast the usual error is learned
-_OVERDUE = 0.05  # of how long a mark is overdue: between looks
-_PATIENCE = 0.01  # of how long a setter has blocked: likewise
+_PR_SET_TIMERSLACK = 29
+
+
+class _How(NamedTuple):
+    """How to look at a mark.
+
+    Attributes:
+        early: How long before it is expected one begins, in waits.
+        between: Looks when it is due, in waits.
+        off: Looks elsewhere, as a part of how far off that is.
+    """
+
+    early: float
+    between: float
+    off: float
+
+
+_BRIEFLY = _How(early=1.5, between=1.0, off=0.5)
+_CLOSELY = _How(early=8.0, between=0.5, off=0.25)
+
+
+def wake_on_time() -> None:
+    """Have the system wake this thread when it asks to be, and threads that it starts.
+
+    Linux lets a sleeper sleep on for 50 µs, to save wake-ups that it has in common with others.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
 class Looking:
     """Looks at one page.
+
+    Args:
+        page: Which.
+        clock: The machine's.
+        position: Of the step, as far as marks were told of.
 
     Attributes:
         next_s: When to look next.
         looks: How often it looked.
     """
 
-    def __init__(self, page: Page, clock: Clock) -> None:
+    def __init__(self, page: Page, clock: Clock, position: Position) -> None:
         self._page = page
         self._clock = clock
-        self._margin_s = _MOST_MARGIN_S
-        self._expected_s: float | None = None
+        self._position = position
+        self._close_s = _FIRST_CLOSE_S
+        self._looked_s = -math.inf
+        self._expected_s = math.inf
         self.last = 0
         self.next_s = 0.0
         self.looks = 0
 
     def look(self) -> tuple[int, float] | None:
-        """Return a mark that is new and when it was seen."""
+        """Return a mark that is new, and when it was reached."""
         self.looks += 1
         mark = self._page.mark
+        now_s = self._clock.now_s()
+        before_s, self._looked_s = self._looked_s, now_s
         if mark == self.last:
+            self._look_again(now_s)
             return None
-        at_s = self._clock.now_s()
         self.last = mark
-        if self._expected_s is not None:
-            error_s = abs(at_s - self._expected_s)
-            margin_s = self._margin_s + _OFTEN * (_MARGINS * error_s - self._margin_s)
-            self._margin_s = min(max(margin_s, _LEAST_MARGIN_S), _MOST_MARGIN_S)
-        return mark, at_s
+        if now_s - self._expected_s <= self._close_s:
+            self._close_s = max(_IN_TIME * self._close_s, _LEAST_CLOSE_S)
+        return mark, self._reached_s(self._position.reaches_s(mark - 1), before_s, now_s)
 
     def expect(self, mark_s: float, now_s: float) -> None:
         """Say when the next mark is expected; infinite where nothing is known."""
-        self._expected_s = mark_s if math.isfinite(mark_s) else None
-        self.again(now_s)
+        self._expected_s = mark_s
+        if mark_s == math.inf:
+            self.next_s = now_s + self._peace_s()
+        else:
+            first_s = mark_s - self._how.early * self._close_s
+            self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
 
-    def again(self, now_s: float) -> None:
-        """Decide when to look next."""
-        if self._expected_s is None:
-            marking = self._page.state == pages.MARKING
-            self.next_s = now_s + (_WAITING_S if marking else _IDLE_S)
+    def expect_after(self, mark: int, at_s: float) -> None:
+        """Expect the mark after one that was reached then, before anybody is told of that."""
+        self.expect(self._position.after_s(mark - 1, at_s), self._looked_s)
+
+    def _look_again(self, now_s: float) -> None:
+        """Decide when to look next, where nothing new was seen."""
+        if self._expected_s == math.inf:
+            self.next_s = now_s + self._peace_s()
             return
         overdue_s = now_s - self._expected_s
-        if overdue_s < -self._margin_s:
-            self.next_s = self._expected_s - self._margin_s
-        else:
-            wait_s = max(_CLOSE_S, _CLOSE * self._margin_s, _OVERDUE * overdue_s)
-            self.next_s = now_s + min(wait_s, _WAITING_S)
+        if overdue_s >= self._close_s:
+            self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
+        first_s = self._expected_s - self._how.early * self._close_s
+        self.next_s = first_s if first_s > now_s else now_s + self._wait_s(overdue_s)
+
+    @property
+    def _how(self) -> "_How":
+        return _CLOSELY if self._position.closely else _BRIEFLY
+
+    def _wait_s(self, overdue_s: float) -> float:
+        """Return how long to wait between looks at a mark that is due."""
+        how = self._how
+        wait_s = max(how.between * self._close_s, how.off * abs(overdue_s), _LEAST_CLOSE_S)
+        return min(wait_s, _WAITING_S)
+
+    def _reached_s(self, expected_s: float, before_s: float, now_s: float) -> float:
+        """Return when a mark was reached that was not there at one look and is at the next."""
+        if now_s - before_s <= 2.0 * self._close_s:
+            return 0.5 * (before_s + now_s)
+        if not math.isfinite(expected_s):
+            return now_s
+        early_s = max(before_s, expected_s - self._close_s)
+        late_s = min(now_s, expected_s + self._close_s)
+        if early_s > late_s:  # it was not expected between the two
+            early_s, late_s = max(before_s, now_s - self._close_s), now_s
+        return 0.5 * (early_s + late_s)
+
+    def _peace_s(self) -> float:
+        return _WAITING_S if self._page.state == pages.MARKING else _IDLE_S
 
 
 class LookingOn:
@@ -85,19 +151,17 @@ class LookingOn:
         self._clock = clock
         self._wanted = threading.Event()
         self._looks = threading.Lock()  # held while the thread looks
-        self._began_s = 0.0
         self._pages: list[tuple[Looking, Callable[[int, float], None]]] = []
         self._seen: list[tuple[Callable[[int, float], None], int, float]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, page: Looking, tell: Callable[[int, float], None]) -> None:
-        """Look at another page; tell of its marks, and when they were seen."""
+        """Look at another page; tell of its marks, and when they were reached."""
         self._pages.append((page, tell))
 
     @contextmanager
     def during(self) -> Iterator[None]:
         """Note marks for the length of a block, and tell of them after it."""
-        self._began_s = self._clock.now_s()
         self._wanted.set()
         try:
             yield
@@ -114,12 +178,14 @@ class LookingOn:
             with self._looks:
                 if self._wanted.is_set():  # else nobody will hear of what is seen
                     self._look()
-            # A setter that hangs is waited for in more and more peace.
-            blocked_s = self._clock.now_s() - self._began_s
-            self._clock.sleep_s(min(max(_CLOSE_S, _PATIENCE * blocked_s), _WAITING_S))
+            next_s = min((page.next_s for page, _ in self._pages), default=math.inf)
+            wait_s = next_s - self._clock.now_s()
+            self._clock.sleep_s(min(max(wait_s, _LEAST_CLOSE_S), _WAITING_S))
 
     def _look(self) -> None:
+        now_s = self._clock.now_s()
         for page, tell in self._pages:
-            mark = page.look()
-            if mark is not None:
-                self._seen.append((tell, *mark))
+            seen = page.look() if page.next_s <= now_s else None
+            if seen is not None:
+                self._seen.append((tell, *seen))
+                page.expect_after(*seen)

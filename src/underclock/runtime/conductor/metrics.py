@@ -24,8 +24,8 @@ class Metrics:
         self._steps = self._counter("steps", "Steps that ended", "state")
         self._joules = self._counter("energy_joules", "Energy of those whose energy is known")
         self._asks = self._counter("asks", "Clocks that were asked for", "domain")
-        self._planned = self._counter("planned_changes", "Changes that the plan has")
-        self._hits = self._counter("hits", "Changes within a millisecond of their launch")
+        self._planned = self._counter("planned_changes", "Changes in steps that were seen closely")
+        self._hits = self._counter("hits", "Of those, changes within a millisecond of their launch")
         self._overruled = self._counter("overruled_locks", "Locks that the driver overruled")
         self._step_s = self._gauge("step_seconds", "What the last step took")
         self._power_w = self._gauge("power_watts", "Mean power in the last step")
@@ -54,7 +54,7 @@ class Metrics:
         self._steps.labels(gpu=line.gpu, state=line.state).inc()
         for counter, value in (
             (self._joules, line.energy_j),
-            (self._planned, line.planned),
+            (self._planned, None if line.hits is None else line.planned),
             (self._hits, line.hits),
             (self._overruled, len(line.overruled)),
         ):

@@ -6,7 +6,6 @@ own by a signal or an error, or the loss of every watcher. Where it cannot, the 
 `starting.Conducting` starts it and listens to what it tells.
 """
 
-import contextlib
 import importlib
 import json
 import math
@@ -21,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from underclock.errors import UnderclockError, UsageError
+from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
@@ -94,6 +93,7 @@ def conduct(
     *,
     trainer: int,
     folder: Path,
+    watching: Watching,
     tell: Tell,
 ) -> Ending:
     """Set clocks as the work says, until the trainer or something else ends; then undo.
@@ -103,6 +103,7 @@ def conduct(
         begin: Makes the work.
         trainer: The trainer's pidfd.
         folder: Where runs keep their files.
+        watching: Its watcher, which is let go at the end, unless it has something to undo.
         tell: Hears that everything is armed, and what was mended first.
 
     Raises:
@@ -111,7 +112,6 @@ def conduct(
     """
     notes = notes_on_others()
     with asked_to_end() as asked:
-        watching = Watching(folder)
         armed: list[Armed] = []
         undone: tuple[Undone, ...] = ()
         try:
@@ -191,19 +191,17 @@ def asked_to_end() -> Iterator[socket.socket]:
         yield ours
 
 
-def main() -> None:
-    """Carry out the order that is this process's first argument; tell how it goes on stdout."""
-    try:
-        ending = _carry_out(_order(sys.argv[1]))
-    except UnderclockError as exc:
-        error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
-        _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
-        sys.exit(exc.exit_code)
-    undone = [one._asdict() for one in ending.undone]
-    _say({"state": "ended", "why": ending.why, "undone": undone})
+def carry_out(order: Order, watching: Watching, tell: Tell) -> Ending:
+    """Do what a conductor was started for.
 
+    Args:
+        order: What it is asked to do.
+        watching: Its watcher.
+        tell: Hears that everything is armed.
 
-def _carry_out(order: Order) -> Ending:
+    Raises:
+        UnderclockError: As `conduct`.
+    """
     module, _, name = order.work.partition(":")
     trainer = _pidfd_of(order.trainer)
     with nvml_session():
@@ -214,7 +212,8 @@ def _carry_out(order: Order) -> Ending:
             lambda gpus: begin(gpus, order.options),
             trainer=trainer,
             folder=runtime_folder(),
-            tell=_say,
+            watching=watching,
+            tell=tell,
         )
 
 
@@ -228,7 +227,8 @@ def _pidfd_of(trainer: Process) -> int:
     return pidfd
 
 
-def _order(text: str) -> Order:
+def order_of(text: str) -> Order:
+    """Return an order as `starting.Conducting` writes it."""
     given = json.loads(text)
     return Order(
         gpus=tuple(given["gpus"]),
@@ -236,9 +236,3 @@ def _order(text: str) -> Order:
         work=given["work"],
         options=given["options"],
     )
-
-
-def _say(message: Mapping[str, Any]) -> None:
-    """Tell whoever asked, if they still listen."""
-    with contextlib.suppress(OSError):
-        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")

@@ -14,7 +14,7 @@ from underclock.runtime.undo.processes import Process
 # Who is interrupted before it has set anything just ends.
 _CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "from underclock.runtime.conductor.process import main; main()"
+    "from underclock.runtime.conductor.entry import main; main()"
 )
 
 

@@ -39,7 +39,8 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     ends = [line for line in lines if isinstance(line, EndLine)]
     asks = [line for line in lines if isinstance(line, AskLine)]
     wall_s = sum(line.wall_s for line in ends)
-    planned = sum(line.planned for line in followed)
+    hits = [(line.hits, line.planned) for line in followed if line.hits is not None]
+    planned = sum(each for _, each in hits)
     return RunSummary(
         run=run,
         marks=0 if run is None else run.marks,
@@ -48,7 +49,7 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         step_s=_quantile([line.time_s for line in counted], _P50),
         step_j=sum(energies_j) / len(energies_j) if energies_j else None,
         asks=len(asks) / len(steps) if steps else None,
-        hits=sum(line.hits for line in followed) / planned if planned else None,
+        hits=sum(each for each, _ in hits) / planned if planned else None,
         error_p50_s=_quantile(errors_s, _P50),
         error_p99_s=_quantile(errors_s, _P99),
         late_p50_s=_quantile(late_s, _P50),

@@ -14,7 +14,7 @@ from underclock.runtime.conductor.gauges import Gauge
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.machine.steps import PassedStep
 
-_KEPT = 4096
+_MOST = 4096  # readings kept, where the GPU's energy cannot be read
 _LONGEST_LINE = 1 << 16
 
 _HIT_S = 1e-3
@@ -22,6 +22,8 @@ _HIT_S = 1e-3
 
 class Log:
     """The file of a run. What cannot be written is left out: training matters more.
+
+    Lines are gathered until somebody has the time to write them.
 
     Args:
         path: Of the file; it is appended to.
@@ -34,6 +36,7 @@ class Log:
     def __init__(self, path: Path, metrics: Metrics | None = None) -> None:
         self.lost = 0
         self._metrics = metrics
+        self._lines: list[bytes] = []
         self._encoder = msgspec.json.Encoder()
         try:
             self._file: IO[bytes] | None = path.open("ab", buffering=0)
@@ -43,18 +46,24 @@ class Log:
             ) from exc
 
     def write(self, line: Line) -> None:
-        """Write a line, if the disk takes it."""
+        """Take a line."""
         if self._metrics is not None:
             self._metrics.write(line)
-        if self._file is None:
+        self._lines.append(self._encoder.encode(line) + b"\n")
+
+    def flush(self) -> None:
+        """Write the lines, if the disk takes them."""
+        lines, self._lines = self._lines, []
+        if self._file is None or not lines:
             return
         try:
-            self._file.write(self._encoder.encode(line) + b"\n")
+            self._file.write(b"".join(lines))
         except OSError:
-            self.lost += 1
+            self.lost += len(lines)
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what is left, and close the file."""
+        self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -86,18 +95,24 @@ class Shown:
     """What the driver showed lately, to be laid over steps."""
 
     def __init__(self) -> None:
-        self._gauges: deque[Gauge] = deque(maxlen=_KEPT)
+        self._gauges: deque[Gauge] = deque(maxlen=_MOST)
+        self._energy_s: deque[float] = deque(maxlen=_MOST)  # when the counter was read
 
     def add(self, gauges: Sequence[Gauge]) -> None:
         """Take note of readings."""
         self._gauges.extend(gauges)
+        self._energy_s.extend(gauge.at_s for gauge in gauges if gauge.energy_j is not None)
 
     def upto_s(self) -> float:
         """Return when the energy counter was read last; minus infinity before it was."""
-        return max(
-            (gauge.at_s for gauge in self._gauges if gauge.energy_j is not None),
-            default=float("-inf"),
-        )
+        return self._energy_s[-1] if self._energy_s else float("-inf")
+
+    def forget(self, before_s: float) -> None:
+        """Forget what no step tells of that began then or later."""
+        while len(self._energy_s) > 1 and self._energy_s[1] <= before_s:
+            self._energy_s.popleft()
+        while self._energy_s and self._gauges and self._gauges[0].at_s < self._energy_s[0]:
+            self._gauges.popleft()
 
     def line(self, gpu: int, step: PassedStep, arm: str) -> StepLine:
         """Return a step with what was shown meanwhile."""
@@ -114,9 +129,9 @@ class Shown:
             arm=arm,
             planned=step.planned,
             asked=step.asked,
-            hits=sum(abs(each_s) <= _HIT_S for each_s in late_s),
-            late_s=late_s,
-            error_s=errors_s,
+            hits=sum(abs(each_s) <= _HIT_S for each_s in late_s) if step.closely else None,
+            late_s=late_s if step.closely else (),
+            error_s=errors_s if step.closely else (),
             energy_j=self._energy_j(step.began_s, ended_s),
             core_mhz=_mean([gauge.clocks.core_mhz for gauge in inside]),
             mem_mhz=_mean([gauge.clocks.mem_mhz for gauge in inside]),

@@ -63,10 +63,12 @@ class Machine:
     def follow(self, timetable: Timetable | None = None) -> None:
         """Let clocks follow the timetable, or another one of the same launches and marks."""
         if timetable is not None:
+            self._tallies.clear()
+        if timetable is not None and timetable != self.timetable:
             _check_same(timetable, self.timetable)
             self.timetable, self._lines = timetable, _lines(timetable)
-            self._tallies.clear()
             self._due_s = None
+            self.position.learn_anew()
             if self.state is State.FOLLOWING:
                 self._enter(State.FOLLOWING)
         self._held = None
@@ -299,6 +301,7 @@ class Machine:
 
     def _enter(self, state: State) -> None:
         self.state, self._due_s = state, None
+        self.position.want_all()
         if state is not State.FOLLOWING:
             self._step.state = state
         if state is State.FOLLOWING:
@@ -309,12 +312,26 @@ class Machine:
         if self._step.is_whole:
             number, planned = self.position.rounds - 1, self.timetable.planned
             self._passed.append(self._step.passed(number, at_s, planned))
+            self._want_marks()
         if self.state is State.LOST:
             self._sensible += 1
             if self._sensible > _SENSIBLE_STEPS:
                 self._enter(State.FOLLOWING if self._held is None else State.HELD)
                 self.events.append((at_s, "marks make sense again"))
-        self._step = RunningStep(state=self.state, began_s=at_s)
+        closely = self.position.closely
+        self._step = RunningStep(state=self.state, began_s=at_s, closely=closely)
+
+    def _want_marks(self) -> None:
+        """Want the marks before clocks are asked for: they tell when exactly that is."""
+        position, latencies = self.position, self.latencies
+        if self.state is State.LOST or (position.wanted is not None and not self._step.closely):
+            return
+        follows = self.state in {State.FOLLOWING, State.STALLED}
+        position.wants(
+            position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
+            for line in (self._lines.values() if follows else ())
+            for change in line.changes
+        )
 
     def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
         """Count how often the power cap holds down the core lock that the timetable has now."""

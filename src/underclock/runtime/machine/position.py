@@ -5,15 +5,15 @@ move. How fast this very step goes, against that, is followed from mark to mark 
 follows a constant: steps whose lengths differ are known after a mark or two, and where lengths do
 not differ the noise of single marks moves nothing.
 
-Shape letters: M marks, H steps remembered.
+It stands on the standard library alone: lists are short, and a conductor is to start at once.
 """
 
 import bisect
 import itertools
 import math
+from collections import deque
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-
-import numpy as np
 
 from underclock.runtime.machine.timetable import Timetable
 
@@ -28,6 +28,8 @@ _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
 _ENOUGH = 5  # steps, to say that marks are not the plan's
 _ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
+_CLOSELY = 16  # every so many steps all marks are looked at, where some would do
+_ALIKE_STEPS = 0.02  # what steps may differ by; of others one must see where they are
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
 
@@ -57,8 +59,9 @@ class Position:
         self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
         self._usual_s = self._planned_s
         self._ahead_s: list[float] = []
-        self._history = np.empty((0, len(marks)))
-        self._lasted_s = np.full(len(marks), np.nan)  # of this step, as far as seen
+        self._history: deque[list[float]] = deque(maxlen=_REMEMBERED)  # of each step, by mark
+        self._unknown_s = [math.nan] * len(marks)
+        self._lasted_s = self._unknown_s[:]  # of this step, as far as seen
         self._missed = [0] * len(marks)
         self._off_s: list[float] = []  # marks of this step from where they were expected
         self._noise_s, self._spread = _FIRST_NOISE_S, _FIRST_SPREAD
@@ -71,12 +74,36 @@ class Position:
         self.at_s = math.nan  # when
         self.before: tuple[int, float] | None = None  # launch and time of the one before that
         self.learns = True
+        self.wanted: frozenset[int] | None = None  # marks that some steps are seen by; None for all
+        self.closely = True  # whether this step is to be seen by all its marks, at their time
+        self._close_left = _REMEMBERED
+        self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
+        self._skipped = False  # whether marks of this step were passed over that were not wanted
         self._stalls_s: list[tuple[float, float]] = []  # expected, and for how long
 
     @property
     def knows(self) -> bool:
         """Whether a whole step was seen."""
         return len(self._history) > 0
+
+    def learn_anew(self) -> None:
+        """See the next steps closely: clocks are to change elsewhere, and with them what lasts."""
+        self._close_left = _REMEMBERED
+
+    def want_all(self) -> None:
+        """Want every mark."""
+        self.wanted = self._next_s = None
+
+    def wants(self, ahead_s: Iterable[float]) -> None:
+        """Want no marks, but the first of a step and those before some times of it.
+
+        Args:
+            ahead_s: Times after a step's begin, or before.
+        """
+        before = [
+            bisect.bisect_right(self._ahead_s, each_s % self.step_s) - 1 for each_s in ahead_s
+        ]
+        self.wanted, self._next_s = frozenset([0, *before]), None
 
     @property
     def step_s(self) -> float:
@@ -100,10 +127,13 @@ class Position:
             return (
                 f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
             )
-        planned, usual = np.array(self._planned_s[:-1]), np.array(self._usual_s[:-1])
-        if not planned.sum() * usual.sum():
+        planned, usual = self._planned_s[:-1], self._usual_s[:-1]
+        planned_s, usual_s = math.fsum(planned), math.fsum(usual)
+        if not planned_s * usual_s:
             return None
-        apart = 0.5 * float(np.abs(planned / planned.sum() - usual / usual.sum()).sum())
+        apart = 0.5 * math.fsum(
+            abs(a / planned_s - b / usual_s) for a, b in zip(planned, usual, strict=True)
+        )
         if apart <= _ALIKE:
             return None
         return f"{apart:.0%} of the step lies between other marks than planned"
@@ -111,6 +141,7 @@ class Position:
     def will_stall(self, at_s: float, stall_s: float) -> None:
         """Expect that nothing executes for some time; what launches take is told without it."""
         if stall_s > 0.0:
+            self._next_s = None
             self._stalls_s.append((at_s, stall_s))
 
     def saw(self, word: int, at_s: float) -> Seen:
@@ -153,7 +184,7 @@ class Position:
         if self.mark is None or launch <= self.launch:
             return -math.inf
         rounds, at = divmod(launch, self._launches)
-        usual_s = (rounds - self.rounds) * self.step_s + self._into_s(at) - self._ahead_s[self.mark]
+        usual_s = (rounds - self.rounds) * self.step_s + self.into_s(at) - self._ahead_s[self.mark]
         return self._after_stalls_s(self.at_s + self.pace * usual_s)
 
     def began_s(self, launch: int) -> float:
@@ -163,7 +194,7 @@ class Position:
         first, first_s = self.before
         length = self._launches
         into_s, from_s, to_s = (
-            each // length * self.step_s + self._into_s(each % length)
+            each // length * self.step_s + self.into_s(each % length)
             for each in (launch, first, self.launch)
         )
         share = (into_s - from_s) / (to_s - from_s) if to_s > from_s else 1.0
@@ -171,15 +202,30 @@ class Position:
 
     def next_mark_s(self) -> float:
         """Return when the next mark is expected that can be relied on."""
-        if self.mark is None:
+        if self._next_s is None:
+            self._next_s = math.inf if self.mark is None else self.after_s(self.mark, self.at_s)
+        return self._next_s
+
+    def after_s(self, mark: int, at_s: float) -> float:
+        """Return when the mark after one that was reached then is expected; infinite of no mark."""
+        count, usual_s = len(self._missed), 0.0
+        if not 0 <= mark < count:
             return math.inf
-        usual_s, mark, count = 0.0, self.mark, len(self._missed)
         for _ in range(count):
             usual_s += self._usual_s[mark]
             mark = (mark + 1) % count
-            if self._missed[mark] < _NEXT_OFTEN_MISSED:
+            if self._missed[mark] < _NEXT_OFTEN_MISSED and self._is_wanted(mark):
                 break
-        return self._after_stalls_s(self.at_s + self.pace * usual_s)
+        return self._after_stalls_s(at_s + self.pace * usual_s)
+
+    def _is_wanted(self, mark: int) -> bool:
+        return self.closely or self.wanted is None or mark in self.wanted
+
+    def reaches_s(self, mark: int) -> float:
+        """Return when a mark is expected, of the next round if need be; infinite if unknown."""
+        if self.mark is None or not 0 <= mark < len(self._missed):
+            return math.inf
+        return self._after_stalls_s(self.at_s + self.pace * self._between_s(self.mark, mark))
 
     def _after_stalls_s(self, at_s: float) -> float:
         """Put off what comes after stalls that are expected and did not show yet."""
@@ -205,7 +251,7 @@ class Position:
                 self._stalls_s.remove(stall)
         return shown_s
 
-    def _into_s(self, at: int) -> float:
+    def into_s(self, at: int) -> float:
         """Return how far into a round a launch usually begins."""
         marks, upto_s = self._table.marks, self._table.upto_s
         mark = bisect.bisect_right(marks, at) - 1
@@ -243,7 +289,10 @@ class Position:
             passed = (passed + 1) % count
             if passed == mark:
                 break
-            self._missed[passed] += 1
+            if self._is_wanted(passed):
+                self._missed[passed] += 1
+            else:
+                self._skipped = True
         self._missed[mark] = 0
 
     def _follow(self, took_s: float, usual_s: float) -> None:
@@ -267,23 +316,29 @@ class Position:
     def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
         """Learn from the step that ended, and expect the next to be as steps are."""
         self.rounds += 1
-        if self.learns and not np.isnan(self._lasted_s).any():
-            self._history = np.vstack((self._history, self._lasted_s))[-_REMEMBERED:]
-            self._usual_s = np.median(self._history, axis=0).tolist()
-            steps_s = self._history.sum(axis=1)
-            apart = float(np.median(np.abs(steps_s / math.fsum(self._usual_s) - 1.0)))
+        if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
+            self._history.append(self._lasted_s)
+            self._usual_s = [_median(some) for some in zip(*self._history, strict=True)]
+            usually_s = math.fsum(self._usual_s)
+            steps_s = [math.fsum(some) for some in self._history]
+            apart = _median([abs(each_s / usually_s - 1.0) for each_s in steps_s])
             known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
             self._spread = max(_NORMAL * apart, _LEAST_SPREAD) if known else _FIRST_SPREAD
             if self._off_s:
-                noise_s = _NORMAL * float(np.median(np.abs(self._off_s)))
+                noise_s = _NORMAL * _median([abs(each_s) for each_s in self._off_s])
                 self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
             self._sum_up()
-        self._lasted_s[:] = np.nan
+            self._close_left -= 1
+        self._skipped = False
+        due = self._close_left > 0 or self.rounds % _CLOSELY == 0 or self._spread > _ALIKE_STEPS
+        self.closely = self.learns and due
+        self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
         self.pace, self._pace_variance, self._was_odd = 1.0, self._spread**2, 0
         if mark > 0:  # what is known of the new step already
             share = self._ahead_s[mark] / usual_s
-            self._lasted_s[:mark] = np.array(self._usual_s[:mark]) * took_s / usual_s
+            stretched = took_s / usual_s
+            self._lasted_s[:mark] = [each_s * stretched for each_s in self._usual_s[:mark]]
             self.pace += share * (took_s / usual_s - 1.0)
 
     def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
@@ -291,14 +346,19 @@ class Position:
         self.rounds += is_step
         self._stand(mark, at_s)
         self.before = None
-        self._lasted_s[:] = np.nan
+        self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
         self.pace, self._pace_variance = 1.0, self._spread**2
 
     def _stand(self, mark: int, at_s: float) -> None:
-        self.mark, self.at_s = mark, at_s
+        self.mark, self.at_s, self._next_s = mark, at_s, None
         self.launch = self.rounds * self._launches + self._table.marks[mark]
 
     def _sum_up(self) -> None:
         self._ahead_s = list(itertools.accumulate(self._usual_s, initial=0.0))
         self._longest_s = max(self._usual_s)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, count = sorted(values), len(values)
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])

@@ -51,6 +51,7 @@ class PassedStep:
         outcomes: How those met their launches that began in this step.
         stalled_s: How long it stood still.
         overruled: Of every lock that was overruled, why; in words.
+        closely: Whether all its marks were to be looked at, so that outcomes are exact.
     """
 
     number: int
@@ -62,6 +63,7 @@ class PassedStep:
     outcomes: tuple[Outcome, ...]
     stalled_s: float = 0.0
     overruled: tuple[str, ...] = ()
+    closely: bool = True
 
     @property
     def ended_s(self) -> float:
@@ -83,6 +85,7 @@ class RunningStep:
     stalled_s: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     overruled: list[str] = field(default_factory=list)
+    closely: bool = True
 
     @property
     def is_whole(self) -> bool:
@@ -101,4 +104,5 @@ class RunningStep:
             outcomes=tuple(self.outcomes),
             stalled_s=self.stalled_s,
             overruled=tuple(self.overruled),
+            closely=self.closely,
         )

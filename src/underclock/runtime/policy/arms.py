@@ -6,21 +6,18 @@ Differences are taken within a round, so that what changes from round to round c
 """
 
 import dataclasses
+import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from underclock.core.statistics.verdict import (
-    TOLERANCE,
-    Judgement,
-    MeanChange,
-    judge,
-    mean_change,
-)
 from underclock.errors import UsageError
+from underclock.records import TOLERANCE
+
+if TYPE_CHECKING:  # it loads SciPy, which is for the end: a conductor is to start at once
+    from underclock.core.statistics.verdict import Judgement, MeanChange
 
 _SEED = 0  # equal steps are judged equally
 
@@ -88,9 +85,9 @@ class ArmDifference:
     arm: ArmName
     rounds: int
     steps: int
-    time: MeanChange
-    energy: MeanChange | None
-    judgement: Judgement | None
+    time: "MeanChange"
+    energy: "MeanChange | None"
+    judgement: "Judgement | None"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,11 +183,15 @@ class Arms:
         self._in_block = 0
 
 
-def paired_change(pairs: Sequence[tuple[float, float]]) -> MeanChange:
+def paired_change(pairs: Sequence[tuple[float, float]]) -> "MeanChange":
     """Return the mean change from the first to the second of each pair, and its interval.
 
     What both of a pair share is in neither: the ratios are one sample, held against exactly one.
     """
+    import numpy as np  # noqa: PLC0415
+
+    from underclock.core.statistics.verdict import mean_change  # noqa: PLC0415
+
     ratios = np.array([second / first for first, second in pairs])
     return mean_change(np.ones(len(ratios)), ratios, np.random.default_rng(_SEED))
 
@@ -199,6 +200,8 @@ def _judged(
     difference: ArmDifference, promise: float | None, budget: float | None, tolerance: float
 ) -> ArmDifference:
     """Hold the plan's arm against what it promised."""
+    from underclock.core.statistics.verdict import judge  # noqa: PLC0415
+
     if promise is None or difference.energy is None:
         return difference
     judgement = judge(
@@ -221,8 +224,8 @@ def _orders(names: Sequence[ArmName], seed: int) -> Iterator[tuple[ArmName, ...]
 
     Within as many rounds as arms every arm has every place once.
     """
-    random = np.random.default_rng(seed)
+    draw = random.Random(seed)  # noqa: S311 - an order that can be made again
     while True:
-        drawn = [names[index] for index in random.permutation(len(names))]
-        for shift in random.permutation(len(names)).tolist():
+        drawn = draw.sample(names, len(names))
+        for shift in draw.sample(range(len(names)), len(names)):
             yield (*drawn[shift:], *drawn[:shift])

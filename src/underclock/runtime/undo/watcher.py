@@ -21,14 +21,11 @@ from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.armed import Undone, give_back
+from underclock.runtime.undo.beats import BEAT, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import is_stopped, kill
+from underclock.runtime.undo.processes import StoppedLook, kill
 from underclock.runtime.undo.protocol import Act
 
-BEAT, READY, WATCHED = b"beat", b"ready", b"watched"
-BEAT_S = 0.05
-SILENT_S = 0.06  # after so long without a beat, see whether the other one was stopped
-HUNG_S = 3.0  # a setter takes 0.1 s at most; a busy machine may hold a process up
 _MOST_FDS = 4
 _LONGEST = 4096
 _AGAIN_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # a refused undo is tried again after so long
@@ -69,6 +66,7 @@ class Watcher:
         if not fds:
             raise ConductorGone
         self._pid, (self._pidfd,) = int(message), fds
+        self._is_stopped = StoppedLook(self._pid)
 
     def wait(self) -> str:
         """Wait until the conductor has ended, or will not go on; return which."""
@@ -76,16 +74,14 @@ class Watcher:
         heard_s = time.monotonic()
         while True:
             before_s = time.monotonic()
-            ready, _, _ = select.select([self._pidfd, listening], [], [], SILENT_S)
+            ready, _, _ = select.select([self._pidfd, listening], [], [], LOOK_S)
             now_s = time.monotonic()
             if self._pidfd in ready:
                 return "ended"
-            slept = now_s - before_s > 2 * SILENT_S  # we too, as in a suspended container
+            slept = now_s - before_s > 2 * LOOK_S  # we too, as in a suspended container
             if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
-            if now_s - heard_s < SILENT_S:
-                continue
-            if is_stopped(self._pid):
+            if not slept and self._is_stopped():
                 return "was stopped"
             if now_s - heard_s > HUNG_S:
                 return f"has not answered for {HUNG_S:g} s"
@@ -97,7 +93,7 @@ class Watcher:
         except OSError:  # it ended with answers of ours unread
             message, fds = b"", []
         if not message:  # it closed its end: its own end follows
-            select.select([self._pidfd], [], [], SILENT_S)
+            select.select([self._pidfd], [], [], LOOK_S)
             return False
         answer = BEAT
         if message != BEAT:

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from underclock.errors import DeviceError
+from underclock.runtime.undo.beats import BEAT, BEAT_S, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import is_stopped
-from underclock.runtime.undo.watcher import BEAT, BEAT_S, HUNG_S, READY, SILENT_S, WATCHED
+from underclock.runtime.undo.processes import StoppedLook
 
 _START_S = 10.0
 _MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
@@ -50,6 +50,7 @@ class Watching:
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )
         theirs.close()
+        self._is_stopped = StoppedLook(self.pid)
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
             socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
@@ -85,7 +86,7 @@ class Watching:
         if self._unanswered is not None:
             self._send_lock(lock)
         while not self.watches:
-            select.select([self._connection], [], [], BEAT_S)
+            select.select([self._connection], [], [], LOOK_S)
             self.tend(time.monotonic())
 
     def _send_lock(self, lock: Ownership) -> None:
@@ -114,9 +115,8 @@ class Watching:
                 self._unheard_s = now_s
             with contextlib.suppress(OSError):
                 self._connection.send(BEAT)
-        silent_s = 0.0 if self._unheard_s is None else now_s - self._unheard_s
-        if silent_s > HUNG_S or (silent_s > SILENT_S / 2 and is_stopped(self.pid)):
-            os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
+            if now_s - self._unheard_s > HUNG_S or self._is_stopped():
+                os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
         """Take what it says; return whether it lives."""
@@ -159,5 +159,6 @@ class Watching:
             return
         self._over = True
         self._connection.close()
+        self._is_stopped.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

@@ -19,6 +19,7 @@ from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.conductor.telemetry import Log, read_log
 from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.policy import policy_of, scheduled
 from underclock.runtime.trainer import page as pages
@@ -170,7 +171,8 @@ def test_a_setter_that_fails_is_noted_and_asked_no_more(bench: Bench, error: Exc
 
 
 def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
-    looking, others = Looking(bench.page, CLOCK), LookingOn(CLOCK)
+    position = Position(timetable_of(scheduled(PLAN), MARKS))
+    looking, others = Looking(bench.page, CLOCK, position), LookingOn(CLOCK)
     seen: list[int] = []
     others.add(looking, lambda mark, _at_s: seen.append(mark))
 

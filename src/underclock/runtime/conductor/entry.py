@@ -1,0 +1,37 @@
+"""Where the conductor's process begins: its watcher is started before anything heavy is loaded.
+
+So both load at the same time, and a GPU is armed as soon as either could be alone.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from underclock.errors import UnderclockError
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.watching import Watching
+
+
+def main() -> None:
+    """Carry out the order that is this process's first argument; tell how it goes on stdout."""
+    try:
+        # Where this process ends before it has set anything, the watcher ends by itself.
+        watching = Watching(runtime_folder())
+        from underclock.runtime.conductor.process import carry_out, order_of  # noqa: PLC0415
+
+        ending = carry_out(order_of(sys.argv[1]), watching, _say)
+    except UnderclockError as exc:
+        error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
+        _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
+        sys.exit(exc.exit_code)
+    undone = [one._asdict() for one in ending.undone]
+    _say({"state": "ended", "why": ending.why, "undone": undone})
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    """Tell whoever asked, if they still listen."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
