@@ -48,7 +48,12 @@ from underclock.stages.applied import applied
 from underclock.stages.run import HowToRun
 
 ZOO = Path(__file__).parent / "zoo" / "gpt.py"
-STEPS = {"xl": "xl", "xl_graph": "xl", "small_compiled": "small_compiled"}
+STEPS = {
+    "xl": "xl",
+    "xl_graph": "xl",
+    "small_compiled": "small_compiled",
+    "small_blocks": "small_blocks",
+}
 SEGMENT_S = 0.012
 LATENCY = LatencyTable.constant(5e-3, call_s=1e-3)  # in all 6 ms, as the issue's figures have it
 LONG = 100
@@ -65,6 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("names", nargs="*", default=list(STEPS))
+    parser.add_argument("--turns", type=int, help="Blocks with marks, and as many without.")
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--hold", type=Path)
     asked = parser.parse_args()
@@ -72,22 +78,23 @@ def main() -> None:
         asked.plan.write_bytes(msgspec.json.encode(planned(asked.names[0])))
         return
     if asked.hold:
-        asked.results.write_text(json.dumps(held(asked.names[0], asked.hold)))
+        asked.results.write_text(json.dumps(held(asked.names[0], asked.hold, asked.turns)))
         return
     results: dict[str, Any] = {}
     for name in asked.names:
         plan = asked.results.with_name(f"{STEPS[name]}.plan.json")
         one = asked.results.with_name(f"{name}.held.json")
-        words = "" if plan.exists() else child(asked.results, name, "--plan", plan)
-        words = words or child(one, name, "--hold", plan)
+        turns = [] if asked.turns is None else ["--turns", str(asked.turns)]
+        words = "" if plan.exists() else child(asked.results, name, "--plan", str(plan))
+        words = words or child(one, name, "--hold", str(plan), *turns)
         results[name] = {"failed": words} if words else json.loads(one.read_text())
         asked.results.write_text(json.dumps(results, indent=1))
         print(name, json.dumps(results[name])[:1500], flush=True)
 
 
-def child(results: Path, name: str, how: str, plan: Path) -> str:
+def child(results: Path, name: str, *how: str) -> str:
     """Do a part in a new process; return its last words if it fails."""
-    command = [sys.executable, __file__, str(results), name, how, str(plan)]
+    command = [sys.executable, __file__, str(results), name, *how]
     try:
         done = subprocess.run(
             command, stderr=subprocess.PIPE, text=True, check=False, timeout=_TIMEOUT_S
@@ -165,8 +172,8 @@ def plan_of(step: Step, launch_s: Sequence[float], gpu: GpuInfo, core_mhz: Seque
     )
 
 
-def held(name: str, path: Path) -> dict[str, Any]:
-    """Hold a plan dry, in a row and in turns."""
+def held(name: str, path: Path, most: int | None) -> dict[str, Any]:
+    """Hold a plan dry, in a row and in turns; in fewer turns than usual where that is asked."""
     import torch  # noqa: PLC0415 - the user's own
 
     from underclock.stages.torch_step import load_step  # noqa: PLC0415 - needs a GPU
@@ -179,25 +186,24 @@ def held(name: str, path: Path) -> dict[str, Any]:
     for _ in range(3):
         step()
     step_s = seconds(torch, step, 10)
-    turns = _graph_turns if name.endswith("_graph") else _eager_turns
-    found = turns(torch, step, plan, how, step_s)
+    turns, usual = (_graph_turns, GRAPH_PAIRS) if name.endswith("_graph") else (_eager_turns, PAIRS)
+    found = turns(torch, step, plan, how, range(usual if most is None else most))
     plain_s, marked_s = found["plain_s"], found["marked_s"]
     ratios = [m / p - 1 for p, m in zip(plain_s, marked_s, strict=True)]
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5
     return {
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(),
         "launches": len(plan.order),
         "changes": plan.schedule.switches if plan.schedule else 0,
         "step_s": step_s,
-        "change": statistics.mean(ratios),
-        "standard_error": spread,
+        "change": statistics.mean(ratios) if ratios else None,
+        "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5 if ratios else None,
         **found,
     }
 
 
 def _eager_turns(
-    torch: ModuleType, step: Callable[[], object], plan: Plan, how: HowToRun, step_s: float
+    torch: ModuleType, step: Callable[[], object], plan: Plan, how: HowToRun, pairs: range
 ) -> dict[str, Any]:
     """Hold a step that is run as it is written; a block without marks waits as long first."""
     with applied(plan, how):
@@ -205,7 +211,7 @@ def _eager_turns(
             step()
         torch.cuda.synchronize()
     long = _of_log(how.log)
-    steps = max(10, round(BLOCK_S / step_s))
+    steps = max(10, round(BLOCK_S / seconds(torch, step, 10)))
     started_s = [1.0]
 
     def block(holding: AbstractContextManager[None], waits_s: float) -> float:
@@ -218,7 +224,7 @@ def _eager_turns(
             return seconds(torch, step, steps)
 
     plain_s, marked_s = [], []
-    for pair in range(PAIRS):
+    for pair in pairs:
         for marks in (pair % 2 == 0, pair % 2 == 1):
             if marks:
                 marked_s.append(block(applied(plan, how), 0.0))
@@ -228,7 +234,7 @@ def _eager_turns(
 
 
 def _graph_turns(
-    torch: ModuleType, step: Callable[[], object], plan: Plan, how: HowToRun, step_s: float
+    torch: ModuleType, step: Callable[[], object], plan: Plan, how: HowToRun, pairs: range
 ) -> dict[str, Any]:
     """Hold a step that was captured: a graph without marks, and one with."""
     plain = _graph(torch, step)
@@ -240,9 +246,9 @@ def _graph_turns(
             marked.replay()
         torch.cuda.synchronize()
         long = _of_log(how.log)
-        steps = max(3, round(GRAPH_BLOCK_S / step_s))
+        steps = max(3, round(GRAPH_BLOCK_S / seconds(torch, plain.replay, 10)))
         times: dict[bool, list[float]] = {True: [], False: []}
-        for pair in range(GRAPH_PAIRS):
+        for pair in pairs:
             for marks in (pair % 2 == 0, pair % 2 == 1):
                 graph = marked if marks else plain
                 times[marks].append(seconds(torch, graph.replay, steps))
