@@ -25,6 +25,7 @@ RUN = "UNDERCLOCK_RUN"
 """Names the file that says what is to be marked, and where."""
 _SIMULATOR = "UNDERCLOCK_SIMULATOR"
 _RANK = "LOCAL_RANK"
+_held = 0  # runs that this process has marked
 
 
 def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
@@ -63,7 +64,10 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
                 f"{gpu['page']} belongs to another plan than this process was started with",
                 hint="ranks of one job need one plan: start them by one `underclock run`",
             )
-        return page if page.claim() else None
+        if not page.claim():
+            return None
+        _check_same_job(torch, run["digest"])
+        return page
 
     def open_stream(page: Page, optimizer: Any) -> MarkStream:
         return _stream(torch, page, gpu, _device_of(optimizer))
@@ -71,6 +75,30 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
     marker = Marker([tuple(place) for place in run["places"]], open_page, open_stream)
     marker.attach(torch)
     return marker
+
+
+def _check_same_job(torch: Any, digest: str) -> None:
+    """Refuse another plan than the job's other ranks hold, on whatever machine they are.
+
+    Ranks meet in the store by which they found one another: nobody waits, and nothing is sent
+    through collectives. Of several runs in a row each is looked at.
+
+    Raises:
+        DataError: It is another.
+    """
+    global _held  # noqa: PLW0603 - of this process, as its ranks are
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    _held += 1
+    store = distributed.distributed_c10d._get_default_store()
+    first = bytes(store.compare_set(f"underclock/plan/{_held}", "", digest)).decode()
+    if first != digest:
+        raise DataError(
+            f"rank {distributed.get_rank()} was started with another plan than ranks of the same "
+            "job",
+            hint="give `underclock run` the same plan on every machine",
+        )
 
 
 def _device_of(optimizer: Any) -> Any:

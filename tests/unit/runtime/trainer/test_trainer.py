@@ -69,6 +69,32 @@ def test_a_page_of_another_plan_is_refused_and_training_goes_on(
     assert "belongs to another plan" in capsys.readouterr().err
 
 
+@pytest.fixture
+def job() -> Iterator[Any]:
+    """Make this process a job of one rank; return where ranks meet."""
+    distributed: Any = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - as the trainer does
+    distributed.destroy_process_group()
+
+
+def test_ranks_of_a_job_hold_one_plan(
+    run: Run, job: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trainer, "_held", 0)
+    marker = trainer.attach(torch, str(run.path), rank=0)
+    train(Model(), 3)
+    assert marker is not None
+    marker.detach()
+    assert job.get("underclock/plan/1").decode() == marked(plan()).digest
+    assert not capsys.readouterr().err
+
+    job.set("underclock/plan/2", "00" * 32)  # a rank on another machine was there first
+    assert trainer.attach(torch, str(run.path), rank=1) is not None
+    assert len(train(Model(), 3)) == 3
+    assert "another plan than ranks of the same job" in capsys.readouterr().err
+
+
 def test_a_page_that_is_gone_does_not_end_training(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
