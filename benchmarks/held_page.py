@@ -1,0 +1,95 @@
+"""Writes docs/evidence/h200/held.md of what `benchmarks/held.py` measured.
+
+    python benchmarks/held_page.py RESULTS.json [MORE.json ...] > docs/evidence/h200/held.md
+
+Of a step in several files boundaries are of the last, and the cost of marks is of the first.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_NAMES = {
+    "xl": "GPT-3 XL, 24 layers, eager",
+    "xl_graph": "the same, one captured graph",
+    "small_compiled": "GPT-3 125 M, `torch.compile`",
+    "small_blocks": "GPT-3 125 M, compiled block by block",
+}
+_MS, _PERCENT = 1e3, 100.0
+_HEAD = """\
+# Plans held dry on a real H200
+
+**Measured** on one {gpu} (PyTorch {torch}), shared and virtual, at its 700 W cap where the
+step reaches it. Nothing was set: a plan is held *dry*, with everything but the setter. Locking
+clocks has not been tried on real hardware. Plans are made by hand and change clocks every 12 ms, a
+change taking 6 ms; they say nothing of savings. Batch 8 and 16 of 1024 tokens, bf16, written out as
+in `benchmarks/zoo/gpt.py`.
+
+    UNDERCLOCK_READ_ONLY=1 python benchmarks/held.py RESULTS.json
+    python benchmarks/held_page.py RESULTS.json > docs/evidence/h200/held.md
+
+## When launches begin, and how well that is known
+
+{long} steps in a row. A boundary is a launch at which clocks change; its error is how far off it
+was expected when its change had to be asked for, as the marks tell afterwards. Wanted: 0.1 ms for
+the median, 1 ms for 99 of 100, and 1 % of a core for the conductor.
+
+| step | takes | marks | changes | followed | median | 99 of 100 | conductor |
+|---|---|---|---|---|---|---|---|
+"""
+_TURNS = """
+## What marks cost
+
+Blocks of steps with marks take turns with blocks without, in one process; with a graph, two graphs,
+one captured with marks. An eager block with marks starts a conductor of its own, and one without
+waits as long. Wanted: no change beyond 0.1 %.
+
+| step | pairs of blocks | steps in a block | change of the step's time | 95 % interval |
+|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    files = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
+    longs: dict[str, dict[str, Any]] = {}
+    turns: dict[str, dict[str, Any]] = {}
+    for found in files:
+        for name, one in found.items():
+            if "failed" in one:
+                raise SystemExit(f"{name} failed: {one['failed']}")
+            longs[name] = one
+            if one["change"] is not None:
+                turns.setdefault(name, one)
+    any_one = next(iter(longs.values()))
+    print(_HEAD.format(gpu=any_one["gpu"], torch=any_one["torch"], long=100), end="")
+    for name, said in _NAMES.items():
+        if name in longs:
+            print(_boundaries(said, longs[name]))
+    print(_TURNS, end="")
+    for name, said in _NAMES.items():
+        if name in turns:
+            print(_cost(said, turns[name]))
+
+
+def _boundaries(said: str, one: dict[str, Any]) -> str:
+    long = one["long"]
+    return (
+        f"| {said} | {_MS * long['step_s']:.1f} ms | {long['marks']} | {one['changes']} | "
+        f"{long['followed']} of {long['steps']} | {_MS * long['error_p50_s']:.3f} ms | "
+        f"{_MS * long['error_p99_s']:.2f} ms | {_PERCENT * long['conductor']:.1f} % |"
+    )
+
+
+def _cost(said: str, one: dict[str, Any]) -> str:
+    half = 1.96 * one["standard_error"]
+    low, high = one["change"] - half, one["change"] + half
+    return (
+        f"| {said} | {len(one['plain_s'])} | {one['steps']} | {_PERCENT * one['change']:+.3f} % | "
+        f"{_PERCENT * low:+.3f} to {_PERCENT * high:+.3f} % |"
+    )
+
+
+if __name__ == "__main__":
+    main()
