@@ -14,7 +14,7 @@ from underclock.records import Pass, Step
 from underclock.store import read_document
 
 torch = pytest.importorskip("torch")
-if torch.cuda.device_count() < 2:  # noqa: PLR2004 - a rank on each
+if torch.cuda.device_count() < 2:
     pytest.skip("PyTorch sees less than two GPUs", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
