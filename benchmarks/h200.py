@@ -31,6 +31,7 @@ from underclock.records import (
     MeasurementSettings,
     SampleSet,
 )
+from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of
 from underclock.stages.torch_step import held_step, load_step
@@ -93,7 +94,14 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     after_ms = speed_ms(function)
     before = state_digest()
     begun = time.perf_counter()
-    profile = measure(step, gpu="nvml:0", to=folder / f"{name}.db", measuring=QUICK, run=function)
+    profile = measure(
+        step,
+        gpu="nvml:0",
+        to=folder / f"{name}.db",
+        campaign=Campaign(core_mhz=(None,), mem_mhz=(None,)),
+        measuring=QUICK,
+        run=function,
+    )
     measured_s = time.perf_counter() - begun
     kept = state_digest() == before
     samples = {sample.kernel: sample for sample in profile.samples}
