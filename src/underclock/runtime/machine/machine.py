@@ -324,14 +324,13 @@ class Machine:
     def _want_marks(self) -> None:
         """Want the marks before clocks are asked for: they tell when exactly that is."""
         position, latencies = self.position, self.latencies
-        if self.state is State.LOST or (position.wanted is not None and not self._step.closely):
-            return
         follows = self.state in {State.FOLLOWING, State.STALLED}
-        position.wants(
-            position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
-            for line in (self._lines.values() if follows else ())
-            for change in line.changes
-        )
+        if follows and (position.wanted is None or self._step.closely):
+            position.wants(
+                position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
+                for line in self._lines.values()
+                for change in line.changes
+            )
 
     def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
         """Count how often the power cap holds down the core lock that the timetable has now."""

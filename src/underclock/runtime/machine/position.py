@@ -95,7 +95,9 @@ class Position:
         self.wanted = self._next_s = None
 
     def wants(self, ahead_s: Iterable[float]) -> None:
-        """Want no marks, but the first of a step and those before some times of it.
+        """Want no marks, but the first of a step, one in its middle and those before some times.
+
+        The one in the middle tells two steps apart, however late one looks.
 
         Args:
             ahead_s: Times after a step's begin, or before.
@@ -103,7 +105,8 @@ class Position:
         before = [
             bisect.bisect_right(self._ahead_s, each_s % self.step_s) - 1 for each_s in ahead_s
         ]
-        self.wanted, self._next_s = frozenset([0, *before]), None
+        middle = bisect.bisect_right(self._ahead_s, 0.5 * self.step_s) - 1
+        self.wanted, self._next_s = frozenset([0, middle, *before]), None
 
     @property
     def step_s(self) -> float:
