@@ -21,9 +21,8 @@ from typing import Any
 
 from promises_truth import Truth, truth_of
 from underclock.core.planning.goal import Goal
-from underclock.core.statistics.verdict import TOLERANCE
 from underclock.hw.measurer import BRISK
-from underclock.records import Plan, SampleSet
+from underclock.records import TOLERANCE, Plan, SampleSet
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan

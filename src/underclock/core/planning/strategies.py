@@ -37,8 +37,8 @@ from underclock.core.planning.under_cap import (
     is_held,
     proof_of_held,
 )
-from underclock.core.statistics.verdict import TOLERANCE
 from underclock.records import (
+    TOLERANCE,
     Aggregate,
     Arm,
     Choice,
