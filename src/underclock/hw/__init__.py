@@ -4,6 +4,7 @@
 * `nvml`: one NVIDIA GPU; `nvml_calls`: the session, and the gate that read-only mode closes
 * `settable`: what can be set on a GPU and put back; `permission`: whether this process may
 * `ways_to_set`: the way that is open: directly, `leased` from a service of ours, or `zeusd`
+* `listed`: the clock pairs that can be held
 * `served_simulator`: simulated GPUs of another process in NVML's place; `wire`, `socket_file` and
   `peers`: messages over Unix sockets, and who is at the other end
 * `lease`: clocks held for a block and given back whatever happens; `interrupts`: signals that wait

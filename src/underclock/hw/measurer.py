@@ -17,6 +17,7 @@ from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress,
 from underclock.hw.clock_watch import ClockWatch
 from underclock.hw.interference import InterferenceCheck
 from underclock.hw.lease import ClockLeases
+from underclock.hw.listed import listed_clocks
 from underclock.hw.waiting import WatchedLoop
 from underclock.records import (
     AUTO,
@@ -106,7 +107,7 @@ class GpuMeasurer:
         self._measuring = measuring
         self._own = own
         self._notes = notes
-        self._offered = dict.fromkeys(_pairs(gpu) if may_lock else [AUTO])
+        self._offered = dict.fromkeys(listed_clocks(gpu) if may_lock else [AUTO])
         self._held = AUTO
         self._interference = InterferenceCheck(gpu, clock)
         self._counter: _Staircase | None = None  # learned from the counter at the first window
@@ -329,18 +330,3 @@ def _check_climbed(before_j: float, after_j: float) -> None:
             f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",
             hint="the driver was reloaded or the GPU reset: measure again",
         )
-
-
-def _pairs(gpu: Gpu) -> list[Clocks]:
-    """Return every clock pair that holds on a GPU, slowest memory first, auto last."""
-    every_core = gpu.supported_core_mhz()
-    pairs = []
-    mems = gpu.supported_mem_mhz()
-    # Where there is one memory clock, holding it is what auto does, and often refused.
-    for mem in mems if len(mems) > 1 else ():
-        cores = gpu.supported_core_mhz(mem)
-        pairs += [Clocks(core_mhz=core, mem_mhz=mem) for core in cores]
-        # A memory clock that bounds the core does not hold when the core is left to boost.
-        if cores and cores[-1] == every_core[-1]:
-            pairs.append(Clocks(mem_mhz=mem))
-    return [*pairs, *(Clocks(core_mhz=core) for core in every_core), AUTO]

@@ -1,19 +1,19 @@
 """apply: hold a plan's best fixed clocks, or its power limit, until somebody ends it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from underclock.errors import DataError, UnderclockError, UsageError
+from underclock.errors import UnderclockError, UsageError
+from underclock.hw.listed import listed_clocks
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
-from underclock.records import Clocks, GpuInfo, Plan, ThrottleReason
+from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.runtime.conductor.starting import Conducting
 from underclock.stages.gpu_names import GpuKind, parse_gpu
-from underclock.stages.sources import as_plan, check_to_hold
+from underclock.stages.sources import as_plan, check_clocks, check_to_hold
 
 _WORK = "underclock.runtime.conductor.hold:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
@@ -135,7 +135,7 @@ def holding(
             *_other_limit(plan, info),
         )
         asked = _settings(plan, info)
-        _check_listed(asked, opened)
+        check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
         conductor = Conducting.start(
             [opened.uuid()],
             work=_WORK,
@@ -187,18 +187,3 @@ def _settings(plan: Plan, info: GpuInfo) -> Settings:
             hint="plan with a larger --max-slowdown, or for a power limit",
         )
     return asked
-
-
-def _check_listed(asked: Mapping[Setting, Value], gpu: NvmlGpu) -> None:
-    """Refuse clocks that the GPU does not list, before anything is set."""
-    tables: dict[Setting, Callable[[], tuple[int, ...]]] = {
-        Setting.CORE: gpu.supported_core_mhz,
-        Setting.MEMORY: gpu.supported_mem_mhz,
-    }
-    for setting, table in tables.items():
-        value: Any = asked.get(setting)
-        if value is not None and value not in table():
-            raise DataError(
-                f"the plan holds the {setting} at {value} MHz, which this GPU does not list",
-                hint="plan on this GPU's own samples",
-            )

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from underclock import runtime
-from underclock.errors import DataError, UnderclockError, UsageError
+from underclock.errors import UnderclockError, UsageError
+from underclock.hw.listed import listed_clocks
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import Plan
 from underclock.records.runs import RunSummary
+from underclock.runtime.conductor.hearing import can_be_read
 from underclock.runtime.conductor.live import live_line
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.conductor.starting import Conducting
@@ -25,7 +27,7 @@ from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.places import MarkedStep, marked
 from underclock.stages.gpu_names import GpuKind, parse_gpu
-from underclock.stages.sources import as_plan, check_to_hold
+from underclock.stages.sources import as_plan, check_clocks, check_to_hold
 
 _WORK = "underclock.runtime.conductor.follow:begin"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
@@ -148,12 +150,10 @@ class HeldRun:
 
     def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
         """Wait for the trainer; what ends us ends it too."""
-        live_s = self._how.live_s
+        live_s, ends = self._how.live_s, os.pidfd_open(trainer.pid)
         try:
-            while live_s is not None:
-                try:
-                    return trainer.wait(live_s)
-                except subprocess.TimeoutExpired:
+            while not can_be_read([ends], live_s):
+                if live_s is not None:
                     self._tell_of_last_steps()
             return trainer.wait()
         except BaseException as exc:
@@ -161,6 +161,8 @@ class HeldRun:
                 trainer.terminate()  # of Ctrl-C the terminal tells it as well
             trainer.wait()
             raise
+        finally:
+            os.close(ends)
 
     def _tell_of_last_steps(self) -> None:
         log = Path(self._options["log"])
@@ -269,6 +271,8 @@ def _checked(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bo
         raise UsageError(
             f"a GPU is named twice: {' '.join(how.gpus)}", hint="name one for each local rank"
         )
+    pairs = dict.fromkeys(plan.schedule.clocks if plan.schedule else ())
+    held = [("a part of the step", pair) for pair in pairs]
     with nvml_session():
         found = []
         for index in indices:
@@ -277,27 +281,9 @@ def _checked(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bo
                 plan, gpu.info(), plan.limit_w, anyway=how.anyway, hint=_ELSEWHERE
             ):
                 how.tell(sentence)
-            _check_listed(plan, gpu)
+            check_clocks(held, listed_clocks(gpu))
             found.append((gpu.uuid(), index))
         return tuple(found), is_simulated()
-
-
-def _check_listed(plan: Plan, gpu: NvmlGpu) -> None:
-    """Refuse clocks that a GPU does not list.
-
-    Raises:
-        DataError: It does not list a pair.
-    """
-    memories = gpu.supported_mem_mhz()
-    for pair in dict.fromkeys(plan.schedule.clocks if plan.schedule else ()):
-        listed = pair.mem_mhz is None or pair.mem_mhz in memories
-        if listed and pair.core_mhz is not None:
-            listed = pair.core_mhz in gpu.supported_core_mhz(pair.mem_mhz)
-        if not listed:
-            raise DataError(
-                f"the plan holds {pair}, which this GPU does not list",
-                hint="plan on this GPU's own samples; `underclock doctor` shows its clocks",
-            )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a stage may be given: a record, or the file that holds it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from underclock.core.costs.only_whole import check_kernels_alone
@@ -125,11 +125,11 @@ def check_to_hold(
     return words
 
 
-def check_clocks(plan: Plan, offered: Collection[Clocks]) -> None:
-    """Refuse a plan whose clocks a GPU does not list, before any driver is asked to hold them.
+def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]) -> None:
+    """Refuse clocks of a plan that a GPU does not list, before any driver is asked to hold them.
 
     Args:
-        plan: A plan for this GPU's model.
+        held: For what, and which.
         offered: Every clock pair that can be held; auto alone where nothing may be locked, of which
             the GPU itself says more.
 
@@ -138,8 +138,7 @@ def check_clocks(plan: Plan, offered: Collection[Clocks]) -> None:
     """
     if not any(not clocks.is_auto for clocks in offered):
         return
-    wanted = {name: choice.clocks for name, choice in plan.kernels.items()}
-    for name, clocks in {"the baseline": plan.baseline, **wanted}.items():
+    for name, clocks in held:
         if clocks not in offered:
             near = sorted(
                 (each for each in offered if each.mem_mhz == clocks.mem_mhz and each.core_mhz),

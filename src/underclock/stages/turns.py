@@ -140,7 +140,8 @@ def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
         )
     if not plan.runs:
         raise DataError("the plan does not say what the step runs", hint="plan again")
-    check_clocks(plan, measurer.settings())
+    held = [(name, choice.clocks) for name, choice in plan.kernels.items()]
+    check_clocks([("the baseline", plan.baseline), *held], measurer.settings())
     return told
 
 

@@ -88,7 +88,10 @@ def test_the_best_fixed_clocks_are_held_until_ctrl_c(
         ({"gpu": {"driver": "100.0"}}, "made under driver 100.0"),
         ({"fixed": None}, "nothing to hold: no fixed clock keeps its time budget"),
         ({"fixed": Clocks()}, "nothing to hold: its best fixed clocks are auto"),
-        ({"fixed": Clocks(core_mhz=1201)}, "the core at 1201 MHz, which this GPU does not list"),
+        (
+            {"fixed": Clocks(core_mhz=1201)},
+            "core 1201 MHz, memory auto for the whole job, which this GPU does not list",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_sets_nothing(

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Self
 
 from underclock.errors import DeviceError, UnderclockError
+from underclock.runtime.conductor.hearing import can_be_read
 from underclock.runtime.undo.processes import Process
 
+_CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
 _CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -24,6 +26,7 @@ class Conducting:
     def __init__(self, process: "subprocess.Popen[bytes]", told: IO[bytes]) -> None:
         self.process = process
         self._told = told
+        self._heard = b""  # of a line that is not whole yet
 
     @classmethod
     def start(
@@ -52,6 +55,7 @@ class Conducting:
             [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,  # a terminal's Ctrl-C is for those who asked, and they end it
         )
         if process.stdout is None:
@@ -89,7 +93,7 @@ class Conducting:
         self._told.close()
 
     def _next(self, state: str) -> Mapping[str, Any]:
-        while line := self._told.readline():
+        while line := self._line():
             message: dict[str, Any] = json.loads(line)
             if message["state"] == "refused":
                 self.process.wait()
@@ -105,6 +109,18 @@ class Conducting:
             f"the process that sets clocks ended ({code}) and said nothing",
             hint="its watcher undoes what it set; `underclock restore` makes sure",
         )
+
+    def _line(self) -> bytes:
+        """Wait for a line; empty where none comes any more."""
+        told = self._told.fileno()
+        while b"\n" not in self._heard:
+            if can_be_read([told]):
+                chunk = os.read(told, _CHUNK)
+                if not chunk:
+                    return b""
+                self._heard += chunk
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
 
 
 def _error(message: Mapping[str, Any]) -> UnderclockError:

@@ -103,6 +103,10 @@ class Shown:
         self._gauges.extend(gauges)
         self._energy_s.extend(gauge.at_s for gauge in gauges if gauge.energy_j is not None)
 
+    def __len__(self) -> int:
+        """Return how many readings it remembers."""
+        return len(self._gauges)
+
     def upto_s(self) -> float:
         """Return when the energy counter was read last; minus infinity before it was."""
         return self._energy_s[-1] if self._energy_s else float("-inf")

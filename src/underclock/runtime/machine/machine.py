@@ -53,6 +53,8 @@ class Machine:
         self._pending: Ask | None = None
         self._passed: list[PassedStep] = []
         self._sensible = 0
+        self._under: Clocks | None = None  # what is held, as far as what lasts how long goes
+        self._even = True  # whether that was so in all of this step
         self._usual_w: float | None = None
         self._power_w: float | None = None
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
@@ -78,14 +80,15 @@ class Machine:
     def hold(self, clocks: Clocks) -> None:
         """Hold clocks whatever the launch; steps go on being counted."""
         self._held = clocks
-        if self.state in {State.FOLLOWING, State.STALLED}:
+        if self.state in {State.FOLLOWING, State.STALLED, State.HELD}:
             self._enter(State.HELD)
 
     def saw(self, mark: int, at_s: float) -> None:
         """Take note of the page's word: one more than the last mark reached, 0 before any."""
         position = self.position
         # Now and then a step stands still, and a median does not mind; one that always does is so.
-        position.learns = self._step.state in {State.FOLLOWING, State.STALLED}
+        learned = {State.FOLLOWING, State.STALLED, State.HELD}
+        position.learns = self._even and self._step.state in learned
         expected_s = position.next_mark_s()
         seen = position.saw(mark, at_s)
         if seen is Seen.NOTHING:
@@ -302,6 +305,10 @@ class Machine:
     def _enter(self, state: State) -> None:
         self.state, self._due_s = state, None
         self.position.want_all()
+        under = self._held if state is State.HELD else None
+        if state in {State.FOLLOWING, State.HELD} and under != self._under:
+            self._under, self._even = under, False
+            self.position.under(under)
         if state is not State.FOLLOWING:
             self._step.state = state
         if state is State.FOLLOWING:
@@ -318,6 +325,7 @@ class Machine:
             if self._sensible > _SENSIBLE_STEPS:
                 self._enter(State.FOLLOWING if self._held is None else State.HELD)
                 self.events.append((at_s, "marks make sense again"))
+        self._even = True
         closely = self.position.closely
         self._step = RunningStep(state=self.state, began_s=at_s, closely=closely)
 
@@ -326,10 +334,10 @@ class Machine:
         position, latencies = self.position, self.latencies
         if self.state is State.LOST or (position.wanted is not None and not self._step.closely):
             return
-        follows = self.state in {State.FOLLOWING, State.STALLED}
+        lines = () if self.state is State.HELD else tuple(self._lines.values())
         position.wants(
             position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
-            for line in (self._lines.values() if follows else ())
+            for line in lines
             for change in line.changes
         )
 

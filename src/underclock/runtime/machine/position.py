@@ -11,8 +11,8 @@ It stands on the standard library alone: lists are short, and a conductor is to 
 import bisect
 import itertools
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 
 from underclock.runtime.machine.timetable import Timetable
@@ -59,13 +59,15 @@ class Position:
         self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
         self._usual_s = self._planned_s
         self._ahead_s: list[float] = []
-        self._history: deque[list[float]] = deque(maxlen=_REMEMBERED)  # of each step, by mark
+        self._histories: defaultdict[Hashable, deque[list[float]]] = defaultdict(_few)
+        self._history = self._histories[None]  # of each step, by mark
         self._unknown_s = [math.nan] * len(marks)
         self._lasted_s = self._unknown_s[:]  # of this step, as far as seen
         self._missed = [0] * len(marks)
         self._off_s: list[float] = []  # marks of this step from where they were expected
         self._noise_s, self._spread = _FIRST_NOISE_S, _FIRST_SPREAD
         self._pace_variance, self._was_odd = self._spread**2, 0
+        self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
         self._sum_up()
         self.pace = 1.0
         self.rounds = 0
@@ -77,7 +79,6 @@ class Position:
         self.wanted: frozenset[int] | None = None  # marks that some steps are seen by; None for all
         self.closely = True  # whether this step is to be seen by all its marks, at their time
         self._close_left = _REMEMBERED
-        self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
         self._skipped = False  # whether marks of this step were passed over that were not wanted
         self._stalls_s: list[tuple[float, float]] = []  # expected, and for how long
 
@@ -85,6 +86,17 @@ class Position:
     def knows(self) -> bool:
         """Whether a whole step was seen."""
         return len(self._history) > 0
+
+    def under(self, clocks: Hashable) -> None:
+        """Take up what was learned while clocks were as they are to be from now on.
+
+        Args:
+            clocks: What is held; ``None`` where they follow the timetable.
+        """
+        self._history = self._histories[clocks]
+        self._close_left = _REMEMBERED - len(self._history)
+        if self._history:
+            self._digest()
 
     def learn_anew(self) -> None:
         """See the next steps closely: clocks are to change elsewhere, and with them what lasts."""
@@ -95,7 +107,9 @@ class Position:
         self.wanted = self._next_s = None
 
     def wants(self, ahead_s: Iterable[float]) -> None:
-        """Want no marks, but the first of a step and those before some times of it.
+        """Want no marks, but the first of a step, one in its middle and those before some times.
+
+        The one in the middle tells two steps apart, however late one looks.
 
         Args:
             ahead_s: Times after a step's begin, or before.
@@ -103,7 +117,8 @@ class Position:
         before = [
             bisect.bisect_right(self._ahead_s, each_s % self.step_s) - 1 for each_s in ahead_s
         ]
-        self.wanted, self._next_s = frozenset([0, *before]), None
+        middle = bisect.bisect_right(self._ahead_s, 0.5 * self.step_s) - 1
+        self.wanted, self._next_s = frozenset([0, middle, *before]), None
 
     @property
     def step_s(self) -> float:
@@ -318,16 +333,10 @@ class Position:
         self.rounds += 1
         if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
             self._history.append(self._lasted_s)
-            self._usual_s = [_median(some) for some in zip(*self._history, strict=True)]
-            usually_s = math.fsum(self._usual_s)
-            steps_s = [math.fsum(some) for some in self._history]
-            apart = _median([abs(each_s / usually_s - 1.0) for each_s in steps_s])
-            known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
-            self._spread = max(_NORMAL * apart, _LEAST_SPREAD) if known else _FIRST_SPREAD
+            self._digest()
             if self._off_s:
                 noise_s = _NORMAL * _median([abs(each_s) for each_s in self._off_s])
                 self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
-            self._sum_up()
             self._close_left -= 1
         self._skipped = False
         due = self._close_left > 0 or self.rounds % _CLOSELY == 0 or self._spread > _ALIKE_STEPS
@@ -340,6 +349,16 @@ class Position:
             stretched = took_s / usual_s
             self._lasted_s[:mark] = [each_s * stretched for each_s in self._usual_s[:mark]]
             self.pace += share * (took_s / usual_s - 1.0)
+
+    def _digest(self) -> None:
+        """Tell from the steps remembered what is usual."""
+        self._usual_s = [_median(some) for some in zip(*self._history, strict=True)]
+        usually_s = math.fsum(self._usual_s)
+        steps_s = [math.fsum(some) for some in self._history]
+        apart = _median([abs(each_s / usually_s - 1.0) for each_s in steps_s])
+        known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
+        self._spread = max(_NORMAL * apart, _LEAST_SPREAD) if known else _FIRST_SPREAD
+        self._sum_up()
 
     def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
         """Believe a mark that makes no sense with those before it, and nothing else."""
@@ -355,8 +374,13 @@ class Position:
         self.launch = self.rounds * self._launches + self._table.marks[mark]
 
     def _sum_up(self) -> None:
+        self._next_s = None
         self._ahead_s = list(itertools.accumulate(self._usual_s, initial=0.0))
         self._longest_s = max(self._usual_s)
+
+
+def _few() -> deque[list[float]]:
+    return deque(maxlen=_REMEMBERED)
 
 
 def _median(values: Sequence[float]) -> float:

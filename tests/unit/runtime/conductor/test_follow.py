@@ -18,8 +18,10 @@ from underclock.runtime.conductor.gauges import Gauge, Gauges
 from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.conductor.telemetry import Log, read_log
+from underclock.runtime.conductor.telemetry import Shown as Shown_
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
+from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.policy import policy_of, scheduled
 from underclock.runtime.trainer import page as pages
@@ -235,6 +237,49 @@ def test_a_gpu_that_cannot_be_read_holds_up_no_line(bench: Bench) -> None:
 
     steps = [line for line in bench.lines() if isinstance(line, StepLine)]
     assert [line.energy_j for line in steps] == [None, None]
+
+
+def test_readings_that_no_step_needs_any_more_are_forgotten() -> None:
+    shown = Shown_()
+    shown.add(
+        [
+            Gauge(
+                at_s=0.1 * index,
+                clocks=Clocks(core_mhz=1500),
+                reasons=ThrottleReason.NONE,
+                power_w=200.0,
+                energy_j=float(index) if index % 2 == 0 else None,
+            )
+            for index in range(100)
+        ]
+    )
+    shown.forget(5.05)
+    shown.forget(-1.0)
+    step = PassedStep(
+        number=0,
+        began_s=5.1,
+        time_s=1.0,
+        state=State.FOLLOWING,
+        planned=0,
+        asked=0,
+        outcomes=(),
+        closely=False,
+    )
+
+    assert len(shown) == 50
+    line = shown.line(0, step, "")
+    assert line.energy_j == pytest.approx(10.0)
+    assert (line.hits, line.late_s, line.error_s) == (None, (), ())
+
+
+def test_lines_are_written_when_there_is_time(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    log.write(EventLine(gpu=0, at_s=0.0, text="first"))
+    assert not (tmp_path / "log.jsonl").read_bytes()
+    log.flush()
+
+    assert len(read_log(tmp_path / "log.jsonl")) == 1
+    log.close()
 
 
 def test_a_full_disk_loses_lines_and_nothing_else() -> None:

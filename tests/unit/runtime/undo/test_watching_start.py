@@ -1,7 +1,11 @@
 """The conductor while its watcher starts."""
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
+from underclock.runtime.undo.processes import StoppedLook
 from underclock.runtime.undo.watching import Watching
 
 
@@ -14,3 +18,19 @@ def test_a_watcher_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
         assert watching.next_s > now_s
     finally:
         watching.close()
+
+
+def test_a_process_that_is_stopped_is_seen_to_be_again_and_again() -> None:
+    with subprocess.Popen(["/bin/sleep", "100"]) as process:
+        look = StoppedLook(process.pid)
+        assert not look()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert look()
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+        assert not look()
+        assert not StoppedLook(process.pid)()
+        look.close()
+        look.close()

@@ -1,0 +1,104 @@
+"""Waiting without missing a signal: one that another thread takes is one that came too early."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from underclock.hw.clock import SystemClock
+from underclock.runtime.conductor.hearing import can_be_read
+from underclock.runtime.conductor.starting import Conducting
+
+CLOCK = SystemClock()
+
+
+class _CameError(Exception):
+    """What the handler raises."""
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def taken_by_another_thread() -> Iterator[threading.Thread]:
+    """Have a signal come that interrupts no call of the main thread."""
+
+    def take() -> None:
+        CLOCK.sleep_s(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    def handle(_number: int, _frame: object) -> None:
+        raise _CameError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = threading.Thread(target=take)
+    yield thread
+    thread.join()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_that_interrupts_no_call_is_handled_at_once(
+    pipe: tuple[int, int], taken_by_another_thread: threading.Thread
+) -> None:
+    taken_by_another_thread.start()
+
+    with pytest.raises(_CameError):
+        can_be_read([pipe[0]], 5.0)
+
+
+def test_who_waits_for_a_conductor_is_interrupted(
+    pipe: tuple[int, int], taken_by_another_thread: threading.Thread
+) -> None:
+    conducting = Conducting(None, os.fdopen(pipe[0], "rb", 0, closefd=False))  # type: ignore[arg-type]
+    taken_by_another_thread.start()
+    begun_s = CLOCK.now_s()
+
+    late = threading.Timer(5.0, os.write, (pipe[1], b'{"state": "armed"}\n'))
+    late.start()
+    with pytest.raises(_CameError):
+        conducting.armed()
+
+    late.cancel()
+    assert CLOCK.now_s() - begun_s < 2.0
+
+
+def test_what_waited_for_signals_before_hears_of_them(pipe: tuple[int, int]) -> None:
+    os.set_blocking(pipe[1], False)
+    before = signal.set_wakeup_fd(pipe[1])
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        ready, writing = os.pipe()
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        assert can_be_read([ready], 2.0) == []
+        assert os.read(pipe[0], 8) == bytes([signal.SIGUSR1])
+        os.close(ready)
+        os.close(writing)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+        signal.set_wakeup_fd(before)
+
+
+def test_messages_are_told_apart_however_they_come(pipe: tuple[int, int]) -> None:
+    conducting = Conducting(None, os.fdopen(pipe[0], "rb", 0, closefd=False))  # type: ignore[arg-type]
+    os.write(pipe[1], b'{"state": "armed", "n": 1}\n{"state": "ended"')
+    threading.Timer(0.02, os.write, (pipe[1], b', "n": 2}\n')).start()
+
+    assert conducting.armed() == {"state": "armed", "n": 1}
+    assert conducting.ended() == {"state": "ended", "n": 2}
+
+
+def test_a_thread_that_takes_no_signals_just_waits(pipe: tuple[int, int]) -> None:
+    found: list[list[int]] = []
+    os.write(pipe[1], b"x")
+    thread = threading.Thread(target=lambda: found.append(can_be_read([pipe[0]], 1.0)))
+    thread.start()
+    thread.join()
+
+    assert found == [[pipe[0]]]
