@@ -415,12 +415,20 @@ def test_a_refusal_is_told_and_not_repeated() -> None:
         machine.refused(Ask(domain=Domain.MEMORY, to_mhz=1), 0.0, "")
     machine.refused(ask, 1e-3, "no permission")
 
-    assert machine.events == [
-        (1e-3, "the driver refused core 900 MHz: refused by the driver: no permission")
-    ]
-    player.steps(2, usual(machine.timetable))
-    assert player.calls == []
+    words = (
+        "the driver refused core 900 MHz: no permission; it is given back as soon as the driver "
+        "takes that, and asked for no more"
+    )
+    assert machine.events == [(1e-3, words)]
     assert machine.locks[Domain.CORE].state is LockState.REFUSED
+    back = machine.ask(1e-3)
+    assert back == Ask(domain=Domain.CORE, to_mhz=None)
+    machine.refused(back, 2e-3, "no permission")
+    assert len(machine.events) == 1
+    assert machine.ask(0.5) is None
+    player.steps(15, usual(machine.timetable))
+    assert [ask for _, ask in player.calls] == [back]
+    assert machine.events[1:] == [(1.002 + CALL_S, "the core was given back to the driver")]
     machine.hold(FAST)
     assert machine.next_s == math.inf
 
@@ -444,6 +452,7 @@ def test_locks_that_the_cap_holds_down_are_found() -> None:
     assert told
     assert "core 1500 MHz was asked for and 1300 MHz runs" in told[0]
     assert "power limit" in told[0]
+    assert [words for _, words in machine.events] == [told[0]]  # once, however many steps
     machine.follow(table_of())
     assert machine.above_cap() == frozenset()
     assert Machine(table_of((SLOW,) * 8)).above_cap() == frozenset()
@@ -462,6 +471,11 @@ def test_marks_that_do_not_match_the_plan_are_told() -> None:
     for _ in range(9):
         player.step(usual(player.machine.timetable), skipped=(2,))
     assert position.mismatch() == "1 of 4 marks are never seen, mark 2 first"
+    told = [words for _, words in player.machine.events if "trace it again" in words]
+    assert told == [
+        "the step is not as planned: 47% of the step lies between other marks than planned; trace "
+        "it again, and plan it"
+    ]
     single = played((0,))
     single.steps(9, [0.08])
     assert single.machine.position.mismatch() is None
@@ -487,3 +501,12 @@ def test_whatever_marks_come_only_planned_clocks_are_asked_for(
     steps: list[PassedStep] = machine.passed()
     assert all(step.time_s >= 0 and step.stalled_s >= 0 for step in steps)
     assert all(step.asked <= step.planned + 1 for step in steps if step.state is State.FOLLOWING)
+
+
+def test_heat_is_told_once_whether_or_not_something_is_locked() -> None:
+    machine = Machine(table_of())
+    for at_s in (1.0, 2.0):
+        for reasons in (ThrottleReason.SW_THERMAL_SLOWDOWN, CAP):
+            machine.observed(Clocks(core_mhz=1200), reasons, at_s)
+
+    assert machine.events == [(1.0, "the driver keeps the GPU under its temperature")]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from underclock.errors import UnderclockError
+from underclock.errors import DataError, UnderclockError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
@@ -165,7 +165,8 @@ class Follower:
             self.machine.events.append((self._clock.now_s(), words))
         if gauges:
             self._expect()
-        self._shown.add(gauges)
+        for words in self._shown.add(gauges):
+            self.machine.events.append((self._clock.now_s(), words))
         self._take_note()
         known_s = self._shown.upto_s()
         while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
@@ -185,7 +186,11 @@ class Follower:
         self.looking.next_s = math.inf
         if self._setter is not None:
             for setting in (Setting.CORE, Setting.MEMORY):
-                self._setter(setting, None)
+                try:
+                    self._setter(setting, None)
+                except UnderclockError as exc:  # other GPUs go on; the undo tries it again
+                    words = f"the {setting} STAYS set for now: {exc}"
+                    log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
 
     def _take_note(self) -> None:
         """Tell the policy of steps that ended."""
@@ -211,6 +216,8 @@ class Follower:
         self._gauges.close()
         if self.machine.state is State.WAITING and not self.over:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
+            if self.page.state == pages.WAITING and not Path(self.page.path).exists():
+                why = f"no step was seen: somebody removed the page of marks {self.page.path}"
             log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
         self._take_note()
         while self._waiting:
@@ -301,7 +308,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     followers = []
     for rank, told in enumerate(run.gpus):
         setter = None if options["dry"] else gpus[told.uuid].set
-        page = Page.open(told.page)
+        page = _page(told.page)
         if setter is not None:
             _try(setter, plan)
         gpu = NvmlGpu(told.index)
@@ -328,6 +335,15 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
+
+
+def _page(path: str) -> Page:
+    try:
+        return Page.open(path)
+    except OSError as exc:
+        raise DataError(
+            f"cannot open the page of marks {path}: {exc.strerror}", hint="start the run anew"
+        ) from exc
 
 
 def _metrics(port: int | None) -> Metrics | None:

@@ -31,6 +31,13 @@ _REASONS = (
     (ThrottleReason.SW_POWER_CAP, "the driver keeps the board under its power limit"),
     (ThrottleReason.SYNC_BOOST, "a group of GPUs boosts as far as its slowest"),
 )
+SLOWDOWNS = (
+    ThrottleReason.HW_THERMAL_SLOWDOWN
+    | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
+    | ThrottleReason.HW_SLOWDOWN
+    | ThrottleReason.SW_THERMAL_SLOWDOWN
+)
+"""Reasons that no plan reckons with."""
 
 
 @dataclass(slots=True)

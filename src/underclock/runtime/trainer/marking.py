@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 
-from underclock.errors import DataError, DeviceError, NotSupportedError
+from underclock.errors import DataError, DeviceError, NotSupportedError, UsageError
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page
@@ -56,14 +56,20 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
         return None
     gpu = run["gpus"][rank]
 
-    def open_page() -> Page | None:
+    def open_page() -> Page:
         page = Page.open(gpu["page"])
         if page.digest.hex() != run["digest"]:
             raise DataError(
                 f"{gpu['page']} belongs to another plan than this process was started with",
                 hint="ranks of one job need one plan: start them by one `underclock run`",
             )
-        return page if page.claim() else None
+        if page.claim():
+            return page
+        page.close()
+        raise UsageError(
+            f"another process marks the steps of GPU {gpu['index']} already, and one alone may",
+            hint="give each trainer its own GPU, by its LOCAL_RANK",
+        )
 
     def open_stream(page: Page, optimizer: Any) -> MarkStream:
         return _stream(torch, page, gpu, _device_of(optimizer))

@@ -24,6 +24,7 @@ from underclock.runtime.undo.armed import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import is_stopped, kill
 from underclock.runtime.undo.protocol import Act
+from underclock.runtime.undo.saying import say
 
 BEAT, READY, WATCHED = b"beat", b"ready", b"watched"
 BEAT_S = 0.05
@@ -162,6 +163,4 @@ def _tell(why: str, undone: list[Undone]) -> None:
     for gpu in undone:
         lines = [*gpu.done, *gpu.failed]
         if lines:
-            sentence = f"underclock: the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}\n"
-            with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), sentence.encode())
+            say(f"the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from underclock.errors import DeviceError
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import is_stopped
+from underclock.runtime.undo.saying import say
 from underclock.runtime.undo.watcher import BEAT, BEAT_S, HUNG_S, READY, SILENT_S, WATCHED
 
 _START_S = 10.0
@@ -148,6 +149,7 @@ class Watching:
                 f"{self._lost} watchers ended one after the other",
                 hint="without one, nothing gives the clocks back after a kill: see who ends them",
             )
+        say(f"the watcher (process {self.pid}) has ended, and is replaced by another")
         self._begin()
 
     def close(self) -> None:
