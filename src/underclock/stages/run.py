@@ -216,8 +216,10 @@ class HeldRun:
         try:
             words = self._conductor.ended()
         except UnderclockError as exc:
-            undone = [one._asdict() for one in self._restore()]
-            words = {"why": f"{exc}; {exc.hint}" if exc.hint else f"{exc}", "undone": undone}
+            undone = self._restore()
+            done = [line for one in undone for line in (*one.done, *one.failed)]
+            why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
+            words = {"why": why, "undone": [one._asdict() for one in undone]}
         self._words = words
         if words["why"] != TRAINER_ENDED and not self._asked:
             self._how.tell(f"clocks are held no more: {words['why']}")

@@ -124,6 +124,7 @@ class Follower:
                 return
             self._pretended = None
             self.machine.asked(ask, called_s, returns_s)
+        self._observe()
         next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
         if next_ask is not None:
             self._call(next_ask, now_s, log, others)
@@ -155,17 +156,21 @@ class Follower:
             self.machine.refused(ask, returned_s, str(failed))
         return returned_s - called_s
 
-    def _tidy(self, log: Log) -> None:
-        """Hand the driver's readings to the machine, and write what happened."""
+    def _observe(self) -> None:
+        """Hand the driver's readings to the machine: of locks as they are, before others come."""
         gauges = self._gauges.taken()
         for gauge in gauges:
             self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
-        words = self.policy.capped(self.machine.above_cap())
-        if words:
+        for words in self._shown.add(gauges):
             self.machine.events.append((self._clock.now_s(), words))
         if gauges:
             self._expect()
-        for words in self._shown.add(gauges):
+
+    def _tidy(self, log: Log) -> None:
+        """Write what happened."""
+        self._observe()
+        words = self.policy.capped(self.machine.above_cap())
+        if words:
             self.machine.events.append((self._clock.now_s(), words))
         self._take_note()
         known_s = self._shown.upto_s()

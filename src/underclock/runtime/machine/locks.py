@@ -1,6 +1,6 @@
 """What became of a lock: asked for, accepted by the driver, in force, or overruled, and by what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records import Clocks, ThrottleReason
@@ -72,7 +72,9 @@ class Lock:
     since_s: float = 0.0
     sure_s: float = 0.0
     why: str = ""
-    _differed: int = 0
+    _differed: dict[int, int] = field(default_factory=dict)
+    """Readings in a row that differed, by what was asked for: a stretch may be shorter than the
+    time between two of them."""
 
     def ask(self, mhz: int | None, at_s: float) -> None:
         """Note that the driver is being asked."""
@@ -97,13 +99,15 @@ class Lock:
         settled = self.state in {LockState.ACCEPTED, LockState.IN_FORCE, LockState.OVERRULED}
         if not settled or seen is None or ThrottleReason.GPU_IDLE in reasons:
             return False
-        if self.mhz is None or self._is(seen):
-            self._differed = 0
+        if self.mhz is None:
+            return self._to(LockState.IN_FORCE, at_s)
+        if self._is(seen):
+            self._differed[self.mhz] = 0
             return self._to(LockState.IN_FORCE, at_s)
         if at_s < self.sure_s:
             return False
-        self._differed += 1
-        if self._differed < _TWICE:
+        self._differed[self.mhz] = self._differed.get(self.mhz, 0) + 1
+        if self._differed[self.mhz] < _TWICE:
             return False
         self.why = f"{self.domain} {self.mhz} MHz was asked for and {seen} MHz runs: {why(reasons)}"
         return self._to(LockState.OVERRULED, at_s)
@@ -124,7 +128,7 @@ class Lock:
             return False
         self.state, self.since_s = state, at_s
         if state is not LockState.OVERRULED:
-            self.why, self._differed = "", 0
+            self.why = ""
         return True
 
     def __str__(self) -> str:
