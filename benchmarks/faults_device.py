@@ -184,9 +184,9 @@ ROWS = (
     ),
     Row(
         name="locks ineffective",
-        did="accepted, not followed, for 2 s",
+        did="accepted, not followed, for 4 s",
         says="core .* does not follow it.*",
-        play=_fault("locks_ignored", heals_after_s=2.0),
+        play=_fault("locks_ignored", heals_after_s=4.0, steps=80),
     ),
     Row(
         name="thermal slowdown",

@@ -221,8 +221,8 @@ ROWS = (
     Row(name="disk full", did="of the log", says="lines of .* are lost.*", play=_full_log),
     Row(
         name="disk full",
-        did="of the journal",
-        says="cannot write the files of a run.*|cannot bring the journal.*",
+        did="of journals, from the start",
+        says="cannot .*: No space left on device",
         play=_no_room_for_a_journal,
     ),
     Row(

@@ -14,6 +14,8 @@ from small_training import plan
 from underclock.hw.clock import SystemClock
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.records import Plan
+from underclock.records.runs import EventLine
+from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.runtime.undo.processes import Process
 from underclock.runtime.undo.restore import left_behind
@@ -21,7 +23,7 @@ from underclock.store import write_document
 from underclock.testing import Control
 
 CLOCK = SystemClock()
-STEPS = 30
+STEPS = 45
 PATIENCE_S = 90.0
 _LOOK_S = 2e-3
 _SET = ("core_lock", "mem_lock", "limit_w", "persistent")
@@ -223,5 +225,7 @@ class Trial:
         return max(0.0, self._last_set_s - self.ended_s)
 
     def said(self) -> str:
-        """Return what the user was told."""
-        return self._said.read_text()
+        """Return what the user was told: by the command, and by its log."""
+        lines = read_log(self.log) if self.log.is_file() else ()
+        events = [line.text for line in lines if isinstance(line, EventLine)]
+        return "\n".join((*events, self._said.read_text()))

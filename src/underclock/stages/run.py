@@ -159,10 +159,12 @@ class HeldRun:
         self._conducting = Conducting.start(
             uuids, work=_WORK, options=self._options, trainer_pid=trainer_pid
         )
+        self._await_word()
         try:
             armed = self._conducting.armed()
         except UnderclockError:
             self._words = {"why": "refused", "undone": []}
+            self._restore()  # where it did not refuse, and died
             raise
         for sentence in armed["notes"]:
             self._how.tell(sentence)
@@ -207,12 +209,16 @@ class HeldRun:
         if self._stopped > 1:  # not just while a container goes on
             self._restore()  # it ends those that were stopped
 
+    def _await_word(self) -> None:
+        """Wait until the conductor says something, or has ended."""
+        while not select.select([self._conductor], [], [], _LOOK_S)[0]:
+            self._look_after()
+
     def _hear(self) -> Mapping[str, Any]:
         """Wait for the conductor's last words; where it has none, see to what it set ourselves."""
         if self._words is not None:
             return self._words
-        while not select.select([self._conductor], [], [], _LOOK_S)[0]:
-            self._look_after()
+        self._await_word()
         try:
             words = self._conductor.ended()
         except UnderclockError as exc:

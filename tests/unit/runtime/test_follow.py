@@ -332,6 +332,8 @@ def test_a_gpu_that_cannot_be_read_holds_up_no_line(bench: Bench) -> None:
 
     steps = [line for line in bench.lines() if isinstance(line, StepLine)]
     assert [line.energy_j for line in steps] == [None, None]
+    told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
+    assert told == ["the GPU cannot be read: the GPU fell off the bus"]  # once
 
 
 def test_a_full_disk_loses_lines_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:

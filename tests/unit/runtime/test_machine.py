@@ -513,18 +513,24 @@ def test_heat_is_told_once_whether_or_not_something_is_locked() -> None:
 def test_a_lock_is_found_not_to_be_followed_though_stretches_are_short() -> None:
     """Readings are 100 ms apart, and the next lock comes before the second."""
     lock = Lock(Domain.CORE)
-    for step in range(3):
-        for at_s, mhz in ((0.1 * step, 900), (0.1 * step + 0.05, None)):
-            lock.ask(mhz, at_s)
-            lock.accept(at_s, at_s + 0.01)
-            changed = lock.observe(Clocks(core_mhz=1800), NO_REASON, at_s + 0.02)
-            if mhz == 900:
-                assert changed == (step >= 1)
+    told = [_read(lock, 0.1 * step, 1800) for step in range(11)]
 
-    assert lock.state is LockState.IN_FORCE  # what was given back is any clock
-    lock.ask(900, 1.0)
-    lock.accept(1.0, 1.01)
-    assert lock.observe(Clocks(core_mhz=900), NO_REASON, 1.02)
-    lock.ask(900, 1.1)
-    lock.accept(1.1, 1.11)
-    assert not lock.observe(Clocks(core_mhz=1800), NO_REASON, 1.12)
+    assert told == [False] * 10 + [True]
+
+
+def test_a_lock_that_is_followed_later_than_believed_is_no_such() -> None:
+    lock = Lock(Domain.CORE)
+    for step in range(40):
+        _read(lock, 0.1 * step, 900 if step % 3 == 0 else 1800)
+        assert lock.state is not LockState.OVERRULED
+
+
+def _read(lock: Lock, at_s: float, mhz: int) -> bool:
+    """Hold a clock for 50 ms, and see another once; return whether that is told."""
+    lock.ask(900, at_s)
+    lock.accept(at_s, at_s + 0.01)
+    changed = lock.observe(Clocks(core_mhz=mhz), NO_REASON, at_s + 0.02)
+    overruled = changed and lock.state is LockState.OVERRULED
+    lock.ask(None, at_s + 0.05)
+    lock.accept(at_s + 0.05, at_s + 0.06)
+    return overruled

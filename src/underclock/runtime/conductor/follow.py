@@ -74,7 +74,7 @@ class Follower:
         self._clock = clock
         self.looking = Looking(page, clock)
         self._pretended: tuple[Ask, float, float] | None = None
-        self._shown = Shown()
+        self._shown, self._error = Shown(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._tidy_s = self._ask_s = 0.0
 
@@ -159,6 +159,10 @@ class Follower:
     def _observe(self) -> None:
         """Hand the driver's readings to the machine: of locks as they are, before others come."""
         gauges = self._gauges.taken()
+        error, self._error = self._error, self._gauges.error
+        if self._error and not error:
+            words = f"the GPU cannot be read: {self._error}"
+            self.machine.events.append((self._clock.now_s(), words))
         for gauge in gauges:
             self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
         for words in self._shown.add(gauges):

@@ -21,13 +21,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from underclock.errors import UnderclockError, UsageError
+from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo.armed import Armed, Undone, arm
 from underclock.runtime.undo.others import notes_on_others, refuse_beside_others
-from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.runtime.undo.watching import Watching
 
@@ -200,6 +200,11 @@ def main() -> None:
         error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
         _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
         sys.exit(exc.exit_code)
+    except OSError as exc:  # of whatever file: it was undone, and why must be known
+        error = "; ".join((f"cannot go on: {exc}", *getattr(exc, "__notes__", ())))
+        hint = f"see to the folder of runs, or name another with {RUNTIME_DIR}"
+        _say({"state": "refused", "error": error, "hint": hint, "kind": DataError.__name__})
+        sys.exit(DataError.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})
 

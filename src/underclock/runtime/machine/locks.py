@@ -1,5 +1,6 @@
 """What became of a lock: asked for, accepted by the driver, in force, or overruled, and by what."""
 
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,6 +11,7 @@ from underclock.units import format_mhz
 _WITHIN_MHZ = 15  # one bin of the core clock: what is read back may be the bin below
 _WITHIN = 0.02  # and of the memory's, whose bins are wide
 _TWICE = 2  # readings in a row that decide: one may fall on the very change
+_RECENT, _MOST = 12, 11  # and of those over several holds: delays may be believed too short
 
 
 class LockState(StrEnum):
@@ -38,6 +40,10 @@ SLOWDOWNS = (
     | ThrottleReason.SW_THERMAL_SLOWDOWN
 )
 """Reasons that no plan reckons with."""
+
+
+def _readings() -> "defaultdict[int, deque[bool]]":
+    return defaultdict(lambda: deque(maxlen=_RECENT))
 
 
 @dataclass(slots=True)
@@ -72,9 +78,9 @@ class Lock:
     since_s: float = 0.0
     sure_s: float = 0.0
     why: str = ""
-    _differed: dict[int, int] = field(default_factory=dict)
-    """Readings in a row that differed, by what was asked for: a stretch may be shorter than the
-    time between two of them."""
+    _differed: int = 0  # readings in a row
+    _recent: defaultdict[int, deque[bool]] = field(default_factory=_readings)
+    """Whether readings differed, by what was asked for: it may never be held for two of them."""
 
     def ask(self, mhz: int | None, at_s: float) -> None:
         """Note that the driver is being asked."""
@@ -101,13 +107,16 @@ class Lock:
             return False
         if self.mhz is None:
             return self._to(LockState.IN_FORCE, at_s)
+        recent = self._recent[self.mhz]
         if self._is(seen):
-            self._differed[self.mhz] = 0
+            self._differed = 0
+            recent.append(False)
             return self._to(LockState.IN_FORCE, at_s)
         if at_s < self.sure_s:
             return False
-        self._differed[self.mhz] = self._differed.get(self.mhz, 0) + 1
-        if self._differed[self.mhz] < _TWICE:
+        self._differed += 1
+        recent.append(True)
+        if self._differed < _TWICE and sum(recent) < _MOST:
             return False
         self.why = f"{self.domain} {self.mhz} MHz was asked for and {seen} MHz runs: {why(reasons)}"
         return self._to(LockState.OVERRULED, at_s)
@@ -128,7 +137,7 @@ class Lock:
             return False
         self.state, self.since_s = state, at_s
         if state is not LockState.OVERRULED:
-            self.why = ""
+            self.why, self._differed = "", 0
         return True
 
     def __str__(self) -> str:

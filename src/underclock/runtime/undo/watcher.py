@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from underclock.errors import UnderclockError
+from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
@@ -104,7 +104,8 @@ class Watcher:
         if message != BEAT:
             uuid = message.decode()
             lock = Ownership(uuid, fds[0])
-            lock.name(self._pid, os.getpid())
+            with contextlib.suppress(DataError):  # one watches though nobody can read who
+                lock.name(self._pid, os.getpid())
             self._gpus.append(Watched(settable_gpu(uuid), lock))
             answer = WATCHED
         with contextlib.suppress(OSError):
