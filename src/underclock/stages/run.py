@@ -40,7 +40,7 @@ _WORK = "underclock.runtime.conductor.follow:begin"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _PATH = "PYTHONPATH"
 _WINDOW = 20
-_LOOK_S = 1.0  # for a conductor that says nothing because it is stopped
+_LOOK_S = 0.5  # for a conductor that says nothing because it is stopped
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 _GATE = (
@@ -270,7 +270,7 @@ class HeldRun:
         """End the conductor, if it still runs."""
         if self._conducting is None:
             return
-        self._asked = self._conducting.process.poll() is None
+        self._asked = not select.select([self._conducting], [], [], 0)[0]  # it said nothing before
         if self._asked:
             self._conducting.process.terminate()
         self._hear()

@@ -54,15 +54,15 @@ class Log:
         if self._file is None:
             return
         text = self._encoder.encode(line) + b"\n"
+        if self._torn:  # what a full disk cut short must not spoil the line after it
+            text = b"\n" + text
         try:
-            # What was cut short by a full disk must not spoil the line after it.
-            written = self._file.write(b"\n" + text if self._torn else text) or 0
+            written = self._file.write(text) or 0
         except OSError as exc:
-            self._lose(exc.strerror)
+            self._lose(str(exc.strerror))
             return
-        whole = len(text) + self._torn
-        self._torn = 0 < written < whole or (self._torn and written == 0)
-        if written < whole:
+        self._torn = written < len(text) and (self._torn or written > 0)
+        if written < len(text):
             self._lose(os.strerror(errno.ENOSPC))
 
     def _lose(self, why: str) -> None:
