@@ -159,20 +159,3 @@ def test_whoever_is_killed_clocks_are_given_back_and_training_goes_on(
 def _is_zombie(pid: int) -> bool:
     found = Process.of(pid)
     return found is not None and not found.lives
-
-
-@pytest.mark.slow
-def test_a_whole_run_with_both_stopped_ends(bench: Bench) -> None:
-    """A row of the benchmark, as a user sees it: a process of its own, and real training in it."""
-    from faults_rig import open_rig
-    from faults_signals import ROWS
-
-    row = next(each for each in ROWS if "for good" in each.did)
-    folder = bench.folder.parent / "rig"
-    folder.mkdir()
-    with open_rig(folder) as rig:
-        seen = row.play(rig)
-
-    assert seen.as_found
-    assert seen.losses
-    assert row.was_told(seen), seen.said

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from small_training import plan
-from underclock.errors import NotPermittedError, NotSupportedError, UnderclockError
+from underclock.errors import DataError, NotPermittedError, NotSupportedError, UnderclockError
 from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime.conductor.follow import Follow, Follower
+from underclock.runtime.conductor.follow import Follow, Follower, begin
 from underclock.runtime.conductor.gauges import Gauge, Gauges
 from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.conductor.telemetry import Log, Shown, read_log
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
@@ -25,6 +26,7 @@ from underclock.runtime.policy.policy import policy_of, scheduled
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.places import marked
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)
@@ -240,6 +242,19 @@ def test_a_page_that_was_removed_is_told(bench: Bench) -> None:
 
     (line,) = [line for line in bench.lines() if isinstance(line, EventLine)]
     assert "somebody removed the page of marks" in line.text
+
+
+def test_a_page_that_was_removed_before_it_was_opened_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    run = Run.create(PLAN, marked(PLAN), (("GPU-x", 0),), simulated=False)
+    Path(run.gpus[0].page).unlink()
+
+    with pytest.raises(DataError, match=r"cannot open the page of marks .*: No such file"):
+        begin({}, {"run": str(run.folder)})
+
+    run.remove()
 
 
 def _gauge(at_s: float, energy_j: float | None, limit_w: float | None = None) -> Gauge:

@@ -312,12 +312,12 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     """
     run = Run.open(Path(options["run"]))
     plan = run.plan()
+    opened = [_page(told.page) for told in run.gpus]
     log = Log(Path(options["log"]), _metrics(options["metrics_port"]))
     clock = SystemClock()
     followers = []
-    for rank, told in enumerate(run.gpus):
+    for rank, (told, page) in enumerate(zip(run.gpus, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
-        page = _page(told.page)
         if setter is not None:
             _try(setter, plan)
         gpu = NvmlGpu(told.index)
