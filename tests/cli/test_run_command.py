@@ -58,7 +58,9 @@ def test_a_command_that_a_signal_ends_has_the_shells_code(
         main(["run", "plan.json", "--dry-run", "--", *command])
 
     assert ended.value.code == 143
-    assert "steps seen" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "steps seen" in said.out
+    assert "the command was ended by SIGTERM" in said.err
 
 
 @pytest.mark.usefixtures("served")
@@ -70,6 +72,7 @@ def test_a_command_that_a_signal_ends_has_the_shells_code(
         ("run plan.json --arms plan,magic -- true", "there is no arm 'magic'"),
         ("run plan.json --arms auto,best-fixed -- true", "no best fixed clock"),
         ("run plan.json --guard 1 -- true", "cannot judge 1 steps together"),
+        ("run plan.json --guard 5 --arms auto,plan -- true", "one run cannot do both"),
         ("run plan.json --gpu nvml:3 -- true", "there is no GPU 3"),
         ("run nothing.json -- true", "cannot read nothing.json"),
         ("run plan.json --log /no/such/folder/log -- true", "cannot write /no/such/folder/log"),

@@ -1,5 +1,6 @@
 """``underclock run``."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -40,9 +41,9 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     "--guard",
     "window",
     type=int,
-    default=20,
     metavar="STEPS",
-    help="That are judged together: slower ones take the plan back; 0 never. [default: 20]",
+    help="That are judged together: slower ones take the plan back; 0 never. [default: 20, without "
+    "--arms]",
 )
 @click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
 @click.option(
@@ -60,7 +61,7 @@ def command(
     live: bool,
     metrics_port: int | None,
     arms: str,
-    window: int,
+    window: int | None,
     anyway: bool,
     as_json: bool,
     command_line: tuple[str, ...],
@@ -86,6 +87,8 @@ def command(
         tell=lambda sentence: say(f"underclock: {sentence}", err=True),
     )
     ran = run(plan, command_line, how)
+    if ran.code < 0:
+        how.tell(f"the command was ended by {signal.Signals(-ran.code).name}")
     if as_json:
         print_json(ran)
     else:

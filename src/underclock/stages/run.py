@@ -1,5 +1,6 @@
 """run: a training command with its clocks held by a plan, and given back whatever happens."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -12,13 +13,16 @@ from typing import Any
 
 from underclock import runtime
 from underclock.errors import UnderclockError, UsageError
+from underclock.hw.clock import SystemClock
 from underclock.hw.listed import listed_clocks
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
-from underclock.records.runs import RunSummary
+from underclock.records.runs import Line, RunSummary
 from underclock.runtime.conductor.hearing import can_be_read
 from underclock.runtime.conductor.live import live_line
+from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.conductor.summary import last_run, summary_of
@@ -26,12 +30,18 @@ from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.places import MarkedStep, marked
+from underclock.runtime.undo.armed import Undone
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.processes import is_stopped
+from underclock.runtime.undo.restore import left_behind, restore
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_clocks, check_to_hold
 
 _WORK = "underclock.runtime.conductor.follow:begin"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _PATH = "PYTHONPATH"
+_WINDOW = 20
+_LOOK_S = 0.5  # for a conductor that says nothing because it is stopped
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 _GATE = (
@@ -50,7 +60,8 @@ class HowToRun:
         log: File for a line of JSON for each step; it is appended to.
         anyway: Whether another board or driver than the plan's will do.
         arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
-        window: Steps that the guard judges together; 0 for no guard.
+        window: Steps that the guard judges together, 0 for no guard; by default 20, and none where
+            arms take turns.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
         tell: Told what a reader should know as it goes on.
@@ -61,7 +72,7 @@ class HowToRun:
     log: Path | None = None
     anyway: bool = False
     arms: str = ""
-    window: int = 20
+    window: int | None = None
     metrics_port: int | None = None
     live_s: float | None = None
     tell: Callable[[str], None] = lambda _sentence: None
@@ -124,6 +135,9 @@ class HeldRun:
     ) -> None:
         self.run = run
         self._how, self._told = how, 0
+        self._words: Mapping[str, Any] | None = None  # the conductor's last
+        self._asked = False  # whether it was asked to end
+        self._stopped = 0  # how often in a row it was seen to be stopped
         self.marked = marks
         self._options = options
         self._conducting: Conducting | None = None
@@ -146,15 +160,34 @@ class HeldRun:
         self._conducting = Conducting.start(
             uuids, work=_WORK, options=self._options, trainer_pid=trainer_pid
         )
-        self._conducting.armed()
+        self._await_word()
+        try:
+            armed = self._conducting.armed()
+        except UnderclockError:
+            self._words = {"why": "refused", "undone": []}
+            self._restore()  # where it did not refuse, and died
+            raise
+        for sentence in armed["notes"]:
+            self._how.tell(sentence)
+        for gpu in armed["mended"]:
+            for line in gpu["done"]:
+                self._how.tell(f"an earlier run had left something set: {line}")
 
     def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
-        """Wait for the trainer; what ends us ends it too."""
-        live_s, ends = self._how.live_s, os.pidfd_open(trainer.pid)
+        """Wait for the trainer; what ends us ends it too. Of a conductor that ends before, tell."""
+        pidfd = os.pidfd_open(trainer.pid)
+        listening = [pidfd, self._conductor.fileno()]
+        clock, live_s = SystemClock(), self._how.live_s or math.inf
+        live_at_s = clock.now_s() + live_s
         try:
-            while not can_be_read([ends], live_s):
-                if live_s is not None:
+            while pidfd not in (ready := can_be_read(listening, _LOOK_S)):
+                if ready:
+                    self._hear()
+                    listening = [pidfd]
+                if clock.now_s() >= live_at_s:
+                    live_at_s += live_s
                     self._tell_of_last_steps()
+                self._look_after()
             return trainer.wait()
         except BaseException as exc:
             if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
@@ -162,11 +195,56 @@ class HeldRun:
             trainer.wait()
             raise
         finally:
-            os.close(ends)
+            os.close(pidfd)
+
+    @property
+    def _conductor(self) -> Conducting:
+        if self._conducting is None:
+            raise AssertionError("it was started")
+        return self._conducting
+
+    def _look_after(self) -> None:
+        """See to what is set where the conductor was stopped, and its watcher does not act."""
+        pid = self._conductor.process.pid
+        self._stopped = self._stopped + 1 if self._words is None and is_stopped(pid) else 0
+        if self._stopped > 1:  # not just while a container goes on
+            self._restore()  # it ends those that were stopped
+
+    def _await_word(self) -> None:
+        """Wait until the conductor says something, or has ended."""
+        while not can_be_read([self._conductor.fileno()], _LOOK_S):
+            self._look_after()
+
+    def _hear(self) -> Mapping[str, Any]:
+        """Wait for the conductor's last words; where it has none, see to what it set ourselves."""
+        if self._words is not None:
+            return self._words
+        self._await_word()
+        try:
+            words = self._conductor.ended()
+        except UnderclockError as exc:
+            undone = self._restore()
+            done = [line for one in undone for line in (*one.done, *one.failed)]
+            why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
+            words = {"why": why, "undone": [one._asdict() for one in undone]}
+        self._words = words
+        if words["why"] != TRAINER_ENDED and not self._asked:
+            self._how.tell(f"clocks are held no more: {words['why']}")
+        if any(gpu["failed"] for gpu in words["undone"]):
+            self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
+        return words
+
+    def _restore(self) -> tuple[Undone, ...]:
+        """Undo what conductor and watcher left, as the next start would; nothing where one acts."""
+        folder = runtime_folder()
+        left = set(left_behind(folder)) & {gpu.uuid for gpu in self.run.gpus}
+        if not left:
+            return ()
+        with nvml_session():
+            return restore(folder, sorted(left), settable_gpu)
 
     def _tell_of_last_steps(self) -> None:
-        log = Path(self._options["log"])
-        lines = read_log(log) if log.exists() else ()
+        lines = self._lines()
         new, self._told = lines[self._told :], len(lines)
         words = live_line(new)
         if words:
@@ -174,33 +252,30 @@ class HeldRun:
 
     def ended(self, code: int) -> Ran:
         """Return how it went, once clocks are as they were found."""
-        if self._conducting is None:
-            raise AssertionError("it was started")
-        try:
-            told = self._conducting.ended()
-        except UnderclockError as exc:
-            told = {"why": str(exc), "undone": []}
-        self._conducting.process.wait()
+        told = self._hear()
+        self._conductor.process.wait()
         undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
-        log = Path(self._options["log"])
-        lines = last_run(read_log(log)) if log.exists() else ()
         return Ran(
             code=code,
             why=told["why"],
             undone=tuple(undone),
-            summary=summary_of(lines),
+            summary=summary_of(last_run(self._lines())),
         )
+
+    def _lines(self) -> tuple[Line, ...]:
+        """Return the log, where it is a file that can be read again."""
+        log = Path(self._options["log"])
+        return read_log(log) if log.is_file() else ()
 
     def stop(self) -> None:
         """End the conductor, if it still runs."""
         if self._conducting is None:
             return
-        process = self._conducting.process
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing before
+        if self._asked:
+            self._conducting.process.terminate()
+        self._hear()
+        self._conducting.close()
 
 
 def inject_folder() -> Path:
@@ -218,10 +293,7 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
     marks = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
-    if how.window < 0 or how.window == 1:
-        raise UsageError(
-            f"a guard cannot judge {how.window} steps together", hint="take 20, or 0 for no guard"
-        )
+    window = _window(how)
     found, simulated = _checked(plan, how)
     if not plan.modules:
         how.tell(
@@ -240,7 +312,7 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         "log": str(log),
         "dry": how.dry,
         "arms": how.arms,
-        "window": how.window,
+        "window": window,
         "metrics_port": how.metrics_port,
     }
     held = HeldRun(run, marks, how, options)
@@ -249,6 +321,27 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
     finally:
         held.stop()
         run.remove()
+
+
+def _window(how: HowToRun) -> int:
+    """Return how many steps a guard judges together; 0 for no guard.
+
+    Raises:
+        UsageError: So few that nothing can be judged, or beside arms.
+    """
+    if how.window is None:
+        return 0 if how.arms else _WINDOW
+    if how.arms and how.window:
+        raise UsageError(
+            "a guard takes the plan back where it slows the job, and arms are compared by letting "
+            "it be: one run cannot do both",
+            hint="leave out --guard or --arms",
+        )
+    if how.window < 0 or how.window == 1:
+        raise UsageError(
+            f"a guard cannot judge {how.window} steps together", hint="take 20, or 0 for no guard"
+        )
+    return how.window
 
 
 def _checked(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bool]:

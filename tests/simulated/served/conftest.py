@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fault_bench import Bench
 from kills import Rig
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.served_simulator import SIMULATOR
@@ -59,3 +60,18 @@ def rig(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     with nvml_session():
         yield Rig(folder)
+
+
+@pytest.fixture
+def bench(
+    control: Control,
+    comes: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Bench]:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    (tmp_path / "runs").mkdir(mode=0o700)
+    yield Bench(tmp_path / "runs", tmp_path / "log.jsonl", control, comes)
+    import gc
+
+    gc.collect()

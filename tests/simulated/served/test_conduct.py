@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kills import Rig
-from underclock.errors import DeviceError
+from underclock.errors import DataError, DeviceError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.runtime.conductor.hold import begin as begin_hold
@@ -205,6 +205,23 @@ def test_a_watcher_ends_a_conductor_that_was_stopped(
 
     assert other.wait() == -signal.SIGKILL
     assert rig.is_clean()
+
+
+def test_a_watcher_watches_though_the_disk_does_not_take_its_name(
+    ends: tuple[socket.socket, Watcher, Armed],
+) -> None:
+    ours, watcher, _ = ends
+    watcher.hear()
+    assert ours.recv(99) == WATCHED
+    full = Ownership(NvmlGpu(1).uuid(), os.open("/dev/full", os.O_RDWR))
+    with pytest.raises(DataError, match=r"cannot write the lock .*: No space left on device"):
+        full.name(os.getpid())
+
+    _share(ours, full)
+    watcher.hear()
+
+    assert ours.recv(99) == WATCHED
+    full.release()
 
 
 def test_a_watcher_whose_conductor_hung_up_waits_for_its_end(

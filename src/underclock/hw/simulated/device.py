@@ -62,6 +62,7 @@ class VirtualGpu:
         self.running: LaunchLoop | None = None
         self.neighbours: tuple[Neighbour, ...] = ()
         self.faults: list[FaultKind] = []
+        self._stuck_mj: int | None = None  # what the energy counter stands still at
         self.hangs_s = 0.0  # while setters hang
         self.on_follow: Callable[[Domain], None] | None = None  # told of the truth, for scoring
         self.agenda = Agenda()
@@ -118,6 +119,8 @@ class VirtualGpu:
     @property
     def counter_mj(self) -> int:
         """The energy counter now."""
+        if self._stuck_mj is not None:
+            return self._stuck_mj
         return self.gauges.counter_mj(self.now_s, self.energy_j)
 
     @property
@@ -240,6 +243,8 @@ class VirtualGpu:
             self.gauges.restart_counter(self.now_s, self.energy_j)
             return
         self.faults.append(kind)
+        if kind is FaultKind.COUNTER_STUCK:
+            self._stuck_mj = self.counter_mj
         if kind is FaultKind.GPU_LOST:
             self.running, self.neighbours = None, ()
         self._look_again()
@@ -247,6 +252,9 @@ class VirtualGpu:
     def mend(self, kind: FaultKind) -> None:
         """End what went wrong. A lost GPU comes back as from a reset: without locks."""
         self.faults.remove(kind)
+        if kind is FaultKind.COUNTER_STUCK and self._stuck_mj is not None:
+            stuck_mj, self._stuck_mj = self._stuck_mj, None
+            self.gauges.go_on_from(stuck_mj, self.now_s, self.energy_j)
         if kind is FaultKind.GPU_LOST:
             self._locks.forget()
             self.limit_w, self.persistent = self.model.limit_w[0], False

@@ -20,6 +20,7 @@ class FaultKind(StrEnum):
     MEMORY_REFUSED = "memory locks fail, so a lock of both clocks stops half-way"
     GPU_LOST = "the GPU falls off the bus"
     COUNTER_RESTARTS = "the energy counter begins again at zero"
+    COUNTER_STUCK = "the energy counter stands still, and goes on from there"
     SOFT_SLOWDOWN = "the driver lowers the clocks against heat"
     HARD_SLOWDOWN = "the hardware halves the clocks against heat"
     SETTER_HANGS = "every setter takes as long as a GPU's `hangs_s` before it does anything"

@@ -51,7 +51,11 @@ class Gauges:
 
     def restart_counter(self, now_s: float, energy_j: float) -> None:
         """Let the energy counter begin again at zero."""
-        self._restarted_mj += self.counter_mj(now_s, energy_j)
+        self.go_on_from(0, now_s, energy_j)
+
+    def go_on_from(self, counter_mj: int, now_s: float, energy_j: float) -> None:
+        """Let the energy counter go on from another value."""
+        self._restarted_mj += self.counter_mj(now_s, energy_j) - counter_mj
 
     def usage_w(self, now_s: float, energy_j: float, power_w: float) -> float:
         """Return the driver's usual power reading."""

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from underclock.errors import UnderclockError
-from underclock.runtime.undo.ownership import runtime_folder
+from underclock.errors import DataError, UnderclockError
+from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder
 from underclock.runtime.undo.watching import Watching
 
 
@@ -27,6 +27,11 @@ def main() -> None:
         error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
         _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
         sys.exit(exc.exit_code)
+    except OSError as exc:  # of whatever file: it was undone, and why must be known
+        error = "; ".join((f"cannot go on: {exc}", *getattr(exc, "__notes__", ())))
+        hint = f"see to the folder of runs, or name another with {RUNTIME_DIR}"
+        _say({"state": "refused", "error": error, "hint": hint, "kind": DataError.__name__})
+        sys.exit(DataError.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from underclock.errors import UnderclockError
+from underclock.errors import DataError, UnderclockError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
@@ -79,7 +79,7 @@ class Follower:
         self._clock = clock
         self.looking = Looking(page, clock, machine.position)
         self._free_s = 0.0  # when a call that is only pretended would return
-        self._shown = Shown()
+        self._shown, self._error = Shown(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
         self._tidy_s = self._ask_s = self.next_s = 0.0
@@ -118,6 +118,7 @@ class Follower:
 
     def _ask(self, log: Log, others: LookingOn) -> None:
         now_s = self._clock.now_s()
+        self._observe()
         next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
         if next_ask is not None:
             self._call(next_ask, now_s, log, others)
@@ -150,17 +151,26 @@ class Follower:
             self.machine.refused(ask, returned_s, str(failed))
         return returned_s - called_s
 
-    def _tidy(self, log: Log) -> None:
-        """Hand the driver's readings to the machine, and write what happened."""
+    def _observe(self) -> None:
+        """Hand the driver's readings to the machine: of locks as they are, before others come."""
         gauges = self._gauges.taken()
+        error, self._error = self._error, self._gauges.error
+        if self._error and not error:
+            words = f"the GPU cannot be read: {self._error}"
+            self.machine.events.append((self._clock.now_s(), words))
         for gauge in gauges:
             self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
-        words = self.policy.capped(self.machine.above_cap())
-        if words:
+        for words in self._shown.add(gauges):
             self.machine.events.append((self._clock.now_s(), words))
         if gauges:
             self._expect()
-        self._shown.add(gauges)
+
+    def _tidy(self, log: Log) -> None:
+        """Write what happened."""
+        self._observe()
+        words = self.policy.capped(self.machine.above_cap())
+        if words:
+            self.machine.events.append((self._clock.now_s(), words))
         self._take_note()
         known_s = self._shown.upto_s()
         while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
@@ -181,7 +191,11 @@ class Follower:
         self.looking.next_s = math.inf
         if self._setter is not None:
             for setting in (Setting.CORE, Setting.MEMORY):
-                self._setter(setting, None)
+                try:
+                    self._setter(setting, None)
+                except UnderclockError as exc:  # other GPUs go on; the undo tries it again
+                    words = f"the {setting} STAYS set for now: {exc}"
+                    log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
 
     def _take_note(self) -> None:
         """Tell the policy of steps that ended."""
@@ -208,6 +222,8 @@ class Follower:
         self._gauges.close()
         if self.machine.state is State.WAITING and not self.over:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
+            if self.page.state == pages.WAITING and not Path(self.page.path).exists():
+                why = f"no step was seen: somebody removed the page of marks {self.page.path}"
             log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
         self._take_note()
         while self._waiting:
@@ -293,12 +309,12 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     """
     run = Run.open(Path(options["run"]))
     plan = run.plan()
+    opened = [_page(told.page) for told in run.gpus]
     log = Log(Path(options["log"]), _metrics(options["metrics_port"]))
     clock = SystemClock()
     followers = []
-    for rank, told in enumerate(run.gpus):
+    for rank, (told, page) in enumerate(zip(run.gpus, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
-        page = Page.open(told.page)
         if setter is not None:
             _try(setter, plan)
         gpu = NvmlGpu(told.index)
@@ -327,6 +343,15 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
+
+
+def _page(path: str) -> Page:
+    try:
+        return Page.open(path)
+    except OSError as exc:
+        raise DataError(
+            f"cannot open the page of marks {path}: {exc.strerror}", hint="start the run anew"
+        ) from exc
 
 
 def _metrics(port: int | None) -> Metrics | None:

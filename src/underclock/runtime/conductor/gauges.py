@@ -6,12 +6,14 @@ Reading blocks, the energy counter some milliseconds, and marks must not be miss
 import threading
 from dataclasses import dataclass
 
-from underclock.errors import UnderclockError
-from underclock.hw.base import Clock, Gpu
+from underclock.errors import NotSupportedError, UnderclockError
+from underclock.hw.base import Clock
+from underclock.hw.nvml import NvmlGpu
 from underclock.records import Clocks, ThrottleReason
 
 _OFTEN_S = 0.1
 _ALL_EVERY = 2  # readings: of energy and temperature too
+_LIMIT_EVERY = 10  # of the power limit, which somebody else may set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Gauge:
         power_w: What the board draws.
         temperature_c: How warm it is; ``None`` where it was not read this time.
         energy_j: The counter; likewise.
+        limit_w: The power limit; likewise, or where this GPU tells none.
     """
 
     at_s: float
@@ -33,6 +36,7 @@ class Gauge:
     power_w: float
     temperature_c: float | None = None
     energy_j: float | None = None
+    limit_w: float | None = None
 
 
 class Gauges:
@@ -43,7 +47,7 @@ class Gauges:
         clock: The machine's.
     """
 
-    def __init__(self, gpu: Gpu, clock: Clock) -> None:
+    def __init__(self, gpu: NvmlGpu, clock: Clock) -> None:
         self._gpu, self._clock = gpu, clock
         self._ended = threading.Event()
         self._taken: list[Gauge] = []
@@ -65,7 +69,9 @@ class Gauges:
         count = 0
         while not self._ended.wait(_OFTEN_S):
             try:
-                gauge = self._read(of_all=count % _ALL_EVERY == 0)
+                gauge = self._read(
+                    of_all=count % _ALL_EVERY == 0, of_limit=count % _LIMIT_EVERY == 0
+                )
             except UnderclockError as exc:  # the GPU may come back, and setting is not our business
                 self.error = str(exc)
                 continue
@@ -74,7 +80,7 @@ class Gauges:
             with self._lock:
                 self._taken.append(gauge)
 
-    def _read(self, *, of_all: bool) -> Gauge:
+    def _read(self, *, of_all: bool, of_limit: bool) -> Gauge:
         gpu = self._gpu
         energy_j = gpu.energy_j() if of_all else None
         return Gauge(
@@ -84,4 +90,11 @@ class Gauges:
             power_w=gpu.power_w(),
             temperature_c=gpu.temperature_c() if of_all else None,
             energy_j=energy_j,
+            limit_w=self._limit_w() if of_limit else None,
         )
+
+    def _limit_w(self) -> float | None:
+        try:
+            return self._gpu.power_limit_w()
+        except NotSupportedError:
+            return None

@@ -30,6 +30,7 @@ from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.runtime.undo.watching import Watching
 
+TRAINER_ENDED = "the training process ended"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -151,7 +152,7 @@ class _Ends(NamedTuple):
         signals = self.asked.fileno()
         ready, _, _ = select.select([self.trainer, signals, watching.fileno()], [], [], wait_s)
         if self.trainer in ready:
-            return "the training process ended"
+            return TRAINER_ENDED
         if signals in ready:
             return f"asked to end by {signal.Signals(self.asked.recv(1)[0]).name}"
         return None

@@ -1,6 +1,8 @@
 """The log of a run, and what the driver showed laid over its steps."""
 
 import bisect
+import errno
+import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +15,13 @@ from underclock.records.runs import Line, RunLine, StepLine
 from underclock.runtime.conductor.gauges import Gauge
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.undo.saying import say
 
 _MOST = 4096  # readings kept, where the GPU's energy cannot be read
 _LONGEST_LINE = 1 << 16
 
 _HIT_S = 1e-3
+_STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick every 0.1 s at least
 
 
 class Log:
@@ -35,6 +39,7 @@ class Log:
 
     def __init__(self, path: Path, metrics: Metrics | None = None) -> None:
         self.lost = 0
+        self._path, self._torn = path, False
         self._metrics = metrics
         self._lines: list[bytes] = []
         self._encoder = msgspec.json.Encoder()
@@ -56,10 +61,25 @@ class Log:
         lines, self._lines = self._lines, []
         if self._file is None or not lines:
             return
+        text = b"".join(lines)
+        if self._torn:  # what a full disk cut short must not spoil the line after it
+            text = b"\n" + text
         try:
-            self._file.write(b"".join(lines))
-        except OSError:
-            self.lost += len(lines)
+            written = self._file.write(text) or 0
+        except OSError as exc:
+            self._lose(len(lines), str(exc.strerror))
+            return
+        if written < len(text):
+            whole = text[:written].count(b"\n") - text.startswith(b"\n")
+            self._lose(len(lines) - max(whole, 0), os.strerror(errno.ENOSPC))
+        if written:
+            self._torn = not text[:written].endswith(b"\n")
+
+    def _lose(self, lines: int, why: str) -> None:
+        """Count lines that are lost; tell of the first."""
+        if not self.lost:
+            say(f"lines of {self._path} are lost, and training goes on: {why}")
+        self.lost += lines
 
     def close(self) -> None:
         """Write what is left, and close the file."""
@@ -96,27 +116,70 @@ class Shown:
 
     def __init__(self) -> None:
         self._gauges: deque[Gauge] = deque(maxlen=_MOST)
-        self._energy_s: deque[float] = deque(maxlen=_MOST)  # when the counter was read
-
-    def add(self, gauges: Sequence[Gauge]) -> None:
-        """Take note of readings."""
-        self._gauges.extend(gauges)
-        self._energy_s.extend(gauge.at_s for gauge in gauges if gauge.energy_j is not None)
+        self._energy: deque[tuple[float, float]] = deque(maxlen=_MOST)
+        self._climbed_s = float("-inf")
+        self._stands = False
+        self._limit_w: float | None = None
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
 
     def __len__(self) -> int:
         """Return how many readings it remembers."""
         return len(self._gauges)
 
-    def upto_s(self) -> float:
-        """Return when the energy counter was read last; minus infinity before it was."""
-        return self._energy_s[-1] if self._energy_s else float("-inf")
-
     def forget(self, before_s: float) -> None:
         """Forget what no step tells of that began then or later."""
-        while len(self._energy_s) > 1 and self._energy_s[1] <= before_s:
-            self._energy_s.popleft()
-        while self._energy_s and self._gauges and self._gauges[0].at_s < self._energy_s[0]:
+        while len(self._energy) > 1 and self._energy[1][0] <= before_s:
+            self._energy.popleft()
+        while self._energy and self._gauges and self._gauges[0].at_s < self._energy[0][0]:
             self._gauges.popleft()
+        while self._gaps and self._gaps[0][1] <= before_s:
+            self._gaps.popleft()
+
+    def add(self, gauges: Sequence[Gauge]) -> tuple[str, ...]:
+        """Take note of readings; return what a reader of the log should know of them."""
+        self._gauges.extend(gauges)
+        words = []
+        for gauge in gauges:
+            if gauge.energy_j is not None:
+                words.append(self._counted(gauge.at_s, gauge.energy_j))
+            if gauge.limit_w is not None:
+                words.append(self._limited(gauge.limit_w))
+        return tuple(filter(None, words))
+
+    def upto_s(self) -> float:
+        """Return up to when the energy is known, or known not to be; at first minus infinity."""
+        return self._energy[-1][0] if self._stands else self._climbed_s
+
+    def _counted(self, at_s: float, energy_j: float) -> str:
+        """Take note of the energy counter; return what is wrong with it, as soon as it is."""
+        last_s, last_j = self._energy[-1] if self._energy else (at_s, float("-inf"))
+        self._energy.append((at_s, energy_j))
+        if energy_j == last_j:
+            if at_s - self._climbed_s < _STANDS_S:
+                return ""
+            self._gaps.append((self._climbed_s, at_s))
+            stood, self._stands = self._stands, True
+            return "" if stood else "the energy counter stands still: what steps draw is not known"
+        if self._stands:
+            self._gaps.append((last_s, at_s))
+        self._climbed_s, self._stands = at_s, False
+        if energy_j > last_j:
+            return ""
+        self._gaps.append((last_s, at_s))
+        return (
+            f"the energy counter fell from {last_j:.0f} to {energy_j:.0f} J: what the step drew in "
+            "which it did is not known"
+        )
+
+    def _limited(self, limit_w: float) -> str:
+        """Take note of the power limit; return who must have changed it."""
+        last_w, self._limit_w = self._limit_w, limit_w
+        if last_w is None or last_w == limit_w:
+            return ""
+        return (
+            f"somebody changed the power limit from {last_w:g} to {limit_w:g} W, and the plan is "
+            "for the first: plan again for the other"
+        )
 
     def line(self, gpu: int, step: PassedStep, arm: str) -> StepLine:
         """Return a step with what was shown meanwhile."""
@@ -146,17 +209,16 @@ class Shown:
 
     def _energy_j(self, began_s: float, ended_s: float) -> float | None:
         """Return what the counter climbed, told between the readings around."""
-        read = [
-            (gauge.at_s, gauge.energy_j) for gauge in self._gauges if gauge.energy_j is not None
-        ]
-        ends = [_between(read, at_s) for at_s in (began_s, ended_s)]
+        if any(from_s < ended_s and began_s < to_s for from_s, to_s in self._gaps):
+            return None
+        ends = [_between(self._energy, at_s) for at_s in (began_s, ended_s)]
         if ends[0] is None or ends[1] is None:
             return None
-        return max(0.0, ends[1] - ends[0])
+        return ends[1] - ends[0]
 
 
 def _between(read: Sequence[tuple[float, float]], at_s: float) -> float | None:
-    after = bisect.bisect_right([each_s for each_s, _ in read], at_s)
+    after = bisect.bisect_right(read, at_s, key=lambda each: each[0])
     if not 0 < after < len(read):
         return None
     (one_s, one_j), (other_s, other_j) = read[after - 1], read[after]

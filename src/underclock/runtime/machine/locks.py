@@ -1,6 +1,7 @@
 """What became of a lock: asked for, accepted by the driver, in force, or overruled, and by what."""
 
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records import Clocks, ThrottleReason
@@ -10,6 +11,7 @@ from underclock.units import format_mhz
 _WITHIN_MHZ = 15  # one bin of the core clock: what is read back may be the bin below
 _WITHIN = 0.02  # and of the memory's, whose bins are wide
 _TWICE = 2  # readings in a row that decide: one may fall on the very change
+_RECENT, _MOST = 12, 11  # and of those over several holds: delays may be believed too short
 
 
 class LockState(StrEnum):
@@ -31,6 +33,17 @@ _REASONS = (
     (ThrottleReason.SW_POWER_CAP, "the driver keeps the board under its power limit"),
     (ThrottleReason.SYNC_BOOST, "a group of GPUs boosts as far as its slowest"),
 )
+SLOWDOWNS = (
+    ThrottleReason.HW_THERMAL_SLOWDOWN
+    | ThrottleReason.HW_POWER_BRAKE_SLOWDOWN
+    | ThrottleReason.HW_SLOWDOWN
+    | ThrottleReason.SW_THERMAL_SLOWDOWN
+)
+"""Reasons that no plan reckons with."""
+
+
+def _readings() -> "defaultdict[int, deque[bool]]":
+    return defaultdict(lambda: deque(maxlen=_RECENT))
 
 
 @dataclass(slots=True)
@@ -65,7 +78,9 @@ class Lock:
     since_s: float = 0.0
     sure_s: float = 0.0
     why: str = ""
-    _differed: int = 0
+    _differed: int = 0  # readings in a row
+    _recent: defaultdict[int, deque[bool]] = field(default_factory=_readings)
+    """Whether readings differed, by what was asked for: it may never be held for two of them."""
 
     def ask(self, mhz: int | None, at_s: float) -> None:
         """Note that the driver is being asked."""
@@ -90,13 +105,18 @@ class Lock:
         settled = self.state in {LockState.ACCEPTED, LockState.IN_FORCE, LockState.OVERRULED}
         if not settled or seen is None or ThrottleReason.GPU_IDLE in reasons:
             return False
-        if self.mhz is None or self._is(seen):
+        if self.mhz is None:
+            return self._to(LockState.IN_FORCE, at_s)
+        recent = self._recent[self.mhz]
+        if self._is(seen):
             self._differed = 0
+            recent.append(False)
             return self._to(LockState.IN_FORCE, at_s)
         if at_s < self.sure_s:
             return False
         self._differed += 1
-        if self._differed < _TWICE:
+        recent.append(True)
+        if self._differed < _TWICE and sum(recent) < _MOST:
             return False
         self.why = f"{self.domain} {self.mhz} MHz was asked for and {seen} MHz runs: {why(reasons)}"
         return self._to(LockState.OVERRULED, at_s)

@@ -16,7 +16,7 @@ from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.machine.latency import Latencies
 from underclock.runtime.machine.line import Line
-from underclock.runtime.machine.locks import Lock, LockState, Tally
+from underclock.runtime.machine.locks import SLOWDOWNS, Lock, LockState, Tally, why
 from underclock.runtime.machine.position import Position, Seen
 from underclock.runtime.machine.steps import Ask, PassedStep, RunningStep, State
 from underclock.runtime.machine.timetable import Change, Timetable
@@ -26,6 +26,8 @@ _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05
 _IDLE = 0.5  # of the usual power: the GPU waits. 150 of 690 W in a collective on an H200
 _READINGS, _MOSTLY = 12, 0.9  # of a lock that decide whether the cap holds it down
+_AGAIN_S = 1.0  # after a refusal, giving a clock back is tried again
+_COMPARED_EVERY = 10  # steps, with what the plan says of marks
 _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believed again
 
 
@@ -51,10 +53,13 @@ class Machine:
         self._held: Clocks | None = None  # by whom drives it; None follows the timetable
         self._low_mhz = low_mhz
         self._pending: Ask | None = None
+        self._back_s: dict[Domain, float] = {}  # when a refused clock is given back; inf: it was
+        self._said: set[tuple[object, ...]] = set()
         self._passed: list[PassedStep] = []
         self._sensible = 0
         self._under: Clocks | None = None  # what is held, as far as what lasts how long goes
         self._even = True  # whether that was so in all of this step
+        self._mismatch = ""
         self._usual_w: float | None = None
         self._power_w: float | None = None
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
@@ -113,12 +118,13 @@ class Machine:
         """When there will be something to ask for, if no mark is seen before; infinite if never."""
         if self._pending is not None:
             return math.inf
+        back_s = min(self._back_s.values(), default=math.inf)
         wanted = self._wanted()
         if wanted is not None:
-            return math.inf if self._differing(wanted) is None else -math.inf
+            return back_s if self._differing(wanted) is None else -math.inf
         if self.state is State.WAITING:
-            return math.inf
-        return min((*self._asks_s().values(), self._still_s()))
+            return back_s
+        return min((*self._asks_s().values(), self._still_s(), back_s))
 
     def ask(self, now_s: float) -> Ask | None:
         """Return what to call the setter with now; ``None`` where there is nothing.
@@ -130,7 +136,10 @@ class Machine:
         if self.state is State.FOLLOWING and now_s >= self._still_s():
             self._stand_still(now_s)
         wanted = self._wanted()
-        if wanted is not None:
+        back = next((each for each, due_s in self._back_s.items() if due_s <= now_s), None)
+        if back is not None:
+            ask: Ask | None = Ask(domain=back, to_mhz=None)
+        elif wanted is not None:
             ask = self._differing(wanted)
         else:
             ask = None if self.state is State.WAITING else self._next_change(now_s)
@@ -150,6 +159,9 @@ class Machine:
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
         self._pending = self._due_s = None
+        if ask.domain in self._back_s:
+            self._back_s[ask.domain] = math.inf
+            self.events.append((returned_s, f"the {ask.domain} was given back to the driver"))
         latencies, line = self.latencies, self._lines.get(ask.domain)
         latencies.returned(ask.domain, ask.to_mhz, returned_s - called_s)
         sure_s = returned_s
@@ -168,12 +180,27 @@ class Machine:
         self.locks[ask.domain].accept(returned_s, sure_s)
 
     def refused(self, ask: Ask, at_s: float, why: str) -> None:
-        """Note that the driver did not accept it. Nothing is asked for again until told to."""
+        """Note that the driver did not accept it.
+
+        What was locked before may still be: it is given back as soon as the driver lets us, and
+        that clock is left alone from then on.
+        """
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
         self._pending = self._due_s = None
         self.locks[ask.domain].refuse(at_s)
-        self.events.append((at_s, f"the driver refused {self.locks[ask.domain]}: {why}"))
+        if ask.domain in self._back_s:
+            self._back_s[ask.domain] = at_s + _AGAIN_S
+            return
+        self._back_s[ask.domain] = at_s
+        what = f"to give the {ask.domain} back"
+        if ask.to_mhz is not None:
+            what = f"{ask.domain} {ask.to_mhz} MHz"
+        words = (
+            f"the driver refused {what}: {why}; it is given back as soon as the driver takes that, "
+            "and asked for no more"
+        )
+        self.events.append((at_s, words))
 
     def observed(
         self,
@@ -196,11 +223,20 @@ class Machine:
         for lock in self.locks.values():
             if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
                 self._step.overruled.append(lock.why)
+                self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
+        if reasons & SLOWDOWNS:  # it slows what is not locked as well
+            self._say_once(why(reasons), at_s, why(reasons))
         self._power_w = power_w
         moves = self.state in {State.FOLLOWING, State.HELD}
         if power_w is not None and moves and at_s < self._still_s():
             usual_w = self._usual_w
             self._usual_w = power_w if usual_w is None else usual_w + 0.05 * (power_w - usual_w)
+
+    def _say_once(self, words: str, at_s: float, *of: object) -> None:
+        """Tell of something, once for each that it is of."""
+        if of not in self._said:
+            self._said.add(of)
+            self.events.append((at_s, words))
 
     def above_cap(self) -> frozenset[int]:
         """Return the launches whose core lock the power cap keeps from being in force."""
@@ -234,7 +270,7 @@ class Machine:
         """Return what brings the clocks to those wanted."""
         for domain, lock in self.locks.items():
             mhz = mhz_of(wanted, domain)
-            if lock.mhz != mhz and lock.state is not LockState.REFUSED:
+            if lock.mhz != mhz and domain not in self._back_s:
                 return Ask(domain=domain, to_mhz=mhz)
         return None
 
@@ -278,7 +314,7 @@ class Machine:
         asks_s = {}
         for domain, line in self._lines.items():
             due_s = line.due_s(line.following, self.position, self.latencies)
-            if due_s <= mark_s and self.locks[domain].state is not LockState.REFUSED:
+            if due_s <= mark_s and domain not in self._back_s:
                 asks_s[domain] = max(due_s, line.sure_s)
         return asks_s
 
@@ -316,6 +352,7 @@ class Machine:
                 line.enter(self.position.launch)
 
     def _end_step(self, at_s: float) -> None:
+        self._compare(at_s)
         if self._step.is_whole:
             number, planned = self.position.rounds - 1, self.timetable.planned
             self._passed.append(self._step.passed(number, at_s, planned))
@@ -340,6 +377,15 @@ class Machine:
             for line in lines
             for change in line.changes
         )
+
+    def _compare(self, at_s: float) -> None:
+        """Tell, now and then and once, where marks lie otherwise than planned."""
+        if self._mismatch or self.position.rounds % _COMPARED_EVERY:
+            return
+        self._mismatch = self.position.mismatch() or ""
+        if self._mismatch:
+            words = f"the step is not as planned: {self._mismatch}; trace it again, and plan it"
+            self.events.append((at_s, words))
 
     def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
         """Count how often the power cap holds down the core lock that the timetable has now."""

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 
-from underclock.errors import DataError, DeviceError, NotSupportedError
+from underclock.errors import DataError, DeviceError, NotSupportedError, UsageError
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page
@@ -57,7 +57,7 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
         return None
     gpu = run["gpus"][rank]
 
-    def open_page() -> Page | None:
+    def open_page() -> Page:
         page = Page.open(gpu["page"])
         if page.digest.hex() != run["digest"]:
             raise DataError(
@@ -65,7 +65,11 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
                 hint="ranks of one job need one plan: start them by one `underclock run`",
             )
         if not page.claim():
-            return None
+            page.close()
+            raise UsageError(
+                f"another process marks the steps of GPU {gpu['index']} already, and one alone may",
+                hint="give each trainer its own GPU, by its LOCAL_RANK",
+            )
         _check_same_job(torch, run["digest"])
         return page
 

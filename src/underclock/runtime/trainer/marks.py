@@ -58,7 +58,7 @@ class Marker:
     def __init__(
         self,
         places: Sequence[tuple[str, str, int, int]],
-        open_page: Callable[[], Page | None],
+        open_page: Callable[[], Page],
         open_stream: Callable[[Page, Any], MarkStream],
     ) -> None:
         """Prepare to mark.
@@ -66,7 +66,7 @@ class Marker:
         Args:
             places: Event, module, occurrence in a step and how often that comes in a step, for each
                 mark; the first is the step's.
-            open_page: Called at the first step; returns nothing where another process has it.
+            open_page: Called at the first step; raises where another process has it.
             open_stream: Called with the page and the optimiser.
         """
         self._spots: dict[tuple[str, str], Spot] = {}
@@ -144,9 +144,6 @@ class Marker:
 
     def _begin(self, optimizer: Any) -> None:
         self._page = self._open_page()
-        if self._page is None:
-            self._end(pages.DETACHED, "")
-            return
         self._optimizer = weakref.ref(optimizer)
         self._page.tell(pages.LEARNING)
         self._seen = []

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from underclock.errors import NotPermittedError, UsageError
+from underclock.errors import DataError, NotPermittedError, UsageError
 from underclock.runtime.undo.processes import Process, kill
 
 RUNTIME_DIR = "UNDERCLOCK_RUNTIME_DIR"
@@ -93,10 +93,21 @@ class Ownership:
         return cls(uuid, descriptor)
 
     def name(self, conductor: int, watcher: int | None = None) -> None:
-        """Say who has it."""
+        """Say who has it.
+
+        Raises:
+            DataError: The disk is full.
+        """
         who = {"conductor": Process.of(conductor), "watcher": watcher and Process.of(watcher)}
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, json.dumps(who).encode(), 0)
+        text = json.dumps(who).encode()
+        try:
+            os.pwrite(self.descriptor, text, 0)  # before it is cut: what it has takes no more room
+            os.ftruncate(self.descriptor, len(text))
+        except OSError as exc:
+            raise DataError(
+                f"cannot write the lock of GPU {self.uuid}, so nothing is set: {exc.strerror}",
+                hint=f"make room there, or name another folder with {RUNTIME_DIR}",
+            ) from exc
 
     def release(self) -> None:
         """Give up this process's share of it; harmless when it was given up."""

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from underclock.errors import UnderclockError
+from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
@@ -25,6 +25,7 @@ from underclock.runtime.undo.beats import BEAT, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedLook, kill
 from underclock.runtime.undo.protocol import Act
+from underclock.runtime.undo.saying import say
 
 _MOST_FDS = 4
 _LONGEST = 4096
@@ -99,7 +100,8 @@ class Watcher:
         if message != BEAT:
             uuid = message.decode()
             lock = Ownership(uuid, fds[0])
-            lock.name(self._pid, os.getpid())
+            with contextlib.suppress(DataError):  # one watches though nobody can read who
+                lock.name(self._pid, os.getpid())
             self._gpus.append(Watched(settable_gpu(uuid), lock))
             answer = WATCHED
         with contextlib.suppress(OSError):
@@ -158,6 +160,4 @@ def _tell(why: str, undone: list[Undone]) -> None:
     for gpu in undone:
         lines = [*gpu.done, *gpu.failed]
         if lines:
-            sentence = f"underclock: the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}\n"
-            with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), sentence.encode())
+            say(f"the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}")

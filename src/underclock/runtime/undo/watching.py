@@ -13,6 +13,7 @@ from underclock.errors import DeviceError
 from underclock.runtime.undo.beats import BEAT, BEAT_S, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedLook
+from underclock.runtime.undo.saying import say
 
 _START_S = 10.0
 _MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
@@ -50,7 +51,7 @@ class Watching:
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )
         theirs.close()
-        self._is_stopped = StoppedLook(self.pid)
+        self._is_stopped, self._stopped = StoppedLook(self.pid), 0
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
             socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
@@ -115,7 +116,9 @@ class Watching:
                 self._unheard_s = now_s
             with contextlib.suppress(OSError):
                 self._connection.send(BEAT)
-            if now_s - self._unheard_s > HUNG_S or self._is_stopped():
+            # Seen twice: where both were stopped and go on, as a container does, we may be first.
+            self._stopped = self._stopped + 1 if self._is_stopped() else 0
+            if now_s - self._unheard_s > HUNG_S or self._stopped > 1:
                 os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
@@ -148,6 +151,7 @@ class Watching:
                 f"{self._lost} watchers ended one after the other",
                 hint="without one, nothing gives the clocks back after a kill: see who ends them",
             )
+        say(f"the watcher (process {self.pid}) has ended, and is replaced by another")
         self._begin()
 
     def close(self) -> None:

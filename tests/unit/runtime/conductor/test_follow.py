@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from small_training import plan
-from underclock.errors import NotPermittedError, UnderclockError
+from underclock.errors import DataError, NotPermittedError, NotSupportedError, UnderclockError
 from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime.conductor.follow import Follow, Follower
+from underclock.runtime.conductor.follow import Follow, Follower, begin
 from underclock.runtime.conductor.gauges import Gauge, Gauges
 from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.process import WorkDone
-from underclock.runtime.conductor.telemetry import Log, read_log
-from underclock.runtime.conductor.telemetry import Shown as Shown_
+from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.conductor.telemetry import Log, Shown, read_log
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import PassedStep, State
@@ -27,6 +27,7 @@ from underclock.runtime.policy.policy import policy_of, scheduled
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.places import marked
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)
@@ -58,7 +59,7 @@ class Virtual:
         self._due.append((at_s, action))
 
 
-class Shown(Gauges):
+class Given(Gauges):
     """Readings that a test gives."""
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class Bench:
         self.page = Page.create(folder / "run.page", digest=bytes(32), marks=MARKS)
         self.page.tell(pages.MARKING)
         self.log = folder / "log.jsonl"
-        self.shown = Shown()
+        self.shown = Given()
         self.clock = Virtual()
         self._follow: Follow | None = None
 
@@ -161,15 +162,27 @@ def test_a_dry_run_asks_for_the_same_and_sets_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "error", [NotPermittedError("the right was taken away"), OSError("no space left on device")]
 )
-def test_a_setter_that_fails_is_noted_and_asked_no_more(bench: Bench, error: Exception) -> None:
+def test_what_a_setter_refuses_is_given_back_once_it_takes_that(
+    bench: Bench, error: Exception
+) -> None:
+    """Else training would go on at the clock that was locked before."""
+
     def fail() -> None:
-        raise error
+        if bench.clock.now_s() < until_s:
+            raise error
 
     asked = Asked(fail)
-    bench.steps(bench.follow(asked), 4)
+    follow = bench.follow(asked)
+    until_s = bench.clock.now_s() + 1.5
+    bench.steps(follow, 40)
 
-    assert len(asked.values) == 1
-    assert any(isinstance(line, EventLine) and str(error) in line.text for line in bench.lines())
+    locks = [each for each in asked.values if each != (Setting.CORE, None)]
+    assert locks == [(Setting.CORE, 1110)]
+    assert 2 <= len(asked.values) - len(locks) <= 4  # at once, and then every second
+    told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
+    assert len(told) == 2
+    assert str(error) in told[0]
+    assert told[1] == "the core was given back to the driver"
 
 
 def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
@@ -209,6 +222,105 @@ def test_a_trainer_that_refuses_leaves_clocks_to_the_driver(bench: Bench) -> Non
     ]
 
 
+def test_a_clock_that_a_refusing_trainer_leaves_set_is_told(bench: Bench) -> None:
+    def fail() -> None:
+        raise NotPermittedError("the right was taken away")
+
+    follow = bench.follow(Asked(fail))
+    bench.page.tell(pages.REFUSED, "the step is not the plan's")
+
+    with pytest.raises(WorkDone, match="the step is not the plan's"):
+        bench.until(follow, bench.clock.now_s() + 1.0)
+
+    told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
+    assert "the core STAYS set for now: the right was taken away" in told
+
+
+def test_a_page_that_was_removed_is_told(bench: Bench) -> None:
+    follow = bench.follow(Asked())
+    bench.page.tell(pages.WAITING)
+    Path(bench.page.path).unlink()
+    bench.until(follow, bench.clock.now_s() + 0.3)
+
+    (line,) = [line for line in bench.lines() if isinstance(line, EventLine)]
+    assert "somebody removed the page of marks" in line.text
+
+
+def test_a_page_that_was_removed_before_it_was_opened_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    run = Run.create(PLAN, marked(PLAN), (("GPU-x", 0),), simulated=False)
+    Path(run.gpus[0].page).unlink()
+
+    with pytest.raises(DataError, match=r"cannot open the page of marks .*: No such file"):
+        begin({}, {"run": str(run.folder)})
+
+    run.remove()
+
+
+def _gauge(at_s: float, energy_j: float | None, limit_w: float | None = None) -> Gauge:
+    return Gauge(
+        at_s=at_s,
+        clocks=Clocks(core_mhz=1500, mem_mhz=9501),
+        reasons=ThrottleReason.NONE,
+        power_w=200.0,
+        energy_j=energy_j,
+        limit_w=limit_w,
+    )
+
+
+def _step(began_s: float, time_s: float) -> PassedStep:
+    return PassedStep(
+        number=0,
+        began_s=began_s,
+        time_s=time_s,
+        state=State.FOLLOWING,
+        planned=0,
+        asked=0,
+        outcomes=(),
+    )
+
+
+def _energies(shown: Shown) -> list[float | None]:
+    """Return what steps of 0.5 s drew, one after the other."""
+    return [shown.line(0, _step(0.5 * step, 0.5), "").energy_j for step in range(1, 7)]
+
+
+def test_a_counter_that_falls_tells_nothing_of_the_step_in_which_it_did() -> None:
+    shown = Shown()
+    words = shown.add([_gauge(0.2 * i, 40.0 * (i if i < 9 else i - 9)) for i in range(20)])
+
+    assert len(words) == 1
+    assert "fell from 320 to 0 J" in words[0]
+    assert _energies(shown) == [pytest.approx(100.0)] * 2 + [None] + [pytest.approx(100.0)] * 3
+    assert shown.upto_s() == pytest.approx(3.8)
+
+
+def test_a_counter_that_stands_still_tells_nothing_until_it_climbs_again() -> None:
+    shown = Shown()
+    words = shown.add([_gauge(0.2 * i, 40.0 * min(i, 6)) for i in range(10)])
+    waits_s = shown.upto_s()  # it may just climb seldom
+    words += shown.add([_gauge(0.2 * i, 40.0 * max(6, i - 8)) for i in range(10, 20)])
+
+    assert waits_s == pytest.approx(1.2)
+    assert words == ("the energy counter stands still: what steps draw is not known",)
+    assert _energies(shown) == [pytest.approx(100.0), *[None] * 4, pytest.approx(100.0)]
+
+
+def test_a_power_limit_that_somebody_else_sets_is_told(bench: Bench) -> None:
+    follow = bench.follow(Asked())
+    bench.shown.given = [
+        _gauge(bench.clock.now_s(), None, limit_w) for limit_w in (350.0, 350.0, None, 320.0)
+    ]
+    bench.until(follow, bench.clock.now_s() + 0.3)
+
+    (line,) = [
+        line for line in bench.lines() if isinstance(line, EventLine) if "limit" in line.text
+    ]
+    assert "somebody changed the power limit from 350 to 320 W" in line.text
+
+
 def test_a_step_has_what_the_driver_showed_meanwhile(bench: Bench) -> None:
     follow = bench.follow(Asked())
     begins_s = bench.clock.now_s()
@@ -237,10 +349,12 @@ def test_a_gpu_that_cannot_be_read_holds_up_no_line(bench: Bench) -> None:
 
     steps = [line for line in bench.lines() if isinstance(line, StepLine)]
     assert [line.energy_j for line in steps] == [None, None]
+    told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
+    assert told == ["the GPU cannot be read: the GPU fell off the bus"]  # once
 
 
 def test_readings_that_no_step_needs_any_more_are_forgotten() -> None:
-    shown = Shown_()
+    shown = Shown()
     shown.add(
         [
             Gauge(
@@ -282,13 +396,35 @@ def test_lines_are_written_when_there_is_time(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+def test_a_full_disk_loses_lines_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     log = Log(Path("/dev/full"))
     log.write(EventLine(gpu=0, at_s=0.0, text="lost"))
     log.close()
     log.write(EventLine(gpu=0, at_s=0.0, text="too late"))
 
     assert log.lost == 1
+    assert "lines of /dev/full are lost" in capfd.readouterr().err
+
+
+def test_a_line_that_a_full_disk_cuts_does_not_spoil_the_next(tmp_path: Path) -> None:
+    """Only a limit on the size of files cuts lines on demand; it is lifted as room is made."""
+    import resource
+
+    path = tmp_path / "log.jsonl"
+    log = Log(path)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, usual[1]))
+    try:
+        for text in ("cut", "lost"):
+            log.write(EventLine(gpu=0, at_s=0.0, text=text))
+            log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    log.write(EventLine(gpu=0, at_s=0.0, text="whole"))
+    log.close()
+
+    assert log.lost == 2
+    assert [line.text for line in read_log(path) if isinstance(line, EventLine)] == ["whole"]
 
 
 def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
@@ -318,6 +454,9 @@ class Reads:
     def power_w(self) -> float:
         return 200.0
 
+    def power_limit_w(self) -> float:
+        raise NotSupportedError("this GPU has none")
+
     def temperature_c(self) -> float:
         return 40.0
 
@@ -332,6 +471,7 @@ def test_gauges_are_read_until_they_are_closed() -> None:
     gauges.close()
 
     assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
+    assert first.limit_w is None
     assert gauges.error == "the GPU is gone"
 
 

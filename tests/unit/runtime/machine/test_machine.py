@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.runtime.machine.locks import LockState
+from underclock.runtime.machine.locks import Lock, LockState
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.machine.timetable import Timetable, timetable
@@ -415,12 +415,20 @@ def test_a_refusal_is_told_and_not_repeated() -> None:
         machine.refused(Ask(domain=Domain.MEMORY, to_mhz=1), 0.0, "")
     machine.refused(ask, 1e-3, "no permission")
 
-    assert machine.events == [
-        (1e-3, "the driver refused core 900 MHz: refused by the driver: no permission")
-    ]
-    player.steps(2, usual(machine.timetable))
-    assert player.calls == []
+    words = (
+        "the driver refused core 900 MHz: no permission; it is given back as soon as the driver "
+        "takes that, and asked for no more"
+    )
+    assert machine.events == [(1e-3, words)]
     assert machine.locks[Domain.CORE].state is LockState.REFUSED
+    back = machine.ask(1e-3)
+    assert back == Ask(domain=Domain.CORE, to_mhz=None)
+    machine.refused(back, 2e-3, "no permission")
+    assert len(machine.events) == 1
+    assert machine.ask(0.5) is None
+    player.steps(15, usual(machine.timetable))
+    assert [ask for _, ask in player.calls] == [back]
+    assert machine.events[1:] == [(1.002 + CALL_S, "the core was given back to the driver")]
     machine.hold(FAST)
     assert machine.next_s == math.inf
 
@@ -444,6 +452,7 @@ def test_locks_that_the_cap_holds_down_are_found() -> None:
     assert told
     assert "core 1500 MHz was asked for and 1300 MHz runs" in told[0]
     assert "power limit" in told[0]
+    assert [words for _, words in machine.events] == [told[0]]  # once, however many steps
     machine.follow(table_of())
     assert machine.above_cap() == frozenset()
     assert Machine(table_of((SLOW,) * 8)).above_cap() == frozenset()
@@ -462,6 +471,9 @@ def test_marks_that_do_not_match_the_plan_are_told() -> None:
     for _ in range(80):  # of which few are seen by every mark
         player.step(usual(player.machine.timetable), skipped=(2,))
     assert position.mismatch() == "1 of 4 marks are never seen, mark 2 first"
+    told = [words for _, words in player.machine.events if "trace it again" in words]
+    (words,) = told
+    assert "47% of the step lies between other marks than planned; trace it again" in words
     single = played((0,))
     single.steps(9, [0.08])
     assert single.machine.position.mismatch() is None
@@ -487,3 +499,38 @@ def test_whatever_marks_come_only_planned_clocks_are_asked_for(
     steps: list[PassedStep] = machine.passed()
     assert all(step.time_s >= 0 and step.stalled_s >= 0 for step in steps)
     assert all(step.asked <= step.planned + 1 for step in steps if step.state is State.FOLLOWING)
+
+
+def test_heat_is_told_once_whether_or_not_something_is_locked() -> None:
+    machine = Machine(table_of())
+    for at_s in (1.0, 2.0):
+        for reasons in (ThrottleReason.SW_THERMAL_SLOWDOWN, CAP):
+            machine.observed(Clocks(core_mhz=1200), reasons, at_s)
+
+    assert machine.events == [(1.0, "the driver keeps the GPU under its temperature")]
+
+
+def test_a_lock_is_found_not_to_be_followed_though_stretches_are_short() -> None:
+    """Readings are 100 ms apart, and the next lock comes before the second."""
+    lock = Lock(Domain.CORE)
+    told = [_read(lock, 0.1 * step, 1800) for step in range(11)]
+
+    assert told == [False] * 10 + [True]
+
+
+def test_a_lock_that_is_followed_later_than_believed_is_no_such() -> None:
+    lock = Lock(Domain.CORE)
+    for step in range(40):
+        _read(lock, 0.1 * step, 900 if step % 3 == 0 else 1800)
+        assert lock.state is not LockState.OVERRULED
+
+
+def _read(lock: Lock, at_s: float, mhz: int) -> bool:
+    """Hold a clock for 50 ms, and see another once; return whether that is told."""
+    lock.ask(900, at_s)
+    lock.accept(at_s, at_s + 0.01)
+    changed = lock.observe(Clocks(core_mhz=mhz), NO_REASON, at_s + 0.02)
+    overruled = changed and lock.state is LockState.OVERRULED
+    lock.ask(None, at_s + 0.05)
+    lock.accept(at_s + 0.05, at_s + 0.06)
+    return overruled

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from small_training import Model, Trains, batches, launches, train, training
+from underclock.errors import UsageError
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker, ascending
 from underclock.runtime.trainer.page import Page
@@ -229,14 +230,20 @@ def test_a_second_optimiser_begins_no_steps(marked: Callable[..., Noted], model:
     assert stream.marks == [1, 1, 1]
 
 
-def test_a_page_that_another_process_has_is_left_alone(model: Model) -> None:
+def test_a_page_that_another_process_has_is_left_alone(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taken() -> Page:
+        raise UsageError("another process marks the steps of GPU 0 already")
+
     stream = Noted()
-    marker = Marker([("step", "", 0, 1)], lambda: None, lambda _page, _optimizer: stream)
+    marker = Marker([("step", "", 0, 1)], taken, lambda _page, _optimizer: stream)
     marker.attach(torch)
 
     train(model, 3)
 
     assert not stream.marks
+    assert "without marks: another process marks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

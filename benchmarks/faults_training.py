@@ -1,0 +1,108 @@
+"""The training of `faults.py`: real PyTorch on the CPU, one loss a line, odd in the way asked for.
+
+python faults_training.py STEPS FILE [HOW]
+"""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from small_training import Model, Trains, batches, training
+
+_BREAKS_AT, _STALLS_EVERY = 12, 8
+_STALL_S, _SLEEP_S = 1.0, 0.06
+
+
+def plain(steps: int) -> Iterator[float]:
+    """Train."""
+    return training(Model(), steps)
+
+
+def breaks(steps: int) -> Iterator[float]:
+    """Train, and fail as a user's own code does."""
+    for number, loss in enumerate(training(Model(), steps)):
+        if number == _BREAKS_AT:
+            raise RuntimeError("the user's own code failed")
+        yield loss
+
+
+def lengths(steps: int) -> Generator[float, None, None]:
+    """Train in steps of one to three passes, with pauses of the host's in between."""
+    model, data, draw = Model(), batches(), random.Random(0)  # noqa: S311 - step lengths
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(steps):
+        total = 0.0
+        for _ in range(1 if number < _BREAKS_AT else draw.randint(1, 3)):
+            x, y = next(data)
+            time.sleep(draw.uniform(0.0, _SLEEP_S))  # noqa: TID251 - as a slow host does
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total
+
+
+def stalls(steps: int) -> Iterator[float]:
+    """Train, and wait for data now and then."""
+    for number, loss in enumerate(training(Model(), steps)):
+        if number % _STALLS_EVERY == _STALLS_EVERY - 1:
+            time.sleep(_STALL_S)  # noqa: TID251 - as a data loader does
+        yield loss
+
+
+def workers(method: str) -> Callable[[int], Iterator[float]]:
+    """Train beside workers that train models of their own."""
+
+    def train(steps: int) -> Iterator[float]:
+        loader = torch.utils.data.DataLoader(
+            Trains(), batch_size=None, num_workers=2, multiprocessing_context=method
+        )
+        for number, loss in enumerate(training(Model(), steps)):
+            if number in {0, _BREAKS_AT}:  # before marks begin, and while they go on
+                assert list(loader) == [4]  # noqa: S101 - the steps that a worker trained
+            yield loss
+
+    return train
+
+
+def twice(steps: int) -> Iterator[float]:
+    """Train in two processes on one GPU, which one of them marks."""
+    other = [sys.executable, __file__, str(steps), f"{sys.argv[2]}.other"]
+    with subprocess.Popen(other) as second:
+        yield from training(Model(), steps)
+        if second.wait() != 0:
+            raise RuntimeError("the other training failed")
+
+
+HOW: dict[str, Callable[[int], Iterator[float]]] = {
+    "plain": plain,
+    "breaks": breaks,
+    "lengths": lengths,
+    "stalls": stalls,
+    "fork": workers("fork"),
+    "spawn": workers("spawn"),
+    "twice": twice,
+}
+
+
+def main() -> None:
+    """Train, and write every loss as soon as it is known."""
+    steps, path, how = int(sys.argv[1]), Path(sys.argv[2]), (*sys.argv[3:], "plain")[0]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with path.open("w") as file:
+        for loss in HOW[how](steps):
+            file.write(json.dumps(loss) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()
