@@ -28,7 +28,7 @@ _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
 _ENOUGH = 5  # steps, to say that marks are not the plan's
 _ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
-_CLOSELY = 16  # every so many steps all marks are looked at, where some would do
+_CLOSELY = 8  # every so many steps all marks are looked at, where some would do
 _ALIKE_STEPS = 0.02  # what steps may differ by; of others one must see where they are
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
