@@ -412,13 +412,16 @@ class VirtualGpu:
                 self._decide()
             now_s, warm_c = self.now_s, self.temperature_c
             core_mhz, ceiling_mhz = self._wanted_mhz, loop.ceiling_mhz
-            core_mhz = min(core_mhz, ceiling_mhz)
+            if ceiling_mhz < core_mhz:  # noqa: PLR1730 - as the next: `min` takes longer
+                core_mhz = ceiling_mhz
             cost = cost_at(kernels[runs.position], core_mhz, self.mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * runs.time_noise
             tick_s, stride_s = loop.to_tick_s(now_s), runs.left_s(launch_s)
-            stride_s = min(stride_s, tick_s)
-            stride_s = min(stride_s, until_s - now_s)
+            if tick_s < stride_s:  # noqa: PLR1730
+                stride_s = tick_s
+            if until_s - now_s < stride_s:  # noqa: PLR1730
+                stride_s = until_s - now_s
             note(now_s, self.energy_j, stride_s)
             self.now_s = now_s = now_s + stride_s
             self.energy_j += power_w * stride_s
