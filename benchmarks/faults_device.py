@@ -184,9 +184,9 @@ ROWS = (
     ),
     Row(
         name="locks ineffective",
-        did="accepted, not followed, for 4 s",
+        did="accepted, not followed, for 8 s",
         says="core .* does not follow it.*",
-        play=_fault("locks_ignored", heals_after_s=4.0, steps=80),
+        play=_fault("locks_ignored", heals_after_s=8.0, steps=110),
     ),
     Row(
         name="thermal slowdown",
