@@ -32,7 +32,8 @@ runs as a user runs it: `underclock run plan.json --guard 0 --log log.jsonl -- p
 - *As found*: locks, power limit and persistence are as before, by the driver's own word and by
   `underclock doctor --json`, and no journal is left. The time runs from the end of what held clocks
   (the trainer's end, or the signal to the conductor) to the last look at which something was set;
-  looks are about 2 ms apart and wait for the GPU's server. What another changed stays changed.
+  looks are about 2 ms apart and wait for the GPU's server, and 0 ms says that the first look after
+  it found nothing set. What another changed stays changed.
 - *Losses*: bit-identical to those of the same training without Underclock; of a trainer that was
   killed, as far as it went.
 - *Told*: what the user read, cut to {longest} characters; nothing where there is nothing to tell.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from faults_outcome import Outcome, Row, outcome
+from faults_outcome import STANDS_STILL, Outcome, Row, outcome
 from faults_rig import CLOCK, STEPS, Rig, Trial
 from small_training import plan
 from underclock.records import GpuInfo, Plan, Segment
@@ -173,7 +173,7 @@ ROWS = (
     Row(
         name="counter of marks",
         did="stuck for 1.5 s",
-        says="no mark was seen for .*",
+        says=STANDS_STILL,
         play=_fault("marks_stuck", heals_after_s=1.5),
     ),
     Row(
@@ -184,9 +184,9 @@ ROWS = (
     ),
     Row(
         name="locks ineffective",
-        did="accepted, not followed, for 4 s",
+        did="accepted, not followed, for 8 s",
         says="core .* does not follow it.*",
-        play=_fault("locks_ignored", heals_after_s=4.0, steps=80),
+        play=_fault("locks_ignored", heals_after_s=8.0, steps=110),
     ),
     Row(
         name="thermal slowdown",

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import faults_training
-from faults_outcome import Outcome, Row, doctor_finds_nothing, losses_in, outcome, plain_losses
+from faults_outcome import (
+    STANDS_STILL,
+    Outcome,
+    Row,
+    doctor_finds_nothing,
+    losses_in,
+    outcome,
+    plain_losses,
+)
 from faults_rig import STEPS, Rig, Trial, open_rig
 from faults_signals import KILL
 from small_training import plan
@@ -183,7 +191,7 @@ ROWS = (
     Row(
         name="data-loader stalls",
         did="1 s every 8 steps",
-        says="no mark was seen for .*",
+        says=STANDS_STILL,
         play=_training("stalls"),
     ),
     Row(name="workers", did="forked, which train too", says="", play=_training("fork")),

@@ -23,7 +23,7 @@ from underclock.store import write_document
 from underclock.testing import Control
 
 CLOCK = SystemClock()
-STEPS = 45
+STEPS = 36
 PATIENCE_S = 90.0
 _LOOK_S = 2e-3
 _SET = ("core_lock", "mem_lock", "limit_w", "persistent")

@@ -4,6 +4,7 @@ python faults_training.py STEPS FILE [HOW]
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,10 +15,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from small_training import Model, Trains, batches, training
+from small_training import Model, Trains, batches, launches, training
+from underclock.hw.clock import SystemClock
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.simulated.served.control import Control
+from underclock.runtime.trainer.marking import RUN
 
 _BREAKS_AT, _STALLS_EVERY = 12, 8
 _STALL_S, _SLEEP_S = 1.0, 0.06
+_AHEAD = 4  # steps that no mark is in, and one that may be under way
+_PATIENCE_S = 0.5
 
 
 def plain(steps: int) -> Iterator[float]:
@@ -93,13 +100,30 @@ HOW: dict[str, Callable[[int], Iterator[float]]] = {
 }
 
 
+def paced(losses: Iterator[float]) -> Iterator[float]:
+    """Let training wait for its GPU, as who reads a loss does; not for ever, for it may be lost."""
+    path, clock = os.environ.get(SIMULATOR), SystemClock()
+    if path is None or RUN not in os.environ:
+        yield from losses
+        return
+    gpu = int(os.environ.get("LOCAL_RANK", "0"))
+    with Control(path) as control:
+        begun = control.truth(gpu)["launches"]
+        for number, loss in enumerate(losses):
+            yield loss
+            wanted = begun + (number - _AHEAD) * len(launches())
+            until_s = clock.now_s() + _PATIENCE_S
+            while control.truth(gpu)["launches"] < wanted and clock.now_s() < until_s:
+                clock.sleep_s(5e-3)
+
+
 def main() -> None:
     """Train, and write every loss as soon as it is known."""
     steps, path, how = int(sys.argv[1]), Path(sys.argv[2]), (*sys.argv[3:], "plain")[0]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with path.open("w") as file:
-        for loss in HOW[how](steps):
+        for loss in paced(HOW[how](steps)):
             file.write(json.dumps(loss) + "\n")
             file.flush()
 

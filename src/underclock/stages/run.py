@@ -137,6 +137,7 @@ class HeldRun:
         self._how, self._told = how, 0
         self._words: Mapping[str, Any] | None = None  # the conductor's last
         self._asked = False  # whether it was asked to end
+        self._undone: tuple[Undone, ...] = ()  # what the two did not undo
         self._stopped = 0  # how often in a row it was seen to be stopped
         self.marked = marks
         self._options = options
@@ -208,7 +209,7 @@ class HeldRun:
         pid = self._conductor.process.pid
         self._stopped = self._stopped + 1 if self._words is None and is_stopped(pid) else 0
         if self._stopped > 1:  # not just while a container goes on
-            self._restore()  # it ends those that were stopped
+            self._undone += self._restore()  # it ends those that were stopped
 
     def _await_word(self) -> None:
         """Wait until the conductor says something, or has ended."""
@@ -223,7 +224,7 @@ class HeldRun:
         try:
             words = self._conductor.ended()
         except UnderclockError as exc:
-            undone = self._restore()
+            undone = (*self._undone, *self._restore())
             done = [line for one in undone for line in (*one.done, *one.failed)]
             why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
             words = {"why": why, "undone": [one._asdict() for one in undone]}
