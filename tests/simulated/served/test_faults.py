@@ -52,9 +52,9 @@ def test_what_goes_wrong_with_a_gpu_is_told_and_harms_nothing(bench: Bench) -> N
     def befalls() -> None:
         bench.until("energy", lambda: bench.control.truth()["energy_j"] > 100.0)
         for fault, value, told in _GPU_FAULTS:
-            assert told not in bench.events(), fault
+            before = bench.events().count(told)  # a busy machine holds a step up as well
             bench.control.fault(fault, value, gpu=0)
-            bench.until(fault, lambda told=told: told in bench.events())  # type: ignore[misc]
+            bench.until(fault, lambda: bench.events().count(told) > before)  # noqa: B023 - at once
             bench.control.heal()
             if fault == "power_limit_changed":
                 assert bench.state()[2] == value
