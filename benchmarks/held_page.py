@@ -48,6 +48,20 @@ waits as long. Wanted: no change beyond 0.1 %.
 | step | pairs of blocks | steps in a block | change of the step's time | 95 % interval |
 |---|---|---|---|---|
 """
+_END = """
+## What is met, and what is not
+
+- Eager and as a graph both boundaries and the cost of marks are as wanted (one interval of 95 %
+  reaches 0.01 points beyond). `underclock run PLAN --dry-run -- python …`, the script unchanged,
+  had 58 of 58 steps followed, 0.073 ms and 0.56 ms.
+- Compiled as one, boundaries are **missed**: nothing can be marked inside what is compiled, so a
+  step has marks at its begin and where the backward pass begins, 15 ms later. While the GPU came
+  down to its cap, within a hundred steps, steps took 41 to 47 ms. Compiled block by block, marks
+  can be put around every block (`small_blocks` in the benchmark; not run on a GPU yet).
+- The conductor's share of a core is **missed**. These runs are of 2026-11-23, before it was made to
+  look less (`../held.md`: a third to two fifths less there); it was not measured here again.
+- Marks cost the step nothing that shows; DDP and FSDP2 on two GPUs are in `parallel.md`.
+"""
 
 
 def main() -> None:
@@ -71,6 +85,7 @@ def main() -> None:
     for name, said in _NAMES.items():
         if name in turns:
             print(_cost(said, turns[name]))
+    print(_END, end="")
 
 
 def _boundaries(said: str, one: dict[str, Any]) -> str:
