@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from faults_outcome import STANDS_STILL, Outcome, Row, outcome
+from faults_outcome import STOOD_STILL, Outcome, Row, outcome
 from faults_rig import CLOCK, STEPS, Rig, Trial
 from small_training import plan
 from underclock.records import GpuInfo, Plan, Segment
@@ -173,7 +173,7 @@ ROWS = (
     Row(
         name="counter of marks",
         did="stuck for 1.5 s",
-        says=STANDS_STILL,
+        says=STOOD_STILL,
         play=_fault("marks_stuck", heals_after_s=1.5),
     ),
     Row(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import faults_training
 from faults_outcome import (
-    STANDS_STILL,
+    STOOD_STILL,
     Outcome,
     Row,
     doctor_finds_nothing,
@@ -191,7 +191,7 @@ ROWS = (
     Row(
         name="data-loader stalls",
         did="1 s every 8 steps",
-        says=STANDS_STILL,
+        says=STOOD_STILL,
         play=_training("stalls"),
     ),
     Row(name="workers", did="forked, which train too", says="", play=_training("fork")),

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from faults_outcome import STANDS_STILL, Outcome, Row, outcome
+from faults_outcome import STOOD_STILL, Outcome, Row, outcome
 from faults_rig import CLOCK, Rig, Trial
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
@@ -125,7 +125,7 @@ ROWS = (
     Row(
         name="trainer",
         did="SIGSTOP, and SIGCONT after 2 s",
-        says=STANDS_STILL,
+        says=STOOD_STILL,
         play=_stopped_trainer,
     ),
     *_rows_of("conductor", TERM, INT, says="clocks are held no more: asked to end by {name}"),

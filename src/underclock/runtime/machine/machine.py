@@ -24,6 +24,7 @@ from underclock.runtime.machine.timetable import Change, Timetable
 _ROUNDING_S = 1e-12
 _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05
+_LONG_STILL_S = 3.0  # a process that is done training has ended by then, mostly
 _IDLE = 0.5  # of the usual power: the GPU waits. 150 of 690 W in a collective on an H200
 _READINGS, _MOSTLY = 12, 0.9  # of a lock that decide whether the cap holds it down
 _AGAIN_S = 1.0  # after a refusal, giving a clock back is tried again
@@ -60,6 +61,7 @@ class Machine:
         self._under: Clocks | None = None  # what is held, as far as what lasts how long goes
         self._even = True  # whether that was so in all of this step
         self._mismatch = ""
+        self._stands_s = math.inf  # since when the step stands still, until that was told
         self._usual_w: float | None = None
         self._power_w: float | None = None
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
@@ -94,7 +96,7 @@ class Machine:
         # Now and then a step stands still, and a median does not mind; one that always does is so.
         learned = {State.FOLLOWING, State.STALLED, State.HELD}
         position.learns = self._even and self._step.state in learned
-        expected_s = position.next_mark_s()
+        expected_s, before_s = position.next_mark_s(), position.at_s
         seen = position.saw(mark, at_s)
         if seen is Seen.NOTHING:
             return
@@ -106,6 +108,7 @@ class Machine:
             self._enter(State.FOLLOWING if self._held is None else State.HELD)
         elif self.state is State.STALLED:
             self._step.stalled_s += max(0.0, at_s - expected_s)
+            self._tell_of_stall(at_s, at_s - before_s, "stood")
             self._enter(State.FOLLOWING)
         if self.state is State.FOLLOWING and position.before is not None:
             for line in self._lines.values():
@@ -134,7 +137,7 @@ class Machine:
         if self._pending is not None:
             return None
         if self.state is State.FOLLOWING and now_s >= self._still_s():
-            self._stand_still(now_s)
+            self._stand_still()
         wanted = self._wanted()
         back = next((each for each, due_s in self._back_s.items() if due_s <= now_s), None)
         if back is not None:
@@ -226,6 +229,9 @@ class Machine:
                 self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
         if reasons & SLOWDOWNS:  # it slows what is not locked as well
             self._say_once(why(reasons), at_s, why(reasons))
+        if self.state is State.STALLED and at_s - self._stands_s >= _LONG_STILL_S:
+            self._tell_of_stall(at_s, at_s - self._stands_s, "stands")
+            self._stands_s = math.inf
         self._power_w = power_w
         moves = self.state in {State.FOLLOWING, State.HELD}
         if power_w is not None and moves and at_s < self._still_s():
@@ -324,10 +330,14 @@ class Machine:
             return math.inf
         return self.position.at_s + max(_STILL * self.position.longest_s, _LEAST_STILL_S)
 
-    def _stand_still(self, now_s: float) -> None:
-        still_s = now_s - self.position.at_s
-        self.events.append((now_s, f"no mark was seen for {still_s:.3g} s: the step stands still"))
+    def _stand_still(self) -> None:
+        """Wait at a low clock. It may be the end of training, so nothing is told of it yet."""
+        self._stands_s = self.position.at_s
         self._enter(State.STALLED)
+
+    def _tell_of_stall(self, at_s: float, still_s: float, verb: str) -> None:
+        words = f"no mark was seen for {still_s:.3g} s: the step {verb} still"
+        self.events.append((at_s, words))
 
     def _lose(self, at_s: float) -> None:
         """Leave clocks to the driver until marks make sense again; what is held needs none."""

@@ -297,8 +297,9 @@ def test_a_step_that_stands_still_waits_at_a_low_clock_and_comes_back() -> None:
     assert state(player.machine) is State.STALLED
     assert player.calls[-1][1].to_mhz == 300
     assert player.calls[-1][0] == pytest.approx(seen_s + 0.05, abs=1e-3)
-    assert "stands still" in player.machine.events[-1][1]
+    assert not player.machine.events  # training may just be over
     player.machine.saw(2, still_s)
+    assert player.machine.events[-1][1] == "no mark was seen for 1 s: the step stood still"
     player.run(still_s + 1e-3)
     assert state(player.machine) is State.FOLLOWING
     assert player.calls[-1][1].to_mhz == 900  # launch 1's
@@ -307,6 +308,18 @@ def test_a_step_that_stands_still_waits_at_a_low_clock_and_comes_back() -> None:
     (step,) = player.machine.passed()
     assert step.state is State.STALLED
     assert step.stalled_s == pytest.approx(1.0 - LAUNCH_S, abs=1e-3)
+
+
+def test_a_step_that_stands_still_for_long_is_told_of_once() -> None:
+    player = played(low_mhz=300)
+    _, still_s = stand_still(player, power_w=150.0)
+
+    low = Clocks(core_mhz=300)
+    for later_s in (0.5, 2.5, 3.5):
+        player.machine.observed(low, NO_REASON, still_s + later_s, power_w=150.0)
+    assert player.machine.events == [
+        (still_s + 2.5, "no mark was seen for 3.5 s: the step stands still")
+    ]
 
 
 @pytest.mark.parametrize("power_w", [590.0, None])
