@@ -1,6 +1,6 @@
 """The fault matrix: what befalls a whole `underclock run`, and what is left, lost and told.
 
-    python benchmarks/faults.py [WORD …] > docs/evidence/faults.md
+    PYTHONPATH=tests python benchmarks/faults.py [WORD …] > docs/evidence/faults.md
 
 As root (it mounts a small disk and freezes a cgroup), with a C compiler. With words only rows that
 have one of them in their names are played. What fails is shown whole on stderr.
@@ -23,7 +23,7 @@ _LONGEST = 150
 
 PAGE = """# Faults, and what is left, lost and told
 
-Made by `python benchmarks/faults.py`; every row once, a fresh GPU and fresh processes each time.
+Made by `PYTHONPATH=tests python benchmarks/faults.py`; every row once, a fresh GPU and fresh processes each time.
 Machine: {machine}, Python {python}; load average at the end {load:.1f}, from other work that ran
 beside it. The GPU is **simulated**, served by a process of its own; training is real PyTorch on
 the CPU ({steps} steps of `tests/small_training.py`, clocks changed twice a step), and everything
