@@ -23,11 +23,12 @@ _LONGEST = 150
 
 PAGE = """# Faults, and what is left, lost and told
 
-Made by `PYTHONPATH=tests python benchmarks/faults.py`; every row once, a fresh GPU and fresh processes each time.
-Machine: {machine}, Python {python}; load average at the end {load:.1f}, from other work that ran
-beside it. The GPU is **simulated**, served by a process of its own; training is real PyTorch on
-the CPU ({steps} steps of `tests/small_training.py`, clocks changed twice a step), and everything
-runs as a user runs it: `underclock run plan.json --guard 0 --log log.jsonl -- python train.py`.
+Made by `PYTHONPATH=tests python benchmarks/faults.py`; every row once, a fresh GPU and fresh
+processes each time. Machine: {machine}, Python {python}; load average at the end {load:.1f}, from
+other work that ran beside it. The GPU is **simulated**, served by a process of its own; training is
+real PyTorch on the CPU ({steps} steps of `tests/small_training.py`, clocks changed twice a step),
+and everything runs as a user runs it:
+`underclock run plan.json --guard 0 --log log.jsonl -- python train.py`.
 
 - *As found*: locks, power limit and persistence are as before, by the driver's own word and by
   `underclock doctor --json`, and no journal is left. The time runs from the end of what held clocks
