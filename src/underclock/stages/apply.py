@@ -10,8 +10,11 @@ from underclock.hw.listed import listed_clocks
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.restore import restore_left
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_clocks, check_to_hold
 
@@ -140,6 +143,7 @@ def holding(
             [opened.uuid()],
             work=_WORK,
             options={opened.uuid(): {str(setting): value for setting, value in asked.items()}},
+            rescue=lambda: restore_left(runtime_folder(), [opened.uuid()], settable_gpu),
             trainer_pid=os.getpid(),
         )
         held = Holding(opened, asked, warnings, conductor)

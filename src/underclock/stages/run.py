@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from underclock import runtime
 from underclock.errors import UnderclockError, UsageError
@@ -24,24 +24,24 @@ from underclock.runtime.conductor.hearing import can_be_read
 from underclock.runtime.conductor.live import live_line
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run
-from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.conductor.starting import LOOK_S, Conducting
 from underclock.runtime.conductor.summary import last_run, summary_of
 from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.places import MarkedStep, marked
-from underclock.runtime.undo.armed import Undone
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.processes import is_stopped
-from underclock.runtime.undo.restore import left_behind, restore
+from underclock.runtime.undo.restore import left_behind, restore_left
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_clocks, check_to_hold
+
+if TYPE_CHECKING:
+    from underclock.runtime.undo.armed import Undone
 
 _WORK = "underclock.runtime.conductor.follow:begin"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _PATH = "PYTHONPATH"
 _WINDOW = 20
-_LOOK_S = 0.5  # for a conductor that says nothing because it is stopped
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 _GATE = (
@@ -138,7 +138,6 @@ class HeldRun:
         self._words: Mapping[str, Any] | None = None  # the conductor's last
         self._asked = False  # whether it was asked to end
         self._undone: tuple[Undone, ...] = ()  # what the two did not undo
-        self._stopped = 0  # how often in a row it was seen to be stopped
         self.marked = marks
         self._options = options
         self._conducting: Conducting | None = None
@@ -159,9 +158,12 @@ class HeldRun:
         """
         uuids = [] if self._options["dry"] else [gpu.uuid for gpu in self.run.gpus]
         self._conducting = Conducting.start(
-            uuids, work=_WORK, options=self._options, trainer_pid=trainer_pid
+            uuids,
+            work=_WORK,
+            options=self._options,
+            rescue=self._restore,
+            trainer_pid=trainer_pid,
         )
-        self._await_word()
         try:
             armed = self._conducting.armed()
         except UnderclockError:
@@ -181,14 +183,15 @@ class HeldRun:
         clock, live_s = SystemClock(), self._how.live_s or math.inf
         live_at_s = clock.now_s() + live_s
         try:
-            while pidfd not in (ready := can_be_read(listening, _LOOK_S)):
+            while pidfd not in (ready := can_be_read(listening, LOOK_S)):
                 if ready:
                     self._hear()
                     listening = [pidfd]
                 if clock.now_s() >= live_at_s:
                     live_at_s += live_s
                     self._tell_of_last_steps()
-                self._look_after()
+                if self._words is None:
+                    self._conductor.tend()
             return trainer.wait()
         except BaseException as exc:
             if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
@@ -204,27 +207,15 @@ class HeldRun:
             raise AssertionError("it was started")
         return self._conducting
 
-    def _look_after(self) -> None:
-        """See to what is set where the conductor was stopped, and its watcher does not act."""
-        pid = self._conductor.process.pid
-        self._stopped = self._stopped + 1 if self._words is None and is_stopped(pid) else 0
-        if self._stopped > 1:  # not just while a container goes on
-            self._undone += self._restore()  # it ends those that were stopped
-
-    def _await_word(self) -> None:
-        """Wait until the conductor says something, or has ended."""
-        while not can_be_read([self._conductor.fileno()], _LOOK_S):
-            self._look_after()
-
     def _hear(self) -> Mapping[str, Any]:
         """Wait for the conductor's last words; where it has none, see to what it set ourselves."""
         if self._words is not None:
             return self._words
-        self._await_word()
         try:
             words = self._conductor.ended()
         except UnderclockError as exc:
-            undone = (*self._undone, *self._restore())
+            self._restore()
+            undone = self._undone
             done = [line for one in undone for line in (*one.done, *one.failed)]
             why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
             words = {"why": why, "undone": [one._asdict() for one in undone]}
@@ -235,14 +226,12 @@ class HeldRun:
             self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
         return words
 
-    def _restore(self) -> tuple[Undone, ...]:
+    def _restore(self) -> None:
         """Undo what conductor and watcher left, as the next start would; nothing where one acts."""
-        folder = runtime_folder()
-        left = set(left_behind(folder)) & {gpu.uuid for gpu in self.run.gpus}
-        if not left:
-            return ()
-        with nvml_session():
-            return restore(folder, sorted(left), settable_gpu)
+        folder, uuids = runtime_folder(), [gpu.uuid for gpu in self.run.gpus]
+        if left_behind(folder):
+            with nvml_session():
+                self._undone += restore_left(folder, uuids, settable_gpu)
 
     def _tell_of_last_steps(self) -> None:
         lines = self._lines()

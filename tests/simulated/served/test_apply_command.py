@@ -10,11 +10,13 @@ import pytest
 from invented import PLAN
 from kills import Rig
 from underclock.cli import main
+from underclock.errors import DeviceError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
 from underclock.runtime.undo.armed import arm
+from underclock.stages.apply import holding
 from underclock.store import write_document
 from underclock.testing import Control
 
@@ -77,6 +79,25 @@ def test_the_best_fixed_clocks_are_held_until_ctrl_c(
     assert "limit: asked 300 W, accepted; 300 W is in force" in said.out
     assert "core given back to the driver" in said.out
     assert "limit put back to 350 W" in said.out
+    assert rig.is_clean()
+
+
+@pytest.mark.slow
+def test_clocks_are_given_back_where_conductor_and_watcher_are_stopped(
+    plan_for: Callable[..., Path], rig: Rig
+) -> None:
+    """Nobody but the launcher is left, which would wait for ever."""
+
+    def stopped() -> None:
+        with holding(plan_for()) as held:
+            watcher = rig.watcher_of(held.pid)
+            assert watcher is not None
+            for pid in (watcher, held.pid):
+                os.kill(pid, signal.SIGSTOP)
+            held.wait()
+
+    with pytest.raises(DeviceError, match="said nothing"):
+        stopped()
     assert rig.is_clean()
 
 

@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Self
 
 from underclock.errors import DeviceError, UnderclockError
 from underclock.runtime.conductor.hearing import can_be_read
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.processes import Process, is_stopped
 
+LOOK_S = 0.5
+"""Between looks whether it was stopped."""
 _CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
 _CODE = (
@@ -21,11 +23,25 @@ _CODE = (
 
 
 class Conducting:
-    """A conductor that was started, as seen by who started it."""
+    """A conductor that was started, as seen by who started it.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", told: IO[bytes]) -> None:
+    Args:
+        process: Its process.
+        told: What it tells.
+        rescue: Called where it is stopped and its watcher does not act: undoes what they left, and
+            ends them; by default nobody does.
+    """
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        told: IO[bytes],
+        rescue: Callable[[], object] = lambda: None,
+    ) -> None:
         self.process = process
         self._told = told
+        self._rescue = rescue
+        self._stopped = 0  # how often in a row it was seen to be stopped
         self._heard = b""  # of a line that is not whole yet
 
     @classmethod
@@ -35,6 +51,7 @@ class Conducting:
         *,
         work: str,
         options: Mapping[str, Any],
+        rescue: Callable[[], object] = lambda: None,
         trainer_pid: int | None = None,
     ) -> Self:
         """Start one, without waiting for it.
@@ -43,6 +60,7 @@ class Conducting:
             gpus: UUIDs of what it may set.
             work: Where to find the function that makes the work, as ``module:name``.
             options: What that is called with; JSON.
+            rescue: As above.
             trainer_pid: The process whose end is the conductor's; by default this one.
         """
         order = {
@@ -60,7 +78,7 @@ class Conducting:
         )
         if process.stdout is None:
             raise AssertionError("it was asked for")
-        return cls(process, process.stdout)
+        return cls(process, process.stdout, rescue)
 
     def armed(self) -> Mapping[str, Any]:
         """Wait until everything is armed and the work has begun; return what was mended first.
@@ -92,6 +110,12 @@ class Conducting:
         self.process.wait()
         self._told.close()
 
+    def tend(self) -> None:
+        """See to what is set where it is stopped, and its watcher does not act; call it often."""
+        self._stopped = self._stopped + 1 if is_stopped(self.process.pid) else 0
+        if self._stopped > 1:  # not just while a container goes on
+            self._rescue()
+
     def _next(self, state: str) -> Mapping[str, Any]:
         while line := self._line():
             message: dict[str, Any] = json.loads(line)
@@ -114,7 +138,9 @@ class Conducting:
         """Wait for a line; empty where none comes any more."""
         told = self._told.fileno()
         while b"\n" not in self._heard:
-            if can_be_read([told]):
+            if not can_be_read([told], LOOK_S):
+                self.tend()
+            else:
                 chunk = os.read(told, _CHUNK)
                 if not chunk:
                     return b""

@@ -1,6 +1,6 @@
 """Undoing what is left behind once conductor and watcher have both ended."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from underclock.errors import UnderclockError
@@ -14,6 +14,14 @@ from underclock.runtime.undo.protocol import Act
 def left_behind(folder: Path) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
     return tuple(sorted(path.stem for path in folder.glob("*.journal")))
+
+
+def restore_left(
+    folder: Path, uuids: Collection[str], open_gpu: Callable[[str], SettableGpu]
+) -> tuple[Undone, ...]:
+    """Undo what was left behind on some GPUs, if anything was; arguments as of `restore`."""
+    left = set(left_behind(folder)) & set(uuids)
+    return restore(folder, sorted(left), open_gpu)
 
 
 def restore(
