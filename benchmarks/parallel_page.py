@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from underclock.core.tracing.collectives import bytes_of
-from underclock.core.tracing.lockstep import Rank, steps_s
+from underclock.core.tracing.lockstep import RankStep, steps_s
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.streams import streams
 from underclock.records import Pass
@@ -130,7 +130,7 @@ def _read(folder: Path, name: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def _ranks(folder: Path, name: str) -> Iterator[list[tuple[tuple[TracedActivity, ...], Rank]]]:
+def _ranks(folder: Path, name: str) -> Iterator[list[tuple[tuple[TracedActivity, ...], RankStep]]]:
     """Yield launches and rank of both, profile by profile."""
     read = [_read(folder, name, number) for number in range(_RANKS)]
     for traces in zip(*(each["profiles"] for each in read), strict=True):
@@ -138,12 +138,12 @@ def _ranks(folder: Path, name: str) -> Iterator[list[tuple[tuple[TracedActivity,
         for trace in traces:
             seen = activities(trace)
             of = tuple(i for i, one in enumerate(seen) if one.pass_ is Pass.COMMUNICATION)
-            rank = Rank(streams=streams(seen, stream_waits(trace)), collectives=of)
+            rank = RankStep(streams=streams(seen, stream_waits(trace)), collectives=of)
             both.append((seen, rank))
         yield both
 
 
-def _with(rank: Rank, duration_s: np.ndarray[Any, Any]) -> Rank:
+def _with(rank: RankStep, duration_s: np.ndarray[Any, Any]) -> RankStep:
     return dataclasses.replace(
         rank, streams=dataclasses.replace(rank.streams, duration_s=duration_s)
     )
@@ -154,7 +154,7 @@ def _plain_s(folder: Path, name: str) -> float:
     return float(statistics.median(first["step_s"] + first["again_s"]))
 
 
-def _medians(profiles: Sequence[Sequence[tuple[Any, Rank]]]) -> list[Rank]:
+def _medians(profiles: Sequence[Sequence[tuple[Any, RankStep]]]) -> list[RankStep]:
     """Return the ranks of the last profile, whose launches take what they take in the middle."""
     return [
         _with(

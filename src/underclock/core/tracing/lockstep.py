@@ -23,7 +23,7 @@ _BESIDE = 0.01  # of the time that collectives take: less beside other launches 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class RankStep:
     """What one rank does in a step.
 
     Attributes:
@@ -36,7 +36,7 @@ class Rank:
     collectives: tuple[int, ...]
 
 
-def steps_s(ranks: Sequence[Rank], *, gap_s: float = GAP_S) -> tuple[float, ...]:
+def steps_s(ranks: Sequence[RankStep], *, gap_s: float = GAP_S) -> tuple[float, ...]:
     """Predict how long a step takes each of some ranks, where hosts are ahead of their GPUs.
 
     Args:
@@ -81,7 +81,7 @@ def steps_s(ranks: Sequence[Rank], *, gap_s: float = GAP_S) -> tuple[float, ...]
     return tuple(float(each.max(initial=0.0)) for each in ends_s)
 
 
-def _taken_s(ranks: Sequence[Rank]) -> list[Floats]:
+def _taken_s(ranks: Sequence[RankStep]) -> list[Floats]:
     """Return what launches take, and collectives once every rank is there."""
     taken_s = [rank.streams.duration_s.copy() for rank in ranks]
     for places in zip(*(rank.collectives for rank in ranks), strict=True):
@@ -103,7 +103,7 @@ def told_of_collectives(
     collective = np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
     if not collective.any():
         return None
-    rank = Rank(streams=streams(launches, waits), collectives=tuple(np.flatnonzero(collective)))
+    rank = RankStep(streams=streams(launches, waits), collectives=tuple(np.flatnonzero(collective)))
     slack_s = rank.streams.slack_s()
     taken_s = np.array([one.duration_s for one in launches])
     all_s = float(taken_s[collective].sum())

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.tracing.lockstep import Rank, steps_s
+from underclock.core.tracing.lockstep import RankStep, steps_s
 from underclock.core.tracing.streams import Streams
 from underclock.errors import DataError
 
 
-def _rank(*taken_s: float, collectives: tuple[int, ...] = (), lag_s: float = 0.0) -> Rank:
+def _rank(*taken_s: float, collectives: tuple[int, ...] = (), lag_s: float = 0.0) -> RankStep:
     """Return launches one after another."""
     count = len(taken_s)
-    return Rank(
+    return RankStep(
         streams=Streams(
             duration_s=np.array(taken_s, dtype=np.float64),
             waits=tuple((i - 1,) if i else () for i in range(count)),

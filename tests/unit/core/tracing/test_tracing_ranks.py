@@ -8,7 +8,7 @@ import pytest
 
 from recorded import Recording, read
 from underclock.core.tracing.collectives import bytes_of
-from underclock.core.tracing.lockstep import Rank, steps_s
+from underclock.core.tracing.lockstep import RankStep, steps_s
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.streams import streams
 from underclock.records import Pass
@@ -33,9 +33,9 @@ def _seen(name: str, rank: int) -> tuple[TracedActivity, ...]:
 
 
 @cache
-def _rank(name: str, number: int) -> Rank:
+def _rank(name: str, number: int) -> RankStep:
     seen = _seen(name, number)
-    return Rank(
+    return RankStep(
         streams=streams(seen, stream_waits(_recording(name, number).trace)),
         collectives=tuple(i for i, one in enumerate(seen) if one.pass_ is Pass.COMMUNICATION),
     )
