@@ -27,7 +27,9 @@ from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.conductor.starting import LOOK_S, Conducting
 from underclock.runtime.conductor.summary import last_run, summary_of
 from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
+from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.places import MarkedStep, marked
 from underclock.runtime.undo.ownership import runtime_folder
@@ -42,6 +44,7 @@ _WORK = "underclock.runtime.conductor.follow:begin"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _PATH = "PYTHONPATH"
 _WINDOW = 20
+_MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 _GATE = (
@@ -294,6 +297,12 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         how.tell(
             "changes of the plan that fall where nothing can be marked are timed from the mark "
             f"before: {len(marks.unmarked)}"
+        )
+    calls = len(found) * timetable_of(scheduled(plan), marks.marks).calls
+    if calls > _MOST_CALLS:
+        how.tell(
+            f"calls that set clocks take {calls:.0%} of a step, one after the other for all GPUs "
+            f"({len(found)}), so changes will be late: plan with fewer, --max-switches"
         )
     run = Run.create(plan, marks, found, simulated=simulated)
     log = run.steps if how.log is None else how.log.absolute()

@@ -23,7 +23,7 @@ from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.stages.applied import applied, lightning_callback, transformers_callback
-from underclock.stages.run import HowToRun, run
+from underclock.stages.run import HowToRun, held_run, run
 from underclock.testing import Control, Served
 
 _TESTS = Path(__file__).parents[2]
@@ -186,6 +186,24 @@ def test_two_ranks_have_a_gpu_each(command: list[str], control: Control, tmp_pat
     assert ran.code == 0
     assert {line["gpu"] for line in steps if line["line"] == "step"} == {0, 1}
     assert [control.truth(gpu)["core_lock"] for gpu in (0, 1)] == [None, None]
+
+
+@pytest.mark.usefixtures("served")
+def test_more_gpus_than_setters_can_be_called_for_are_told_of() -> None:
+    told: list[str] = []
+    made = plan(launch_s=3e-4)  # a step of 16 ms; two calls of 5 ms for each GPU
+    for gpus in (("nvml:0",), ("nvml:0", "nvml:1")):
+        told.clear()
+        with held_run(made, HowToRun(gpus=gpus, dry=True, tell=told.append)):
+            pass
+        words = [sentence for sentence in told if "changes will be late" in sentence]
+        assert len(words) == 1
+    assert "for all GPUs (2)" in words[0]
+
+    told.clear()
+    with held_run(plan(), HowToRun(gpus=gpus, dry=True, tell=told.append)):
+        pass
+    assert not any("will be late" in sentence for sentence in told)
 
 
 @pytest.fixture

@@ -63,6 +63,12 @@ class Timetable:
         """Changes in a round, those of either clock apart."""
         return sum(len(some) for some in self.changes.values())
 
+    @property
+    def calls(self) -> float:
+        """For how much of a round the setter is called; a driver takes one call at a time."""
+        calls_s = (each.believed.call_s for some in self.changes.values() for each in some)
+        return math.fsum(calls_s) / self.upto_s[-1]
+
     def launch(self, domain: Domain, number: int) -> int:
         """Return which launch a change is for, counted over all rounds as changes are."""
         some = self.changes[domain]

@@ -30,8 +30,15 @@ def test_a_plans_schedule_becomes_changes_round_and_round() -> None:
         (0, 900, -1e-3),
         (2, 1500, 2e-3),
     ]
-    assert (made.launches, made.planned) == (3, 2)
+    assert (made.launches, made.planned, made.calls) == (3, 2, 0.0)
     assert [made.launch(Domain.CORE, number) for number in (-1, 0, 1, 2)] == [-1, 0, 2, 3]
+
+
+def test_calls_take_a_part_of_a_round() -> None:
+    table = LatencyTable.constant(6e-3, call_s=3e-3)
+    made = timetable([SLOW, FAST, FAST], table, [0.1] * 3, (0,))
+
+    assert made.calls == pytest.approx(0.02)  # there and back, of 0.3 s
 
 
 @pytest.mark.parametrize("marks", [(), (1,), (0, 3), (0, 2, 1), (0, 0), (0, 1, 2, 3, 4, 5, 6)])
