@@ -59,10 +59,10 @@ _END = """
   down to its cap, within a hundred steps, steps took 41 to 47 ms. Compiled block by block, marks
   can be put around every block (`small_blocks` in the benchmark; not run on a GPU yet).
 - The conductor's share of a core is **missed**.
-- All of this is of 2026-11-23, before the conductor was made to look less (`../held.md`: a third to
-  two fifths less of a core there). Neither its share nor the boundaries were measured here again; in
-  virtual time medians got better by a quarter to a third, and the 99th of 100 better or worse
-  (with 39 marks 1.8 to 1.2 ms, and 1.3 to 2.4 ms where stretches vary more).
+- All of this is of 2026-11-23, before the conductor was made to look less (`../held.md`: a third
+  to two fifths less of a core there). Neither its share nor the boundaries were measured here
+  again; in virtual time medians got better by a quarter to a third, and the 99th of 100 better or
+  worse (with 39 marks 1.8 to 1.2 ms, and 1.3 to 2.4 ms where stretches vary more).
 - Marks cost the step nothing that shows; DDP and FSDP2 on two GPUs are in `parallel.md`.
 """
 

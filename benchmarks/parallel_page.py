@@ -77,7 +77,8 @@ DDP's reductions may all wait until the backward pass is over; FSDP2's gathers r
 ## Clocks held on two ranks, dry
 
 `underclock run PLAN --dry-run --gpu nvml:0 --gpu nvml:1 -- torchrun … zoo/parallel.py ddp 150`: one
-conductor for both ranks, a plan by hand with 6 changes in a step and 12 marks, nothing set.
+conductor for both ranks, a plan by hand with 6 changes in a step and 12 marks, nothing set; before
+the conductor was made to look less (`../held.md`).
 
 | step | steps followed, of | boundary expected within, median | 99 of 100 | conductor, of a core |
 |---|---|---|---|---|
