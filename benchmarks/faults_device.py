@@ -7,8 +7,8 @@ import msgspec
 
 from faults_outcome import STOOD_STILL, Outcome, Row, outcome
 from faults_rig import CLOCK, STEPS, Rig, Trial
-from small_training import plan
-from underclock.records import GpuInfo, Plan, Segment
+from small_training import plan, with_memory
+from underclock.records import GpuInfo, Plan
 
 
 def _fault(
@@ -68,30 +68,6 @@ def _memory_refused_meanwhile(rig: Rig) -> Outcome:
     seen = outcome(trial)
     rig.control.heal()
     return seen
-
-
-def with_memory(made: Plan) -> Plan:
-    """Return a plan that locks the memory too."""
-    return _with_segments(
-        made,
-        tuple(
-            msgspec.structs.replace(each, mem_mhz=None if each.core_mhz is None else 5001)
-            for each in _schedule(made)
-        ),
-    )
-
-
-def _schedule(made: Plan) -> tuple[Segment, ...]:
-    if made.schedule is None:
-        raise AssertionError("it has one")
-    return made.schedule.segments
-
-
-def _with_segments(made: Plan, segments: tuple[Segment, ...]) -> Plan:
-    if made.schedule is None:
-        raise AssertionError("it has one")
-    schedule = msgspec.structs.replace(made.schedule, segments=segments)
-    return msgspec.structs.replace(made, schedule=schedule)
 
 
 def _refused(held: Plan) -> Callable[[Rig], Outcome]:

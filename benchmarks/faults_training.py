@@ -13,9 +13,8 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from small_training import Model, Trains, batches, launches, training
+from small_training import Model, Trains, batches, launches, train_once, training
 from underclock.hw.clock import SystemClock
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.served.control import Control
@@ -42,19 +41,17 @@ def breaks(steps: int) -> Iterator[float]:
 
 def lengths(steps: int) -> Generator[float, None, None]:
     """Train in steps of one to three passes, with pauses of the host's in between."""
-    model, data, draw = Model(), batches(), random.Random(0)  # noqa: S311 - step lengths
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for number in range(steps):
-        total = 0.0
-        for _ in range(1 if number < _BREAKS_AT else draw.randint(1, 3)):
-            x, y = next(data)
+    model, draw = Model(), random.Random(0)  # noqa: S311 - step lengths
+
+    def late() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in batches():
             time.sleep(draw.uniform(0.0, _SLEEP_S))  # noqa: TID251 - as a slow host does
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield total
+            yield batch
+
+    data, optimizer = late(), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(steps):
+        passes = 1 if number < _BREAKS_AT else draw.randint(1, 3)
+        yield train_once(model, optimizer, data, passes)
 
 
 def stalls(steps: int) -> Iterator[float]:

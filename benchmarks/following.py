@@ -29,7 +29,7 @@ from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated.execute import Executed, Scheduled, execute
 from underclock.runtime.simulated.virtual import StepLengths
 from underclock.stages.plan import plan
@@ -116,25 +116,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 def believed() -> LatencyTable:
     """Return what planner and machine are told."""
-    return LatencyTable(
-        evidence=None,
-        gpu=None,
-        switches=tuple(
-            Switch(
-                domain=domain,
-                from_mhz=None,
-                to_mhz=None,
-                call_s=CALL_S,
-                delay_s=DELAY_S,
-                delay_p05_s=DELAY_S - 1.645 * JITTER_S,
-                delay_p95_s=DELAY_S + 1.645 * JITTER_S,
-                jitter_s=JITTER_S,
-                stall_s=0.0,
-                repeats=0,
-            )
-            for domain in Domain
-        ),
-    )
+    return LatencyTable.constant(DELAY_S, call_s=CALL_S, jitter_s=JITTER_S)
 
 
 def hidden(*, scatter: bool) -> SwitchingModel:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.feed import timed
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -60,7 +61,6 @@ LONG = 100
 BLOCK_S, PAIRS = 2.0, 14  # a block that marks starts a conductor of its own
 GRAPH_BLOCK_S, GRAPH_PAIRS = 0.8, 50
 _SETTLING = 6  # steps before a block counts; the first two of them teach the marks
-_MILLI = 1e3
 _TIMEOUT_S = 280
 _WARM_S, _WINDOW_S = 3.0, 1.0
 
@@ -272,13 +272,11 @@ def _graph(torch: ModuleType, step: Callable[[], object]) -> Any:  # noqa: ANN40
 
 def seconds(torch: ModuleType, step: Callable[[], object], times: int) -> float:
     """Return what one of some steps in a row takes the GPU."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    events[0].record()
-    for _ in range(times):
+
+    def launch(_stream: object) -> None:
         step()
-    events[1].record()
-    torch.cuda.synchronize()
-    return float(events[0].elapsed_time(events[1])) / _MILLI / times
+
+    return timed(torch, launch, times) / times
 
 
 def _of_log(path: Path | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from held import seconds
 from recorded import compact
 from underclock.errors import UnderclockError
 from underclock.hw.cuda.torch_step import profile
@@ -30,7 +31,7 @@ from underclock.records import Pass
 
 ZOO = Path(__file__).parent / "zoo" / "parallel.py"
 NAMES = ("alone", "ddp", "fsdp")
-_WARM, _TIMES, _PROFILES, _COLLECTIVES = 8, 30, 4, 20
+_WARM, _TIMES, _PROFILES, _COLLECTIVES, _CALLS = 8, 30, 4, 20, 5
 _SIZES = (2**16, 2**20, 2**23, 2**24, 2**25, 2**26, 2**27)  # bytes
 _MILLI = 1e3
 
@@ -114,18 +115,8 @@ def collectives(torch: ModuleType) -> dict[str, list[float]]:
             for _ in range(3):
                 call()
             dist.barrier()
-            found[f"{name} {size}"] = [_one(torch, call) for _ in range(_COLLECTIVES)]
+            found[f"{name} {size}"] = [seconds(torch, call, _CALLS) for _ in range(_COLLECTIVES)]
     return found
-
-
-def _one(torch: ModuleType, call: Callable[[], object]) -> float:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    events[0].record()
-    for _ in range(5):
-        call()
-    events[1].record()
-    torch.cuda.synchronize()
-    return float(events[0].elapsed_time(events[1])) / _MILLI / 5
 
 
 def traced(step: Callable[[], object], name: str) -> dict[str, Any]:

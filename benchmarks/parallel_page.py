@@ -8,7 +8,8 @@ import gzip
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,10 @@ def _read(folder: Path, name: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def _ranks(folder: Path, name: str) -> Iterator[list[tuple[tuple[TracedActivity, ...], RankStep]]]:
-    """Yield launches and rank of both, profile by profile."""
+@cache
+def _ranks(folder: Path, name: str) -> list[list[tuple[tuple[TracedActivity, ...], RankStep]]]:
+    """Return launches and rank of both, profile by profile."""
+    found = []
     read = [_read(folder, name, number) for number in range(_RANKS)]
     for traces in zip(*(each["profiles"] for each in read), strict=True):
         both = []
@@ -141,7 +144,8 @@ def _ranks(folder: Path, name: str) -> Iterator[list[tuple[tuple[TracedActivity,
             of = tuple(i for i, one in enumerate(seen) if one.pass_ is Pass.COMMUNICATION)
             rank = RankStep(streams=streams(seen, stream_waits(trace)), collectives=of)
             both.append((seen, rank))
-        yield both
+        found.append(both)
+    return found
 
 
 def _with(rank: RankStep, duration_s: np.ndarray[Any, Any]) -> RankStep:
@@ -167,7 +171,7 @@ def _medians(profiles: Sequence[Sequence[tuple[Any, RankStep]]]) -> list[RankSte
 
 
 def _predicted(folder: Path, name: str) -> str:
-    profiles = list(_ranks(folder, name))
+    profiles = _ranks(folder, name)
     plain_s = _plain_s(folder, name)
     (predicted_s, *_) = steps_s(_medians(profiles))
     singles = [steps_s([rank for _, rank in both])[0] / plain_s - 1 for both in profiles]
@@ -181,7 +185,7 @@ def _predicted(folder: Path, name: str) -> str:
 
 
 def _from_elsewhere(folder: Path, name: str) -> str:
-    profiles = list(_ranks(folder, name))
+    profiles = _ranks(folder, name)
     plain_s = _plain_s(folder, name)
     alone: dict[object, list[float]] = {}
     for trace in _read(folder, "alone", 0)["profiles"][1:]:
@@ -232,7 +236,7 @@ def _interpolated(taken: Sequence[tuple[int, float]], one: TracedActivity) -> fl
 
 
 def _slack(folder: Path, name: str) -> str:
-    *_, both = _ranks(folder, name)
+    both = _ranks(folder, name)[-1]
     _, rank = both[0]
     slack_s = rank.streams.slack_s()[list(rank.collectives)]
     return f"- {_STEPS[name]}, in the order asked for, ms: " + ", ".join(

@@ -27,7 +27,7 @@ from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import SwitchingModel
 from underclock.records import MeasurementSettings, Pass, SampleSet, Step, Strategy
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import LatencyTable
 from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.execute import execute
 
@@ -94,23 +94,7 @@ def machine() -> str:
 def latencies(latency_s: float) -> LatencyTable:
     """Return what the planner is told of a GPU with this latency."""
     delay_s = (1.0 - CALL_SHARE) * latency_s
-    jitter_s = JITTER * delay_s
-    switches = tuple(
-        Switch(
-            domain=domain,
-            from_mhz=None,
-            to_mhz=None,
-            call_s=CALL_SHARE * latency_s,
-            delay_s=delay_s,
-            delay_p05_s=delay_s - 1.645 * jitter_s,
-            delay_p95_s=delay_s + 1.645 * jitter_s,
-            jitter_s=jitter_s,
-            stall_s=0.0,
-            repeats=0,
-        )
-        for domain in Domain
-    )
-    return LatencyTable(evidence=None, gpu=None, switches=switches)
+    return LatencyTable.constant(delay_s, call_s=CALL_SHARE * latency_s, jitter_s=JITTER * delay_s)
 
 
 def hidden(latency_s: float) -> SwitchingModel:

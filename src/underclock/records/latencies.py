@@ -14,6 +14,7 @@ from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schemas import SCHEMAS
 from underclock.units import format_mhz
 
+_P95 = 1.645  # standard deviations of a normal one
 _LONGEST_S = 3600.0  # slower than any driver by far, and short enough to be added up
 
 
@@ -98,13 +99,15 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
             raise ValueError("a latency table has one row for each switch")
 
     @classmethod
-    def constant(cls, duration_s: float, *, call_s: float = 0.0) -> Self:
+    def constant(cls, duration_s: float, *, call_s: float = 0.0, jitter_s: float = 0.0) -> Self:
         """Assume one delay for every change of every clock of any GPU.
 
         Args:
             duration_s: From the call's return until the GPU works at the new clock.
             call_s: How long the setter blocks.
+            jitter_s: Standard deviation of the delay, which is taken for normal.
         """
+        off_s = _P95 * jitter_s
         switches = tuple(
             Switch(
                 domain=domain,
@@ -112,9 +115,9 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
                 to_mhz=None,
                 call_s=call_s,
                 delay_s=duration_s,
-                delay_p05_s=duration_s,
-                delay_p95_s=duration_s,
-                jitter_s=0.0,
+                delay_p05_s=duration_s - off_s,
+                delay_p95_s=duration_s + off_s,
+                jitter_s=jitter_s,
                 stall_s=0.0,
                 repeats=0,
             )

@@ -8,29 +8,16 @@ import re
 import signal
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fault_bench import Bench
-from small_training import plan
+from small_training import plan, with_memory
 from underclock.hw.clock import SystemClock
-from underclock.records import Plan
 from underclock.records.runs import StepLine
 from underclock.runtime.undo.processes import Process
 from underclock.stages.doctor import examine
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
-
-
-def _with_memory() -> Plan:
-    made = plan(launch_s=1e-3)
-    assert made.schedule is not None
-    segments = tuple(
-        msgspec.structs.replace(each, mem_mhz=5001 if each.core_mhz else None)
-        for each in made.schedule.segments
-    )
-    schedule = msgspec.structs.replace(made.schedule, segments=segments)
-    return msgspec.structs.replace(made, schedule=schedule)
 
 
 _GPU_FAULTS: tuple[tuple[str, float | None, str], ...] = (
@@ -85,7 +72,7 @@ def test_a_clock_that_is_refused_is_given_back_as_soon_as_may_be(bench: Bench) -
             words = f"the {domain} was given back to the driver"
             bench.until(domain, lambda words=words: words in bench.events())  # type: ignore[misc]
 
-    losses, usual = bench.train(befalls, _with_memory())
+    losses, usual = bench.train(befalls, with_memory(plan(launch_s=1e-3)))
 
     assert losses == usual
     assert bench.is_clean()

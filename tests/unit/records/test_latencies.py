@@ -129,6 +129,8 @@ def test_an_assumed_latency_is_the_same_everywhere(
 
 def test_an_assumed_call_blocks_too() -> None:
     assert LatencyTable.constant(1e-3, call_s=5e-3).answer(_CORE, 1, 2).total_s == 6e-3
+    scattered = LatencyTable.constant(4e-3, jitter_s=1e-3).answer(_CORE, 1, 2)
+    assert (scattered.delay_p05_s, scattered.delay_p95_s) == pytest.approx((2.355e-3, 5.645e-3))
 
 
 def test_a_table_of_another_gpu_is_refused_and_another_driver_is_told() -> None:

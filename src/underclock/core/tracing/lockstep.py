@@ -105,7 +105,7 @@ def told_of_collectives(
         return None
     rank = RankStep(streams=streams(launches, waits), collectives=tuple(np.flatnonzero(collective)))
     slack_s = rank.streams.slack_s()
-    taken_s = np.array([one.duration_s for one in launches])
+    taken_s = rank.streams.duration_s
     all_s = float(taken_s[collective].sum())
     step = f"; where the host keeps ahead, it takes {1e3 * steps_s([rank])[0]:.3g} ms"
     free = collective & (slack_s > _BESIDE * all_s)

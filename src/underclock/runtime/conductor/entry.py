@@ -23,17 +23,21 @@ def main() -> None:
         from underclock.runtime.conductor.process import carry_out, order_of  # noqa: PLC0415
 
         ending = carry_out(order_of(sys.argv[1]), watching, _say)
-    except UnderclockError as exc:
-        error = "; ".join((str(exc), *getattr(exc, "__notes__", ())))
-        _say({"state": "refused", "error": error, "hint": exc.hint, "kind": type(exc).__name__})
-        sys.exit(exc.exit_code)
-    except OSError as exc:  # of whatever file: it was undone, and why must be known
-        error = "; ".join((f"cannot go on: {exc}", *getattr(exc, "__notes__", ())))
-        hint = f"see to the folder of runs, or name another with {RUNTIME_DIR}"
-        _say({"state": "refused", "error": error, "hint": hint, "kind": DataError.__name__})
-        sys.exit(DataError.exit_code)
+    except (UnderclockError, OSError) as exc:
+        ours = exc if isinstance(exc, UnderclockError) else _of_a_file(exc)
+        error = "; ".join((str(ours), *getattr(exc, "__notes__", ())))
+        _say({"state": "refused", "error": error, "hint": ours.hint, "kind": type(ours).__name__})
+        sys.exit(ours.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})
+
+
+def _of_a_file(exc: OSError) -> DataError:
+    """Say of whatever file it is: everything was undone, and why must be known."""
+    return DataError(
+        f"cannot go on: {exc}",
+        hint=f"see to the folder of runs, or name another with {RUNTIME_DIR}",
+    )
 
 
 def _say(message: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import IO, Any, Self
 
 from underclock.errors import DeviceError, UnderclockError
 from underclock.runtime.conductor.hearing import can_be_read
-from underclock.runtime.undo.processes import Process, is_stopped
+from underclock.runtime.undo.processes import Process, StoppedLook
 
 LOOK_S = 0.5
 """Between looks whether it was stopped."""
@@ -41,7 +41,7 @@ class Conducting:
         self.process = process
         self._told = told
         self._rescue = rescue
-        self._stopped = 0  # how often in a row it was seen to be stopped
+        self._stopped = StoppedLook(process.pid)
         self._heard = b""  # of a line that is not whole yet
 
     @classmethod
@@ -109,11 +109,11 @@ class Conducting:
         """Wait until its process has ended, and listen no more."""
         self.process.wait()
         self._told.close()
+        self._stopped.close()
 
     def tend(self) -> None:
         """See to what is set where it is stopped, and its watcher does not act; call it often."""
-        self._stopped = self._stopped + 1 if is_stopped(self.process.pid) else 0
-        if self._stopped > 1:  # not just while a container goes on
+        if self._stopped.lasts():
             self._rescue()
 
     def _next(self, state: str) -> Mapping[str, Any]:

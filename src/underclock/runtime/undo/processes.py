@@ -38,7 +38,8 @@ class Process(NamedTuple):
     @property
     def stopped(self) -> bool:
         """Whether a signal or a debugger has stopped it."""
-        return is_stopped(self.pid)
+        fields = _fields(self.pid)
+        return fields is not None and fields[0] in "Tt"
 
     @property
     def age_s(self) -> float:
@@ -55,12 +56,6 @@ def _fields(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
-    fields = _fields(pid)
-    return fields is not None and fields[0] in "Tt"
-
-
 class StoppedLook:
     """Sees at a fifth of the cost, again and again, whether one process was stopped.
 
@@ -73,6 +68,7 @@ class StoppedLook:
             self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # it has ended
             self._fd = -1
+        self._before = False  # whether it was at the look before
 
     def __call__(self) -> bool:
         """Whether a signal or a debugger has stopped it; one that has ended is not stopped."""
@@ -81,6 +77,15 @@ class StoppedLook:
         except ProcessLookupError:
             return False
         return text.rpartition(b")")[2].lstrip()[:1] in {b"T", b"t"}
+
+    def lasts(self) -> bool:
+        """Look whether it is stopped, and was when this was asked last.
+
+        Where several processes were stopped and go on, as a container's do, the one that looks may
+        be the first.
+        """
+        before, self._before = self._before, self()
+        return before and self._before
 
     def close(self) -> None:
         """Look no more."""

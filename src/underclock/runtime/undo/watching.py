@@ -51,7 +51,7 @@ class Watching:
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )
         theirs.close()
-        self._is_stopped, self._stopped = StoppedLook(self.pid), 0
+        self._stopped = StoppedLook(self.pid)
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
             socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
@@ -116,9 +116,8 @@ class Watching:
                 self._unheard_s = now_s
             with contextlib.suppress(OSError):
                 self._connection.send(BEAT)
-            # Seen twice: where both were stopped and go on, as a container does, we may be first.
-            self._stopped = self._stopped + 1 if self._is_stopped() else 0
-            if now_s - self._unheard_s > HUNG_S or self._stopped > 1:
+            is_stopped = self._stopped.lasts()
+            if is_stopped or now_s - self._unheard_s > HUNG_S:
                 os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
@@ -163,6 +162,6 @@ class Watching:
             return
         self._over = True
         self._connection.close()
-        self._is_stopped.close()
+        self._stopped.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -53,10 +55,16 @@ def test_a_signal_that_interrupts_no_call_is_handled_at_once(
         can_be_read([pipe[0]], 5.0)
 
 
+def _conducting(pipe: tuple[int, int]) -> Conducting:
+    """Return a conductor that is this process, and tells what is written to a pipe."""
+    process: Any = SimpleNamespace(pid=os.getpid())
+    return Conducting(process, os.fdopen(pipe[0], "rb", 0, closefd=False))
+
+
 def test_who_waits_for_a_conductor_is_interrupted(
     pipe: tuple[int, int], taken_by_another_thread: threading.Thread
 ) -> None:
-    conducting = Conducting(None, os.fdopen(pipe[0], "rb", 0, closefd=False))  # type: ignore[arg-type]
+    conducting = _conducting(pipe)
     taken_by_another_thread.start()
     begun_s = CLOCK.now_s()
 
@@ -86,7 +94,7 @@ def test_what_waited_for_signals_before_hears_of_them(pipe: tuple[int, int]) -> 
 
 
 def test_messages_are_told_apart_however_they_come(pipe: tuple[int, int]) -> None:
-    conducting = Conducting(None, os.fdopen(pipe[0], "rb", 0, closefd=False))  # type: ignore[arg-type]
+    conducting = _conducting(pipe)
     os.write(pipe[1], b'{"state": "armed", "n": 1}\n{"state": "ended"')
     threading.Timer(0.02, os.write, (pipe[1], b', "n": 2}\n')).start()
 
