@@ -1,10 +1,13 @@
 """Traces and measures training steps on this machine's GPU, read-only; writes what it found.
 
-    UNDERCLOCK_READ_ONLY=1 python benchmarks/h200.py RESULTS.json [STEP ...]
+    UNDERCLOCK_READ_ONLY=1 python benchmarks/h200.py RESULTS.json [PART=STEP ...]
 
-Nothing is set on the GPU. `benchmarks/h200_page.py` turns the results into docs/evidence/h200/.
+Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``twins``,
+``repeat``, ``stretch`` or ``watch``. `benchmarks/h200_page.py` turns the results into
+docs/evidence/h200/.
 """
 
+import gc
 import os
 import statistics
 import sys
@@ -42,26 +45,51 @@ from underclock.store import write_document
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
 WINDOWS = 10
+STEPS, SETTLING = 60, 5
+BRIEF = msgspec.structs.replace(
+    QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
+)
 REPEATED = MeasurementSettings(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
 
 
-def speed_ms(step: Callable[[], object], times: int = 10) -> float:
-    """Return the median time of a step as its user runs it, in ms."""
+def speed_ms(step: Callable[[], object]) -> dict[str, float]:
+    """Return how long a step takes as its user runs it, in ms: of many, a tenth takes less, half.
+
+    Where the host bounds a step, others on the machine only ever make it slower.
+    """
     taken = []
-    for _ in range(times + 2):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
+    for _ in range(STEPS + SETTLING):
+        torch.cuda.synchronize()
+        begun_s = time.perf_counter()
         step()
-        ended.record()
-        ended.synchronize()
-        taken.append(float(begun.elapsed_time(ended)))
-    return float(statistics.median(taken[2:]))
+        torch.cuda.synchronize()
+        taken.append(1e3 * (time.perf_counter() - begun_s))
+    tenths = statistics.quantiles(taken[SETTLING:], n=10)
+    return {"tenth": tenths[0], "median": tenths[4]}
+
+
+def calls(step: Callable[[], object]) -> int:
+    """Return the calls that Python makes in a step, C functions included: what is left shows."""
+    made = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal made
+        made += event in {"call", "c_call"}
+
+    gc.collect()
+    gc.disable()
+    sys.setprofile(count)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    torch.cuda.synchronize()
+    return made
 
 
 def state_digest() -> int:
     """Return a number that changes when any bit of any live GPU tensor does."""
-    import gc  # noqa: PLC0415 - here only
-
     total = 0
     seen: set[int] = set()
     for thing in gc.get_objects():
@@ -78,13 +106,15 @@ def state_digest() -> int:
     return total
 
 
-def whole(source: str, folder: Path) -> dict[str, Any]:
+def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str, Any]:
     """Trace and measure one step."""
     function = load_step(source)
     name = source.rsplit(":", 1)[1]
     for _ in range(2):
         function()
-    before_ms, before = speed_ms(function), state_digest()
+    before_ms = [speed_ms(function), speed_ms(function)]
+    called = [calls(function), calls(function)]
+    before = state_digest()
     begun = time.perf_counter()
     step = trace(function)
     traced_s = time.perf_counter() - begun
@@ -92,6 +122,7 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
     write_document(folder / f"{name}.step.json", step, force=True)
     unchanged = state_digest() == before
     after_ms = speed_ms(function)
+    called.append(calls(function))
     before = state_digest()
     begun = time.perf_counter()
     profile = measure(
@@ -99,11 +130,13 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
         gpu="nvml:0",
         to=folder / f"{name}.db",
         campaign=Campaign(core_mhz=(None,), mem_mhz=(None,)),
-        measuring=QUICK,
+        measuring=measuring,
         run=function,
     )
     measured_s = time.perf_counter() - begun
     kept = state_digest() == before
+    measured_ms = speed_ms(function)
+    called.append(calls(function))
     samples = {sample.kernel: sample for sample in profile.samples}
     return {
         "step": Path(source).name,
@@ -113,7 +146,9 @@ def whole(source: str, folder: Path) -> dict[str, Any]:
         "measure_s": measured_s,
         "speed_before_ms": before_ms,
         "speed_after_ms": after_ms,
-        "speed_after_measuring_ms": speed_ms(function),
+        "speed_after_measuring_ms": measured_ms,
+        "calls_in_python": called,
+        "measuring": msgspec.to_builtins(measuring),
         "state_kept_tracing": unchanged,
         "state_kept_measuring": kept,
         "closure_off_cap": _off_cap(profile),
@@ -270,8 +305,9 @@ def main() -> None:
         for part in parts:
             kind, _, source = part.partition("=")
             path = str(ZOO / source)
-            if kind == "whole":
-                save(f"whole {source}", whole(path, to.parent))
+            if kind in {"whole", "brief"}:
+                measuring = QUICK if kind == "whole" else BRIEF
+                save(f"whole {source}", whole(path, to.parent, measuring))
             elif kind == "twins":
                 with held_step(load_step(path), name=source) as launcher:
                     save(f"twins {source}", twins(launcher))

@@ -1,5 +1,6 @@
 """What commands share: their options, and how what is typed is parsed."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,19 +34,28 @@ source_option = click.option(
 )
 
 
-def step_file(document: Path | None, source: str) -> "StepFile":
+def own_file(document: Path | None) -> Path | None:
+    """Return the file of this rank where ``torchrun`` gave all of them one name."""
+    from underclock.stages.ranks import Rank
+
+    rank = Rank.of(os.environ)
+    return document if rank is None or document is None else rank.own(document)
+
+
+def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "StepFile":
     """Return where a step's function may be taken from; the user is told which one is run.
 
     Args:
         document: The step or plan file.
         source: What the user named; empty for nothing.
+        quiet: Whether another rank tells the user.
     """
     from underclock.stages.step_source import StepFile
 
     return StepFile(
         folder=document.parent if document else Path(),
         named=source,
-        tell=lambda sentence: say(sentence, err=True),
+        tell=lambda sentence: None if quiet else say(sentence, err=True),
     )
 
 

@@ -14,6 +14,7 @@ from underclock.cli.common import (
     gpu_option,
     json_option,
     output_option,
+    own_file,
     seed_option,
     source_option,
     step_file,
@@ -104,12 +105,17 @@ def command(
     Goes on where an earlier run into the same file stopped. A replayed table brings its own
     kernels and needs no STEP.
 
+    A step with collectives is measured as it is trained, under torchrun: the first rank measures
+    its GPU, the others run what it runs. Of STEP each reads its own, step.rank0.json and so on;
+    with --gpu nvml:0 ranks of a machine run on its first GPUs, one each.
+
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.taking_off import told
     from underclock.records import Step
     from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
+    from underclock.stages.follow import follow, follows
     from underclock.stages.measure import measure
     from underclock.store import read_document
 
@@ -133,9 +139,14 @@ def command(
         measuring = _measuring(gpu, campaign, warmup, window)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
+    step = own_file(step)
+    document = read_document(step, Step) if step else None
+    if document is not None and follows(document, gpu):
+        follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
+        return
     with progress_bar("measuring") as show:
         sample_set = measure(
-            read_document(step, Step) if step else None,
+            document,
             gpu=gpu,
             to=output,
             campaign=campaign,

@@ -3,8 +3,9 @@
 `gpu_names` takes a name apart and says what the GPU behind it can do; here it is opened.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.store_line import StoreLine
+from underclock.hw.lockstep import Leader, LeadersLeases
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
@@ -23,6 +26,7 @@ from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated.execute import Scheduled, ScheduledLauncher
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
+from underclock.stages.ranks import rank_of
 from underclock.stages.real import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import read_table
@@ -40,6 +44,7 @@ class OpenGpu:
         notes: What a reader of numbers taken on it must know.
         model: What it is made of; ``None`` of a real one.
         step: What runs on it, as it was captured now; ``None`` where it runs what it is told.
+        leader: Leads the other ranks of the step; ``None`` where there are none.
     """
 
     gpu: NvmlGpu
@@ -49,6 +54,7 @@ class OpenGpu:
     notes: tuple[str, ...] = ()
     model: GpuModel | None = None
     step: Step | None = None
+    leader: Leader | None = None
 
 
 @contextmanager
@@ -91,16 +97,24 @@ def open_gpu(
             )
         return
     with nvml_session():
-        gpu = NvmlGpu(name.index)
+        rank = rank_of(step, os.environ) if step is not None and runs else None
+        if rank is not None and not rank.leads:
+            raise UsageError(
+                f"rank {rank.number} cannot measure: the first of {rank.world} ranks does",
+                hint="the others follow it",
+            )
+        gpu = NvmlGpu(name.index if rank is None else rank.gpu(name.index))
         evidence = Evidence.SIMULATED if is_simulated() else Evidence.MEASURED
         opened = OpenGpu(gpu=gpu, clock=SystemClock(), evidence=evidence, launcher=None)
         if not runs:
             yield opened
             return
         notes = real_notes(gpu)
-        with held_launcher(gpu, step, run, anew=anew) as (launcher, now):
+        leader = Leader(StoreLine()) if rank is not None else None
+        with held_launcher(gpu, step, run, anew=anew, pace=leader) as (launcher, now):
             notes = (*notes, *algorithm_notes(now.changes))
-            yield replace(opened, launcher=launcher, notes=notes, step=now.step)
+            with leader.leading(now.step.kernels) if leader is not None else nullcontext():
+                yield replace(opened, launcher=launcher, notes=notes, step=now.step, leader=leader)
 
 
 def model_of(name: GpuName) -> GpuModel:
@@ -200,6 +214,8 @@ def open_measurer(
             notes=opened.notes,
             step=opened.step,
         )
+        if opened.leader is not None:
+            measurer.leases = LeadersLeases(opened.gpu, opened.leader)
         with measurer.leases:
             yield measurer
 

@@ -1,4 +1,7 @@
-"""Steps of several processes, as ``torchrun`` starts them: each rank traces its own GPU."""
+"""Steps of several processes, as ``torchrun`` starts them.
+
+Each rank traces its own GPU. The first of them measures, and the others run what it runs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +23,12 @@ class Rank:
     Attributes:
         number: Its own, from 0 on.
         world: How many there are.
+        local: Its number among those of its machine.
     """
 
     number: int
     world: int
+    local: int = 0
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Rank | None":
@@ -39,11 +44,33 @@ class Rank:
                 hint="start with torchrun, or unset both",
             )
         number, world = map(int, told)
-        return cls(number=number, world=world) if world > 1 else None
+        local = environment.get(_LOCAL, "0")
+        return (
+            cls(number=number, world=world, local=int(local) if local.isdecimal() else 0)
+            if world > 1
+            else None
+        )
+
+    def gpu(self, index: int) -> int:
+        """Return the GPU of a rank, where the first of its machine has another.
+
+        Args:
+            index: Of that one.
+        """
+        return index + self.local
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the one that measures."""
+        return self.number == 0
 
     def file(self, path: Path) -> Path:
         """Return where a rank writes what all of them write: ``step.rank0.json``."""
         return path.with_name(f"{path.stem}.rank{self.number}{path.suffix}")
+
+    def own(self, path: Path) -> Path:
+        """Return what a rank reads where all are given one file: its own, if there is one."""
+        return mine if (mine := self.file(path)).is_file() else path
 
 
 def own_gpu(environment: Mapping[str, str], *, there: int, current: int) -> int | None:
@@ -54,9 +81,8 @@ def own_gpu(environment: Mapping[str, str], *, there: int, current: int) -> int 
         there: How many GPUs the process sees.
         current: Which is current; another than the first was chosen by somebody.
     """
-    told = environment.get(_LOCAL, "0")
-    local = int(told) if told.isdecimal() else 0
-    return local if current == 0 < local < there else None
+    rank = Rank.of(environment)
+    return rank.local if rank is not None and current == 0 < rank.local < there else None
 
 
 def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
@@ -84,16 +110,29 @@ def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
     return tuple(told)
 
 
-def check_runs_alone(step: Step) -> None:
-    """Refuse to run a step over and over that waits for other ranks.
+def ranks_needed(step: Step) -> int:
+    """Return how many ranks wait for one another in a step; 1 where none does."""
+    launches = [kernel.launch for kernel in step.kernels if kernel.launch is not None]
+    return max((ranks_of(one.operator, one.shapes) for one in launches), default=1)
+
+
+def rank_of(step: Step, environment: Mapping[str, str]) -> Rank | None:
+    """Return which rank of a step this process runs; ``None`` of a step that waits for no other.
 
     Raises:
         NotSupportedError: It has collectives, which would wait for ever for ranks that do not run.
+        UsageError: The environment makes no sense.
     """
-    launches = [kernel.launch for kernel in step.kernels if kernel.launch is not None]
-    ranks = max((ranks_of(one.operator, one.shapes) for one in launches), default=1)
-    if ranks > 1:
+    ranks = ranks_needed(step)
+    if ranks == 1:
+        return None
+    rank = Rank.of(environment)
+    if rank is None or rank.world < ranks:
+        here = "runs alone" if rank is None else f"is one of {rank.world}"
         raise NotSupportedError(
-            f"{step.name} has collectives among {ranks} ranks, which would wait for one another",
-            hint="it can be traced, but not measured yet: measure the same model on one GPU",
+            f"{step.name} has collectives among {ranks} ranks, which wait for one another, and "
+            f"this process {here}",
+            hint="measure it as it is trained: torchrun --nproc-per-node GPUS -m underclock "
+            "measure ...",
         )
+    return rank

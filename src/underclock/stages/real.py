@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, NotSupportedError
-from underclock.hw.base import Launcher
+from underclock.hw.lockstep import Pace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only
 from underclock.hw.permission import may_set
 from underclock.records import Step
-from underclock.stages.ranks import check_runs_alone
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced
 
@@ -32,7 +31,8 @@ def held_launcher(
     run: StepFunction | StepFile | None = None,
     *,
     anew: bool = False,
-) -> Iterator[tuple[Launcher, Recaptured]]:
+    pace: Pace | None = None,
+) -> Iterator[tuple["CudaLauncher | EagerLauncher", Recaptured]]:
     """Make a step ready to run on a GPU, and check that it is the one that was traced.
 
     Args:
@@ -40,13 +40,14 @@ def held_launcher(
         step: The traced step.
         run: Its function, or where that may be found; by default under the working directory.
         anew: As for `step_now`.
+        pace: When it may launch; by default whenever it likes.
 
     Yields:
         What runs its kernels, and the step as it runs now.
 
     Raises:
         UsageError: A step that was never traced, or PyTorch runs on another GPU.
-        NotSupportedError: MIG, no CUDA, or a step with collectives.
+        NotSupportedError: MIG, or no CUDA.
         MeasurementError: The function is not the step that was traced.
     """
     if gpu.is_partitioned():
@@ -56,7 +57,6 @@ def held_launcher(
         )
     if step is None:
         raise untraced()
-    check_runs_alone(step)
     if run is None:
         run = StepFile()
     what = run.load(step.source) if isinstance(run, StepFile) else run
@@ -67,6 +67,8 @@ def held_launcher(
     with _ready(what, step.name) as launcher:
         now = step_now(step, launcher.traced.step, anew=anew)
         launcher.traced = replace(launcher.traced, step=now.step)
+        if pace is not None:
+            launcher.pace = pace
         yield launcher, now
 
 

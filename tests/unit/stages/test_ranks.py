@@ -6,10 +6,10 @@ import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records import Kernel, Launch, Pass, Step
-from underclock.stages.ranks import Rank, check_runs_alone, own_gpu, told_of_ranks
+from underclock.stages.ranks import Rank, own_gpu, rank_of, ranks_needed, told_of_ranks
 from underclock.store import write_document
 
-_FIRST, _SECOND = (Rank(number=number, world=2) for number in range(2))
+_FIRST, _SECOND = (Rank(number=number, world=2, local=number) for number in range(2))
 
 
 def _step(*operators: str, ranks: int = 2) -> Step:
@@ -82,12 +82,44 @@ def test_a_file_that_is_being_written_is_left_to_the_rank_that_writes_it(tmp_pat
     assert told_of_ranks(_DDP, path, _FIRST) == ()
 
 
-def test_a_step_that_waits_for_other_ranks_is_not_run_over_and_over() -> None:
-    check_runs_alone(_step("aten::mm"))
-    check_runs_alone(_step("aten::mm", "nccl::allreduce", ranks=1))
-    with pytest.raises(NotSupportedError, match="collectives among 2 ranks") as refused:
-        check_runs_alone(_DDP)
-    assert "on one GPU" in refused.value.hint
+def test_a_rank_reads_its_own_file_where_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    assert _SECOND.own(path) == path
+    write_document(_SECOND.file(path), _DDP)
+    assert _SECOND.own(path) == tmp_path / "step.rank1.json"
+    assert _FIRST.own(path) == path
+
+
+def test_a_step_without_collectives_waits_for_nobody() -> None:
+    for step in (_step("aten::mm"), _step("aten::mm", "nccl::allreduce", ranks=1)):
+        assert ranks_needed(step) == 1
+        assert rank_of(step, {"RANK": "1", "WORLD_SIZE": "2"}) is None
+
+
+def test_a_step_with_collectives_has_a_rank_that_leads() -> None:
+    first, second = (
+        rank_of(_DDP, {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}) for rank in "01"
+    )
+    assert first is not None
+    assert second is not None
+    assert (first.leads, second.leads) == (True, False)
+    assert (first.gpu(2), second.gpu(2)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({}, "this process runs alone"),
+        ({"RANK": "1", "WORLD_SIZE": "3"}, "this process is one of 3"),
+    ],
+)
+def test_a_step_whose_ranks_do_not_run_is_not_run_over_and_over(
+    told: dict[str, str], words: str
+) -> None:
+    with pytest.raises(NotSupportedError, match="collectives among 4 ranks") as refused:
+        rank_of(_step("aten::mm", "nccl::allreduce", ranks=4), told)
+    assert words in str(refused.value)
+    assert "torchrun" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -104,5 +136,6 @@ def test_a_step_that_waits_for_other_ranks_is_not_run_over_and_over() -> None:
 def test_a_rank_takes_its_own_gpu_unless_one_was_chosen(
     told: str | None, there: int, current: int, own: int | None
 ) -> None:
-    environment = {} if told is None else {"LOCAL_RANK": told}
+    environment = {"RANK": "1", "WORLD_SIZE": "4"}
+    environment |= {} if told is None else {"LOCAL_RANK": told}
     assert own_gpu(environment, there=there, current=current) == own

@@ -22,6 +22,7 @@ from underclock.hw.cuda.launch_durations import places_of
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import StepFunction
+from underclock.hw.lockstep import Alone, Pace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
 from underclock.records.launches import Node, Traced, TracedActivity
@@ -40,12 +41,14 @@ class EagerLauncher:
         traced: Its kernels, as a profiler saw them; the step's obstacle says why it is no graph.
         nodes: What it launches, in order.
         snapshot: Everything it changes, as it was before it ran.
+        pace: When it may launch; other ranks may have to do so as well.
     """
 
     run: StepFunction
     traced: Traced
     nodes: Sequence[Node]
     snapshot: Snapshot
+    pace: Pace = field(default_factory=Alone)
     _notes: dict[str, str] = field(default_factory=dict)
     _torch: Any = field(default_factory=import_torch)
     _clock: Clock = field(default_factory=SystemClock)
@@ -67,6 +70,7 @@ class EagerLauncher:
         """
         round_ = Round.of(len(kernels), mix)
         self._check(kernels[: round_.kernels], round_.mix)
+        self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         torch, steps = self._torch, round_.mix.launches if round_.kernels else 0
         company = self._company.beside(round_)
         if self._company.note:
@@ -86,7 +90,8 @@ class EagerLauncher:
                     if tail is not None:
                         tail.launch(stream.cuda_stream)
 
-            rounds = max(1, math.ceil(_LAUNCH_S / (timed(torch, once, 2) / 2)))
+            once_s = self.pace.agreed(timed(torch, once, 2) / 2)
+            rounds = max(1, math.ceil(_LAUNCH_S / once_s))
 
             as_here = _settings(torch)
 
@@ -96,7 +101,7 @@ class EagerLauncher:
                         once(stream)
 
             stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
-            feed = stack.enter_context(feeding(torch, launch, rounds))
+            feed = stack.enter_context(feeding(torch, launch, rounds, self.pace))
             launched = EagerRound(
                 nodes=tuple(self.nodes) if steps else (),
                 places=self._places() if steps else (),

@@ -9,6 +9,7 @@ from underclock.errors import DeviceError
 from underclock.hw.base import Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.state import StuckError
+from underclock.hw.lockstep import Alone, Pace
 
 STUCK_S = 60.0
 """No launch of a trial takes a fraction of this."""
@@ -23,10 +24,18 @@ class Feed:
         torch: PyTorch.
         launch: Queues one round on the stream it is given.
         per_round: Launches in a round.
+        pace: Says when to launch; by default whenever the GPU is about to run out.
     """
 
-    def __init__(self, torch: Any, launch: Callable[[Any], None], per_round: int) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        launch: Callable[[Any], None],
+        per_round: int,
+        pace: Pace | None = None,
+    ) -> None:
         self._torch, self._launch, self._per_round = torch, launch, per_round
+        self._pace = pace or Alone()
         self._device = torch.cuda.current_device()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -45,6 +54,15 @@ class Feed:
             if self._error is not None:
                 raise DeviceError(f"a launch failed: {self._error}") from self._error
             return self._done
+
+    def run_out(self) -> None:
+        """Wait until its pace lets nothing more be launched, and all that was is done.
+
+        Raises:
+            DeviceError: A launch failed.
+        """
+        self._thread.join()
+        self.progress()
 
     def close(self, longest_s: float = STUCK_S) -> None:
         """Stop launching and wait for what is in flight.
@@ -68,7 +86,7 @@ class Feed:
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(stream)
             flying: list[Any] = []
-            while not self._stop.is_set():
+            while not self._stop.is_set() and self._pace.go():
                 self._launch(stream)
                 ended = torch.cuda.Event(enable_timing=True)
                 ended.record(stream)
@@ -90,13 +108,17 @@ class Feed:
 
 
 @contextmanager
-def feeding(torch: Any, launch: Callable[[Any], None], per_round: int) -> Iterator[Feed]:
+def feeding(
+    torch: Any, launch: Callable[[Any], None], per_round: int, pace: Pace | None = None
+) -> Iterator[Feed]:
     """Keep a stream fed from entry to exit; the arguments are those of `Feed`."""
-    feed = Feed(torch, launch, per_round)
+    pace = pace or Alone()
+    feed = Feed(torch, launch, per_round, pace)
     try:
         yield feed
     finally:
         feed.close()
+        pace.end()
 
 
 def timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:

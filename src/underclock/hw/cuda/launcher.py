@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from underclock.errors import UsageError
-from underclock.hw.base import Clock, Loop
+from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
@@ -21,6 +21,7 @@ from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import Captured
+from underclock.hw.lockstep import Alone, Pace
 from underclock.hw.rounds import Round, Turn
 from underclock.records import Kernel, Mix
 from underclock.records.launches import LaunchGroup, NodeKind, Traced
@@ -43,11 +44,13 @@ class CudaLauncher:
         captured: The step's graphs.
         traced: Its kernels, and where they are in the graph.
         snapshot: What the step's tensors held before it ran.
+        pace: When it may launch; other ranks may have to do so as well.
     """
 
     captured: Captured
     traced: Traced
     snapshot: Snapshot
+    pace: Pace = field(default_factory=Alone)
     _notes: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
@@ -59,7 +62,7 @@ class CudaLauncher:
         self._company = CudaCompany(self._torch)
 
     @contextmanager
-    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
         """Keep launching the whole step, or some of its kernels on the data they first meet.
 
         Raises:
@@ -69,6 +72,7 @@ class CudaLauncher:
             DeviceError: A launch failed.
         """
         round_ = Round.of(len(kernels), mix)
+        self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         indices = [self._index(kernel) for kernel in kernels[: round_.kernels]]
         company = self._company_of(round_)
         whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
@@ -115,7 +119,7 @@ class CudaLauncher:
                     if chain is not None:
                         chain.launch(stream.cuda_stream)
 
-            once_s = timed(torch, once, 2) / 2
+            once_s = self.pace.agreed(timed(torch, once, 2) / 2)
             rounds = max(1, math.ceil(_LAUNCH_S / once_s))
 
             def launch(stream: Any) -> None:
@@ -123,7 +127,7 @@ class CudaLauncher:
                     once(stream)
 
             events = replays * len(self.captured.nodes) + len(nodes)
-            feed = stack.enter_context(feeding(torch, launch, rounds))
+            feed = stack.enter_context(feeding(torch, launch, rounds, self.pace))
             yield self._running(feed, round_, runs, rounds, events * rounds)
 
     @contextmanager
@@ -135,9 +139,13 @@ class CudaLauncher:
         parts = parts_of(round_.turns(), kernels | company)
         if positions:
             self._prepare(positions, only)
-        with _long_enough(torch, _flat(parts)) as (chain, count):
+        with _long_enough(torch, _flat(parts), self.pace) as (chain, count):
             before = self._uniformity(indices[0]) if only is not None else []
-            with feeding(torch, lambda stream: chain.launch(stream.cuda_stream), count) as feed:
+
+            def launch(stream: Any) -> None:
+                chain.launch(stream.cuda_stream)
+
+            with feeding(torch, launch, count, self.pace) as feed:
                 graph = graph_of(parts * count)
                 yield self._running(feed, round_, ((graph,),), count, len(graph.nodes))
             if only is not None:
@@ -173,7 +181,7 @@ class CudaLauncher:
         """
         self._prepare(positions, None)
         mine = [node for position in positions for node in self._nodes(position)]
-        with _long_enough(self._torch, mine) as made:
+        with _long_enough(self._torch, mine, self.pace) as made:
             yield made
 
     def _prepare(self, positions: Sequence[int], inspected: Kernel | None) -> None:
@@ -325,13 +333,13 @@ def graph_of(parts: Parts) -> GraphLaunch:
 
 
 @contextmanager
-def _long_enough(torch: Any, nodes: Sequence[GraphNode]) -> Iterator[tuple[Chain, int]]:
+def _long_enough(torch: Any, nodes: Sequence[GraphNode], pace: Pace) -> Iterator[tuple[Chain, int]]:
     """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
     with Chain(nodes) as once:
-        once_s = _launched_s(torch, once)
+        once_s = pace.agreed(_launched_s(torch, once))
     if once_s * _TRIAL < _LAUNCH_S:  # too short to be told from what launching takes
         with Chain([*nodes] * _TRIAL) as several:
-            once_s = _launched_s(torch, several) / _TRIAL
+            once_s = pace.agreed(_launched_s(torch, several) / _TRIAL)
     count = min(max(1, _MOST_NODES // len(nodes)), max(1, math.ceil(_LAUNCH_S / once_s)))
     with Chain([*nodes] * count) as chain:
         yield chain, count

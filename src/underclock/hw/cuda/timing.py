@@ -30,6 +30,10 @@ class Fed(Protocol):
         """Return how far it is, or raise what went wrong."""
         ...
 
+    def run_out(self) -> None:
+        """Wait until nothing more may be launched, or raise what went wrong."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLoop:
@@ -61,6 +65,14 @@ class CudaLoop:
             DeviceError: A launch failed.
         """
         return self.feed.progress()
+
+    def run_out(self) -> None:
+        """Wait until its pace lets nothing more be launched.
+
+        Raises:
+            DeviceError: A launch failed.
+        """
+        self.feed.run_out()
 
     def durations(self, for_s: float) -> Durations:
         """Watch launches for a while, at least until some rounds were seen whole.

@@ -119,6 +119,9 @@ class FakeFeed:
             raise DeviceError(self.error)
         return Progress(launches=self.launches, elapsed_s=self.launches * 2e-3)
 
+    def run_out(self) -> None:
+        raise AssertionError("nobody leads here")
+
 
 @dataclass
 class FakeClock:

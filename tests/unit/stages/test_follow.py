@@ -1,0 +1,164 @@
+"""Ranks of one job: the first measures, the others follow it, each on a GPU of its own."""
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.hw.cuda import store_line
+from underclock.hw.lockstep import Alone, Pace
+from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
+from underclock.records.launches import Traced
+from underclock.stages.backends import open_measurer
+from underclock.stages.follow import follow, follows
+from underclock.testing import simulated_driver
+
+torch: Any = pytest.importorskip("torch")
+
+SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
+
+
+def _kernel(operator: str) -> Kernel:
+    collective = operator.startswith("nccl")
+    shapes = "fp32[8] to fp32[8] among 2 ranks in group '0'" if collective else "fp32[8x8]"
+    launch = Launch(function=operator, operator=operator, shapes=shapes, identity=operator)
+    pass_ = Pass.COMMUNICATION if collective else Pass.FORWARD
+    return Kernel(name=operator, pass_=pass_, launch=launch)
+
+
+def _step(*operators: str) -> Step:
+    kernels = tuple(map(_kernel, operators))
+    return Step(name="train", kernels=kernels, order=tuple(range(len(kernels))), source=SOURCE)
+
+
+DDP, ALONE = _step("aten::mm", "nccl::allreduce"), _step("aten::mm")
+
+
+@dataclass
+class FakeLauncher:
+    """As much of a launcher as the other ranks notice."""
+
+    traced: Traced
+    ran: list[tuple[str, ...]] = field(default_factory=list)
+    pace: Pace = field(default_factory=Alone)
+    locks: list[object] = field(default_factory=list)
+
+    def lock(self) -> object:
+        return None
+
+    @contextlib.contextmanager
+    def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Any]:
+        names = tuple(kernel.name for kernel in kernels)
+        self.pace.begin(names, mix)
+        assert self.pace.agreed(1.0) == 1.0
+        assert self.pace.go()
+        self.ran.append(names)
+        self.locks.append(self.lock())
+        yield SimpleNamespace(run_out=lambda: self.pace.go())  # noqa: PLW0108 - the pace may change
+        self.pace.end()
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.fixture
+def launchers(monkeypatch: pytest.MonkeyPatch) -> list[FakeLauncher]:
+    """Return a list of what will run steps, PyTorch's GPU left away."""
+    made: list[FakeLauncher] = []
+
+    @contextlib.contextmanager
+    def running_step(run: Callable[[], Step], *, name: str) -> Iterator[FakeLauncher]:
+        assert name == "train"
+        made.append(FakeLauncher(Traced(step=run(), groups=())))
+        yield made[-1]
+
+    # The import system's way to put a library in the place of another.
+    capturing: Any = ModuleType("underclock.stages.torch_step")
+    capturing.running_step, capturing.check_device = running_step, lambda _uuid: None
+    monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
+    return made
+
+
+Be = Callable[[int], None]
+
+
+@pytest.fixture
+def be(monkeypatch: pytest.MonkeyPatch) -> Iterator[Be]:
+    """Make this process a job; return what makes it one rank of two, or another, in turn."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+
+    def rank(number: int) -> None:
+        for name, value in (("RANK", number), ("WORLD_SIZE", 2), ("LOCAL_RANK", number)):
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(store_line, "_LINES", itertools.count())  # each process has its own
+
+    yield rank
+    distributed.destroy_process_group()
+
+
+def test_a_rank_runs_what_the_first_one_measures_at_the_clocks_it_holds(
+    launchers: list[FakeLauncher], be: Be, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNDERCLOCK_READ_ONLY", raising=False)
+    low = Clocks(core_mhz=1200)
+    with simulated_driver("a100", count=2) as machine:
+        monkeypatch.setattr(
+            FakeLauncher, "lock", lambda _: machine.gpus[len(launchers) - 1].core_lock
+        )
+        be(0)
+        with open_measurer("nvml:0", step=DDP, run=lambda: DDP) as measurer:
+            with measurer.hold(low), launchers[0].loop(DDP.kernels):
+                pass
+            with launchers[0].loop(DDP.kernels[:1]):
+                pass
+        be(1)
+        follow(DDP, gpu="nvml:0", run=lambda: DDP)
+
+        first, second = launchers
+        assert first.ran == second.ran == [("aten::mm", "nccl::allreduce"), ("aten::mm",)]
+        assert first.locks == second.locks == [(1200, 1200), None]
+        assert [gpu.core_lock for gpu in machine.gpus] == [None, None]
+
+
+def test_a_rank_of_another_step_ends_with_a_sentence(launchers: list[FakeLauncher], be: Be) -> None:
+    other = _step("aten::addmm", "nccl::allreduce")
+    with simulated_driver("a100", count=2):
+        be(0)
+        with open_measurer("nvml:0", step=DDP, run=lambda: DDP):
+            pass
+        be(1)
+        with pytest.raises(MeasurementError, match="first has 'aten::mm' where this has 'aten::ad"):
+            follow(other, gpu="nvml:0", run=lambda: other)
+    assert launchers[1].ran == []
+
+
+def test_only_the_first_rank_measures_and_only_others_follow(be: Be) -> None:
+    be(1)
+    assert follows(DDP, "nvml:0")
+    assert not follows(ALONE, "nvml:0")
+    assert not follows(None, "nvml:0")
+    assert not follows(DDP, "sim:a100")
+    with (
+        simulated_driver("a100"),
+        pytest.raises(UsageError, match="rank 1 cannot measure: the first of 2 ranks does"),
+        open_measurer("nvml:0", step=DDP),
+    ):
+        pass
+    be(0)
+    assert not follows(DDP, "nvml:0")
+    for step in (DDP, ALONE):
+        with pytest.raises(UsageError, match="there is no other rank to follow"):
+            follow(step, gpu="nvml:0")
+
+
+def test_ranks_that_do_not_run_are_asked_for() -> None:
+    with pytest.raises(NotSupportedError, match="collectives among 2 ranks") as refused:
+        follows(DDP, "nvml:0")
+    assert "torchrun" in refused.value.hint
