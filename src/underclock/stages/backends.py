@@ -101,7 +101,8 @@ def open_gpu(
         if rank is not None and not rank.leads:
             raise UsageError(
                 f"rank {rank.number} cannot measure: the first of {rank.world} ranks does",
-                hint="the others follow it",
+                hint="under `underclock measure` the others follow it; other commands of ours run "
+                "steps of one rank only",
             )
         gpu = NvmlGpu(name.index if rank is None else rank.gpu(name.index))
         evidence = Evidence.SIMULATED if is_simulated() else Evidence.MEASURED
