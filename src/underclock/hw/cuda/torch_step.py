@@ -162,7 +162,7 @@ class Capture:
             _allocations(torch, self._device) as self._made,
         ):
             try:
-                with splitting(torch, parts):
+                with splitting(torch, parts), streams_overridden(torch):
                     parts.begin()
                     try:
                         yield
@@ -228,15 +228,43 @@ def _allocations(torch: Any, device: int) -> Iterator[list[tuple[int, int]]]:
         history._record_memory_history(enabled=None)  # noqa: SLF001
 
 
+@functools.cache
+def _stream_of(torch: Any, device: int) -> Any:
+    """Return our stream on a device, always the same.
+
+    Where something keeps the nodes that gather gradients, as DDP does, they stay on the stream on
+    which they were made; a capture on another stream fails of that.
+    """
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
 def _side_stream(torch: Any) -> Iterator[None]:
-    stream = torch.cuda.Stream()
+    stream = _stream_of(torch, torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # memory that is cached for this stream serves no other
+
+
+@contextmanager
+def streams_overridden(torch: Any) -> Iterator[None]:
+    """Have gradients gathered on the stream that is captured, wherever else that was begun.
+
+    PyTorch 2.13 can; older ones cannot, and there only what was made on our stream is captured.
+    """
+    override = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
+    if override is None:
+        yield
+        return
+    before = torch._C._override_stale_capture_stream()  # noqa: SLF001 - nothing else tells
+    override(True)
+    try:
+        yield
+    finally:
+        override(before)
 
 
 @contextmanager

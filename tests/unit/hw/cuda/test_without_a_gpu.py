@@ -14,7 +14,7 @@ from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.profiling import profiler_detaches
 from underclock.hw.cuda.state import StuckError
-from underclock.hw.cuda.torch_step import check_free
+from underclock.hw.cuda.torch_step import check_free, streams_overridden
 
 
 class Code(int):
@@ -142,3 +142,25 @@ def test_the_profiler_is_taken_down_unless_the_user_says_otherwise(
     with profiler_detaches(detaches=True):
         assert os.environ["TEARDOWN_CUPTI"] == (before or "1")
     assert os.environ.get("TEARDOWN_CUPTI") == before
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_gradients_are_gathered_on_the_captured_stream_for_as_long_as_that_takes(
+    before: bool,  # noqa: FBT001 - pytest's
+) -> None:
+    now = [before]
+    graph = SimpleNamespace(set_override_stale_capture_stream=now.append)
+    torch = SimpleNamespace(
+        autograd=SimpleNamespace(graph=graph),
+        _C=SimpleNamespace(_override_stale_capture_stream=lambda: now[-1]),
+    )
+    with pytest.raises(RuntimeError), streams_overridden(torch):
+        assert now == [before, True]
+        raise RuntimeError("the capture failed")
+    assert now == [before, True, before]
+
+
+def test_a_pytorch_that_cannot_move_streams_is_left_alone() -> None:
+    old = SimpleNamespace(autograd=SimpleNamespace(graph=SimpleNamespace()))
+    with streams_overridden(old):
+        pass
