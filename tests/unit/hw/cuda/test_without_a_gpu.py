@@ -154,9 +154,8 @@ def test_gradients_are_gathered_on_the_captured_stream_for_as_long_as_that_takes
         autograd=SimpleNamespace(graph=graph),
         _C=SimpleNamespace(_override_stale_capture_stream=lambda: now[-1]),
     )
-    with pytest.raises(RuntimeError), streams_overridden(torch):
+    with streams_overridden(torch):
         assert now == [before, True]
-        raise RuntimeError("the capture failed")
     assert now == [before, True, before]
 
 
