@@ -79,9 +79,9 @@ def _ready(
         from underclock.stages.torch_script import held_script  # noqa: PLC0415
 
         return held_script(what, name=name)
-    from underclock.stages.torch_step import running_step  # noqa: PLC0415
+    from underclock.stages.torch_step import measured_step  # noqa: PLC0415
 
-    return running_step(what, name=name)
+    return measured_step(what, name=name)
 
 
 def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import profiler_detaches, quiet, recorded
+from underclock.hw.cuda.profiling import detached_after, profiler_detaches, quiet, recorded
 from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import (
     CannotCaptureError,
@@ -128,6 +128,17 @@ def held_step(
             raise NotSupportedError(
                 launcher.traced.step.obstacle, hint="take that out of the step, or measure it whole"
             )
+        yield launcher
+
+
+@contextmanager
+def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | EagerLauncher]:
+    """Keep what runs a step ready to be looked at often; as `running_step` otherwise.
+
+    Raises:
+        MeasurementError: As for `running_step`. So UsageError, DeviceError.
+    """
+    with detached_after(torch()), running_step(step, name=name) as launcher:
         yield launcher
 
 

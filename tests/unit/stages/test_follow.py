@@ -73,14 +73,14 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> list[FakeLauncher]:
     made: list[FakeLauncher] = []
 
     @contextlib.contextmanager
-    def running_step(run: Callable[[], Step], *, name: str) -> Iterator[FakeLauncher]:
+    def measured_step(run: Callable[[], Step], *, name: str) -> Iterator[FakeLauncher]:
         assert name == "train"
         made.append(FakeLauncher(Traced(step=run(), groups=())))
         yield made[-1]
 
     # The import system's way to put a library in the place of another.
     capturing: Any = ModuleType("underclock.stages.torch_step")
-    capturing.running_step, capturing.check_device = running_step, lambda _uuid: None
+    capturing.measured_step, capturing.check_device = measured_step, lambda _uuid: None
     monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
     return made
 

@@ -164,13 +164,13 @@ class TestCapturedNow:
         found: list[Step] = []
 
         @contextlib.contextmanager
-        def running_step(run: object, *, name: str) -> Iterator[FakeLauncher]:
+        def measured_step(run: object, *, name: str) -> Iterator[FakeLauncher]:
             assert (run(), name) == ("ran", "train")  # type: ignore[operator]
             yield FakeLauncher(Traced(step=found[0], groups=()))
 
         # The import system's way to put a library in the place of another.
         capturing: Any = ModuleType("underclock.stages.torch_step")
-        capturing.running_step, capturing.check_device = running_step, lambda _uuid: None
+        capturing.measured_step, capturing.check_device = measured_step, lambda _uuid: None
         monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
         return found
 

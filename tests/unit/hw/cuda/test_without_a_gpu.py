@@ -1,8 +1,10 @@
 """What is said where no GPU can be used, and the parts that need none."""
 
+import contextlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
-from underclock.hw.cuda.profiling import profiler_detaches
+from underclock.hw.cuda.profiling import detached_after, profiler_detaches
 from underclock.hw.cuda.state import StuckError
 from underclock.hw.cuda.torch_step import check_free, streams_overridden
 
@@ -163,3 +165,27 @@ def test_a_pytorch_that_cannot_move_streams_is_left_alone() -> None:
     old = SimpleNamespace(autograd=SimpleNamespace(graph=SimpleNamespace()))
     with streams_overridden(old):
         pass
+
+
+def test_after_many_looks_the_profiler_leaves_the_driver_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    looks: list[str | None] = []
+
+    @contextlib.contextmanager
+    def profile(*, activities: list[str]) -> Iterator[None]:
+        assert activities == ["gpu"]
+        looks.append(os.environ.get("TEARDOWN_CUPTI"))
+        yield
+
+    torch = SimpleNamespace(
+        profiler=SimpleNamespace(
+            profile=profile, ProfilerActivity=SimpleNamespace(CUDA="gpu", CPU="host")
+        ),
+        cuda=SimpleNamespace(synchronize=lambda: looks.append("waited")),
+    )
+    with pytest.raises(ValueError, match="step that fails"), detached_after(torch):
+        int("a step that fails")
+    assert looks == ["1", "waited"]
+    assert "TEARDOWN_CUPTI" not in os.environ
