@@ -32,7 +32,7 @@ def recorded() -> Iterator[Mapping[str, Any]]:
         # What waits for which stream; asked for only where collectives run beside the rest.
         experimental_config=(
             torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
-            if _is_distributed(torch)
+            if is_distributed(torch)
             else None
         ),
     )
@@ -45,7 +45,8 @@ def recorded() -> Iterator[Mapping[str, Any]]:
         trace |= json.loads(path.read_bytes())
 
 
-def _is_distributed(torch: Any) -> bool:
+def is_distributed(torch: Any) -> bool:
+    """Whether this process trains together with others."""
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
@@ -90,7 +91,9 @@ def detached_after(torch: Any) -> Iterator[None]:
     finally:
         with (
             profiler_detaches(detaches=True),
-            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]),
+            torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+            ),
         ):
             torch.cuda.synchronize()
 

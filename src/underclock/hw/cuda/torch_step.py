@@ -15,12 +15,13 @@ from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.parts import Parts, splitting
-from underclock.hw.cuda.profiling import recorded
+from underclock.hw.cuda.profiling import is_distributed, recorded
 from underclock.hw.cuda.state import finally_unless_stuck
 
 StepFunction = Callable[[], object]
 
 _WARM_UPS = 3  # as PyTorch advises before a capture
+_WARM_UPS_AMONG_RANKS = 11  # DDP times its first ten runs with events, which no capture survives
 _MOST_ALLOCATIONS = 1_000_000
 
 
@@ -45,8 +46,8 @@ class Captured:
     memory: Memory
 
 
-def warm_up(step: StepFunction, times: int = _WARM_UPS) -> None:
-    """Run a step on a stream of its own, as a capture will.
+def warm_up(step: StepFunction) -> None:
+    """Run a step on a stream of its own, as a capture will; more often where ranks train together.
 
     Raises:
         UsageError: Something is in the way.
@@ -56,7 +57,9 @@ def warm_up(step: StepFunction, times: int = _WARM_UPS) -> None:
     torch = import_torch()
     check_free(torch)
     with _side_stream(torch), _memory_errors(torch, "running the step"):
-        for _ in range(times):
+        done = 0
+        while done < warm_ups(torch):  # a step may make its job's ranks meet as it first runs
+            done += 1
             try:
                 step()
             except torch.OutOfMemoryError:
@@ -68,6 +71,11 @@ def warm_up(step: StepFunction, times: int = _WARM_UPS) -> None:
                     hint="a step is a function that takes nothing and trains once; run it by "
                     "itself first",
                 ) from exc
+
+
+def warm_ups(torch: Any) -> int:
+    """Return how often a step runs before it is looked at."""
+    return _WARM_UPS_AMONG_RANKS if is_distributed(torch) else _WARM_UPS
 
 
 def check_free(torch: Any) -> None:

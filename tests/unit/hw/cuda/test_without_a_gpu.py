@@ -16,7 +16,7 @@ from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.profiling import detached_after, profiler_detaches
 from underclock.hw.cuda.state import StuckError
-from underclock.hw.cuda.torch_step import check_free, streams_overridden
+from underclock.hw.cuda.torch_step import check_free, streams_overridden, warm_ups
 
 
 class Code(int):
@@ -174,8 +174,9 @@ def test_after_many_looks_the_profiler_leaves_the_driver_alone(
     looks: list[str | None] = []
 
     @contextlib.contextmanager
-    def profile(*, activities: list[str]) -> Iterator[None]:
+    def profile(*, activities: list[str], acc_events: bool) -> Iterator[None]:
         assert activities == ["gpu"]
+        assert acc_events  # or PyTorch warns that there is more than one look
         looks.append(os.environ.get("TEARDOWN_CUPTI"))
         yield
 
@@ -189,3 +190,15 @@ def test_after_many_looks_the_profiler_leaves_the_driver_alone(
         int("a step that fails")
     assert looks == ["1", "waited"]
     assert "TEARDOWN_CUPTI" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("available", "met", "runs"), [(False, False, 3), (True, False, 3), (True, True, 11)]
+)
+def test_ranks_that_train_together_warm_up_for_longer(
+    available: bool,
+    met: bool,
+    runs: int,  # noqa: FBT001 - pytest's
+) -> None:
+    distributed = SimpleNamespace(is_available=lambda: available, is_initialized=lambda: met)
+    assert warm_ups(SimpleNamespace(distributed=distributed)) == runs
