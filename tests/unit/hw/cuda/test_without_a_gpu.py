@@ -148,7 +148,7 @@ def test_the_profiler_is_taken_down_unless_the_user_says_otherwise(
 
 @pytest.mark.parametrize("before", [False, True])
 def test_gradients_are_gathered_on_the_captured_stream_for_as_long_as_that_takes(
-    before: bool,  # noqa: FBT001 - pytest's
+    *, before: bool
 ) -> None:
     now = [before]
     graph = SimpleNamespace(set_override_stale_capture_stream=now.append)
@@ -196,9 +196,7 @@ def test_after_many_looks_the_profiler_leaves_the_driver_alone(
     ("available", "met", "runs"), [(False, False, 3), (True, False, 3), (True, True, 11)]
 )
 def test_ranks_that_train_together_warm_up_for_longer(
-    available: bool,
-    met: bool,
-    runs: int,  # noqa: FBT001 - pytest's
+    *, available: bool, met: bool, runs: int
 ) -> None:
     distributed = SimpleNamespace(is_available=lambda: available, is_initialized=lambda: met)
     assert warm_ups(SimpleNamespace(distributed=distributed)) == runs
