@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.costs.beside import waited_counts
 from underclock.core.costs.cap import capped_kernels, driver_says
 from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
 from underclock.core.costs.only_whole import check_kernels_alone
@@ -53,7 +54,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
     samples = [auto[kernel.name] for kernel in kernels]
     alone_s = np.array(_alone_s(sample_set))
-    counts = np.array([kernel.count for kernel in kernels])
+    counts = waited_counts(kernels)
     inside_s = in_step_s(sample_set)
     time_s = table.time_s[:, table.baseline]
     if inside_s is not None:
