@@ -205,7 +205,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of everything that decides the step's cost, but what a profile is unsure of."""
+        """Short hash of everything that decides the step's cost, but noise of a profile."""
         kernels = msgspec.to_builtins(self.kernels)
         for kernel in kernels:
             del kernel["waited_for"]

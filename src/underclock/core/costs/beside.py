@@ -4,14 +4,14 @@ A collective beside a product adds nothing to the step's time, and its clock is 
 kernel counts for as many launches as a step waits for; what its others draw beyond what the GPU
 draws anyway is the same at every setting, for no setting of its own is theirs.
 
-Shape letters: K kernels, S settings.
+Shape letters: K kernels, S settings, n launches.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Floats, Ints
 from underclock.errors import DataError
 from underclock.records import Kernel
 
@@ -44,22 +44,25 @@ def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Fl
     return alike
 
 
-def shared_out(kernels: Sequence[Kernel], of_kernels: Floats, total: float) -> Floats:
-    """Return parts of a step's cost in proportion; what runs beside others keeps its own. (K,).
+def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, total: float) -> Floats:
+    """Share a step's cost out among its kernels; what runs beside others keeps its own. (K,).
 
     Args:
         kernels: Of the step. Length K.
-        of_kernels: In proportion to what. Shape (K,).
-        total: What they add up to, in s or J.
+        order: Kernel of each launch. Shape (n,).
+        of_launches: In proportion to what. Shape (n,).
+        total: What parts add up to, in s or J.
 
     Raises:
         DataError: What runs beside others alone comes to as much.
     """
     beside = np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
+    of_kernels = np.bincount(order, weights=of_launches, minlength=len(kernels)).astype(np.float64)
     fixed = float(of_kernels[beside].sum())
     if fixed >= total:
         raise DataError(
-            f"the whole step cost {total:g} s or J, and what it does not wait for {fixed:g} already",
+            f"the whole step cost {total:g} s or J, no more than the {fixed:g} of launches that it "
+            "does not wait for",
             hint="trace the step again, and measure it anew",
         )
     scale = (total - fixed) / (float(of_kernels.sum()) - fixed)
@@ -82,8 +85,9 @@ def told_beside(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:
     waited_s = float((waited_counts(kernels) * launch_s)[some].sum())
     all_s = waited_s + float((counts_beside(kernels) * launch_s).sum())
     run = "run" if len(names) > 1 else "runs"
-    return (
+    sentence = (
         f"{names[0]!r}{more} {run} beside other launches: the step waits for "
         f"{waited_s / all_s:.0%} of the time; the rest adds none and runs at the clocks of others, "
-        "so its energy is counted, and no saving of it",
+        "so its energy is counted, and no saving of it"
     )
+    return (sentence,)

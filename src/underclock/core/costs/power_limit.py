@@ -47,9 +47,8 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
         (time_s, settled.time_s, time),
         (energy_j, settled.energy_j, energy),
     ):
-        of_kernels = np.bincount(cap.order, each, minlength=len(costs))
-        total = float(of_kernels.sum()) / ratio
-        costs[:, table.baseline] = shared_out(table.kernels, of_kernels, total)
+        total = float(each.sum()) / ratio
+        costs[:, table.baseline] = shared_out(table.kernels, cap.order, each, total)
     return KnownStep(
         table=dataclasses.replace(cooled, time_s=time_s, energy_j=energy_j),
         at_auto=nearest_settings(table, settled, cap.boost),

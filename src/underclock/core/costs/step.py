@@ -63,8 +63,7 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
         (time_s, settled.time_s, real_s),
         (energy_j, settled.energy_j, real_j),
     ):
-        of_kernels = np.bincount(order, weights=each, minlength=len(costs))
-        costs[:, -1] = shared_out(table.kernels, of_kernels, real)
+        costs[:, -1] = shared_out(table.kernels, order, each, real)
     return KnownStep(
         table=dataclasses.replace(
             table, time_s=time_s, energy_j=energy_j, closure=closure, power_cap=cap
