@@ -49,6 +49,8 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     check_kernels_alone(sample_set)
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
+    # What runs beside others has no clock of its own that could save any of its energy.
+    own = 1.0 - (0.0 if table.beside_j is None else table.beside_j / table.energy_j[:, table.baseline])
     if sample_set.in_situ:
         table = settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
@@ -77,8 +79,8 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
         by_operator=shares(lambda k: _operator(kernels[k])),
         by_bound=shares(lambda k: _bound_name(parts[k])),
         kernels=tuple(sorted(parts, key=lambda part: -part.energy_j)),
-        reachable_j=None if unknown.all() else math.fsum(energy_j[free]),
-        undecided_j=math.fsum(energy_j[unknown]),
+        reachable_j=None if unknown.all() else math.fsum((own * energy_j)[free]),
+        undecided_j=math.fsum((own * energy_j)[unknown]),
         step_clock=step_clock(sample_set),
         capped_share=float((alone_s * counts)[capped].sum() / (alone_s * counts).sum()),
         closure=table.closure,

@@ -217,7 +217,7 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
         setting: Of each kernel. Shape (K,).
     """
     beside = np.array([kernel.runs_beside for kernel in table.kernels], dtype=bool)
-    if not beside.any() or beside.all():
+    if not beside.any():
         return setting
     near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column
     if table.power_cap is None:
