@@ -3,6 +3,7 @@
 Truth is physics: all launches draw what they draw, and the step takes as long as what it waits for.
 """
 
+import dataclasses
 import math
 from functools import cache
 
@@ -15,6 +16,7 @@ from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.planning.achievable import achieved, as_record
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, choices, solve_strategies
 from underclock.errors import DataError
@@ -37,6 +39,7 @@ from underclock.records import (
     ThrottleReason,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.stages.next_samples import worth_of_samples
 
 _GPU = gpu_model("rtx3080ti").constants
 _MEM_MHZ, _BOOST_MHZ, _STEADY_C, _AUTO_MHZ = 9251, 1890, 62.0, 1740
@@ -237,6 +240,30 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     for launch in (2, 8):
         assert schedule.choice[launch] in schedule.choice[[launch - 1, launch + 1]]
     assert math.fsum(drawn.launch_s) == pytest.approx(_step(_AUTO_MHZ, 0.0)[0], rel=0.03)
+
+
+def test_no_further_sample_of_it_is_worth_a_second() -> None:
+    found = _found(0.0, 0.0)
+    worth = worth_of_samples(
+        found,
+        [Goal(max_slowdown=0.02)],
+        lambda settings: np.ones((6, len(settings)), dtype=bool),
+        lambda _launch_s: 1.0,
+    )
+
+    assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
+
+
+def test_longer_segments_leave_it_beside_what_it_runs_beside() -> None:
+    table = _found(0.0, 0.0).table
+    kernels = [
+        msgspec.structs.replace(kernel, pass_=Pass.BACKWARD) if k in {3, 4} else kernel
+        for k, kernel in enumerate(table.kernels)
+    ]
+    table = dataclasses.replace(table, kernels=tuple(kernels))
+    rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
+
+    assert proposals(table, _ORDER, rules)
 
 
 def test_another_limit_leaves_it_as_it_is() -> None:
