@@ -61,6 +61,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     time_s = table.time_s[:, table.baseline]
     if inside_s is not None:
         time_s = inside_s * counts * (time_s.sum() / (inside_s * counts).sum())
+    time_s = np.where([kernel.runs_beside for kernel in kernels], 0.0, time_s)
     capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
     parts = _kernel_parts(sample_set, samples, energy_j, _changes(inside_s, alone_s))
     unknown = np.array([part.follows in _UNKNOWN for part in parts])
