@@ -59,6 +59,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
         pass_: Part of the step.
         device: Index of the GPU it ran on.
         stream: Number of the stream it ran on; 0 where the profile does not say.
+        waited_for: As a kernel's.
     """
 
     kind: NodeKind
@@ -73,6 +74,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
     pass_: Pass = Pass.OTHER
     device: int = 0
     stream: int = 0
+    waited_for: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

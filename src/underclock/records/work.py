@@ -14,6 +14,7 @@ from underclock.records.schemas import SCHEMAS
 from underclock.units import member
 
 _MOST_FLOPS, _MOST_BYTES = 1e18, 1e15  # of one launch: a quarter of an hour on the fastest GPU
+_LEAST_WAITED = 1e-6  # of a launch: no less, so that what is a rate of its time stays one
 
 
 class Pass(StrEnum):
@@ -75,6 +76,8 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         flops: Floating-point operations of one invocation; ``None`` when unknown.
         bytes_moved: Least bytes of DRAM traffic of one invocation; ``None`` when unknown.
         launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
+        waited_for: Share of its launches' time for which the step waits; for the rest it runs
+            beside others. Of a profile, so noisy: it is no part of what a kernel is.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
     flops: float | None = None
     bytes_moved: float | None = None
     launch: Launch | None = None
+    waited_for: float = 1.0
 
     def __post_init__(self) -> None:
         """Read kind and pass given as text; reject nameless kernels, impossible quantities."""
@@ -100,6 +104,18 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         for name, most in (("flops", _MOST_FLOPS), ("bytes_moved", _MOST_BYTES)):
             if (getattr(self, name) or 0) > most:
                 raise ValueError(f"{name} of one launch is {getattr(self, name):g}, over {most:g}")
+        if not 0.0 <= self.waited_for <= 1.0:
+            raise ValueError(f"waited_for must be from 0 to 1, got {self.waited_for}")
+
+    @property
+    def waited_count(self) -> float:
+        """How many launches' time a step waits for."""
+        return self.count * max(self.waited_for, _LEAST_WAITED)
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether a step waits for none of it: it runs at whatever clocks others have."""
+        return self.waited_for <= _LEAST_WAITED
 
 
 class StepSource(Record, frozen=True, kw_only=True):
@@ -189,9 +205,10 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of everything that decides the step's cost."""
+        """Short hash of everything that decides the step's cost, but noise of a profile."""
         kernels = msgspec.to_builtins(self.kernels)
         for kernel in kernels:
+            del kernel["waited_for"]
             # Steps that were never traced keep the fingerprint they had before tracing existed.
             if kernel["launch"] is None:
                 del kernel["launch"]

@@ -67,7 +67,7 @@ def worth_of_samples(
         posterior=posterior,
         counts=fit.counts,
         auto_s=fit.baseline.time_s,
-        auto_j=fit.baseline.energy_j,
+        auto_j=fit.baseline.own_j,
         measurable=fit.measurable
         if fit.exact
         else fit.measurable & locked & fit.holds_alone & unused(posterior.settings),

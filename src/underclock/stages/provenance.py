@@ -10,7 +10,7 @@ from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.replay import ReplayMeasurer
-from underclock.records import MeasurementSettings, Provenance, SampleSet, Step
+from underclock.records import Kernel, MeasurementSettings, Provenance, SampleSet, Step
 from underclock.stages.gpu_names import parse_gpu
 from underclock.store import SampleFile
 
@@ -132,7 +132,8 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
     yield "step", f"step {begun.fingerprint}", f"step {wanted.fingerprint}", _REPEAT
     if begun.provenance and wanted.provenance:
         yield from _provenances(begun.provenance, wanted.provenance)
-    yield "set of kernels", *_told(begun.kernels, wanted.kernels, "kernels"), _REPEAT
+    kernels = (_without_noise(header.kernels) for header in (begun, wanted))
+    yield "set of kernels", *_told(*kernels, "kernels"), _REPEAT
     yield "clock grid", *_told(begun.settings, wanted.settings, "clock pairs"), _REPEAT
     yield "number of repeats", str(begun.repeats), str(wanted.repeats), _REPEAT
     yield "grid", _expected(begun), _expected(wanted), _REPEAT
@@ -152,6 +153,11 @@ def _provenances(begun: Provenance, wanted: Provenance) -> Iterator[tuple[str, s
             yield "measuring settings", f"{name} {before:g}", f"{name} {now:g}", _REPEAT
     which = {True: "the whole step run too", False: "isolated kernels only"}
     yield "closure", which[begun.in_situ], which[wanted.in_situ], _REPEAT
+
+
+def _without_noise(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """Return kernels without what no two profiles say alike; a file keeps what it was begun with."""
+    return tuple(msgspec.structs.replace(kernel, waited_for=1.0) for kernel in kernels)
 
 
 def _told(begun: tuple[object, ...], wanted: tuple[object, ...], noun: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.costs.beside import waited_counts
 from underclock.errors import DataError
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Plan, Strategy
@@ -61,7 +62,7 @@ class OneByOne:
 
     def run(self, clocks: Sequence[Clocks], repeat: int) -> Floats:
         """Measure every kernel at its clocks; return what a step of them takes. Shape (2,)."""
-        counts = np.array([kernel.count for kernel in self.kernels], dtype=np.float64)
+        counts = waited_counts(self.kernels)
         readings = measured(self.measurer, self.kernels, clocks, repeat)
         each = np.array([[reading.time_s, reading.energy_j] for reading in readings])
         total: Floats = (each * counts[:, None]).sum(axis=0)

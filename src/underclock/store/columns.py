@@ -12,7 +12,7 @@ from underclock.units import nearest
 
 NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
 EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
-_OPTIONAL: Final = ("count", "pass", *READINGS)
+_OPTIONAL: Final = ("count", "pass", "waited_for", *READINGS)
 KNOWN: Final = (*NEEDED, *EITHER, *_OPTIONAL)
 _SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
 

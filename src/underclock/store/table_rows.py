@@ -1,5 +1,6 @@
 """The rows of a table somebody measured: cells as they stand, and what they must be."""
 
+import math
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,15 @@ from underclock.store.columns import Columns
 
 LEAST, GREATEST = 1e-12, 1e12  # of any column, in its unit
 LEAST_W, GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
-_OFTEN_THE_SAME = {"gpu", "kernel", "core_mhz", "mem_mhz", "count", "pass"}  # as in other rows
+_OFTEN_THE_SAME = {  # as in other rows
+    "gpu",
+    "kernel",
+    "core_mhz",
+    "mem_mhz",
+    "count",
+    "pass",
+    "waited_for",
+}
 
 
 class TableRow:
@@ -74,6 +83,17 @@ class TableRow:
         if value != int(value):
             raise DataError(f"{self.where}: {column} is {value}, not a whole number")
         return int(value)
+
+    def share(self, column: str) -> float:
+        """Return a share of something, from none of it to all."""
+        raw = self.text(column)
+        value = float(raw) if _is_number(raw) else math.nan
+        if not 0.0 <= value <= 1.0:
+            raise DataError(
+                f"{self.where}: {column} is {raw!r}; it must be from 0 to 1",
+                hint="it is a share, so write 25 % as 0.25",
+            )
+        return value
 
     def clock(self, column: str) -> int | None:
         """Return a clock; an empty cell is auto, and so is the word."""

@@ -36,14 +36,15 @@ _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
 _REPEATS_NOISY = 1.5
 _HASHED_AT_ONCE = 10_000
+_OF_KERNEL = ("pass", "count", "waited_for")
 
 
 def read_table(path: Path) -> SampleSet:
     """Read a measured sweep of one GPU.
 
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
-    (invocations per step, default 1) and ``pass`` (forward, backward, optimizer, communication,
-    other). Commas, semicolons or tabs separate them; capitals and spaces in their names do not
+    (invocations per step, default 1), ``pass`` (forward, backward, optimizer, communication,
+    other) and ``waited_for`` (share of its time for which the step waits, default 1). Commas, semicolons or tabs separate them; capitals and spaces in their names do not
     matter, and others are left out with a warning. What was read meanwhile may be there too: see
     `readings`. Without ``pass``, a kernel named ``…/forward``
     or ``…/backward`` belongs there. Repeated rows are repeats. Where energy and power are both
@@ -67,7 +68,9 @@ def read_table(path: Path) -> SampleSet:
         sample = reader.sample(row, kernel.name)
         known = kernels.setdefault(kernel.name, kernel)
         if known is not kernel and known != kernel:
-            raise DataError(f"{row.where}: count or pass of {kernel.name!r} differs from above")
+            raise DataError(
+                f"{row.where}: count, pass or waited_for of {kernel.name!r} differs from above"
+            )
         samples.append(sample)
     powers = _power_warnings(rows, samples) if "power_w" in places else ()
     return SampleSet(
@@ -139,7 +142,12 @@ def _kernel(row: TableRow) -> Kernel:
         pass_ = Pass(stated)
     else:
         pass_ = Pass(last) if last in {Pass.FORWARD, Pass.BACKWARD} else Pass.OTHER
-    return Kernel(name=name, pass_=pass_, count=row.whole("count") if row.names("count") else 1)
+    return Kernel(
+        name=name,
+        pass_=pass_,
+        count=row.whole("count") if row.names("count") else 1,
+        waited_for=row.share("waited_for") if row.has("waited_for") else 1.0,
+    )
 
 
 class _Reader:
@@ -148,7 +156,7 @@ class _Reader:
     def __init__(self, places: dict[str, int]) -> None:
         self._has_readings = not places.keys().isdisjoint(READINGS)
         self._kernel_cells = itemgetter(
-            *[places[name] for name in ("kernel", "pass", "count") if name in places]
+            *[places[name] for name in ("kernel", *_OF_KERNEL) if name in places]
         )
         self._clock_cells = itemgetter(places["core_mhz"], places["mem_mhz"])
         self._cost_cells = itemgetter(places["time_s"], places.get("energy_j", places["time_s"]))

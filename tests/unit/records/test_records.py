@@ -97,6 +97,31 @@ def test_flops_may_be_zero_but_not_negative_or_infinite(bad: float) -> None:
         Kernel(name="copy", flops=bad)
 
 
+@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, math.inf])
+def test_a_step_waits_for_a_share_of_a_kernel(bad: float) -> None:
+    with pytest.raises(ValueError, match="waited_for must be from 0 to 1"):
+        Kernel(name="sum", waited_for=bad)
+
+
+@pytest.mark.parametrize(("share", "beside"), [(0.0, True), (0.25, False), (1.0, False)])
+def test_a_kernel_counts_as_often_as_a_step_waits_for_it(share: float, *, beside: bool) -> None:
+    kernel = Kernel(name="sum", count=8, waited_for=share)
+    assert kernel.runs_beside is beside
+    assert kernel.waited_count == pytest.approx(8.0 * share, abs=1e-4)
+    assert kernel.waited_count > 0.0
+    assert msgspec.json.decode(msgspec.json.encode(kernel), type=Kernel) == kernel
+    older = msgspec.json.encode({"name": "sum", "count": 8})
+    assert msgspec.json.decode(older, type=Kernel).waited_for == 1.0
+
+
+def test_what_a_step_waits_for_is_no_part_of_its_fingerprint() -> None:
+    first, second = (
+        Step(name="s", kernels=(Kernel(name="sum", waited_for=share),), order=(0,))
+        for share in (0.0, 1.0)
+    )
+    assert first.fingerprint == second.fingerprint
+
+
 def test_a_repeat_counts_from_zero() -> None:
     assert Sample(kernel="k", repeat=0, time_s=1.0, energy_j=1.0).repeat == 0
     with pytest.raises(ValueError, match="repeat"):

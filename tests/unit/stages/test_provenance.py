@@ -114,6 +114,18 @@ def test_another_table_of_the_same_name_is_refused(tmp_path: Path) -> None:
         measure(gpu=f"replay:{table}", to=to)
 
 
+def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_file(
+    begun: Path,
+) -> None:
+    header = read_samples(begun)
+    kernels = tuple(msgspec.structs.replace(k, waited_for=0.5) for k in header.kernels)
+    check_same(begun, header, msgspec.structs.replace(header, kernels=kernels))
+    fewer = msgspec.structs.replace(header, kernels=kernels[1:])
+
+    with pytest.raises(UsageError, match="another set of kernels"):
+        check_same(begun, header, fewer)
+
+
 def test_another_version_goes_on_and_says_so(step: Step, begun: Path, tmp_path: Path) -> None:
     header = msgspec.structs.replace(read_samples(begun), samples=(), in_situ=())
     provenance = msgspec.structs.replace(header.provenance or Provenance(), version="0.0.1")

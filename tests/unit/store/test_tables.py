@@ -132,6 +132,23 @@ def test_a_column_of_counts_is_read(tmp_path: Path) -> None:
     assert kernel.count == 24
 
 
+def test_a_column_of_shares_that_the_step_waits_for_is_read(tmp_path: Path) -> None:
+    rows = (f"{ROW},0", "a GPU,sum,1500,5001,0.5,100.0,200.0,", "a GPU,add,1500,5001,1,9,9,0.25")
+    found = read_table(table(tmp_path / "t.csv", HEADER + ",waited_for", *rows))
+
+    assert [kernel.waited_for for kernel in found.kernels] == [0.0, 1.0, 0.25]
+    assert not any("waited_for" in words for words in found.warnings)
+
+
+@pytest.mark.parametrize("bad", ["-0.1", "1.01", "25 %", "nan", "inf", "x"])
+def test_a_share_that_is_none_is_named_by_file_line_and_column(tmp_path: Path, bad: str) -> None:
+    path = table(tmp_path / "t.csv", HEADER + ",waited_for", f"{ROW},{bad}")
+
+    error = assert_refused(path, f"{path}, line 2", "waited_for", "from 0 to 1")
+
+    assert error.hint
+
+
 @pytest.mark.parametrize(
     ("name", "stated", "expected"),
     [
@@ -275,9 +292,10 @@ def test_an_unknown_pass_is_named_with_what_was_probably_meant(tmp_path: Path) -
     assert "did you mean 'forward'" in error.hint
 
 
-@pytest.mark.parametrize("column", ["count", "pass"])
+@pytest.mark.parametrize("column", ["count", "pass", "waited_for"])
 def test_a_kernel_that_contradicts_itself_is_named(tmp_path: Path, column: str) -> None:
-    first, second = {"count": ("2", "3"), "pass": ("forward", "backward")}[column]
+    told = {"count": ("2", "3"), "pass": ("forward", "backward"), "waited_for": ("0", "1")}
+    first, second = told[column]
     path = table(tmp_path / "t.csv", f"{HEADER},{column}", f"{ROW},{first}", f"{ROW},{second}")
 
     assert_refused(path, f"{path}, line 3", "'gemm' differs")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.costs.beside import waited_counts
 from underclock.core.costs.cap import capped_kernels, driver_says
 from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
 from underclock.core.costs.only_whole import check_kernels_alone
@@ -48,16 +49,19 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     check_kernels_alone(sample_set)
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
+    # What runs beside others has no clock of its own that could save any of its energy.
+    own = 1.0 - (0.0 if table.beside_j is None else table.beside_j / table.energy_j[:, table.baseline])
     if sample_set.in_situ:
         table = settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
     samples = [auto[kernel.name] for kernel in kernels]
     alone_s = np.array(_alone_s(sample_set))
-    counts = np.array([kernel.count for kernel in kernels])
+    counts = waited_counts(kernels)
     inside_s = in_step_s(sample_set)
     time_s = table.time_s[:, table.baseline]
     if inside_s is not None:
         time_s = inside_s * counts * (time_s.sum() / (inside_s * counts).sum())
+    time_s = np.where([kernel.runs_beside for kernel in kernels], 0.0, time_s)
     capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
     parts = _kernel_parts(sample_set, samples, energy_j, _changes(inside_s, alone_s))
     unknown = np.array([part.follows in _UNKNOWN for part in parts])
@@ -76,8 +80,8 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
         by_operator=shares(lambda k: _operator(kernels[k])),
         by_bound=shares(lambda k: _bound_name(parts[k])),
         kernels=tuple(sorted(parts, key=lambda part: -part.energy_j)),
-        reachable_j=None if unknown.all() else math.fsum(energy_j[free]),
-        undecided_j=math.fsum(energy_j[unknown]),
+        reachable_j=None if unknown.all() else math.fsum((own * energy_j)[free]),
+        undecided_j=math.fsum((own * energy_j)[unknown]),
         step_clock=step_clock(sample_set),
         capped_share=float((alone_s * counts)[capped].sum() / (alone_s * counts).sum()),
         closure=table.closure,

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from underclock.core.costs.beside import shared_out
 from underclock.core.costs.power_window import settle
 from underclock.core.costs.step import KnownStep, cap_of, nearest_settings
 from underclock.core.costs.table import CostTable
@@ -42,9 +43,12 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
     time, energy = (
         (1.0, 1.0) if table.closure is None else (table.closure.time, table.closure.energy)
     )
-    weigh = {"minlength": len(time_s)}
-    time_s[:, table.baseline] = np.bincount(cap.order, settled.time_s, **weigh) / time
-    energy_j[:, table.baseline] = np.bincount(cap.order, settled.energy_j, **weigh) / energy
+    for costs, each, ratio in (
+        (time_s, settled.time_s, time),
+        (energy_j, settled.energy_j, energy),
+    ):
+        total = float(each.sum()) / ratio
+        costs[:, table.baseline] = shared_out(table.kernels, cap.order, each, total)
     return KnownStep(
         table=dataclasses.replace(cooled, time_s=time_s, energy_j=energy_j),
         at_auto=nearest_settings(table, settled, cap.boost),

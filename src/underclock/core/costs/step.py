@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import shared_out
 from underclock.core.costs.cap import driver_says
 from underclock.core.costs.power_window import PowerCap, SettledStep, settle, settled_at
 from underclock.core.costs.table import CostTable, step_means
@@ -58,11 +59,11 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
         time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
     )
     time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
-    for costs, each, ratio in (
-        (time_s, settled.time_s, closure.time),
-        (energy_j, settled.energy_j, closure.energy),
+    for costs, each, real in (
+        (time_s, settled.time_s, real_s),
+        (energy_j, settled.energy_j, real_j),
     ):
-        costs[:, -1] = np.bincount(order, weights=each, minlength=len(costs)) / ratio
+        costs[:, -1] = shared_out(table.kernels, order, each, real)
     return KnownStep(
         table=dataclasses.replace(
             table, time_s=time_s, energy_j=energy_j, closure=closure, power_cap=cap

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.costs.beside import (
+    at_any_clocks,
+    counts_beside,
+    told_beside,
+    waited_counts,
+)
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.power_window import LaunchCosts, PowerCap
 from underclock.core.costs.unreached import Unreached, unreached
@@ -33,8 +39,8 @@ class CostTable:
     Attributes:
         kernels: Length K.
         settings: Length S, slowest first; auto counts as fastest.
-        time_s: Time per step of all invocations of a kernel, ``inf`` where not measured.
-            Shape (K, S).
+        time_s: Time per step of all invocations of a kernel for which the step waits, ``inf`` where
+            not measured. Shape (K, S).
         energy_j: Energy per step of all invocations, ``inf`` where not measured. Shape (K, S).
         baseline: Index of the setting called auto.
         closure: What kernels say of the step, against the step as it ran; ``None`` where it was
@@ -43,6 +49,8 @@ class CostTable:
             all settings but the baseline are locked clocks, cap apart, and the baseline is the
             whole step at auto. ``None`` where costs are sums of kernels alone.
         heat: What another temperature makes of the step's power; ``None`` where nothing is known.
+        beside_j: Part of each kernel's energy that is the same at every setting, for it runs beside
+            others. Shape (K,); ``None`` where none does.
         warnings: Sentences the reader must see beside the numbers.
     """
 
@@ -54,6 +62,7 @@ class CostTable:
     closure: Closure | None = None
     power_cap: PowerCap | None = None
     heat: Heat | None = None
+    beside_j: Floats | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -112,6 +121,11 @@ def cost_table(
     if AUTO in settings:
         at = told.places, settings.index(AUTO)
         time_s[at], energy_j[at] = told.time_s, told.time_s * told.power_w
+    if all(kernel.runs_beside for kernel in sample_set.kernels):
+        raise DataError(
+            "the step waits for none of its kernels, so nobody knows what it takes",
+            hint="trace it again; a table's waited_for is 1 where a step waits for a kernel",
+        )
     lacking = ~np.isfinite(time_s).any(axis=1)
     missing = [sample_set.kernels[k].name for k in np.flatnonzero(lacking).tolist()]
     if missing:
@@ -119,16 +133,20 @@ def cost_table(
             f"no sample of {missing[0]!r}" + _and_more(missing), hint="measure it, then plan again"
         )
     chosen, warnings = _baseline(sample_set, settings, time_s, baseline)
-    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    kernels, counts = sample_set.kernels, waited_counts(sample_set.kernels)[:, None]
+    # What the GPU draws anyway is not known here, so all of a launch's energy counts beside others.
+    beside_j = counts_beside(kernels) * energy_j[:, chosen]
     table = CostTable(
-        kernels=sample_set.kernels,
+        kernels=kernels,
         settings=settings,
-        time_s=time_s * counts[:, None],
-        energy_j=energy_j * counts[:, None],
+        time_s=at_any_clocks(kernels, time_s * counts, chosen),
+        energy_j=at_any_clocks(kernels, energy_j * counts, chosen) + beside_j[:, None],
         baseline=chosen,
+        beside_j=beside_j if beside_j.any() else None,
         warnings=(
             *sample_set.warnings,
             *warnings,
+            *told_beside(kernels, time_s[:, chosen]),
             *_lonely(sample_set, time_s, told),
             *told.warnings,
             *_partial(sample_set),

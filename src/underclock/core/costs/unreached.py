@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import waited_counts
 from underclock.core.costs.following import in_step_s
 from underclock.records import AUTO, SampleSet
 
@@ -66,8 +67,7 @@ def unreached(sample_set: SampleSet) -> Unreached:
     if launch_s is None or not len(known):
         return nobody
     places = np.array(missing, dtype=np.int64)
-    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
-    taken_s = launch_s * counts
+    taken_s = launch_s * waited_counts(sample_set.kernels)
     # Every kernel as those of its kind, and then all as what they leave of the step asks.
     means_w, spreads_w = _of_kind(sample_set, places, power_w)
     whole_j = float(np.mean([sample.energy_j for sample in sample_set.in_situ]))

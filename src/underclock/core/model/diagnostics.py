@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import waited_counts
 from underclock.core.costs.unreached import unreached
 from underclock.core.model.fitting import fit_rows
 from underclock.core.model.laplace import FittedModel
@@ -175,7 +176,7 @@ def _kernels(sample_set: SampleSet, stated: _Stated) -> tuple[KernelFit, ...]:
 
 def _common_share(sample_set: SampleSet, posterior: Posterior, known: Ints, column: Ints) -> float:
     """Return how much of the summed energy's variance an error in shared constants makes."""
-    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)[known]
+    counts = waited_counts(sample_set.kernels)[known]
     energy_j = counts * np.exp(posterior.log_s + posterior.log_w)[known, column]
     energy = posterior.sum_variance(known, column, np.stack([energy_j, energy_j]))
     return float(energy.by_shared @ posterior.shared_cov @ energy.by_shared) / energy.variance

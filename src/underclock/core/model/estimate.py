@@ -14,8 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.costs.beside import (
+    at_any_clocks,
+    counts_beside,
+    waited_counts,
+    waited_shares,
+)
+from underclock.core.costs.following import step_clock
 from underclock.core.costs.heat import Heat
-from underclock.core.costs.step import cap_of, known_step, step_cost_and_heat
+from underclock.core.costs.step import cap_of, known_step, memories_like_auto, step_cost_and_heat
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.costs.unreached import unreached
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
@@ -51,7 +58,7 @@ from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.taking_off import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
-from underclock.records import Clocks, Closure, Evidence, Sample, SampleSet
+from underclock.records import GREATEST_MHZ, Clocks, Closure, Evidence, Sample, SampleSet
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
@@ -66,7 +73,7 @@ class CostEstimate:
         rows: What could be fitted.
         model: The fit.
         posterior: Of the settings but the baseline. Length C.
-        counts: Launches of each kernel. Shape (K,).
+        counts: Launches of each kernel that the step waits for. Shape (K,).
         baseline: What auto costs.
         table: Expected costs; the baseline is its last setting.
         measurable: Which settings a kernel has an answer at, of those to be visited. Shape (K, C).
@@ -133,9 +140,8 @@ class CostEstimate:
         order = cap_of(self.table).order
         pairs, launches = np.unique(np.stack([order, choice]), axis=1, return_counts=True)
         locked = pairs[1] != self.table.baseline
-        change = scheduled_change(
-            self.posterior, self.baseline, pairs[:, locked], launches[locked].astype(np.float64)
-        )
+        waited = launches * waited_shares(self.table.kernels)[pairs[0]]
+        change = scheduled_change(self.posterior, self.baseline, pairs[:, locked], waited[locked])
         return self._under_cap(change, choice)
 
     def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:
@@ -175,20 +181,27 @@ def estimate(
         locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
         settings = with_boost(locked, sample_set)
     rows, model = fit_rows(sample_set, settings, errors)
-    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    counts = waited_counts(sample_set.kernels)
     posterior, known_entries = _posterior(
-        sample_set, rows, model, settings, counts, errors.weights, whole=whole
+        sample_set, rows, model, settings, errors.weights, whole=whole
     )
+    beside_j = _beside_j(sample_set, model, posterior)
+    if whole:
+        ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j))
+        posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
     can = answered & known_entries
     at = measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
+    if measured.beside_j is not None:
+        auto_j = auto_j - measured.beside_j + beside_j
     of_runs = None
     if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
         if auto.core_mhz is None and rows.run_variance is None:
             of_runs = auto_of_runs(sample_set, posterior, auto)
         else:
             of_runs = repeated_table(sample_set, baseline=auto).auto
+        of_runs = dataclasses.replace(of_runs, energy_j=of_runs.own_j + beside_j, beside_j=beside_j)
         auto_s, auto_j = of_runs.time_s, of_runs.energy_j
     time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
     table = dataclasses.replace(
@@ -200,23 +213,27 @@ def estimate(
             *prior_doubt(model),
         ),
         settings=(*settings, auto),
-        time_s=np.column_stack([time_s, auto_s]),
-        energy_j=np.column_stack([energy_j, auto_j]),
+        time_s=at_any_clocks(measured.kernels, np.column_stack([time_s, auto_s]), len(settings)),
+        energy_j=at_any_clocks(
+            measured.kernels,
+            np.column_stack([energy_j + beside_j[:, None], auto_j]),
+            len(settings),
+        ),
         baseline=len(settings),
+        beside_j=None if measured.beside_j is None else beside_j,
     )
     known = None
     if whole:
         known = known_step(table, sample_set, rows.limit_w)
     if known is not None:
         table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
-        auto_s, auto_j = table.time_s[:, -1], table.energy_j[:, -1]
     whole_step = sample_set.in_situ if known is not None else ()
     estimated = CostEstimate(
         rows=rows,
         model=model,
         posterior=posterior,
         counts=counts,
-        baseline=of_runs or _baseline(sample_set, posterior, (auto_s, auto_j), whole_step),
+        baseline=of_runs or _baseline(sample_set, posterior, table, whole_step),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
         can=can,
@@ -232,7 +249,6 @@ def _posterior(
     rows: Rows,
     model: FittedModel,
     settings: Sequence[Clocks],
-    counts: Floats,
     weights: Floats,
     *,
     whole: bool,
@@ -244,7 +260,6 @@ def _posterior(
         rows: What of it could be fitted.
         model: The fit of them.
         settings: Length C.
-        counts: Launches of each kernel. Shape (K,).
         weights: How much each sample counts in time and energy. Shape (2, N).
         whole: Whether costs are those inside the step, the cap apart.
     """
@@ -271,9 +286,30 @@ def _posterior(
             posterior = with_means(posterior, *held_means(sample_set, rows, settings))
         if sample_set.evidence is Evidence.REPLAYED and rows.run_variance is not None:
             posterior = with_excess(posterior, sample_set)
-    if whole:
-        posterior = in_step(posterior, step_ratio(rows, posterior, counts))
     return posterior, known
+
+
+def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -> Floats:
+    """Return what launches beside others draw in a step, and the GPU not without them. Shape (K,).
+
+    At the clocks that auto gives the step, for they run at the clocks of others.
+    """
+    counts = counts_beside(sample_set.kernels)
+    memories = memories_like_auto(posterior.settings, sample_set)
+    if not (counts.any() and memories):
+        return np.zeros_like(counts)
+    clock = step_clock(sample_set)
+    wanted_mhz = math.inf if clock is None else clock.core_mhz
+    here = min(
+        (c for c, clocks in enumerate(posterior.settings) if clocks.mem_mhz == memories[0]),
+        key=lambda c: abs(min(wanted_mhz, GREATEST_MHZ) - (posterior.settings[c].core_mhz or 0)),
+    )
+    core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[here : here + 1])
+    gpu = model.parameters.family.gpu(model.parameters.shared)
+    anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, STEADY_C)[0])
+    own_w = np.maximum(np.exp(posterior.log_w[:, here]) - anyway_w, 0.0)
+    beside_j: Floats = counts * np.exp(posterior.log_s[:, here]) * own_w
+    return beside_j
 
 
 def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Posterior:
@@ -288,7 +324,7 @@ def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Po
 def _baseline(
     sample_set: SampleSet,
     posterior: Posterior,
-    auto: tuple[Floats, Floats],
+    table: CostTable,
     whole_step: Sequence[Sample],
 ) -> Baseline:
     """Return what auto costs, and how sure that is.
@@ -296,15 +332,22 @@ def _baseline(
     Args:
         sample_set: As measured.
         posterior: Of kernels.
-        auto: Time in s and energy in J of each kernel at auto. Shapes (K,).
+        table: Costs of each kernel, auto last.
         whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
     """
+    auto = table.time_s[:, -1], table.energy_j[:, -1]
     if sample_set.is_exact:
         spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
     else:
         spread = auto_spread(sample_set, posterior, auto, whole_step)
         of_kernels = kernel_errors(posterior)
-    return Baseline(time_s=auto[0], energy_j=auto[1], spread=spread, of_kernels=of_kernels)
+    return Baseline(
+        time_s=auto[0],
+        energy_j=auto[1],
+        spread=spread,
+        of_kernels=of_kernels,
+        beside_j=table.beside_j,
+    )
 
 
 def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat | None:

@@ -34,13 +34,16 @@ class StepRatio:
     spread: float = 0.0
 
 
-def step_ratio(rows: Rows, posterior: Posterior, counts: Floats) -> StepRatio:
+def step_ratio(
+    rows: Rows, posterior: Posterior, counts: Floats, beside_j: float = 0.0
+) -> StepRatio:
     """Compare what the step drew with what its kernels are expected to draw.
 
     Args:
         rows: With what the step drew.
         posterior: Of kernels by themselves.
-        counts: Launches of each kernel. Shape (K,).
+        counts: Launches of each kernel that the step waits for. Shape (K,).
+        beside_j: Energy of the step that launches beside others draw.
     """
     fastest = max((clocks.mem_mhz or math.inf for clocks in posterior.settings), default=math.inf)
     places = [
@@ -51,7 +54,7 @@ def step_ratio(rows: Rows, posterior: Posterior, counts: Floats) -> StepRatio:
     core = np.array([posterior.settings[c].core_mhz or math.nan for c in places])
     time_s, energy_j = (costs[:, places].sum(axis=0) for costs in posterior.costs(counts))
     order = np.argsort(core)
-    core, power_w = core[order], (energy_j / time_s)[order]
+    core, power_w = core[order], ((energy_j + beside_j) / time_s)[order]
     unsure2 = np.array([_power_variance(posterior, counts, places[c]) for c in order])
     logs, precisions = [], []
     for draw in rows.step:

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import waited_shares
 from underclock.core.costs.power_limit import under_limit
 from underclock.core.costs.power_window import settle
 from underclock.core.costs.step import cap_of, step_cost
@@ -103,6 +104,7 @@ class LimitedEstimate:
         posterior = self.estimated.posterior
         shares = np.zeros(posterior.log_s.shape)
         each = np.exp(posterior.log_s[order, choice] + power * posterior.log_w[order, choice])
+        each *= waited_shares(self.table.kernels)[order]
         np.add.at(shares, (order, choice), each)
         total: Floats = shares / shares.sum()
         return total

@@ -28,12 +28,20 @@ class Baseline:
         energy_j: Energy in J of the step, all launches. Shape (K,).
         spread: Standard deviations of the sums, as fractions of them: time, energy.
         of_kernels: Standard deviations of each kernel's part, as fractions of it. Shape (2, K).
+        beside_j: Part of the energy that no setting changes. Shape (K,); ``None`` where there is
+            none.
     """
 
     time_s: Floats
     energy_j: Floats
     spread: tuple[float, float]
     of_kernels: Floats
+    beside_j: Floats | None = None
+
+    @property
+    def own_j(self) -> Floats:
+        """Energy in J that settings change. Shape (K,)."""
+        return self.energy_j if self.beside_j is None else self.energy_j - self.beside_j
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +84,19 @@ def scheduled_change(
     kernels, at = pairs
     locked = np.unique(kernels)
     log_s, log_w = posterior.log_s[kernels, at], posterior.log_w[kernels, at]
+    nothing = np.zeros_like(baseline.time_s)
+    beside_j = nothing if baseline.beside_j is None else baseline.beside_j
     parts = (
-        (baseline.time_s, np.exp(log_s) * launches, np.array([1.0, 0.0])),
-        (baseline.energy_j, np.exp(log_s + log_w) * launches, np.array([1.0, 1.0])),
+        (baseline.time_s, nothing, np.exp(log_s) * launches, np.array([1.0, 0.0])),
+        (baseline.energy_j, beside_j, np.exp(log_s + log_w) * launches, np.array([1.0, 1.0])),
     )
     changes, spreads = [], []
-    for (auto, costs, powers), auto_spread, own in zip(
+    for (auto, beside, costs, powers), auto_spread, own in zip(
         parts, baseline.spread, baseline.of_kernels, strict=True
     ):
         total = math.fsum(auto)
         share = math.fsum(costs) / total
-        kept = math.fsum(np.delete(auto, locked)) / total
+        kept = (math.fsum(np.delete(auto, locked)) + math.fsum(beside[locked])) / total
         # The parts add up to the whole step, so an error in one is an opposite one in the others.
         moves = np.full(len(auto), 1.0 - kept)
         moves[locked] = -kept

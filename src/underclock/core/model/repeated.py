@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import at_any_clocks, waited_counts, waited_shares
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.auto_costs import AutoRuns, auto_costs, fastest_locks
 from underclock.core.model.posterior import Posterior
@@ -56,6 +57,7 @@ class RepeatedTable:
             energy_j=costs[1],
             spread=(time, energy),
             of_kernels=np.sqrt(variance),
+            beside_j=self.table.beside_j,
         )
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
@@ -154,14 +156,17 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
             costs[c, :, table.baseline] = auto.cost
             variance[c, :, table.baseline] = auto.variance
             common[c] = auto.common
+    beside_j = np.zeros(len(counts)) if table.beside_j is None else table.beside_j
+    costs *= waited_shares(table.kernels)[:, None]
+    time_s, energy_j = (at_any_clocks(table.kernels, each, table.baseline) for each in costs)
     return RepeatedTable(
         table=dataclasses.replace(
             table,
-            time_s=costs[0],
-            energy_j=costs[1],
+            time_s=time_s,
+            energy_j=energy_j + beside_j[:, None],
             warnings=(*table.warnings, *odd_repeats(sample_set)),
         ),
-        variance=variance,
+        variance=_at_any_clocks(table, variance),
         common=(common[0], common[1]),
     )
 
@@ -177,7 +182,7 @@ def auto_of_runs(sample_set: SampleSet, posterior: Posterior, auto: Clocks) -> B
         auto: Without a lock of the core clock.
     """
     runs = runs_of(sample_set, (*posterior.settings, auto))
-    counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
+    counts = waited_counts(sample_set.kernels)
     at_auto = runs.setting == len(posterior.settings)
     lock = fastest_locks(np.isfinite(posterior.log_s), posterior.settings)
     every, is_there = np.arange(len(lock)), lock >= 0
@@ -226,7 +231,12 @@ def as_measured(
     for c, quantity in enumerate(runs.quantities):
         sums = np.bincount(quantity.row, each[c])
         variance[c, runs.kernel, runs.setting] = sums / quantity.taken**2
-    return RepeatedTable(table=table, variance=variance)
+    return RepeatedTable(table=table, variance=_at_any_clocks(table, variance))
+
+
+def _at_any_clocks(table: CostTable, variance: Floats) -> Floats:
+    """Return variances, those of kernels beside others known wherever their costs are."""
+    return np.stack([at_any_clocks(table.kernels, each, table.baseline) for each in variance])
 
 
 def _expected(runs: Runs, by_itself: Weighed, mem_mhz: Floats) -> tuple[Floats, Floats]:

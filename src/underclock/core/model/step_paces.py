@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.costs.beside import waited_shares
 from underclock.core.costs.power_window import LaunchCosts, PowerCap, clock_moves, settled_at
 from underclock.core.costs.step import memories_like_auto
 from underclock.core.costs.table import step_means
@@ -49,7 +50,7 @@ def step_paces(
     posterior = posterior_of(
         model, tuple(same), temperature_c=temperature_c, limit_w=model.rows.peak_w
     )
-    time_s = np.exp(posterior.log_s)
+    time_s = np.exp(posterior.log_s) * waited_shares(sample_set.kernels)[:, None]
     costs = LaunchCosts(
         settings=tuple(same), time_s=time_s, energy_j=time_s * np.exp(posterior.log_w)
     )

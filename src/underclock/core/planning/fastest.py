@@ -83,11 +83,17 @@ def fastest_alone(table: CostTable, groups: Grouped) -> Fastest | None:
     """
     cap = cap_of(table)
     known = np.isfinite(groups.time_s)
+    # What runs beside others draws its part of the limit all through the step.
+    beside_j = np.zeros(len(table.kernels)) if table.beside_j is None else table.beside_j
+    own_j = groups.energy_j - groups.added(np.broadcast_to(beside_j[:, None], table.time_s.shape))
+    left_w = cap.limit_w - float(beside_j.sum()) / table.auto_time_s
     with np.errstate(invalid="ignore"):
-        keeps = known & (groups.energy_j <= cap.limit_w * groups.time_s)
+        keeps = known & (own_j <= left_w * groups.time_s)
     if not keeps.any(axis=1).all():
         return None
     setting = groups.spread(np.where(keeps, groups.time_s, np.inf).argmin(axis=1))
     # Each keeps the limit for as long as it runs, so all of them together do.
     proof = Proof(status=Status.OPTIMAL, gap=0.0)
+    if beside_j.any():  # of which a faster step has less time to draw it in
+        proof = Proof(status=Status.BOUNDED, gap=None)
     return Fastest(setting=setting, cost=step_cost(table, setting[cap.order]), proof=proof)

@@ -13,9 +13,9 @@ from underclock.arrays import Floats
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import SOLVER
 from underclock.core.planning.latency_curve import Progress
-from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.planning.sequence import Rules, is_waited_for, sequence_problem
 from underclock.core.switching import SequenceProblem
-from underclock.records import Pass, Proposal, Status
+from underclock.records import Kernel, Pass, Proposal, Status
 
 _BATCHES = (2, 4)
 _MICRO_BATCHES = 4
@@ -84,15 +84,14 @@ def _changed_steps(
             ),
             grown,
         )
-    forward = [k for k in problem.order.tolist() if passes[k] is Pass.FORWARD]
-    backward = [k for k in problem.order.tolist() if passes[k] is Pass.BACKWARD]
-    rest = [k for k in problem.order.tolist() if passes[k] not in {Pass.FORWARD, Pass.BACKWARD}]
+    kernels = table.kernels
+    forward, backward, rest = _by_pass(kernels, problem.order.tolist())
     if forward and backward:
         yield (
             f"all {_MICRO_BATCHES} micro-batches forward, then all backward",
             f"memory for {_MICRO_BATCHES} x the activations",
             _reordered(
-                problem, passes, [*forward * _MICRO_BATCHES, *backward * _MICRO_BATCHES, *rest]
+                problem, kernels, [*forward * _MICRO_BATCHES, *backward * _MICRO_BATCHES, *rest]
             ),
             same,
         )
@@ -101,16 +100,33 @@ def _changed_steps(
         yield (
             "the optimizer's kernels in one stretch after the backward pass",
             "gradients of all layers held until then",
-            _reordered(problem, passes, bucketed),
+            _reordered(problem, kernels, bucketed),
             same,
         )
 
 
+def _by_pass(
+    kernels: Sequence[Kernel], order: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return launches of the forward pass, of the backward pass, and the rest.
+
+    What runs beside others stays with them: by itself the step would wait for it.
+    """
+    parts: dict[Pass, list[int]] = {Pass.FORWARD: [], Pass.BACKWARD: []}
+    rest: list[int] = []
+    part = rest
+    for k in order:
+        if not kernels[k].runs_beside:
+            part = parts.get(kernels[k].pass_, rest)
+        part.append(k)
+    return parts[Pass.FORWARD], parts[Pass.BACKWARD], rest
+
+
 def _reordered(
-    problem: SequenceProblem, passes: Sequence[Pass], order: Sequence[int]
+    problem: SequenceProblem, kernels: Sequence[Kernel], order: Sequence[int]
 ) -> SequenceProblem:
     launches = np.array(order, dtype=np.int64)
-    during = np.array([pass_ is Pass.COMMUNICATION for pass_ in passes])[launches]
+    during = np.array([is_waited_for(kernel) for kernel in kernels], dtype=bool)[launches]
     return dataclasses.replace(problem, order=launches, blocked=during | np.roll(during, 1))
 
 

@@ -15,7 +15,7 @@ from underclock.core.costs.table import CostTable
 from underclock.core.planning.misses import usual_misses
 from underclock.core.switching import SequenceProblem
 from underclock.errors import DataError
-from underclock.records import Clocks, Pass
+from underclock.records import Clocks, Kernel, Pass
 from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
 
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
@@ -80,8 +80,8 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         # Auto is a cost of the whole step: beside locked launches it would be another.
         time_s, energy_j = time_s.copy(), energy_j.copy()
         time_s[:, table.baseline] = energy_j[:, table.baseline] = math.inf
-    collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in table.kernels])
-    during = collective[launches]
+    waited = np.array([is_waited_for(kernel) for kernel in table.kernels], dtype=bool)
+    during = waited[launches]
     return SequenceProblem(
         time_s=time_s,
         energy_j=energy_j,
@@ -93,11 +93,17 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         miss_energy_j=miss_j,
         dwell_s=dwell_s,
         jitter_s=jitter_s,
-        # Changing clocks round a collective delays every GPU that waits in it.
+        # Changing clocks round a collective delays every GPU that waits in it; not where all of it
+        # is beside launches that are in nobody's way.
         blocked=during | np.roll(during, 1),
         max_switches=rules.max_switches,
         budget_s=table.auto_time_s * (1.0 + rules.max_slowdown),
     )
+
+
+def is_waited_for(kernel: Kernel) -> bool:
+    """Whether a kernel is a collective for which the step waits."""
+    return kernel.pass_ is Pass.COMMUNICATION and not kernel.runs_beside
 
 
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats, Floats]:

@@ -189,7 +189,7 @@ def solve_strategies(
         if candidate is None:
             arms.append(Arm.of(strategy, None, Status.INFEASIBLE))
             continue
-        setting, proof = candidate.setting, candidate.proof
+        setting, proof = as_neighbours(table, candidate.setting), candidate.proof
         settings[strategy] = setting
         arm = Arm.of(strategy, _cost(table, setting), proof.status, proof.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
@@ -204,6 +204,36 @@ def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None
     )
     candidate = _choose(table, task, risk, Exact(max_labels=_FEW_LABELS))
     return None if candidate is None else candidate.setting
+
+
+def as_neighbours(table: CostTable, setting: Ints) -> Ints:
+    """Return a choice in which what runs beside others has the clocks of what it runs beside.
+
+    A kernel has one setting, and its launches may have several neighbours: most of their time
+    decides. Where the order is not known, all of the step does.
+
+    Args:
+        table: What every kernel costs.
+        setting: Of each kernel. Shape (K,).
+    """
+    beside = np.array([kernel.runs_beside for kernel in table.kernels], dtype=bool)
+    if not beside.any():
+        return setting
+    near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column
+    if table.power_cap is None:
+        near_s[:] = table.time_s[:, table.baseline]
+    else:
+        order = table.power_cap.order
+        at_auto_s = table.launches.time_s[:, table.baseline]
+        others = np.flatnonzero(~beside[order])
+        for launch in np.flatnonzero(beside[order]).tolist():
+            # The launch before it, round the end of the step; the first has the last before it.
+            neighbour = order[others[np.searchsorted(others, launch) - 1]]
+            near_s[order[launch], neighbour] += at_auto_s[neighbour]
+    found: Ints = setting.copy()
+    for k in np.flatnonzero(beside).tolist():
+        found[k] = np.bincount(setting[~beside], weights=near_s[k, ~beside]).argmax()
+    return found
 
 
 def with_intervals(arm: Arm, change: PredictedChange) -> Arm:
@@ -229,8 +259,9 @@ def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
         by_kernel[kernel.name] = Choice(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
-            time_change=float(table.time_s[k, s] / auto_s) - 1.0,
-            energy_change=float(table.energy_j[k, s] / auto_j) - 1.0,
+            # What runs beside others is not changed by clocks that are theirs.
+            time_change=0.0 if kernel.runs_beside else float(table.time_s[k, s] / auto_s) - 1.0,
+            energy_change=0.0 if kernel.runs_beside else float(table.energy_j[k, s] / auto_j) - 1.0,
             auto_time_s=auto_s,
             auto_energy_j=auto_j,
         )

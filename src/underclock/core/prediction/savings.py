@@ -146,6 +146,8 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     place = every.index(baseline)
     ratios = draw_costs(prior, runs, every, draws=draws, seed=seed, progress=progress)
     ratios.time[:, :, place] = ratios.energy[:, :, place] = 1.0
+    for ratio in (ratios.time, ratios.energy):
+        ratio[:, [kernel.runs_beside for kernel in costs.kernels]] = 1.0
     measured = dataclasses.replace(
         costs,
         settings=every,
@@ -154,7 +156,9 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
         baseline=place,
         warnings=(),
     )
-    time_s, energy_j = measured.time_s * ratios.time, measured.energy_j * ratios.energy
+    beside_j = np.zeros(len(costs.kernels)) if costs.beside_j is None else costs.beside_j
+    own_j = measured.energy_j - beside_j[:, None]
+    time_s, energy_j = measured.time_s * ratios.time, own_j * ratios.energy + beside_j[:, None]
     if sample_set.in_situ:
         measured = settle_auto(measured, sample_set.in_situ, capped_kernels(sample_set))
         time_s[:, :, place] = measured.time_s[:, place]

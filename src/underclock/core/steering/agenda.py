@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from underclock.core.costs.beside import waited_counts, waited_shares
 from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C
 from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
@@ -194,7 +195,8 @@ class SteeringAgenda:
         mixed = self.samples.mixed
         # One and the same look at the step, so that mixes can be told again from the file.
         step = next(s for s in mixed if not s.kernel and s.mix == ALONE)
-        of_step = [step.kernel_s[k] for k in self.samples.order]
+        waited_s = waited_shares(self.samples.kernels) * step.kernel_s
+        of_step = [float(waited_s[k]) for k in self.samples.order]
         hot_s = next((s.hot_s for s in mixed if s.hot_s), 0.0)
         return spread(mix, of_step * mix.launches, hot_s)
 
@@ -227,9 +229,9 @@ class SteeringAgenda:
     def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
         """Return what the step drew and took, company taken off."""
         draws = []
-        launches = Counter(self.samples.order)
+        counts = waited_counts(self.samples.kernels)
         for sample in steps:
-            step_s = sum(sample.kernel_s[k] * count for k, count in launches.items())
+            step_s = float(counts @ sample.kernel_s)
             hot_s = sample.mix.hot * (sample.hot_s or 0.0)
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
             draws.append((sample.core_mhz, draw, step_s))
@@ -266,7 +268,7 @@ class SteeringAgenda:
                 own = bench.expected(seen, core_mhz)
                 then = known.after(core_mhz, variance_in(mix, own, bench))
                 before, after = (sum(of.variance(mhz) for mhz in targets) for of in (known, then))
-                energy_j = kernel.count * own.power_w * own.time_s
+                energy_j = kernel.waited_count * own.power_w * own.time_s
                 round_s = mix.launches * own.time_s + mix.idle_s
                 rate = energy_j**2 * (before - after) / takes_s(round_s)
                 if after < (1.0 - _LEAST_GAIN) * before and (best is None or rate > best[0]):
@@ -303,7 +305,7 @@ class SteeringAgenda:
             known = Known.of(self.left[kernel.name])
             targets = self._targets(bench, kernel.name)
             own = bench.expected(self._seen(kernel.name), self.step_mhz())
-            energy_j = kernel.count * own.power_w * own.time_s
+            energy_j = kernel.waited_count * own.power_w * own.time_s
             mean2 = sum(known.variance(mhz) for mhz in targets) / len(targets)
             total_j += energy_j
             noise2 += energy_j**2 * known.noise

@@ -217,7 +217,7 @@ def _once_s(sample: MixSample, kernels: Sequence[Kernel]) -> float:
     if sample.kernel:
         return sample.kernel_s[0]
     counted = zip(kernels, sample.kernel_s, strict=True)
-    return math.fsum(kernel.count * each_s for kernel, each_s in counted)
+    return math.fsum(kernel.waited_count * each_s for kernel, each_s in counted)
 
 
 def _power(sample: MixSample, company: Company, scale: float) -> Draw | None:

@@ -4,8 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from underclock.core.tracing.alignment import align, otherwise_captured, paired
-from underclock.core.tracing.lockstep import told_of_collectives
+from underclock.core.tracing.lockstep import told_of_collectives, with_shares
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import Wait
@@ -17,7 +19,7 @@ class PlainRun:
     """What the GPU did in a run of the step as it is written.
 
     Attributes:
-        seen: In the order in which it was asked to.
+        seen: In the order in which it was asked to; collectives with the share that is waited for.
         waits: For another stream, as far as the profile lists them.
     """
 
@@ -31,7 +33,8 @@ class PlainRun:
         Raises:
             DataError: It is no such trace.
         """
-        return cls(activities(trace), stream_waits(trace))
+        waits = stream_waits(trace)
+        return cls(with_shares(activities(trace), waits), waits)
 
 
 def captured_step(
@@ -64,10 +67,27 @@ def captured_step(
     return traced_step(
         name,
         nodes,
-        paired(nodes, calls) or aligned,
+        _timed_as(aligned, paired(nodes, calls) or aligned),
         cleared=cleared,
         warnings=[words for words in told if words],
         data_sizes=data_sizes,
+    )
+
+
+def _timed_as(
+    aligned: Sequence[TracedActivity | None], matched: Sequence[TracedActivity | None]
+) -> tuple[TracedActivity | None, ...]:
+    """Return what asked for each node with the share that was waited for when it ran.
+
+    Args:
+        aligned: What a plain run did for each node.
+        matched: What asked for it, maybe in another run, of which no times are known.
+    """
+    return tuple(
+        one
+        if ran is None or one is None or ran.pass_ is not one.pass_
+        else msgspec.structs.replace(one, waited_for=ran.waited_for)
+        for ran, one in zip(aligned, matched, strict=True)
     )
 
 

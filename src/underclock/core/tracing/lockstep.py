@@ -3,14 +3,18 @@
 What a profile says that a collective took includes waiting for the others, so the least of the
 ranks is what it takes. And what lies between two launches of a profiled step is mostly the host,
 which a profiler slows; in training it is ahead of its GPU.
+
+Of a rank by itself, the step does not wait for what of its collectives runs beside other launches.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Bools, Floats
 from underclock.core.tracing.streams import Streams, Wait, streams
 from underclock.errors import DataError
 from underclock.records import Pass
@@ -19,6 +23,7 @@ from underclock.records.launches import TracedActivity
 GAP_S = 1.7e-6
 """Between two launches of one stream, where the host is ahead: median over 656 launches of a GPT-3
 step on two H200s (docs/evidence/h200/parallel.md)."""
+_DIGITS = 4  # of a share: more is rounding of a profile
 _BESIDE = 0.01  # of the time that collectives take: less beside other launches is nothing
 
 
@@ -91,28 +96,80 @@ def _taken_s(ranks: Sequence[RankStep]) -> list[Floats]:
     return taken_s
 
 
-def told_of_collectives(
+def with_shares(
     launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
-) -> str | None:
-    """Say how much of a step's collectives runs off its critical path; ``None`` without any.
+) -> tuple[TracedActivity, ...]:
+    """Return launches of one rank, its collectives with the share of them that its step waits for.
+
+    A step waits for what of a collective outlasts the launches beside it, where the host keeps
+    ahead. Launches that are no collectives count in full although some run side by side: they run
+    at one clock at one time, and how much less than their sum the step takes its closure tells.
 
     Args:
         launches: As for `streams.streams`.
         waits: Likewise.
     """
-    collective = np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
+    collective = _collective(launches)
+    if not collective.any():
+        return tuple(launches)
+    seen = streams(launches, waits)
+    taken_s = _without_waiting_s(launches, seen.duration_s, collective)
+    ahead = dataclasses.replace(seen, duration_s=taken_s, lag_s=np.minimum(seen.lag_s, GAP_S))
+    exposed_s = ahead.exposed_s(collective)
+    shares = np.divide(exposed_s, taken_s, out=np.ones_like(taken_s), where=taken_s > 0.0)
+    shares = shares.round(_DIGITS)
+    return tuple(
+        msgspec.structs.replace(one, waited_for=share) if one_of_them else one
+        for one, share, one_of_them in zip(
+            launches, shares.tolist(), collective.tolist(), strict=True
+        )
+    )
+
+
+def told_of_collectives(
+    launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
+) -> str | None:
+    """Say how much of a step's collectives runs beside other launches; ``None`` without any.
+
+    Args:
+        launches: As `with_shares` returns them.
+        waits: As for `streams.streams`.
+    """
+    collective = _collective(launches)
     if not collective.any():
         return None
     rank = RankStep(streams=streams(launches, waits), collectives=tuple(np.flatnonzero(collective)))
-    slack_s = rank.streams.slack_s()
-    taken_s = rank.streams.duration_s
+    slack_s, taken_s = rank.streams.slack_s(), rank.streams.duration_s
+    beside_s = taken_s * [1.0 - one.waited_for for one in launches]
     all_s = float(taken_s[collective].sum())
     step = f"; where the host keeps ahead, it takes {1e3 * steps_s([rank])[0]:.3g} ms"
-    free = collective & (slack_s > _BESIDE * all_s)
-    if not free.any():
+    if beside_s.sum() <= _BESIDE * all_s:
         return f"the step waits for all of its collectives{step}"
     return (
-        f"collectives take {1e3 * all_s:.3g} ms of the step, {1e3 * taken_s[free].sum():.3g} ms of "
-        f"these off its critical path: they could take {1e3 * slack_s[free].max():.3g} ms longer "
-        f"at most{step}"
+        f"collectives take {1e3 * all_s:.3g} ms of the step, {1e3 * beside_s.sum():.3g} ms of "
+        "these beside other launches, for which it does not wait: they could take "
+        f"{1e3 * slack_s[collective].max():.3g} ms longer at most{step}"
     )
+
+
+def _collective(launches: Sequence[TracedActivity]) -> Bools:
+    return np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
+
+
+def _without_waiting_s(
+    launches: Sequence[TracedActivity], duration_s: Floats, collective: Bools
+) -> Floats:
+    """Return what launches take, and collectives what the quickest of the same takes.
+
+    A collective that takes longer than one like it waited for another rank, which may be late in a
+    profile and not in training.
+    """
+    taken_s = duration_s.copy()
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for i in np.flatnonzero(collective).tolist():
+        one = launches[i]
+        if one.shapes:  # else nobody knows what it sends
+            alike.setdefault((one.function, one.operator, one.shapes), []).append(i)
+    for places in alike.values():
+        taken_s[places] = duration_s[places].min()
+    return taken_s

@@ -80,7 +80,8 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
 
     Args:
         traced: As it was.
-        captured: As it is; it asks for the same, so that there is no `difference`.
+        captured: As it is; it asks for the same, so that there is no `difference`. What it waits
+            for a profile of it tells anew, and no two alike: as traced it stays.
     """
     known = {identity(kernel): kernel.name for kernel in traced.kernels}
     names = {
@@ -94,10 +95,14 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
             for was, new in pairs:
                 if was.name not in names.values():
                     names.setdefault(identity(new), was.name)
+    shares = {kernel.name: kernel.waited_for for kernel in traced.kernels}
     step = msgspec.structs.replace(
         captured,
         name=traced.name,
-        kernels=_named(captured.kernels, names, [kernel.name for kernel in traced.kernels]),
+        kernels=tuple(
+            msgspec.structs.replace(kernel, waited_for=shares.get(kernel.name, kernel.waited_for))
+            for kernel in _named(captured.kernels, names, [k.name for k in traced.kernels])
+        ),
         parameters=traced.parameters,
         source=traced.source,
     )
@@ -107,7 +112,9 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
 def identity(kernel: Kernel) -> str:
     """Return what two kernels share whose measurements are of the same thing."""
     if kernel.launch is None:
-        return msgspec.json.encode(msgspec.structs.replace(kernel, count=1)).decode()
+        return msgspec.json.encode(
+            msgspec.structs.replace(kernel, count=1, waited_for=1.0)
+        ).decode()
     return f"{kernel.pass_} {kernel.launch.identity}"
 
 

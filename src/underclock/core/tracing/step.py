@@ -1,6 +1,7 @@
 """Nodes, with what launched them, to the distinct kernels of a step in launch order."""
 
 import hashlib
+import math
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -104,7 +105,11 @@ def traced_step(
     place = {key: index for index, key in enumerate(alike)}
     pooled = {keys[pool.median]: pool for pool in found}
     kernels = [
-        _kernel([launches[at] for at in some], key, pooled.get(key)) for key, some in alike.items()
+        msgspec.structs.replace(
+            _kernel([launches[at] for at in some], key, pooled.get(key)),
+            waited_for=_waited_for([groups[at].activity for at in some]),
+        )
+        for key, some in alike.items()
     ]
     told = [
         *warnings,
@@ -229,6 +234,12 @@ def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:
         bytes_moved=bytes_of(launch.operator, launch.shapes),
         launch=launch,
     )
+
+
+def _waited_for(ran: Sequence[TracedActivity | None]) -> float:
+    """Return the share of a kernel's time that the step waits for, of as many as were seen."""
+    shares = [one.waited_for for one in ran if one is not None]
+    return math.fsum(shares) / len(shares) if shares else 1.0
 
 
 def _hash(facts: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Bools, Floats
 from underclock.records.launches import TracedActivity
 
 Wait = tuple[int, int]
@@ -69,6 +69,34 @@ class Streams:
                 latest[j] = min(latest[j], begins_s)
         slack: Floats = np.maximum(latest - ends, 0.0)
         return slack
+
+    def exposed_s(self, apart: Bools) -> Floats:
+        """Return by how much the step shortens as some launches come to take no time. Shape (n,).
+
+        The last of them first: of two side by side, what the other hides is the other's, and of a
+        chain that outlasts what it runs beside only what comes after that. So what is exposed adds
+        up to what the step would be shorter by without any of them.
+
+        Args:
+            apart: Which launches. Shape (n,).
+        """
+        rest_s = np.where(apart, 0.0, self.duration_s)
+        after_s = np.zeros(len(rest_s))  # from the end of each launch, the longest path without
+        step_s = 0.0  # without any of them
+        for i in reversed(self.order):
+            path_s = self.lag_s[i] + rest_s[i] + after_s[i]
+            for j in self.waits[i]:
+                after_s[j] = max(after_s[j], path_s)
+            if not self.waits[i]:
+                step_s = max(step_s, path_s)
+        # A step whose launches up to one are as they are and those after it without any of them.
+        through_s = self.ends_s() + after_s
+        exposed: Floats = np.zeros(len(rest_s))
+        for i in self.order:
+            if apart[i]:
+                exposed[i] = max(0.0, through_s[i] - step_s)
+            step_s = max(step_s, float(through_s[i]))
+        return exposed
 
 
 def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> Streams:

@@ -262,6 +262,20 @@ def test_launches_timed_inside_the_step_split_its_time() -> None:
     assert broken_down.step_clock == StepClock(core_mhz=1749.0, spread_mhz=40.0)
 
 
+def test_what_runs_beside_others_takes_no_time_and_no_clock_reaches_its_energy() -> None:
+    kernels = [Kernel(name="product", count=3), Kernel(name="sum", count=2, waited_for=0.0)]
+    samples = [sample("product", energy_j=9.0), sample("sum", energy_j=2.0)]
+
+    broken_down = breakdown(profile_of(kernels, samples))
+
+    shares = {part.name: part for part in broken_down.by_operator}
+    assert (broken_down.time_s, shares["sum"].time_s) == (3.0, 0.0)
+    assert shares["sum"].energy_j == pytest.approx(4.0)
+    assert shares["sum"].launches == 2
+    assert broken_down.undecided_j == pytest.approx(27.0, rel=1e-5)
+    assert broken_down.warnings[0].startswith("'sum' runs beside other launches: the step waits")
+
+
 def test_the_capped_share_is_one_of_isolated_time_with_every_launch_counted() -> None:
     kernels = [Kernel(name="a", count=3), Kernel(name="b")]
     samples = [

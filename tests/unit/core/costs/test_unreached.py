@@ -27,6 +27,27 @@ _MEASURED_W = (300.0, 320.0, 340.0, 600.0)
 _KINDS = (Kind.MEMORY,) * 3 + (Kind.GEMM,)
 
 
+def test_what_is_not_waited_for_leaves_the_others_all_of_the_step() -> None:
+    campaign = _campaign(1e-3, 500.0)
+    kernels = list(campaign.kernels)
+    kernels[0] = msgspec.structs.replace(kernels[0], waited_for=0.0)
+    # The first ran beside the others, so the step took no time and no idling for it.
+    (step,), (whole,) = campaign.mixed, campaign.in_situ
+    shorter = msgspec.structs.replace(
+        campaign,
+        mixed=(msgspec.structs.replace(step, round_s=step.round_s - 1e-3),),
+        in_situ=(
+            msgspec.structs.replace(
+                whole, time_s=whole.time_s - 1e-3, energy_j=whole.energy_j - 0.3
+            ),
+        ),
+    )
+    told = unreached(msgspec.structs.replace(shorter, kernels=tuple(kernels)))
+
+    assert told.power_w == pytest.approx(unreached(campaign).power_w, rel=0.05)
+    assert told.power_w > 1.2 * unreached(shorter).power_w
+
+
 def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> SampleSet:
     """Return a campaign that did not reach the last kernel of five, nor any in company."""
     times_s, powers_w = (1e-3,) * 4 + (last_s,), (*_MEASURED_W, last_w)

@@ -72,6 +72,20 @@ def test_the_ratio_is_what_the_step_drew_over_what_kernels_draw(ratio: float) ->
     assert 0.0 < found.spread < 0.01
 
 
+def test_what_launches_beside_others_draw_is_in_what_the_step_drew() -> None:
+    posterior, beside_j = _posterior(), 0.1
+    time_s, energy_j = (costs.sum(axis=0) for costs in posterior.costs(_COUNTS))
+    drawn_w = (energy_j + beside_j) / time_s
+    found = step_ratio(
+        _rows(*zip(map(float, _CORES), drawn_w.tolist(), strict=True)),
+        posterior,
+        _COUNTS,
+        beside_j,
+    )
+
+    assert found.ratio == pytest.approx(1.0, abs=1e-6)
+
+
 def test_a_step_that_never_ran_in_company_tells_no_ratio() -> None:
     assert step_ratio(_rows(), _posterior(), _COUNTS) == StepRatio()
     nothing = Posterior(

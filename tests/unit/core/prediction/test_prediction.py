@@ -332,6 +332,20 @@ def test_the_baseline_costs_what_was_measured_in_every_draw() -> None:
     assert np.allclose(tables.energy_j[:, :, place], [0.5, 1.4])
 
 
+def test_what_runs_beside_others_costs_the_same_in_every_draw() -> None:
+    sample_set = _sample_set(*_TWO)
+    first, second = sample_set.kernels
+    beside = msgspec.structs.replace(first, waited_for=0.0)
+    tables = _tables(msgspec.structs.replace(sample_set, kernels=(beside, second)))
+
+    assert np.ptp(tables.energy_j[:, 0]) == pytest.approx(0.0, abs=1e-9)
+    assert tables.energy_j[0, 0, 0] == pytest.approx(0.5)
+    assert tables.time_s[:, 0].max() < 1e-8
+    assert np.ptp(tables.energy_j[:, 1]) > 0.1
+    for arm in savings_after_measuring(tables, 0.05, 0.95):
+        assert arm.energy_change.low > -0.9
+
+
 def test_the_whole_step_settles_what_auto_costs() -> None:
     step = Sample(kernel="train", time_s=5.9e-3, energy_j=1.85)
     tables = _tables(_sample_set(*_TWO, in_situ=(step,)))

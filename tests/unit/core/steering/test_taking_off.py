@@ -198,6 +198,15 @@ def test_the_steps_power_is_what_its_company_leaves() -> None:
     assert 0.0 < draw.spread_w < 10.0
 
 
+def test_what_runs_beside_others_takes_none_of_the_steps_time() -> None:
+    # Two launches of 1 ms beside the one of 2 ms, which draws 500 W with them.
+    beside = (Kernel(name="a", count=2, waited_for=0.0), _KERNELS[1])
+    step = _of(kernel="", kernel_s=(1e-3, 2e-3), round_s=3e-3, round_j=2 * 0.5 + 0.1)
+
+    (draw,) = step_draws([step], beside, _company())
+    assert draw.power_w == pytest.approx(500.0, rel=1e-5)
+
+
 @pytest.mark.parametrize("round_j", [0.1, 2.1])
 def test_a_step_whose_power_is_unsure_or_company_unknown_tells_none(round_j: float) -> None:
     step = _of(kernel="", kernel_s=(1e-3, 2e-3), round_s=5e-3, round_j=round_j)

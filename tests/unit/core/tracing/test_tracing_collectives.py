@@ -5,6 +5,7 @@ Recorded ones: `test_tracing_ranks`.
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
@@ -181,14 +182,27 @@ def test_a_collective_of_another_size_or_group_is_another_kernel() -> None:
     assert [kernel.count for kernel in step.kernels] == [2, 1, 1]
 
 
-def test_a_trace_says_how_much_of_its_collectives_is_off_the_critical_path() -> None:
+def test_a_trace_says_how_much_of_its_collectives_is_beside_other_launches() -> None:
     plain = PlainRun.of(_ddp())
-    told = "collectives take 0.008 ms of the step, 0.008 ms of these off its critical path"
+    told = (
+        "collectives take 0.008 ms of the step, 0.008 ms of these beside other launches, for which "
+        "it does not wait"
+    )
     seen = profiled_step("ddp", plain, obstacle="why").step
     captured = captured_step("ddp", nodes_of(plain.seen), (), plain).step
 
     assert [words.split(":")[0] for words in seen.warnings] == [told, "why"]
     assert [words.split(":")[0] for words in captured.warnings] == [told]
+
+
+def test_what_is_waited_for_is_of_the_run_that_was_timed_whoever_names_its_launches() -> None:
+    plain, calls = PlainRun.of(_ddp()), activities(_ddp())
+    other = msgspec.structs.replace(calls[1], pass_=Pass.OTHER)
+    for asked, expected in (((), 0.0), (calls, 0.0), ((calls[0], other, *calls[2:]), 1.0)):
+        step = captured_step("ddp", nodes_of(plain.seen), asked, plain).step
+        assert [kernel.waited_for for kernel in step.kernels] == [1.0, expected, 1.0, 1.0]
+    more = captured_step("ddp", nodes_of([*plain.seen, calls[1], calls[1]]), (), plain).step
+    assert [kernel.waited_for for kernel in more.kernels] == [1.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def test_ranks_are_those_of_the_group() -> None:

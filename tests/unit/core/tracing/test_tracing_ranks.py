@@ -8,7 +8,7 @@ import pytest
 
 from recorded import Recording, read
 from underclock.core.tracing.collectives import bytes_of
-from underclock.core.tracing.lockstep import RankStep, steps_s
+from underclock.core.tracing.lockstep import RankStep, steps_s, with_shares
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.streams import streams
 from underclock.records import Pass
@@ -85,6 +85,37 @@ def test_gradients_may_be_averaged_until_the_backward_pass_is_over() -> None:
     assert np.all(np.diff(averaged_s) <= 1e-9)
     assert averaged_s[0] > 0.02
     assert averaged_s[-1] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "waited"),
+    [
+        # The buffers' broadcast before everything, and the reduction after the backward pass.
+        ("ddp", [(1, 1.0), (8, 0.0), (8, 0.0), (8, 0.0), (1, 1.0)]),
+        # The first gather, that of the first block, and the last scattering.
+        ("fsdp", [(1, 1.0), (16, 1.0 / 16.0), (8, 0.0), (1, 1.0)]),
+    ],
+)
+def test_a_step_waits_for_few_of_its_collectives(
+    name: str, number: int, waited: list[tuple[int, float]]
+) -> None:
+    step = _recording(name, number).traced(name).step
+    some = [kernel for kernel in step.kernels if kernel.pass_ is Pass.COMMUNICATION]
+    others = [kernel for kernel in step.kernels if kernel.pass_ is not Pass.COMMUNICATION]
+
+    assert [(kernel.count, kernel.waited_for) for kernel in some] == waited
+    assert {kernel.waited_for for kernel in others} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_launches_add_up_to_the_step_where_only_what_is_waited_for_counts(name: str) -> None:
+    of, seen = _rank(name, 0), with_shares(_seen(name, 0))
+    taken_s, waits_s = of.streams.duration_s, np.array([one.waited_for for one in seen])
+    alone_s = steps_s([of])[0]
+
+    assert taken_s @ waits_s == pytest.approx(alone_s, rel=0.03)
+    assert taken_s.sum() > 1.05 * alone_s
 
 
 def test_weights_are_gathered_a_block_ahead_and_no_further() -> None:

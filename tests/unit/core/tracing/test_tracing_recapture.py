@@ -77,6 +77,24 @@ def test_a_step_is_itself(calls: list[Call], choice: Mapping[str, Sequence[str]]
     assert same.changes == ()
 
 
+def test_what_the_step_waits_for_is_kept_as_traced_and_makes_no_other_step() -> None:
+    traced, captured = (
+        msgspec.structs.replace(
+            step,
+            kernels=tuple(
+                msgspec.structs.replace(kernel, waited_for=share) for kernel in step.kernels
+            ),
+        )
+        for step, share in ((of_kernels("f", "g"), 0.25), (of_kernels("f", "g"), 0.5))
+    )
+
+    assert traced.fingerprint == captured.fingerprint
+    assert difference(traced, captured) is None
+    assert recaptured(traced, captured).step == traced
+    sizes = Kernel(name="k", count=3, waited_for=0.5)
+    assert identity(sizes) == identity(Kernel(name="k"))
+
+
 @given(calls_, choices, choices)
 def test_other_algorithms_are_the_same_step_in_the_names_it_had(
     calls: list[Call], was: Mapping[str, Sequence[str]], is_: Mapping[str, Sequence[str]]

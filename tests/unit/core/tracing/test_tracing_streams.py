@@ -1,13 +1,15 @@
 """What waits for what on several streams, and what could take longer for nothing."""
 
+import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.tracing.lockstep import told_of_collectives
+from underclock.core.tracing.lockstep import told_of_collectives, with_shares
 from underclock.core.tracing.streams import Streams, streams
 from underclock.records import Pass
 from underclock.records.launches import NodeKind, TracedActivity
@@ -128,11 +130,104 @@ def test_of_nothing_nothing_is_said() -> None:
     assert told_of_collectives(_DDP[:2]) is None
 
 
-def test_it_is_said_how_much_of_the_collectives_is_off_the_critical_path() -> None:
-    assert told_of_collectives(_DDP) == (
-        "collectives take 1.5e+03 ms of the step, 1e+03 ms of these off its critical path: they "
-        "could take 1e+03 ms longer at most; where the host keeps ahead, it takes 4.5e+03 ms"
+def test_it_is_said_how_much_of_the_collectives_is_beside_other_launches() -> None:
+    assert told_of_collectives(with_shares(_DDP)) == (
+        "collectives take 1.5e+03 ms of the step, 1e+03 ms of these beside other launches, for "
+        "which it does not wait: they could take 1e+03 ms longer at most; where the host keeps "
+        "ahead, it takes 4.5e+03 ms"
     )
-    assert told_of_collectives((*_DDP[:2], *_DDP[3:])) == (
+    assert told_of_collectives(with_shares((*_DDP[:2], *_DDP[3:]))) == (
         "the step waits for all of its collectives; where the host keeps ahead, it takes 4.5e+03 ms"
     )
+
+
+_some = st.lists(st.booleans(), min_size=18, max_size=18)
+
+
+@given(_profiles(), _some)
+def test_what_is_exposed_adds_up_to_what_a_step_without_it_is_shorter_by(
+    seen: Sequence[TracedActivity], some: list[bool]
+) -> None:
+    found, apart = streams(seen), np.array(some[: len(seen)])
+    exposed_s = found.exposed_s(apart)
+    without_s = found.step_s(np.where(apart, 0.0, found.duration_s))
+
+    assert math.fsum(exposed_s) == pytest.approx(found.step_s() - without_s, abs=1e-9)
+    assert (exposed_s >= 0.0).all()
+    assert (exposed_s <= found.duration_s + 1e-9).all()
+    assert not exposed_s[~apart].any()
+
+
+@given(_profiles(), st.data())
+def test_one_launch_is_exposed_by_what_the_step_without_it_is_shorter_by(
+    seen: Sequence[TracedActivity], data: st.DataObject
+) -> None:
+    found, place = streams(seen), data.draw(st.integers(0, len(seen) - 1))
+    alone = np.arange(len(seen)) == place
+
+    shorter_s = found.step_s() - _with(found, place, -float(found.duration_s[place]))
+    assert found.exposed_s(alone)[place] == pytest.approx(shorter_s, abs=1e-9)
+
+
+@given(_profiles())
+def test_what_could_take_longer_for_nothing_is_not_exposed_by_itself(
+    seen: Sequence[TracedActivity],
+) -> None:
+    found = streams(seen)
+    for place in np.flatnonzero(found.slack_s() > 1e-6).tolist():
+        alone = np.arange(len(seen)) == place
+        assert found.exposed_s(alone)[place] == pytest.approx(0.0, abs=1e-9)
+
+
+@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=8))
+def test_one_stream_exposes_all_of_its_launches(durations_s: list[float]) -> None:
+    ends = np.cumsum(durations_s)
+    seen = [_launch(end - s, end, 0) for s, end in zip(durations_s, ends, strict=True)]
+
+    assert streams(seen).exposed_s(np.ones(len(seen), dtype=bool)) == pytest.approx(durations_s)
+
+
+def test_of_a_chain_that_outlasts_what_it_runs_beside_what_comes_after_it_is_exposed() -> None:
+    # Compute is over after 3 s; two collectives run from 1 to 3.5 s and on to 6 s.
+    seen = (
+        _launch(0.0, 1.0, _COMPUTE),
+        _launch(1.0, 3.0, _COMPUTE),
+        _launch(1.0, 3.5, _NETWORK, Pass.COMMUNICATION),
+        _launch(3.5, 6.0, _NETWORK, Pass.COMMUNICATION),
+    )
+    apart = np.array([False, False, True, True])
+
+    assert streams(seen).exposed_s(apart) == pytest.approx([0.0, 0.0, 0.5, 2.5])
+    assert [one.waited_for for one in with_shares(seen)] == [1.0, 1.0, 0.2, 1.0]
+
+
+def test_waiting_for_another_rank_is_not_what_a_collective_takes() -> None:
+    # The second of two alike waits for 2 s, and then outlasts what it runs beside by half of it.
+    same = {"operator": "nccl::allreduce", "shapes": "fp32[8] to fp32[8] among 2 ranks"}
+    reduced = [
+        msgspec.structs.replace(_launch(begin, end, _NETWORK, Pass.COMMUNICATION), **same)
+        for begin, end in ((1.0, 2.0), (4.0, 7.0))
+    ]
+    seen = (
+        _launch(0.0, 1.0, _COMPUTE),
+        _launch(1.0, 4.0, _COMPUTE),
+        _launch(4.0, 4.5, _COMPUTE),
+        *reduced,
+    )
+
+    assert [one.waited_for for one in with_shares(seen)] == [1.0, 1.0, 1.0, 0.0, 0.5]
+    nameless = [msgspec.structs.replace(one, shapes="") for one in seen]
+    assert with_shares(nameless)[4].waited_for == pytest.approx(2.5 / 3.0, abs=1e-4)
+
+
+def test_a_host_that_is_slow_in_a_profile_hides_no_collective() -> None:
+    seen = (
+        _launch(0.0, 1.0, _COMPUTE),
+        _launch(1.0, 2.0, _NETWORK, Pass.COMMUNICATION),
+        _launch(5.0, 6.0, _COMPUTE),
+    )
+    instead = _launch(1.0, 1.0, _NETWORK, Pass.COMMUNICATION)
+
+    assert with_shares(seen, [(2, 1)])[1].waited_for == 1.0
+    assert with_shares((seen[0], instead, seen[2]))[1].waited_for == 1.0
+    assert with_shares(seen[::2]) == seen[::2]

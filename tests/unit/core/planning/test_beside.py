@@ -1,0 +1,295 @@
+"""A step with a collective beside its products: what it costs, and what a plan makes of it.
+
+Truth is physics: all launches draw what they draw, and the step takes as long as what it waits for.
+"""
+
+import dataclasses
+import math
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.core.costs.table import cost_table
+from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.limited import LimitedEstimate
+from underclock.core.planning.achievable import achieved, as_record
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.proposals import proposals
+from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.planning.strategies import SolvedStrategies, choices, solve_strategies
+from underclock.errors import DataError
+from underclock.gpus.catalogue import gpu_model
+from underclock.physics.constants import KernelConstants
+from underclock.physics.power import busy_w, idle_w
+from underclock.physics.timing import duration_s
+from underclock.records import (
+    AUTO,
+    Accounting,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Objective,
+    Pass,
+    Sample,
+    SampleSet,
+    Strategy,
+    ThrottleReason,
+)
+from underclock.records.latencies import LatencyTable
+from underclock.stages.next_samples import worth_of_samples
+
+_GPU = gpu_model("rtx3080ti").constants
+_MEM_MHZ, _BOOST_MHZ, _STEADY_C, _AUTO_MHZ = 9251, 1890, 62.0, 1740
+_CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
+_PRODUCTS = tuple(
+    KernelConstants(
+        core_mcycles=0.4 + 0.3 * i,
+        dram_mcycles=(1.8 - 0.25 * i) * 4.0,
+        fixed_s=1e-5,
+        work_j_per_v2=0.04 + 0.06 * i,
+        dram_j=0.05,
+    )
+    for i in range(5)
+)
+_COLLECTIVE = KernelConstants(  # the network bounds it
+    core_mcycles=0.05, dram_mcycles=2.0, fixed_s=1.2e-3, work_j_per_v2=0.05, dram_j=0.02
+)
+_ALL = (*_PRODUCTS, _COLLECTIVE)
+_ORDER = (0, 1, 5, 2, 3, 4) * 2
+
+
+def _taken(k: int, core_mhz: float) -> tuple[float, float]:
+    """Return time in s and power in W of a launch by itself."""
+    return (
+        duration_s(_GPU, _ALL[k], core_mhz, _MEM_MHZ),
+        busy_w(_GPU, _ALL[k], core_mhz, _MEM_MHZ, _STEADY_C),
+    )
+
+
+def _step(core_mhz: float, share: float) -> tuple[float, float]:
+    """Return time in s and energy in J of a step that waits for a share of its collectives."""
+    anyway_w = float(idle_w(_GPU, core_mhz, _MEM_MHZ, _STEADY_C))
+    time_s = energy_j = 0.0
+    for k in _ORDER:
+        each_s, each_w = _taken(k, core_mhz)
+        waited_s = each_s * (share if k == 5 else 1.0)
+        time_s += waited_s
+        energy_j += anyway_w * waited_s + (each_w - anyway_w) * each_s
+    return time_s, energy_j
+
+
+def _sample(k: int, asked: Clocks, seed: int, limit_w: float) -> Sample:
+    random = np.random.default_rng([seed, k])
+    wanted = asked.core_mhz or _BOOST_MHZ
+    core = next(mhz for mhz in range(wanted, 0, -1) if _taken(k, mhz)[1] <= limit_w)
+    time_s, power_w = _taken(k, core)
+    time_s *= random.normal(1.0, 0.001)
+    return Sample(
+        kernel=f"k{k}",
+        asked=asked,
+        time_s=time_s,
+        energy_j=time_s * power_w * random.normal(1.0, 0.004),
+        observed=Clocks(core_mhz=core, mem_mhz=_MEM_MHZ),
+        throttle_reasons=ThrottleReason.SW_POWER_CAP if core < wanted else ThrottleReason.NONE,
+        temperature_c=_STEADY_C,
+    )
+
+
+def _campaign(true: float, told: float) -> SampleSet:
+    """Return samples of a step that waits for a share of its collectives, and is told one."""
+    time_s, energy_j = _step(_AUTO_MHZ, true)
+    limit_w = energy_j / time_s
+    settings = [Clocks(core_mhz=core) for core in _CORES]
+    whole = Sample(
+        kernel="w",
+        time_s=time_s,
+        energy_j=energy_j,
+        observed=Clocks(core_mhz=_AUTO_MHZ, mem_mhz=_MEM_MHZ),
+        throttle_reasons=ThrottleReason.SW_POWER_CAP,
+        temperature_c=_STEADY_C,
+    )
+    kernels = [Kernel(name=f"k{k}", count=2, pass_=Pass.FORWARD) for k in range(6)]
+    kernels[5] = msgspec.structs.replace(kernels[5], pass_=Pass.COMMUNICATION, waited_for=told)
+    return SampleSet(
+        evidence=Evidence.SIMULATED,
+        gpu=GpuInfo(name="G", power_limit_w=limit_w),
+        workload="w",
+        kernels=tuple(kernels),
+        order=_ORDER,
+        settings=tuple(settings),
+        samples=tuple(
+            _sample(k, asked, i, limit_w)
+            for i, asked in enumerate([*settings, AUTO])
+            for k in range(6)
+        ),
+        in_situ=tuple(msgspec.structs.replace(whole, repeat=i) for i in range(5)),
+    )
+
+
+@cache
+def _found(true: float, told: float) -> CostEstimate:
+    return estimate(_campaign(true, told))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_kernels_add_up_to_a_step_that_does_not_wait_for_all_of_them(share: float) -> None:
+    closure = _found(share, share).table.closure
+
+    assert closure is not None
+    assert closure.time == pytest.approx(1.0, abs=6e-3)
+    assert closure.energy == pytest.approx(1.0, abs=6e-3)
+
+
+def test_without_the_share_kernels_take_as_much_longer_as_they_run_side_by_side() -> None:
+    closure = _found(0.0, 1.0).table.closure
+
+    assert closure is not None
+    side_by_side = _step(_AUTO_MHZ, 1.0)[0] / _step(_AUTO_MHZ, 0.0)[0]
+    assert closure.time - 1.0 > 0.8 * (side_by_side - 1.0) > 0.2
+
+
+def test_what_is_not_waited_for_costs_the_same_at_every_setting() -> None:
+    table = _found(0.0, 0.0).table
+    each_s, each_w = _taken(5, _AUTO_MHZ)
+    beyond_w = each_w - float(idle_w(_GPU, _AUTO_MHZ, _MEM_MHZ, _STEADY_C))
+
+    assert np.ptp(table.energy_j[5]) == 0.0
+    assert np.ptp(table.time_s[5]) == 0.0
+    assert table.time_s[5, 0] < 1e-5 * each_s
+    assert table.energy_j[5, 0] == pytest.approx(2.0 * each_s * beyond_w, rel=0.15)
+    assert table.beside_j is not None
+    assert not table.beside_j[:5].any()
+    assert any("'k5' runs beside other launches" in words for words in table.warnings)
+
+
+def test_a_share_that_is_waited_for_is_worth_a_clock_and_the_rest_is_not() -> None:
+    part, whole = _found(0.4, 0.4).table, _found(0.0, 1.0).table
+    assert part.beside_j is not None
+
+    own_j = part.energy_j[5, :-1] - part.beside_j[5]
+    assert own_j == pytest.approx(0.4 * whole.energy_j[5, :-1], rel=0.05)
+    assert part.time_s[5, :-1] == pytest.approx(0.4 * whole.time_s[5, :-1], rel=1e-2)
+
+
+@cache
+def _solved() -> SolvedStrategies:
+    found = _found(0.0, 0.0)
+    return solve_strategies(found.table, Goal(max_slowdown=0.02), found)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.KERNEL_GLOBAL, Strategy.KERNEL_LOCAL, Strategy.AUTO])
+def test_a_plan_gives_what_is_not_waited_for_its_neighbours_clocks(strategy: Strategy) -> None:
+    setting = _solved().settings[strategy]
+    chosen = choices(_found(0.0, 0.0).table, setting)["k5"]
+
+    assert setting[5] == setting[1]
+    assert (chosen.time_change, chosen.energy_change) == (0.0, 0.0)
+
+
+def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
+    found, setting = _found(0.0, 0.0), _solved().settings[Strategy.KERNEL_GLOBAL]
+    change = found.predicted_change(setting)
+    time_s = energy_j = 0.0
+    for k in _ORDER:
+        core_mhz = found.table.settings[setting[k]].core_mhz or _AUTO_MHZ
+        each_s, each_w = _taken(k, core_mhz)
+        if k == 5:
+            each_w -= float(idle_w(_GPU, core_mhz, _MEM_MHZ, _STEADY_C))
+        time_s += each_s * (k != 5)
+        energy_j += each_s * each_w
+    auto_s, auto_j = _step(_AUTO_MHZ, 0.0)
+
+    assert change.energy_change < -0.05
+    assert time_s / auto_s - 1.0 == pytest.approx(change.time_change, abs=3 * change.time_spread)
+    # A slower neighbour slows it too, which saves what no plan claims.
+    assert -0.01 < energy_j / auto_j - 1.0 - change.energy_change < 0.005
+    others = setting.copy()
+    others[5] = 0
+    assert found.predicted_change(others).energy_change == pytest.approx(change.energy_change)
+
+
+def test_sums_of_kernels_alone_know_of_it_too() -> None:
+    found = estimate(_campaign(0.0, 0.0), isolated=True)
+    table, setting = found.table, np.zeros(6, dtype=np.int64)
+    change = found.predicted_change(setting)
+    energy_j = math.fsum(table.energy_j[:, 0])
+
+    assert table.accounting is Accounting.ISOLATED
+    assert np.ptp(table.energy_j[5]) == 0.0
+    assert change.energy_change == pytest.approx(energy_j / table.auto_energy_j - 1.0, abs=1e-6)
+    solved = solve_strategies(table, Goal(max_slowdown=0.02), found)
+    assert solved.settings[Strategy.KERNEL_GLOBAL][5] in solved.settings[Strategy.KERNEL_GLOBAL][:5]
+
+
+def test_no_change_of_clocks_is_spent_on_it() -> None:
+    found = _found(0.0, 0.0)
+    rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
+    problem = sequence_problem(found.table, _ORDER, rules)
+    arm, schedule = achieved(found.table, problem, list(_solved().settings.values()), found)
+    drawn = as_record(
+        found.table, problem, schedule, latencies=rules.latencies, wording="a constant one"
+    )
+
+    assert not problem.blocked.any()
+    assert arm.energy_change is not None
+    assert arm.energy_change < -0.03
+    assert schedule.switches > 2
+    for launch in (2, 8):
+        assert schedule.choice[launch] in schedule.choice[[launch - 1, launch + 1]]
+    assert math.fsum(drawn.launch_s) == pytest.approx(_step(_AUTO_MHZ, 0.0)[0], rel=0.03)
+
+
+def test_no_further_sample_of_it_is_worth_a_second() -> None:
+    found = _found(0.0, 0.0)
+    worth = worth_of_samples(
+        found,
+        [Goal(max_slowdown=0.02)],
+        lambda settings: np.ones((6, len(settings)), dtype=bool),
+        lambda _launch_s: 1.0,
+    )
+
+    assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
+
+
+def test_longer_segments_leave_it_beside_what_it_runs_beside() -> None:
+    table = _found(0.0, 0.0).table
+    kernels = [
+        msgspec.structs.replace(kernel, pass_=Pass.BACKWARD) if k in {3, 4} else kernel
+        for k, kernel in enumerate(table.kernels)
+    ]
+    table = dataclasses.replace(table, kernels=tuple(kernels))
+    rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
+
+    assert proposals(table, _ORDER, rules)
+
+
+def test_another_limit_leaves_it_as_it_is() -> None:
+    found = _found(0.0, 0.0)
+    limit_w = _campaign(0.0, 0.0).gpu.power_limit_w or 0.0
+    limited = LimitedEstimate.of(found, 0.9 * limit_w, limit_w)
+    solved = solve_strategies(limited.table, Goal(objective=Objective.TIME), limited)
+
+    assert limited.table.auto_time_s > found.table.auto_time_s
+    assert np.ptp(limited.table.energy_j[5]) == pytest.approx(0.0, abs=1e-6)
+    assert all(arm.cost is not None for arm in solved.arms)
+
+
+def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -> None:
+    campaign = _campaign(0.0, 0.0)
+    little = tuple(msgspec.structs.replace(s, energy_j=0.1) for s in campaign.in_situ)
+
+    with pytest.raises(DataError, match=r"cost 0.1 s or J, no more than the 0.\d+ of launches") as no:
+        estimate(msgspec.structs.replace(campaign, in_situ=little))
+    assert no.value.hint
+
+
+def test_a_step_that_waits_for_nothing_is_refused() -> None:
+    campaign = _campaign(0.0, 0.0)
+    none = tuple(msgspec.structs.replace(kernel, waited_for=0.0) for kernel in campaign.kernels)
+
+    with pytest.raises(DataError, match="waits for none of its kernels") as refused:
+        cost_table(msgspec.structs.replace(campaign, kernels=none))
+    assert refused.value.hint
