@@ -132,8 +132,8 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
     yield "step", f"step {begun.fingerprint}", f"step {wanted.fingerprint}", _REPEAT
     if begun.provenance and wanted.provenance:
         yield from _provenances(begun.provenance, wanted.provenance)
-    kernels = (_without_noise(header.kernels) for header in (begun, wanted))
-    yield "set of kernels", *_told(*kernels, "kernels"), _REPEAT
+    had, has = (_without_noise(header.kernels) for header in (begun, wanted))
+    yield "set of kernels", *_told(had, has, "kernels"), _REPEAT
     yield "clock grid", *_told(begun.settings, wanted.settings, "clock pairs"), _REPEAT
     yield "number of repeats", str(begun.repeats), str(wanted.repeats), _REPEAT
     yield "grid", _expected(begun), _expected(wanted), _REPEAT

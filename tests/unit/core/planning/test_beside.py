@@ -281,7 +281,9 @@ def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -
     campaign = _campaign(0.0, 0.0)
     little = tuple(msgspec.structs.replace(s, energy_j=0.1) for s in campaign.in_situ)
 
-    with pytest.raises(DataError, match=r"cost 0.1 s or J, no more than the 0.\d+ of launches") as no:
+    with pytest.raises(
+        DataError, match=r"cost 0.1 s or J, no more than the 0.\d+ of launches"
+    ) as no:
         estimate(msgspec.structs.replace(campaign, in_situ=little))
     assert no.value.hint
 
