@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from underclock.core.tracing.captured import PlainRun
 from underclock.core.tracing.profile import captured_calls
 from underclock.errors import NotSupportedError
+from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.profiling import quiet, recorded
 from underclock.hw.cuda.script import Steps, held
 from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.store_line import meet
 from underclock.hw.cuda.torch_step import CannotCaptureError, capture, check_free
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
@@ -69,6 +71,7 @@ def held_script(
             yield
         tell(TracePhase.PROFILING)
         with recorded() as trace:
+            meet(torch, SystemClock())
             yield
             torch.cuda.synchronize()
         plain = PlainRun.of(trace)

@@ -1,4 +1,4 @@
-"""What the first rank says to the others, through the store by which they found one another."""
+"""Ranks of a job in touch with each other, through the store by which they found one another."""
 
 import itertools
 from importlib import import_module
@@ -7,9 +7,38 @@ from typing import Any
 from underclock.errors import NotSupportedError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.profiling import is_distributed
 
 _LOOK_S = 1e-3  # a signal can end such a wait, which it could not inside of the store's own
+_LONGEST_S = 10.0
+_MEETINGS = itertools.count()
 _LINES = itertools.count()  # of this process; every rank's process makes as many
+
+
+def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
+    """Wait until every rank is here, for what one does before the others shows as their waiting.
+
+    The GPUs take no part in it.
+
+    Args:
+        torch: PyTorch.
+        clock: For waiting.
+        longest_s: After which to go on without the others.
+
+    Returns:
+        Whether all came.
+    """
+    if not is_distributed(torch):
+        return True
+    distributed = torch.distributed
+    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - nothing else has it
+    ranks = int(distributed.get_world_size())
+    key, begun_s = f"underclock/meeting{next(_MEETINGS)}", clock.now_s()
+    here = int(store.add(key, 1))
+    while here < ranks and clock.now_s() - begun_s < longest_s:
+        clock.sleep_s(_LOOK_S)
+        here = int(store.add(key, 0))
+    return here >= ranks
 
 
 class StoreLine:
@@ -52,12 +81,12 @@ class StoreLine:
     def _met(self) -> Any:
         """Return a connection of our own, which nobody else waits on."""
         if self._store is None:
-            distributed: Any = import_module("torch").distributed  # CUDA plays no part here
-            if not distributed.is_available() or not distributed.is_initialized():
+            torch: Any = import_module("torch")  # CUDA plays no part here
+            if not is_distributed(torch):
                 raise NotSupportedError(
                     "the step has collectives, but its ranks did not meet in "
                     "torch.distributed.init_process_group",
                     hint="let the step's file or its first run call it, as in training",
                 )
-            self._store = distributed.distributed_c10d._get_default_store().clone()  # noqa: SLF001
+            self._store = torch.distributed.distributed_c10d._get_default_store().clone()  # noqa: SLF001
         return self._store

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from underclock.errors import MeasurementError, NoMemoryError, UsageError
+from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.parts import Parts, splitting
 from underclock.hw.cuda.profiling import is_distributed, recorded
 from underclock.hw.cuda.state import finally_unless_stuck
+from underclock.hw.cuda.store_line import meet
 
 StepFunction = Callable[[], object]
 
@@ -113,6 +115,7 @@ def profile(step: StepFunction) -> Mapping[str, Any]:
         _memory_errors(torch, "profiling the step"),
         recorded() as trace,
     ):
+        meet(torch, SystemClock())
         step()
         torch.cuda.synchronize()
     return trace
