@@ -45,7 +45,8 @@ from underclock.store import write_document
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
 WINDOWS = 10
-STEPS, SETTLING = 60, 5
+STEPS, LEAST_STEPS, SETTLING = 60, 12, 5
+LOOK_MS = 2e3
 BRIEF = msgspec.structs.replace(
     QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
 )
@@ -57,15 +58,18 @@ def speed_ms(step: Callable[[], object]) -> dict[str, float]:
 
     Where the host bounds a step, others on the machine only ever make it slower.
     """
-    taken = []
-    for _ in range(STEPS + SETTLING):
-        torch.cuda.synchronize()
-        begun_s = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        taken.append(1e3 * (time.perf_counter() - begun_s))
-    tenths = statistics.quantiles(taken[SETTLING:], n=10)
+    settling_ms = [_once_ms(step) for _ in range(SETTLING)]
+    times = min(STEPS, max(LEAST_STEPS, round(LOOK_MS / min(settling_ms))))
+    tenths = statistics.quantiles((_once_ms(step) for _ in range(times)), n=10)
     return {"tenth": tenths[0], "median": tenths[4]}
+
+
+def _once_ms(step: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begun_s = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begun_s)
 
 
 def calls(step: Callable[[], object]) -> int:
