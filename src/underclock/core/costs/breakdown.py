@@ -50,7 +50,9 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
     # What runs beside others has no clock of its own that could save any of its energy.
-    own = 1.0 - (0.0 if table.beside_j is None else table.beside_j / table.energy_j[:, table.baseline])
+    own = 1.0 - (
+        0.0 if table.beside_j is None else table.beside_j / table.energy_j[:, table.baseline]
+    )
     if sample_set.in_situ:
         table = settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
