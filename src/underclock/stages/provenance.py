@@ -132,8 +132,8 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
     yield "step", f"step {begun.fingerprint}", f"step {wanted.fingerprint}", _REPEAT
     if begun.provenance and wanted.provenance:
         yield from _provenances(begun.provenance, wanted.provenance)
-    had, has = (_without_noise(header.kernels) for header in (begun, wanted))
-    yield "set of kernels", *_told(had, has, "kernels"), _REPEAT
+    before, now = _without_noise(begun.kernels), _without_noise(wanted.kernels)
+    yield "set of kernels", *_told(before, now, "kernels"), _REPEAT
     yield "clock grid", *_told(begun.settings, wanted.settings, "clock pairs"), _REPEAT
     yield "number of repeats", str(begun.repeats), str(wanted.repeats), _REPEAT
     yield "grid", _expected(begun), _expected(wanted), _REPEAT
@@ -156,7 +156,7 @@ def _provenances(begun: Provenance, wanted: Provenance) -> Iterator[tuple[str, s
 
 
 def _without_noise(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Return kernels without what no two profiles say alike; a file keeps what it was begun with."""
+    """Return kernels without what no two profiles say alike: a file keeps what it began with."""
     return tuple(msgspec.structs.replace(kernel, waited_for=1.0) for kernel in kernels)
 
 

@@ -43,12 +43,12 @@ def read_table(path: Path) -> SampleSet:
     """Read a measured sweep of one GPU.
 
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
-    (invocations per step, default 1), ``pass`` (forward, backward, optimizer, communication,
-    other) and ``waited_for`` (share of its time for which the step waits, default 1). Commas, semicolons or tabs separate them; capitals and spaces in their names do not
-    matter, and others are left out with a warning. What was read meanwhile may be there too: see
-    `readings`. Without ``pass``, a kernel named ``…/forward``
-    or ``…/backward`` belongs there. Repeated rows are repeats. Where energy and power are both
-    given they are compared.
+    (invocations per step, default 1), ``pass`` (forward, backward, optimizer, communication, other)
+    and ``waited_for`` (share of its time for which the step waits, default 1). Commas, semicolons
+    or tabs separate them; capitals and spaces in their names do not matter, and others are left out
+    with a warning. What was read meanwhile may be there too: see `readings`. Without ``pass``, a
+    kernel named ``…/forward`` or ``…/backward`` belongs there. Repeated rows are repeats. Where
+    energy and power are both given they are compared.
 
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.

@@ -118,6 +118,17 @@ def test_samples_come_back_as_they_went_in_the_order_taken(
     assert found.in_situ == tuple(steps)
 
 
+def test_what_a_step_waits_for_is_kept(tmp_path: Path) -> None:
+    shares = (0.0, 0.0625, 1.0)
+    kernels = tuple(Kernel(name=f"k{n}", waited_for=share) for n, share in enumerate(shares))
+    with SampleFile.create(
+        tmp_path / "s.db", msgspec.structs.replace(HEADER, kernels=kernels, order=(0, 1, 2))
+    ):
+        pass
+
+    assert tuple(kernel.waited_for for kernel in read_samples(tmp_path / "s.db").kernels) == shares
+
+
 def test_the_header_comes_back_as_it_went(tmp_path: Path) -> None:
     with SampleFile.create(tmp_path / "s.db", HEADER) as file:
         assert file.header == HEADER

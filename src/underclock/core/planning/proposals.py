@@ -13,7 +13,7 @@ from underclock.arrays import Floats
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import SOLVER
 from underclock.core.planning.latency_curve import Progress
-from underclock.core.planning.sequence import Rules, is_waited_for, sequence_problem
+from underclock.core.planning.sequence import Rules, sequence_problem, unchanged
 from underclock.core.switching import SequenceProblem
 from underclock.records import Kernel, Pass, Proposal, Status
 
@@ -126,8 +126,7 @@ def _reordered(
     problem: SequenceProblem, kernels: Sequence[Kernel], order: Sequence[int]
 ) -> SequenceProblem:
     launches = np.array(order, dtype=np.int64)
-    during = np.array([is_waited_for(kernel) for kernel in kernels], dtype=bool)[launches]
-    return dataclasses.replace(problem, order=launches, blocked=during | np.roll(during, 1))
+    return dataclasses.replace(problem, order=launches, blocked=unchanged(kernels, launches))
 
 
 def _auto(table: CostTable, problem: SequenceProblem, grown: Floats) -> tuple[float, float]:

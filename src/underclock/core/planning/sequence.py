@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.misses import usual_misses
 from underclock.core.switching import SequenceProblem
@@ -80,8 +80,6 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         # Auto is a cost of the whole step: beside locked launches it would be another.
         time_s, energy_j = time_s.copy(), energy_j.copy()
         time_s[:, table.baseline] = energy_j[:, table.baseline] = math.inf
-    waited = np.array([is_waited_for(kernel) for kernel in table.kernels], dtype=bool)
-    during = waited[launches]
     return SequenceProblem(
         time_s=time_s,
         energy_j=energy_j,
@@ -93,17 +91,27 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         miss_energy_j=miss_j,
         dwell_s=dwell_s,
         jitter_s=jitter_s,
-        # Changing clocks round a collective delays every GPU that waits in it; not where all of it
-        # is beside launches that are in nobody's way.
-        blocked=during | np.roll(during, 1),
+        blocked=unchanged(table.kernels, launches),
         max_switches=rules.max_switches,
         budget_s=table.auto_time_s * (1.0 + rules.max_slowdown),
     )
 
 
-def is_waited_for(kernel: Kernel) -> bool:
-    """Whether a kernel is a collective for which the step waits."""
-    return kernel.pass_ is Pass.COMMUNICATION and not kernel.runs_beside
+def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
+    """Return before which launches clocks must stay as they are. Shape (n,).
+
+    Changing clocks round a collective that is waited for delays every GPU that waits in it. What
+    runs beside the launches before it has their clocks.
+
+    Args:
+        kernels: Of the step.
+        order: Kernel of each launch. Shape (n,).
+    """
+    beside = np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
+    collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in kernels], dtype=bool)
+    during = (collective & ~beside)[order]
+    blocked: Bools = during | np.roll(during, 1) | beside[order]
+    return blocked
 
 
 def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats, Floats]:
