@@ -10,9 +10,9 @@ from typing import Final
 from underclock.errors import DataError
 
 SCHEMAS: Final = {
-    "step": 4,
-    "samples": 6,
-    "plan": 5,
+    "step": 5,
+    "samples": 7,
+    "plan": 6,
     "score": 3,
     "validation": 3,
     "latencies": 3,
