@@ -65,9 +65,9 @@ def tracing(parts: Mapping[str, Any]) -> str:
             percent(named(whole)),
             f"{whole['trace_s']:.1f} s",
             f"{whole['measure_s']:.0f} s",
-            f"{whole['speed_before_ms']:.2f}",
-            f"{whole['speed_after_ms']:.2f}",
-            f"{whole['speed_after_measuring_ms']:.2f}",
+            f"{whole['speed_before_ms'][0]['median']:.2f}",
+            f"{whole['speed_after_ms']['median']:.2f}",
+            f"{whole['speed_after_measuring_ms']['median']:.2f}",
         )
         for name, whole in parts.items()
     ]
@@ -77,7 +77,7 @@ def tracing(parts: Mapping[str, Any]) -> str:
     )
     return (
         "## Tracing and measuring\n\n"
-        "The step's own time is the median of ten steps as its user runs it, in ms: before "
+        "The step's own time is the median of up to 60 steps as its user runs it, in ms: before "
         "anything, after tracing, and after measuring. Measuring includes capturing the step "
         "again, warming the GPU, and the whole step in situ. *Named* is the share of the isolated "
         "kernels' time that has an operator and a pass (wanted 98 %).\n\n"
