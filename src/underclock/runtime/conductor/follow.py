@@ -159,7 +159,8 @@ class Follower:
             words = f"the GPU cannot be read: {self._error}"
             self.machine.events.append((self._clock.now_s(), words))
         for gauge in gauges:
-            self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+            clocks = None if self._setter is None else gauge.clocks  # nothing was asked of these
+            self.machine.observed(clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
         for words in self._shown.add(gauges):
             self.machine.events.append((self._clock.now_s(), words))
         if gauges:
