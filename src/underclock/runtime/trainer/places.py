@@ -140,7 +140,7 @@ def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ..
             for wanted in (Pass.FORWARD, Pass.BACKWARD)
         )
         forward, backward = _visits(around, forwards), _visits(around, backwards)
-        if not any(len(calls) > 1 for calls in around):
+        if not any(map(module_calls, modules)):
             for path in [path for path in forward if _may_enclose(path, forward[path], forwards)]:
                 del forward[path]
         for path, visits in forward.items():

@@ -225,8 +225,8 @@ def test_roots_called_in_turn_and_modules_called_by_others_are_kept_apart() -> N
 
 def test_where_calls_are_not_told_what_may_be_the_model_is_no_place() -> None:
     """It is entered once, or with each of its launches: files traced before do not say."""
-    old = [("Gpt", F), ("tokens", F), ("Gpt", F), ("norm", F), ("", F), ("norm", B), ("Gpt", B)]
+    old = [("Gpt", F), ("h.0", F), ("h.0.up", F), ("Gpt", F), ("norm", F), ("Gpt", F), ("norm", B)]
     gathered = [("a", F), ("a", B), ("a", F), ("a", B)]
 
-    assert {path for _, _, path, _, _ in _places(*old)} == {"", "tokens", "norm"}
+    assert {path for _, _, path, _, _ in _places(*old)} == {"", "h.0", "h.0.up", "norm"}
     assert "a" in {path for _, _, path, _, _ in _places(*gathered)}
