@@ -66,11 +66,15 @@ class Given(Gauges):
 
     def __init__(self) -> None:
         self.error = ""
+        self.closely_s = 0.0
         self.given: list[Gauge] = []
 
     def taken(self) -> list[Gauge]:
         some, self.given = self.given, []
         return some
+
+    def read_closely(self, for_s: float) -> None:
+        self.closely_s = for_s
 
     def gives(self, gauge: Gauge) -> None:
         self.given.append(gauge)
@@ -498,6 +502,30 @@ def test_gauges_are_read_until_they_are_closed() -> None:
     assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
     assert first.limit_w is None
     assert gauges.error == "the GPU is gone"
+
+
+def test_gauges_are_read_seldom_until_somebody_wants_to_know() -> None:
+    gauges = Gauges(Reads(), CLOCK, closely_s=0.0)  # type: ignore[arg-type]
+    _wait(lambda: bool(gauges._taken))  # noqa: SLF001 - taking would empty it
+    CLOCK.sleep_s(0.3)
+    seldom = gauges.taken()
+    gauges.read_closely(5.0)
+    _wait(lambda: len(gauges._taken) > 1)  # noqa: SLF001
+    one, other, *_ = gauges.taken()
+    gauges.close()
+
+    assert len(seldom) == 1
+    assert 0.1 <= other.at_s - one.at_s < 0.5
+
+
+def test_a_step_that_stands_still_is_read_closely(bench: Bench) -> None:
+    follow = bench.follow(Asked())
+    bench.steps(follow, 3)
+    assert bench.shown.closely_s == 0.0
+    bench.until(follow, bench.clock.now_s() + 1.0)
+    bench.lines()
+
+    assert bench.shown.closely_s > 0.0
 
 
 def _wait(condition: Callable[[], bool]) -> None:
