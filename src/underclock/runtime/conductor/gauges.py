@@ -1,8 +1,8 @@
 """What the driver shows of one GPU while it trains, read now and then by a thread of its own.
 
 Reading blocks, the energy counter some milliseconds, and marks must not be missed meanwhile. It
-also costs: what goes by time and not by looks took some 4 % of a core on an H200, ten readings a
-second most of it. So one reads often only as long as something hangs on it.
+also costs: on an H200 what goes by time and not by looks took some 4 % of a core, and that is ten
+readings a second and little else. So one reads often only as long as something hangs on it.
 """
 
 import math
