@@ -16,7 +16,7 @@ from recorded import read
 from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, module_calls_text
+from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.places import Place, chosen, marked, places_of
 
@@ -230,3 +230,17 @@ def test_where_calls_are_not_told_what_may_be_the_model_is_no_place() -> None:
 
     assert {path for _, _, path, _, _ in _places(*old)} == {"", "h.0", "h.0.up", "norm"}
     assert "a" in {path for _, _, path, _, _ in _places(*gathered)}
+
+
+@given(
+    st.lists(
+        st.sampled_from(["Gpt", "Gpt.head", "h", "h.0", "h.0.up", "h.1", "norm"]),
+        min_size=1,
+        max_size=5,
+        unique=True,
+    )
+)
+def test_calls_are_read_as_they_are_written(paths: list[str]) -> None:
+    told = module_calls(module_calls_text(paths))
+
+    assert told == (tuple(paths) if len(paths) > 1 else None)
