@@ -63,6 +63,7 @@ GRAPH_BLOCK_S, GRAPH_PAIRS = 0.8, 50
 _SETTLING = 6  # steps before a block counts; the first two of them teach the marks
 _TIMEOUT_S = 280
 _WARM_S, _WINDOW_S = 3.0, 1.0
+_READS = 40
 
 
 def main() -> None:
@@ -198,8 +199,36 @@ def held(name: str, path: Path, most: int | None) -> dict[str, Any]:
         "step_s": step_s,
         "change": statistics.mean(ratios) if ratios else None,
         "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5 if ratios else None,
+        "reads": reads(torch, step),
         **found,
     }
+
+
+def reads(torch: ModuleType, step: Callable[[], object]) -> dict[str, dict[str, float]]:
+    """Return what each of the conductor's readings takes while the GPU works, in time and core."""
+    from underclock.hw.nvml import NvmlGpu  # noqa: PLC0415 - needs a GPU
+    from underclock.hw.nvml_calls import nvml_session  # noqa: PLC0415
+
+    taken = {}
+    with nvml_session():
+        gpu = NvmlGpu()
+        for read in (
+            gpu.energy_j,
+            gpu.observed,
+            gpu.throttle_reasons,
+            gpu.power_w,
+            gpu.temperature_c,
+        ):
+            step()  # it is launched, and runs on
+            began_s, cpu_s = time.perf_counter(), time.thread_time()
+            for _ in range(_READS):
+                read()
+            taken[read.__name__] = {
+                "blocks_s": (time.perf_counter() - began_s) / _READS,
+                "cpu_s": (time.thread_time() - cpu_s) / _READS,
+            }
+            torch.cuda.synchronize()
+    return taken
 
 
 def _eager_turns(

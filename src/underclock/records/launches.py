@@ -1,6 +1,7 @@
 """What tracing saw, before it is a step: nodes of a captured graph, and activities of a profile."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -8,6 +9,8 @@ from underclock.records import Pass, Record, Step
 
 MODULE_MARK = "underclock.module:"
 """Prefix of the annotations in a profile that say which module runs."""
+
+_CALLS = " > "
 
 
 class NodeKind(StrEnum):
@@ -56,6 +59,7 @@ class TracedActivity(Record, frozen=True, kw_only=True):
         operator: Innermost operator that launched it; empty when unknown.
         shapes: The operator's input tensors, as in `records.Launch`.
         module: Path of the module it ran for; empty when unknown.
+        callers: Paths of the modules whose calls were open around that one's, outermost first.
         pass_: Part of the step.
         device: Index of the GPU it ran on.
         stream: Number of the stream it ran on; 0 where the profile does not say.
@@ -71,10 +75,36 @@ class TracedActivity(Record, frozen=True, kw_only=True):
     operator: str = ""
     shapes: str = ""
     module: str = ""
+    callers: tuple[str, ...] = ()
     pass_: Pass = Pass.OTHER
     device: int = 0
     stream: int = 0
     waited_for: float = 1.0
+
+
+def module_calls(text: str) -> tuple[str, ...] | None:
+    """Return the modules whose calls were open at a launch, outermost first.
+
+    Args:
+        text: What a step says of the launch.
+
+    Returns:
+        ``None`` where it names the innermost module alone.
+    """
+    first, *others = text.split(_CALLS)
+    paths = [first]
+    for other in others:
+        paths.append(paths[-1] + other if other.startswith(".") else other)
+    return tuple(paths) if others else None
+
+
+def module_calls_text(paths: Sequence[str]) -> str:
+    """Return modules, outermost first, as a step says them: ``Gpt > blocks.2 > .attention``."""
+    short = [
+        path.removeprefix(outer) if path.startswith(f"{outer}.") else path
+        for outer, path in itertools.pairwise(paths)
+    ]
+    return _CALLS.join([*paths[:1], *short])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

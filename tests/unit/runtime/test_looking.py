@@ -176,3 +176,20 @@ def test_nothing_is_expected_after_a_mark_that_is_none() -> None:
 
     assert position.after_s(99, 1.0) == float("inf")
     assert position.reaches_s(3) == float("inf")
+
+
+def test_one_looks_early_where_it_is_not_known_how_fast_a_step_goes(bench: Bench) -> None:
+    position = bench.machine.position
+    for stretch in (1.0, 1.05, 0.95) * 5:
+        begins_s = bench.clock.now
+        for index, launch in enumerate(MARKS):
+            bench.until(begins_s + launch * LAUNCH_S * stretch)
+            bench.page.write(index + 1)
+        bench.until(begins_s + len(CLOCKS) * LAUNCH_S * stretch)
+    bench.page.write(1)
+    bench.until(bench.clock.now + 1e-3)
+
+    assert position.mark == 0
+    unsure_s = position.unsure_s
+    assert unsure_s == pytest.approx(0.07 * (position.next_mark_s() - position.at_s), rel=0.3)
+    assert position.next_mark_s() - bench.looking.next_s >= 3.0 * unsure_s - 1e-9

@@ -43,16 +43,16 @@ class HostTimeline:
         called_us: When each call began.
         backward_ends_us: Last moment of autograd's work.
         optimizer_ends_us: Last moment of an optimizer's work.
-        modules: Module of the forward operator of each autograd sequence number.
-        differentiated: Module whose operator was differentiated last.
+        modules: Modules around the forward operator of each autograd sequence number.
+        differentiated: Modules around the operator that was differentiated last.
     """
 
     chains: dict[int, tuple[HostRange, ...]] = field(default_factory=dict)
     called_us: dict[int, float] = field(default_factory=dict)
     backward_ends_us: float = -math.inf
     optimizer_ends_us: float = -math.inf
-    modules: dict[int, str] = field(default_factory=dict)
-    differentiated: str = ""
+    modules: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    differentiated: tuple[str, ...] = ()
 
 
 def complete_events(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -89,9 +89,11 @@ def host_timeline(events: Sequence[Mapping[str, Any]]) -> HostTimeline:
         differentiates = any(outer.is_backward for outer in chain) and bool(
             range_.arguments.get("Fwd thread id")
         )
-        module = innermost_module(chain)
-        if number is not None and module is not None and not differentiates:
-            host.modules[int(number)] = module
+        if number is None or differentiates:
+            return
+        modules = modules_around(chain)
+        if modules:
+            host.modules[int(number)] = modules
 
     walk_threads(events, note, opened)
     return host
@@ -138,9 +140,10 @@ def correlation_of(event: Mapping[str, Any]) -> int:
     return int(event.get("args", {}).get("correlation", -1))
 
 
-def innermost_module(chain: Sequence[HostRange]) -> str | None:
-    """Return the path of the innermost module; ``None`` outside of all modules."""
-    for range_ in reversed(chain):
-        if range_.name.startswith(MODULE_MARK):
-            return range_.name.removeprefix(MODULE_MARK)
-    return None
+def modules_around(chain: Sequence[HostRange]) -> tuple[str, ...]:
+    """Return the paths of the modules that were called, outermost first.
+
+    A wrapper and what it wraps have one path, and are one.
+    """
+    called = [each.name for each in chain if each.name.startswith(MODULE_MARK)]
+    return tuple(dict.fromkeys(name.removeprefix(MODULE_MARK) for name in called))

@@ -19,7 +19,7 @@ from underclock.core.tracing.host import (
     complete_events,
     correlation_of,
     host_timeline,
-    innermost_module,
+    modules_around,
     walk_threads,
 )
 from underclock.records import Pass
@@ -198,13 +198,15 @@ def _activity(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> T
     asked = operator_and_shapes(event, chain) or (
         (operator.name, _shapes(operator.arguments)) if operator else ("", "")
     )
+    modules = _modules(chain, host)
     return TracedActivity(
         kind=kind,
         start_s=float(event["ts"]) * _US,
         duration_s=float(event.get("dur", 0.0)) * _US,
         operator=asked[0],
         shapes=asked[1],
-        module=_module(chain, host),
+        module=modules[-1] if modules else "",
+        callers=modules[:-1],
         pass_=_pass(event["name"], chain, launched_us, host),
         device=int(event.get("args", {}).get("device", 0)),
         stream=int(event.get("args", {}).get("stream", 0)),
@@ -253,19 +255,22 @@ def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostT
     return Pass.OTHER
 
 
-def _module(chain: Sequence[HostRange], host: HostTimeline) -> str:
-    """Return the module an activity ran for.
+def _modules(chain: Sequence[HostRange], host: HostTimeline) -> tuple[str, ...]:
+    """Return the module an activity ran for, and those that called it, outermost first.
 
-    In the backward pass it is the module of the forward operator with the same sequence number.
-    Accumulating a gradient has no number: it belongs to what was differentiated last.
+    In the backward pass it is that of the forward operator with the same sequence number.
+    Accumulating a gradient has no number: it belongs to what was differentiated last. A module that
+    is recomputed there is called by none: those around it are that operator's.
     """
     backward = [i for i, range_ in enumerate(chain) if range_.is_backward]
-    own = innermost_module(chain[backward[-1] :] if backward else chain)
-    if own is not None or not backward:
-        return own or ""
+    own = modules_around(chain[backward[-1] :] if backward else chain)
+    if not backward:
+        return own
     number = chain[backward[-1]].arguments.get("Sequence number")
-    if number is not None and int(number) in host.modules:
-        host.differentiated = host.modules[int(number)]
+    of_number = () if number is None else host.modules.get(int(number), ())
+    if own:
+        return (*of_number[: of_number.index(own[0])], *own) if own[0] in of_number else own
+    host.differentiated = of_number or host.differentiated
     return host.differentiated
 
 

@@ -12,7 +12,14 @@ from underclock.core.tracing.names import named, starred
 from underclock.core.tracing.sizes import Pool, pools
 from underclock.errors import DataError
 from underclock.records import Kernel, Launch, Pass, Step
-from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced, TracedActivity
+from underclock.records.launches import (
+    LaunchGroup,
+    Node,
+    NodeKind,
+    Traced,
+    TracedActivity,
+    module_calls_text,
+)
 
 _Key = tuple[str, Pass]
 
@@ -159,8 +166,11 @@ def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Po
 
 
 def _modules(groups: Sequence[LaunchGroup]) -> tuple[str, ...]:
-    """Return the module of each launch; none at all where no launch has one."""
-    modules = tuple(group.activity.module if group.activity else "" for group in groups)
+    """Return the modules around each launch; none at all where no launch has one."""
+    modules = tuple(
+        module_calls_text((*each.callers, each.module)) if (each := group.activity) else ""
+        for group in groups
+    )
     return modules if any(modules) else ()
 
 

@@ -9,7 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What holds a module under another that is called as it is."""
 _REPLICATING = {"DistributedDataParallel", "DataParallel"}
 
 
@@ -29,10 +30,10 @@ def paths_below(called: Any) -> dict[int, str]:
 
 
 def _without_wrappers(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
 def _class_name(module: Any) -> str:
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         module = getattr(module, wrapper, module)
     return type(module).__name__

@@ -36,6 +36,8 @@ _PUT_OFF_S = 0.1  # housekeeping waits so long for something else to wake it
 _LOW = 0.5  # of the highest core clock, while a step stands still
 _TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
 _NEAR_S = 5e-4  # to what is due next: so long one waits here
+_LEARNING_S = 60.0  # in which clocks that were set are compared often with those that run
+_STANDING_S = 1.0  # in which power is read often once a step stands still
 _UNSEEN = {
     pages.WAITING: "no step was seen: no optimiser of PyTorch's took one",
     pages.LEARNING: "no step was seen: training ended, or its step was captured as a graph, before "
@@ -120,6 +122,8 @@ class Follower:
         now_s = self._clock.now_s()
         self._observe()
         next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
+        if self.machine.state is State.STALLED:
+            self._gauges.read_closely(_STANDING_S)
         if next_ask is not None:
             self._call(next_ask, now_s, log, others)
         self._expect()
@@ -159,7 +163,8 @@ class Follower:
             words = f"the GPU cannot be read: {self._error}"
             self.machine.events.append((self._clock.now_s(), words))
         for gauge in gauges:
-            self.machine.observed(gauge.clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+            clocks = None if self._setter is None else gauge.clocks  # nothing was asked of these
+            self.machine.observed(clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
         for words in self._shown.add(gauges):
             self.machine.events.append((self._clock.now_s(), words))
         if gauges:
@@ -320,7 +325,9 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         gpu = NvmlGpu(told.index)
         machine = Machine(timetable_of(scheduled(plan), page.marks), low_mhz=_low_mhz(gpu))
         policy = policy_of(machine, plan, arms=options["arms"], window=options["window"])
-        gauges = Gauges(gpu, clock)
+        # Arms are compared by the energy of single steps; a dry run has nothing to compare.
+        closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
+        gauges = Gauges(gpu, clock, closely_s=closely_s)
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )

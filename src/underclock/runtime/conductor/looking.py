@@ -20,6 +20,7 @@ from underclock.runtime.trainer.page import Page
 
 _FIRST_CLOSE_S, _LEAST_CLOSE_S, _MOST_CLOSE_S = 5e-4, 1e-4, 5e-3
 _LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close look after another
+_UNSURE = 3.0  # deviations that a mark may be early by
 _WAITING_S = 5e-3  # between looks where nothing is known
 _IDLE_S = 0.05  # and before there is a trainer that marks
 _PR_SET_TIMERSLACK = 29
@@ -39,8 +40,8 @@ class _How(NamedTuple):
     off: float
 
 
-_BRIEFLY = _How(early=1.5, between=1.0, off=0.5)
-_CLOSELY = _How(early=8.0, between=0.5, off=0.25)
+_BRIEFLY = _How(early=2.0, between=1.0, off=0.5)
+_CLOSELY = _How(early=4.0, between=0.5, off=0.25)
 
 
 def wake_on_time() -> None:
@@ -96,7 +97,7 @@ class Looking:
         if mark_s == math.inf:
             self.next_s = now_s + self._peace_s()
         else:
-            first_s = mark_s - self._how.early * self._close_s
+            first_s = mark_s - self._early_s()
             self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
@@ -111,12 +112,16 @@ class Looking:
         overdue_s = now_s - self._expected_s
         if overdue_s >= self._close_s:
             self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
-        first_s = self._expected_s - self._how.early * self._close_s
+        first_s = self._expected_s - self._early_s()
         self.next_s = first_s if first_s > now_s else now_s + self._wait_s(overdue_s)
 
     @property
     def _how(self) -> "_How":
         return _CLOSELY if self._position.closely else _BRIEFLY
+
+    def _early_s(self) -> float:
+        """Return how long before a mark is expected one begins to look."""
+        return max(self._how.early * self._close_s, _UNSURE * self._position.unsure_s)
 
     def _wait_s(self, overdue_s: float) -> float:
         """Return how long to wait between looks at a mark that is due."""

@@ -1,6 +1,7 @@
 """What a run's log says in a few numbers."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from underclock.records.runs import (
     ArmLine,
@@ -34,19 +35,20 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     followed = [line for line in steps if line.state == State.FOLLOWING]
     counted = followed or steps
     energies_j = [line.energy_j for line in counted if line.energy_j is not None]
-    errors_s = [abs(each_s) for line in followed for each_s in line.error_s]
-    late_s = [each_s for line in followed for each_s in line.late_s]
+    told = list(_told(followed))
+    errors_s = [(abs(each_s), count) for line, count in told for each_s in line.error_s]
+    late_s = [(each_s, count) for line, count in told for each_s in line.late_s]
     ends = [line for line in lines if isinstance(line, EndLine)]
     asks = [line for line in lines if isinstance(line, AskLine)]
     wall_s = sum(line.wall_s for line in ends)
-    hits = [(line.hits, line.planned) for line in followed if line.hits is not None]
+    hits = [((line.hits or 0) * count, line.planned * count) for line, count in told]
     planned = sum(each for _, each in hits)
     return RunSummary(
         run=run,
         marks=0 if run is None else run.marks,
         steps=len(steps),
         followed=len(followed),
-        step_s=_quantile([line.time_s for line in counted], _P50),
+        step_s=_quantile([(line.time_s, 1) for line in counted], _P50),
         step_j=sum(energies_j) / len(energies_j) if energies_j else None,
         asks=len(asks) / len(steps) if steps else None,
         hits=sum(each for each, _ in hits) / planned if planned else None,
@@ -61,8 +63,24 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     )
 
 
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    """Return the least value that such a share of them does not exceed."""
-    if not values:
-        return None
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+def _told(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:
+    """Yield the steps whose changes are told, and for how many each stands: those before it too.
+
+    All first steps are told, while they are learned, and few of the later ones.
+    """
+    waiting: defaultdict[int, int] = defaultdict(int)
+    for line in steps:
+        waiting[line.gpu] += 1
+        if line.hits is not None:
+            yield line, waiting.pop(line.gpu)
+
+
+def _quantile(values: Sequence[tuple[float, int]], share: float) -> float | None:
+    """Return the least value that such a share of them does not exceed; each counts some times."""
+    upto = share * sum(count for _, count in values)
+    value = None
+    for value, count in sorted(values):  # noqa: B007 - the last, if none is beyond
+        upto -= count
+        if upto < 0:
+            break
+    return value

@@ -207,26 +207,23 @@ class Machine:
 
     def observed(
         self,
-        clocks: Clocks,
+        clocks: Clocks | None,
         reasons: ThrottleReason,
         at_s: float,
         *,
         power_w: float | None = None,
     ) -> None:
-        """Take note of what the driver shows of the GPU, some tens of times a second.
+        """Take note of what the driver shows of the GPU, some times a second.
 
         Args:
-            clocks: Those that run.
+            clocks: Those that run; ``None`` where locks are only pretended, so that the clocks
+                that run say nothing of them.
             reasons: Why they are what they are.
             at_s: When that was read.
             power_w: What the board draws; tells a step that waits from marks that are lost.
         """
-        self._learn_delay(clocks, at_s)
-        self._count(clocks, reasons, at_s)
-        for lock in self.locks.values():
-            if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
-                self._step.overruled.append(lock.why)
-                self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
+        if clocks is not None:
+            self._compare_locks(clocks, reasons, at_s)
         if reasons & SLOWDOWNS:  # it slows what is not locked as well
             self._say_once(why(reasons), at_s, why(reasons))
         if self.state is State.STALLED and at_s - self._stands_s >= _LONG_STILL_S:
@@ -237,6 +234,15 @@ class Machine:
         if power_w is not None and moves and at_s < self._still_s():
             usual_w = self._usual_w
             self._usual_w = power_w if usual_w is None else usual_w + 0.05 * (power_w - usual_w)
+
+    def _compare_locks(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
+        """Tell what became of the locks from the clocks that run."""
+        self._learn_delay(clocks, at_s)
+        self._count(clocks, reasons, at_s)
+        for lock in self.locks.values():
+            if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
+                self._step.overruled.append(lock.why)
+                self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
 
     def _say_once(self, words: str, at_s: float, *of: object) -> None:
         """Tell of something, once for each that it is of."""
@@ -362,7 +368,7 @@ class Machine:
                 line.enter(self.position.launch)
 
     def _end_step(self, at_s: float) -> None:
-        self._compare(at_s)
+        self._compare_marks(at_s)
         if self._step.is_whole:
             number, planned = self.position.rounds - 1, self.timetable.planned
             self._passed.append(self._step.passed(number, at_s, planned))
@@ -388,7 +394,7 @@ class Machine:
             for change in line.changes
         )
 
-    def _compare(self, at_s: float) -> None:
+    def _compare_marks(self, at_s: float) -> None:
         """Tell, now and then and once, where marks lie otherwise than planned."""
         if self._mismatch or self.position.rounds % _COMPARED_EVERY:
             return

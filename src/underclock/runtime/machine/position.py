@@ -28,7 +28,7 @@ _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
 _ENOUGH = 5  # steps, to say that marks are not the plan's
 _ALIKE = 0.25  # of the step may lie between other marks: clocks change what launches take
 _TELLING = 0.1  # of a step: a jump over less may be a late look at the mark before, or a stall
-_CLOSELY = 8  # every so many steps all marks are looked at, where some would do
+_CLOSELY = 16  # every so many steps all marks are looked at, where some would do
 _ALIKE_STEPS = 0.02  # what steps may differ by; of others one must see where they are
 _NEXT_OFTEN_MISSED = 3  # times in a row that a mark was not seen: nobody waits for it
 
@@ -220,6 +220,14 @@ class Position:
         if self._next_s is None:
             self._next_s = math.inf if self.mark is None else self.after_s(self.mark, self.at_s)
         return self._next_s
+
+    @property
+    def unsure_s(self) -> float:
+        """How far off the next mark may be for not knowing how fast this step goes; one deviation.
+
+        It is finite only where the next mark's time is.
+        """
+        return math.sqrt(self._pace_variance) * (self.next_mark_s() - self.at_s)
 
     def after_s(self, mark: int, at_s: float) -> float:
         """Return when the mark after one that was reached then is expected; infinite of no mark."""

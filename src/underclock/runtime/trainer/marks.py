@@ -16,7 +16,7 @@ import weakref
 from bisect import bisect_left
 
 from underclock.errors import DataError
-from underclock.hw.cuda.module_paths import paths_below
+from underclock.hw.cuda.module_paths import WRAPPERS, paths_below
 from underclock.runtime.trainer import page as pages
 
 TYPE_CHECKING = False
@@ -328,16 +328,19 @@ def ascending(values: Sequence[int]) -> set[int]:
 
 
 def _modules(torch: Any) -> Iterable[Any]:
-    """Return the modules there are, but for those inside of what is compiled.
+    """Return the modules there are, but for those inside of what is compiled and those wrapped.
 
-    They are looked for rather than met: a hook on all modules would be compiled into a step, and
-    taking it away would have the step compiled anew.
+    A wrapper and what it wraps have one path, and are told of once. They are looked for rather than
+    met: a hook on all modules would be compiled into a step, and taking it away would have the step
+    compiled anew.
     """
     kind = torch.nn.Module
     # By `type`, for asking some objects for their class runs code of theirs.
     found = [each for each in gc.get_objects() if issubclass(type(each), kind)]
     inside: set[int] = set()
     for module in found:
+        wrapped = module.__dict__.get("_modules", {})  # it may not be made yet
+        inside.update(id(wrapped[name]) for name in WRAPPERS if name in wrapped)
         whole = getattr(module, "_orig_mod", None)
         if whole is not None:
             inside.update(id(each) for each in whole.modules())

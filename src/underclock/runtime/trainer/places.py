@@ -6,13 +6,12 @@ of the launches and the module that each ran for.
 
 The forward and the backward pass of a step are taken run by run, broken by the other and by the
 optimiser (gradients may be gathered over several). A module begins in a run where a launch is of
-it and the launch before is not.
+it and the launch before is not. Which modules were called around a launch is told by its trace.
 """
 
 import hashlib
 import itertools
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
@@ -21,6 +20,7 @@ from underclock.errors import UsageError
 from underclock.records import ClockSchedule, Pass, Plan
 from underclock.records.common import Record
 from underclock.records.latencies import changed
+from underclock.records.launches import module_calls
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 
 SPACING_S = 0.02
@@ -119,7 +119,7 @@ def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ..
     """Return all that can be seen of a step, at most one thing at each launch, in launch order.
 
     Args:
-        modules: Path of the module of each launch; empty where they are unknown.
+        modules: Of each launch, as a step says; empty where they are unknown.
         passes: Of each launch.
     """
     found = {0: Place(launch=0, event=STEP)}
@@ -134,10 +134,15 @@ def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ..
                 total=len(backward_ends),
             )
     if modules:
-        forward, backward = (
-            _visits(modules, [run for pass_, run in runs if pass_ is wanted])
+        around = _around(modules)
+        forwards, backwards = (
+            [run for pass_, run in runs if pass_ is wanted]
             for wanted in (Pass.FORWARD, Pass.BACKWARD)
         )
+        forward, backward = _visits(around, forwards), _visits(around, backwards)
+        if not any(map(module_calls, modules)):
+            for path in [path for path in forward if _may_enclose(path, forward[path], forwards)]:
+                del forward[path]
         for path, visits in forward.items():
             _note(found, ENTER, path, [first for first, _ in visits])
             _note(found, LEAVE, path, [last + 1 for _, last in visits], most=len(passes) - 1)
@@ -205,35 +210,64 @@ def _runs(passes: Sequence[Pass]) -> Iterator[tuple[Pass, list[int]]]:
 
 
 def _visits(
-    modules: Sequence[str], runs: Sequence[Sequence[int]]
+    around: Sequence[Sequence[str]], runs: Sequence[Sequence[int]]
 ) -> dict[str, list[tuple[int, int]]]:
     """Return first and last launch of each time that a module runs, in turn, for every module.
 
-    Only modules that launch something themselves are known to be called at all.
+    Args:
+        around: Modules around each launch, outermost first.
+        runs: Launches of a pass.
     """
-    called = {modules[launch] for run in runs for launch in run} - {""}
-    visits: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    visits: dict[str, list[tuple[int, int]]] = {}
     for run in runs:
         inside: dict[str, int] = {}
         before = -1
         for launch in run:
-            now = set(_around(modules[launch], called))
-            for path in inside.keys() - now:
+            now = around[launch]
+            for path in [path for path in inside if path not in now]:
                 visits[path].append((inside.pop(path), before))
-            for path in now - inside.keys():
-                inside[path] = launch
+            for path in now:
+                if path not in inside:
+                    inside[path] = launch
+                    visits.setdefault(path, [])
             before = launch
         for path, first in inside.items():
             visits[path].append((first, before))
     return visits
 
 
-def _around(path: str, called: Collection[str]) -> Iterator[str]:
-    """Yield a module and those that it is inside of."""
-    while path:
-        if path in called:
-            yield path
-        path = path.rpartition(".")[0]
+def _around(modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the modules around each launch, outermost first.
+
+    A step traced before calls were told has the innermost alone. Then it is taken to be inside of
+    those that its path begins with; only those that launch something are known to be called at all.
+    """
+    told = [module_calls(text) for text in modules]
+    if any(told):
+        return tuple(
+            calls or ((text,) if text else ()) for calls, text in zip(told, modules, strict=True)
+        )
+    called = {*modules} - {""}
+    return tuple(tuple(_outside_in(text, called)) for text in modules)
+
+
+def _outside_in(path: str, called: Collection[str]) -> list[str]:
+    """Return those of the modules called that a path names on its way, itself last."""
+    parts = path.split(".")
+    names = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    return [name for name in names if name in called]
+
+
+def _may_enclose(
+    path: str, visits: Sequence[tuple[int, int]], runs: Sequence[Sequence[int]]
+) -> bool:
+    """Say whether a module may be called once where it seems to be called more often.
+
+    A model's own launches lie between those of its children, and its name, its class's, is not in
+    theirs: where calls are not told it looks like a child that is called again and again.
+    """
+    firsts = {first for first, _ in visits}
+    return "." not in path and len(visits) > sum(not firsts.isdisjoint(run) for run in runs)
 
 
 def _note(

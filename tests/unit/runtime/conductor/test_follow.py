@@ -1,5 +1,7 @@
 """What a conductor does with a page, a machine and a setter, and when any of them fails."""
 
+import bisect
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -56,7 +58,7 @@ class Virtual:
         self._now_s = until_s
 
     def at(self, at_s: float, action: Callable[[], None]) -> None:
-        self._due.append((at_s, action))
+        bisect.insort(self._due, (at_s, action), key=lambda each: each[0])
 
 
 class Given(Gauges):
@@ -64,11 +66,18 @@ class Given(Gauges):
 
     def __init__(self) -> None:
         self.error = ""
+        self.closely_s = 0.0
         self.given: list[Gauge] = []
 
     def taken(self) -> list[Gauge]:
         some, self.given = self.given, []
         return some
+
+    def read_closely(self, for_s: float) -> None:
+        self.closely_s = for_s
+
+    def gives(self, gauge: Gauge) -> None:
+        self.given.append(gauge)
 
     def close(self) -> None:
         """Nothing reads."""
@@ -157,6 +166,26 @@ def test_a_dry_run_asks_for_the_same_and_sets_nothing(bench: Bench) -> None:
 
     asks = [line.to_mhz for line in bench.lines() if isinstance(line, AskLine)]
     assert {1110, None} == set(asks)
+
+
+@pytest.mark.parametrize(("setter", "overruled"), [(None, False), (Asked(), True)])
+def test_clocks_that_nobody_asked_for_overrule_no_lock(
+    bench: Bench, setter: Asked | None, *, overruled: bool
+) -> None:
+    follow = bench.follow(setter)
+    begins_s = bench.clock.now_s()
+    for step in range(40):  # at the power cap, whatever is or would be locked
+        at_s = begins_s + 0.0101 * step
+        capped = dataclasses.replace(_gauge(at_s, None), reasons=ThrottleReason.SW_POWER_CAP)
+        bench.clock.at(at_s, functools.partial(bench.shown.gives, capped))
+    bench.steps(follow, 6)
+
+    lines = bench.lines()
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    told = [line.text for line in lines if isinstance(line, EventLine)]
+    assert any(line.overruled for line in steps) is overruled
+    assert any("was asked for and 1500 MHz runs" in text for text in told) is overruled
+    assert 1500 in {line.core_mhz for line in steps}  # the gauge is shown all the same
 
 
 @pytest.mark.parametrize(
@@ -473,6 +502,30 @@ def test_gauges_are_read_until_they_are_closed() -> None:
     assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
     assert first.limit_w is None
     assert gauges.error == "the GPU is gone"
+
+
+def test_gauges_are_read_seldom_until_somebody_wants_to_know() -> None:
+    gauges = Gauges(Reads(), CLOCK, closely_s=0.0)  # type: ignore[arg-type]
+    _wait(lambda: bool(gauges._taken))  # noqa: SLF001 - taking would empty it
+    CLOCK.sleep_s(0.3)
+    seldom = gauges.taken()
+    gauges.read_closely(5.0)
+    _wait(lambda: len(gauges._taken) > 1)  # noqa: SLF001
+    one, other, *_ = gauges.taken()
+    gauges.close()
+
+    assert len(seldom) == 1
+    assert 0.1 <= other.at_s - one.at_s < 0.5
+
+
+def test_a_step_that_stands_still_is_read_closely(bench: Bench) -> None:
+    follow = bench.follow(Asked())
+    bench.steps(follow, 3)
+    assert bench.shown.closely_s == 0.0
+    bench.until(follow, bench.clock.now_s() + 1.0)
+    bench.lines()
+
+    assert bench.shown.closely_s > 0.0
 
 
 def _wait(condition: Callable[[], bool]) -> None:

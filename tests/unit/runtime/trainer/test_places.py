@@ -1,18 +1,26 @@
 """Which places of a step can be marked, and which of them a plan's marks take."""
 
 import itertools
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recorded import read
 from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass
+from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.places import Place, chosen, marked, places_of
 
+TRACES = Path(__file__).parents[3] / "data" / "traces"
 F, B, O, N = Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OTHER  # noqa: E741 - as few letters as launches
 
 
@@ -126,3 +134,113 @@ def test_a_step_of_which_only_the_beginning_can_be_marked_is_refused() -> None:
     forward = tuple(msgspec.structs.replace(each, pass_=F) for each in made.runs)
     with pytest.raises(UsageError, match="one mark over and over"):
         marked(msgspec.structs.replace(made, runs=forward, modules=()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tiny", "tiny_recomputed", "tiny_llama", "ordinary/compiled", "ranks/ddp.rank0"],
+)
+def test_every_place_of_a_recorded_step_is_where_the_modules_were_called(name: str) -> None:
+    recording = read(TRACES / f"{name}.json.gz")
+    seen = recording.seen
+    modules = [module_calls_text((*each.callers, each.module)) for each in seen]
+
+    places = places_of(modules, [each.pass_ for each in seen])
+
+    happened = _module_events(recording.trace)
+    looked_at = [place for place in places if place.event in {ENTER, LEAVE}]
+    assert any("." not in place.path for place in looked_at)
+    for place in looked_at:
+        launches_before = happened[place.event, place.path]
+        assert len(launches_before) == place.total, place
+        assert launches_before[place.occurrence] == place.launch
+
+
+def _module_events(trace: Mapping[str, Any]) -> dict[tuple[str, str], list[int]]:
+    """Return how many launches came before each call of a module began and ended."""
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    done = {_correlation(e) for e in events if e["cat"] in {"kernel", "gpu_memset", "gpu_memcpy"}}
+    asked_us = sorted(
+        event["ts"]
+        for event in events
+        if event["cat"] in {"cuda_runtime", "cuda_driver"} and _correlation(event) in done
+    )
+    autograd = {event["tid"] for event in events if event["name"].startswith("autograd::engine")}
+    happened = defaultdict(list)
+    for event in sorted(events, key=lambda each: each["ts"]):
+        if event["name"].startswith(MODULE_MARK) and event["tid"] not in autograd:
+            path = event["name"].removeprefix(MODULE_MARK)
+            happened[ENTER, path].append(bisect_left(asked_us, event["ts"]))
+            happened[LEAVE, path].append(bisect_left(asked_us, event["ts"] + event["dur"]))
+    return happened
+
+
+def _correlation(event: Mapping[str, Any]) -> int:
+    return int(event.get("args", {}).get("correlation", -1))
+
+
+def test_a_model_encloses_its_children() -> None:
+    found = _places(
+        ("Gpt > tokens", F),
+        ("Gpt", F),
+        ("Gpt > norm", F),
+        ("Gpt", F),
+        ("Gpt > norm", F),
+        ("", B),
+        ("Gpt > norm", B),
+        ("Gpt", B),
+        ("Gpt > tokens", B),
+        ("", O),
+    )
+
+    assert found == [
+        (0, STEP, "", 0, 1),
+        (1, LEAVE, "tokens", 0, 1),
+        (2, ENTER, "norm", 0, 2),
+        (3, LEAVE, "norm", 0, 2),
+        (4, ENTER, "norm", 1, 2),
+        (5, LEAVE, "Gpt", 0, 1),
+        (6, BACK, "Gpt", 0, 1),
+        (8, BACK, "tokens", 0, 1),
+        (9, BACKWARD_END, "", 0, 1),
+    ]
+
+
+def test_roots_called_in_turn_and_modules_called_by_others_are_kept_apart() -> None:
+    found = _places(
+        ("Judge > net > .0", F),
+        ("Judge", F),
+        ("Maker > net > .0", F),
+        ("Maker > net.0", F),
+        ("Judge > net > .0", F),
+    )
+
+    assert found[1:] == [
+        (1, LEAVE, "net", 0, 3),
+        (2, ENTER, "net", 1, 3),
+        (3, LEAVE, "net", 1, 3),
+        (4, ENTER, "Judge", 1, 2),
+    ]
+
+
+def test_where_calls_are_not_told_what_may_be_the_model_is_no_place() -> None:
+    """It is entered once, or with each of its launches: files traced before do not say."""
+    old = [("Gpt", F), ("h.0", F), ("h.0.up", F), ("Gpt", F), ("norm", F), ("Gpt", F), ("norm", B)]
+    gathered = [("a", F), ("a", B), ("a", F), ("a", B)]
+
+    assert {path for _, _, path, _, _ in _places(*old)} == {"", "h.0", "h.0.up", "norm"}
+    assert "a" in {path for _, _, path, _, _ in _places(*gathered)}
+
+
+@given(
+    st.lists(
+        st.sampled_from(["Gpt", "Gpt.head", "h", "h.0", "h.0.up", "h.1", "norm"]),
+        min_size=1,
+        max_size=5,
+        unique=True,
+    )
+)
+def test_calls_are_read_as_they_are_written(paths: list[str]) -> None:
+    told = module_calls(module_calls_text(paths))
+
+    assert told == (tuple(paths) if len(paths) > 1 else None)

@@ -1,0 +1,50 @@
+"""What a run's log says in a few numbers, where changes are told of some of its steps."""
+
+import pytest
+
+from underclock.records.runs import StepLine
+from underclock.runtime.conductor.summary import summary_of
+from underclock.runtime.machine.steps import State
+
+
+def _step(number: int, *errors_s: float, hits: int | None = None, gpu: int = 0) -> StepLine:
+    return StepLine(
+        gpu=gpu,
+        step=number,
+        began_s=0.1 * number,
+        time_s=0.1,
+        state=State.FOLLOWING,
+        planned=2,
+        asked=2,
+        hits=hits,
+        late_s=errors_s,
+        error_s=errors_s,
+    )
+
+
+def test_a_step_that_is_told_stands_for_those_before_it() -> None:
+    """Else the first steps, all told while they are learned, would count as much as all others."""
+    first = [_step(number, 5e-3, -5e-3, hits=0) for number in range(2)]
+    later = [
+        _step(number, 1e-4, hits=2) if number % 10 == 0 else _step(number)
+        for number in range(2, 201)
+    ]
+
+    summary = summary_of([*first, *later])
+
+    assert summary.error_p50_s == 1e-4
+    assert summary.error_p99_s == 5e-3  # of 203 boundaries that they stand for, 4 are so far off
+    assert summary.hits == pytest.approx(199 / 201)
+    assert summary_of([*first, *later, *later]).error_p99_s == 1e-4
+
+
+def test_steps_of_several_gpus_stand_for_their_own() -> None:
+    lines = [_step(0, gpu=1), _step(1, gpu=1), _step(0, hits=0), _step(2, gpu=1, hits=2)]
+
+    assert summary_of(lines).hits == pytest.approx(0.75)
+
+
+def test_where_no_step_is_told_nothing_is_known() -> None:
+    summary = summary_of([_step(0), _step(1)])
+
+    assert (summary.hits, summary.error_p50_s, summary.late_p99_s) == (None, None, None)
