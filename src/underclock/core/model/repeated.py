@@ -150,7 +150,7 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
             every = np.arange(len(lock))
             auto = auto_costs(
                 AutoRuns.of(quantity, by_itself, runs.setting == table.baseline, counts),
-                np.where(lock < 0, np.nan, np.log(costs[c][every, lock])),
+                np.where(lock < 0, np.nan, np.log(costs[c][every, lock] / counts)),
                 np.where(lock < 0, np.nan, variance[c][every, lock]),
             )
             costs[c, :, table.baseline] = auto.cost

@@ -162,6 +162,27 @@ def test_a_campaign_of_one_run_each_knows_locks_where_a_table_has_no_auto() -> N
     assert 0.0 < baseline.spread[1] < 0.05
 
 
+@pytest.mark.parametrize("field", ["time_s", "energy_j"])
+def test_auto_is_drawn_to_the_fastest_lock_however_often_a_step_has_a_kernel(field: str) -> None:
+    samples = [s for k in range(6) for s in _samples(f"k{k}", noise=0.01, seed=k)]
+    alike = _table(samples)
+    often = tuple(
+        msgspec.structs.replace(each, count=10 ** (k % 3)) for k, each in enumerate(alike.kernels)
+    )
+    of_launch = []
+    for sample_set in (alike, msgspec.structs.replace(alike, kernels=often)):
+        table = repeated_table(sample_set).table
+        costs = getattr(table, field)[:, table.baseline]
+        each = costs / [kernel.count for kernel in table.kernels]
+        of_launch.append(each / each[0])  # the sum is kept as measured, whose weights counts are
+    runs = [
+        np.mean([getattr(s, field) for s in samples if s.kernel == k.name and s.asked.is_auto])
+        for k in often
+    ]
+    drawn = np.linalg.norm(of_launch[0] - np.array(runs) / runs[0])
+    assert np.linalg.norm(of_launch[1] - of_launch[0]) < 0.5 * drawn
+
+
 def test_what_stays_at_auto_is_sure_and_what_moves_is_not() -> None:
     made = repeated_table(_table(_samples("a", 0.02, 0) + _samples("b", 0.02, 1)))
     auto = made.table.baseline
