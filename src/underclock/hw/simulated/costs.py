@@ -6,6 +6,8 @@ the clock that is read. On an H200 with a limit of 700 W eleven products thinned
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,17 +62,24 @@ class Costs:
         self._constants = constants
         self._peak_w = math.inf if peak_w is None else peak_w
         self._bins_mhz = np.array(core_mhz, dtype=np.float64)
-        self._known: dict[tuple[int, float, int], LaunchCost] = {}
+        self._known = defaultdict[tuple[float, int], dict[int, LaunchCost]](dict)
+        self._count = 0  # of all that is remembered
 
     def at(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: int) -> LaunchCost:
         """Return what a kernel, or nothing, costs at given clocks."""
-        key = (id(kernel), core_mhz, mem_mhz)
-        cost = self._known.get(key)
+        cost = self._known[core_mhz, mem_mhz].get(id(kernel))
         if cost is None:
-            if len(self._known) >= _REMEMBERED:
+            if self._count >= _REMEMBERED:
                 self._known.clear()
-            self._known[key] = cost = self._new(kernel, core_mhz, float(mem_mhz))
+                self._count = 0
+            cost = self._new(kernel, core_mhz, float(mem_mhz))
+            self._known[core_mhz, mem_mhz][id(kernel)] = cost
+            self._count += 1
         return cost
+
+    def known(self, core_mhz: float, mem_mhz: int) -> Mapping[int, LaunchCost]:
+        """Return what is remembered at given clocks, by the identity of the kernel."""
+        return self._known[core_mhz, mem_mhz]
 
     def capped_mhz(
         self,
