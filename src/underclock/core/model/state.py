@@ -169,19 +169,20 @@ def weights(problem: FitProblem, state: State) -> Floats:
 def kernel_costs(problem: FitProblem, state: State) -> Floats:
     """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
     whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
-    return costs_of(state, whitened, weights(problem, state))
+    return costs_of(state.prior, state.parameters.kernels, whitened, weights(problem, state))
 
 
-def costs_of(state: State, residuals: Floats, precision: Floats) -> Floats:
+def costs_of(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: Floats) -> Floats:
     """Return what `kernel_costs` does.
 
     Args:
-        state: Where.
+        prior: Of the kernels.
+        kernels: Their parameters. Shape (K, P).
         residuals: There, whitened. Shape (2, K, L).
         precision: Of the residuals. Shape (2, K, L).
     """
     own = (precision * residuals**2).sum(axis=(0, 2))
-    costs: Floats = 0.5 * own + state.prior.penalty(state.parameters.kernels)
+    costs: Floats = 0.5 * own + prior.penalty(kernels)
     return costs
 
 

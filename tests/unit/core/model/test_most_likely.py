@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from underclock.arrays import Floats
+from underclock.core.model.kernel_steps import Start, converge_starts
 from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.most_likely import fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.parameters import FIXED, Parameters, Points, Shared, predict
+from underclock.core.model.restarts import STARTS, started
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
-from underclock.core.model.state import FitProblem, State, begin
+from underclock.core.model.state import FitProblem, State, begin, kernel_costs
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
@@ -177,6 +179,30 @@ def test_along_the_axes_rows_weigh_as_their_covariance_says(
             own = np.diag(errors.noise[q] ** 2 / rows.windows[q, mine])
             expected = residuals[q, mine] @ np.linalg.solve(shared + own, residuals[q, mine])
             assert weighed[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
+
+
+def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
+    problem = FitProblem.of(_some(truth.rows, np.arange(0, 60, 5)), _FAMILY)
+    state = begin(problem)
+    near = started(state, STARTS[0])
+    near = dataclasses.replace(near, kernels=converge_starts(problem, state, [near]).kernels[0])
+    starts = [
+        near,  # is done with long before the others are
+        started(state, STARTS[1]),
+        started(state, STARTS[2], held=FIXED),
+        Start(state.parameters.kernels, ~state.parameters.serial),
+    ]
+
+    ends = converge_starts(problem, state, starts)
+
+    for start, kernels, costs in zip(starts, ends.kernels, ends.costs, strict=True):
+        alone = converge_starts(problem, state, [start])
+        there = state.moved(kernels=kernels, serial=start.serial)
+        assert (kernels == alone.kernels[0]).all()
+        assert (costs == alone.costs[0]).all()
+        assert costs == pytest.approx(kernel_costs(problem, there), rel=1e-12)
+        if start.held is not None:
+            assert (kernels[:, start.held] == start.kernels[:, start.held]).all()
 
 
 def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> None:
