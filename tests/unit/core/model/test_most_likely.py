@@ -114,6 +114,7 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
         assert np.exp(log[1, mine]) == pytest.approx(busy_w(gpu, kernel, *where, warm))
 
 
+@pytest.mark.untraced
 @settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
@@ -221,10 +222,12 @@ def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> Non
     assert probability[:, 1:][away[:, 1:]].max() < probability[:, 0][away[:, 0]].max()
 
 
+@pytest.mark.untraced
 def test_enough_rows_leave_no_doubt(model: FittedModel) -> None:
     assert model.alternatives.kernels.shape == (0, 12, PER_KERNEL)
 
 
+@pytest.mark.untraced
 def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
     truth = _truth(12, 0)
     fastest = np.flatnonzero(np.arange(len(truth.rows.kernel)) % 24 == 23)
@@ -246,6 +249,7 @@ def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, model: Fitted
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
 
 
+@pytest.mark.untraced
 def test_the_order_of_rows_within_a_kernel_changes_nothing(
     truth: _Truth, model: FittedModel
 ) -> None:
