@@ -15,11 +15,11 @@ from underclock.arrays import Floats
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.state import (
     FitProblem,
+    Seen,
     State,
     cost,
     idling,
     idling_by_shared,
-    predicted,
     weights,
 )
 
@@ -104,13 +104,13 @@ def idle_of(problem: FitProblem, state: State) -> tuple[Floats, Floats] | None:
     return idling(problem, shared), idling_by_shared(problem, shared)
 
 
-def linearised(problem: FitProblem, state: State) -> Linear:
-    """Return the problem around a state."""
-    prediction, whitened = predicted(problem, state), problem.whitening.whitened
+def linearised(problem: FitProblem, state: State, seen: Seen | None = None) -> Linear:
+    """Return the problem around a state, from where somebody may have looked at the rows."""
+    seen, whitened = seen or Seen.of(problem, state), problem.whitening.whitened
     return Linear(
-        whitened(problem.measured - prediction.log),
-        whitened(prediction.by_shared()),
-        whitened(prediction.by_kernel()),
+        seen.residuals,
+        whitened(seen.prediction.by_shared()),
+        whitened(seen.prediction.by_kernel()),
         idle_of(problem, state),
     )
 
@@ -193,9 +193,10 @@ def normal_equations(
 
 def converge(problem: FitProblem, state: State) -> State:
     """Step all parameters until nothing moves."""
-    damping, least = 1e-3, cost(problem, state)
+    seen = Seen.of(problem, state)
+    damping, least = 1e-3, cost(problem, state, seen)
     for _ in range(ITERATIONS):
-        linear = linearised(problem, state)
+        linear = linearised(problem, state, seen)
         equations = normal_equations(problem, state, linear, weights(problem, state))
         for _ in range(_TRIES):
             step_s, step_k = equations.step(damping)
@@ -205,13 +206,14 @@ def converge(problem: FitProblem, state: State) -> State:
                 shared=state.parameters.shared + shorter * step_s,
                 kernels=state.parameters.kernels + shorter * step_k,
             )
-            now = cost(problem, tried)
+            beyond = Seen.of(problem, tried)
+            now = cost(problem, tried, beyond)
             if now <= least:
                 break
             damping = max(damping, 1e-6) * 10
         else:
             return state
-        gained, least, state = least - now, now, tried
+        gained, least, state, seen = least - now, now, tried, beyond
         damping /= 5
         if gained < CONVERGED * (1.0 + abs(least)) and longest < _SETTLED:
             break
