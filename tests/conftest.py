@@ -25,6 +25,8 @@ settings.register_profile("thorough", deadline=None, max_examples=400, print_blo
 settings.register_profile("dev", deadline=None, max_examples=10)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+_NOT_FOLLOWED = ("slow", "untraced")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _writable() -> None:
@@ -42,9 +44,9 @@ def _hears_signals() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let no coverage follow a slow test: it would take three times as long and add nothing."""
+    """Let no coverage follow some tests: they would take three times as long and add nothing."""
     stopped = []
-    if item.get_closest_marker("slow") is not None:
+    if any(item.get_closest_marker(name) is not None for name in _NOT_FOLLOWED):
         # A worker has one that follows from the start, under the one that follows its tests.
         while (following := coverage.Coverage.current()) is not None:
             following.stop()

@@ -74,22 +74,18 @@ def test_without_a_latency_switching_is_free(
     assert plan["latency_curve"] == []
 
 
-def test_a_person_sees_the_curve_with_known_hardware(
-    samples: Path, capsys: pytest.CaptureFixture[str]
+def test_a_person_sees_the_curve_with_known_hardware_and_so_does_the_page(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
     given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
-    assert run("plan", samples, *given) == 0
+    assert run("plan", samples, *given, "-o", plan) == 0
     out = capsys.readouterr().out
     assert "achievable here" in out
     assert "Hopper" in out
     assert "larger micro-batches" in out
     assert max(map(len, out.splitlines())) <= 80
 
-
-def test_the_page_shows_the_curve_and_what_is_proposed(samples: Path, tmp_path: Path) -> None:
-    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
-    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
-    assert run("plan", samples, *given, "-o", plan) == 0
     assert run("report", plan, "-o", page) == 0
     text = page.read_text()
     assert "If changing clocks took longer" in text

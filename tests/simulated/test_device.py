@@ -59,6 +59,7 @@ def test_a_busy_gpu_warms_to_a_steady_temperature(gemm: Kernel) -> None:
     assert gpu.temperature_c == pytest.approx(warm_c, abs=0.5)
 
 
+@pytest.mark.untraced
 def test_a_mixed_step_averages_to_the_power_limit(step: Step) -> None:
     gpu = _busy([step.kernels[i] for i in step.order])
     gpu.limit_power(280.0)
@@ -113,6 +114,7 @@ def test_power_is_noisy_from_loop_to_loop_except_at_the_cap(gemm: Kernel) -> Non
     assert spread_w(150.0) < 0.1
 
 
+@pytest.mark.untraced
 def test_kernels_borrow_power_from_their_neighbours_within_the_averaging_time() -> None:
     # A product that alone sits at the cap, and a pause as long as it: both well under the 100 ms
     # over which the cap averages, so in turn with the pause the product runs at full clock.

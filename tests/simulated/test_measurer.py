@@ -42,6 +42,7 @@ def test_a_locked_kernel_measures_what_physics_says(
     assert reading.observed == Clocks(core_mhz=clocks.core_mhz, mem_mhz=int(mem))
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("mix", [Mix(), Mix(launches=3, hot=2), Mix(launches=2, idle_s=0.02)])
 def test_a_round_in_company_measures_what_it_truly_takes(rig: Rig, gemm: Kernel, mix: Mix) -> None:
     rig.device.limit_power(280.0)
@@ -67,6 +68,7 @@ def test_a_round_in_company_measures_what_it_truly_takes(rig: Rig, gemm: Kernel,
     assert inside_s == pytest.approx(reading.time_s, rel=5e-3)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("clocks", [AUTO, Clocks(core_mhz=1800)])
 def test_company_that_brings_the_cap_is_no_interference(
     rig: Rig, elementwise: Kernel, clocks: Clocks
@@ -110,6 +112,7 @@ def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
     assert reading.window_s >= 9 * reading.time_s
 
 
+@pytest.mark.untraced
 def test_a_few_whole_rounds_of_a_step_in_company_are_enough(rig: Rig, step: Step) -> None:
     launches = [step.kernels[i] for i in step.order]
     measuring = MeasurementSettings(kernel_warm_s=0.5, window_s=0.1, launches=20)

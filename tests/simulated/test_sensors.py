@@ -233,6 +233,7 @@ def test_other_reads_take_a_microsecond(rig: Rig) -> None:
     assert rig.clock.now_s() - before_s < 1e-3
 
 
+@pytest.mark.untraced
 def test_setting_a_clock_blocks_as_long_as_on_an_a800(rig: Rig) -> None:
     taken_s = []
     for i in range(4000):

@@ -54,6 +54,7 @@ def test_a_neighbour_draws_power_while_this_process_rests() -> None:
     assert gpu.throttle_reasons == pynvml.nvmlClocksEventReasonGpuIdle
 
 
+@pytest.mark.untraced
 def test_the_power_cap_counts_the_neighbour(gemm: Kernel) -> None:
     gpu = VirtualGpu(_MODEL, seed=0)
     gpu.limit_power(250.0)

@@ -65,6 +65,7 @@ def test_an_idle_gpu_is_read_a_thousand_times_a_second_and_left_alone(tmp_path: 
     assert gaps_s == pytest.approx(_PERIOD_S, abs=2e-6)
 
 
+@pytest.mark.untraced
 def test_the_summary_says_what_the_file_says(tmp_path: Path, long: Step) -> None:
     log = watch("sim:rtx3080ti", duration_s=1.0, step=long, to=tmp_path / "log.csv")
     rows = _rows(tmp_path / "log.csv")
@@ -89,6 +90,7 @@ def _told(step: Step, duration_s: float) -> list[Tally]:
     return told
 
 
+@pytest.mark.untraced
 def test_a_log_says_how_far_it_is_now_and_then(long: Step) -> None:
     seen = _told(long, 1.2)
 
@@ -99,6 +101,7 @@ def test_a_log_says_how_far_it_is_now_and_then(long: Step) -> None:
     assert [tally.share for tally in log] == pytest.approx([0.0, 0.5 / 1.2, 1.0 / 1.2], abs=0.01)
 
 
+@pytest.mark.untraced
 def test_kernels_follow_one_another_as_in_the_step_which_begins_as_one_ends(
     tmp_path: Path, long: Step
 ) -> None:

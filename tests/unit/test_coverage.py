@@ -1,4 +1,4 @@
-"""Coverage follows no slow test: `make test` would take a minute longer, and be none the wiser."""
+"""Coverage does not follow all tests: `make test` would take longer, and be none the wiser."""
 
 import coverage
 import pytest
@@ -6,6 +6,11 @@ import pytest
 
 @pytest.mark.slow
 def test_coverage_does_not_follow_a_slow_test() -> None:
+    assert coverage.Coverage.current() is None
+
+
+@pytest.mark.untraced
+def test_nor_one_that_asks_for_it() -> None:
     assert coverage.Coverage.current() is None
 
 

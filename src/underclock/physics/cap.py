@@ -37,6 +37,17 @@ def capped_core_mhz(
         The greatest bin if it fits, the least if none does.
     """
     power_w = busy_w(gpu, kernel, bins_mhz, np.full_like(bins_mhz, mem_mhz), temperature_c)
+    return settled_mhz(bins_mhz, power_w, limit_w)
+
+
+def settled_mhz(bins_mhz: Floats, power_w: Floats, limit_w: float) -> float:
+    """Return the mean core clock in MHz at which no more than the limit is drawn.
+
+    Args:
+        bins_mhz: As of `capped_core_mhz`.
+        power_w: Drawn at each of them.
+        limit_w: Power the loop settles at.
+    """
     fits = np.flatnonzero(power_w <= limit_w)
     if len(fits) == 0:
         return float(bins_mhz[0])

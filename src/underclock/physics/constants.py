@@ -3,7 +3,7 @@
 Cycles are counted in millions, so that Mcycles / MHz = s.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -115,15 +115,6 @@ class KernelArrays:
     work_j_per_v2: Floats
     dram_j: Floats
     serial: Bools
-
-    def moved(self, other: "KernelArrays", which: Bools) -> "KernelArrays":
-        """Return these kernels, and others in the place of some."""
-        return KernelArrays(
-            **{
-                each.name: np.where(which, getattr(other, each.name), getattr(self, each.name))
-                for each in fields(self)
-            }
-        )
 
     def exponent(self, gpu: GpuConstants) -> Floats:
         """Return the exponent that joins the parts of each kernel's time. Shape (R,)."""

@@ -7,12 +7,12 @@ P = idle + E / t, where E = work · V² + traffic is the energy of one launch.
 Shape letters: R rows, M memory points of the GPU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import xlogy
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants, KernelArrays
 from underclock.physics.power import REFERENCE_C, idle_w, voltage_v
 from underclock.physics.timing import dram_mhz, joined, xbar_mhz
@@ -80,6 +80,19 @@ class AtClocks:
             idle_w=idle_w(gpu, core_mhz, mem_mhz, temperature_c),
         )
 
+    def repeated(self, times: int) -> "AtClocks":
+        """Return the GPU at so many copies of the clocks."""
+        return AtClocks(
+            gpu=self.gpu,
+            core_mhz=np.tile(self.core_mhz, times),
+            mem_mhz=np.tile(self.mem_mhz, times),
+            temperature_c=np.tile(self.temperature_c, times),
+            volts=np.tile(self.volts, times),
+            xbar_mhz=np.tile(self.xbar_mhz, times),
+            dram_mhz=np.tile(self.dram_mhz, times),
+            idle_w=np.tile(self.idle_w, times),
+        )
+
     def costs(self, kernels: KernelArrays) -> "LogCosts":
         """Return what the kernel of each row costs there."""
         parts = (
@@ -87,7 +100,8 @@ class AtClocks:
             kernels.dram_mcycles / self.dram_mhz,
             kernels.xbar_mcycles / self.xbar_mhz,
         )
-        joined_s = joined(*parts, kernels.exponent(self.gpu))
+        exponent = kernels.exponent(self.gpu)
+        joined_s = joined(*parts, exponent)
         time_s = joined_s + kernels.fixed_s
         launch_j = kernels.work_j_per_v2 * self.volts**2 + kernels.dram_j
         return LogCosts(
@@ -100,7 +114,8 @@ class AtClocks:
             power_w=self.idle_w + launch_j / time_s,
             volts=self.volts,
             joined_s=joined_s,
-            parts_s=np.stack(parts),
+            parts_s=np.array(parts),
+            exponent=exponent,
         )
 
 
@@ -119,6 +134,7 @@ class LogCosts:
         volts: Core voltage in V. Shape (R,).
         joined_s: Time but the fixed. Shape (R,).
         parts_s: What core, DRAM and crossbar would take alone. Shape (3, R).
+        exponent: Which joins them. Shape (R,).
     """
 
     gpu: GpuConstants
@@ -131,22 +147,13 @@ class LogCosts:
     volts: Floats
     joined_s: Floats
     parts_s: Floats
+    exponent: Floats
 
     @property
     def log(self) -> Floats:
         """Logarithms of time in s and power in W. Shape (2, R)."""
-        return np.log(np.stack([self.time_s, self.power_w]))
-
-    def moved(self, other: "LogCosts", rows: Bools) -> "LogCosts":
-        """Return these costs, and others' in some rows, at the same clocks of the same GPU."""
-        return replace(
-            self,
-            kernels=self.kernels.moved(other.kernels, rows),
-            time_s=np.where(rows, other.time_s, self.time_s),
-            power_w=np.where(rows, other.power_w, self.power_w),
-            joined_s=np.where(rows, other.joined_s, self.joined_s),
-            parts_s=np.where(rows, other.parts_s, self.parts_s),
-        )
+        log: Floats = np.log(np.array([self.time_s, self.power_w]))
+        return log
 
     def by_kernel(self) -> Floats:
         """Return derivatives by the kernel's constants, as in `BY_KERNEL`. Shape (2, R, 6)."""
@@ -168,7 +175,7 @@ class LogCosts:
         gpu = self.gpu
         by = np.zeros((2, len(self.time_s), len(BY_GPU) + 2 * len(gpu.mem_points_mhz)))
         joined_share, shares = self.joined_s / self.time_s, self._shares()
-        sharpness = xlogy(shares, shares).sum(axis=0) / self.kernels.exponent(gpu)
+        sharpness = xlogy(shares, shares).sum(axis=0) / self.exponent
         by[0, :, 0] = joined_share * np.where(self.kernels.serial, 0.0, sharpness)
         at_floor = xbar_mhz(gpu, self.core_mhz) <= gpu.xbar_floor_mhz
         by[0, :, 1] = -joined_share * shares[2] * at_floor
@@ -195,8 +202,7 @@ class LogCosts:
 
     def _shares(self) -> Floats:
         """Return the shares of core, DRAM and crossbar; they add up to one. Shape (3, R)."""
-        exponent = self.kernels.exponent(self.gpu)
-        shares: Floats = (self.parts_s / np.maximum(self.joined_s, _NO_TIME_S)) ** exponent
+        shares: Floats = (self.parts_s / np.maximum(self.joined_s, _NO_TIME_S)) ** self.exponent
         return shares
 
     def _dynamic_share(self) -> Floats:

@@ -7,8 +7,11 @@ kernel takes longer. Below the knee of the voltage curve a lower core clock save
 efficiency sits at the knee.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants, KernelLike, Values
 from underclock.physics.timing import duration_s
 
@@ -51,6 +54,54 @@ def busy_w(
     taken_s = duration_s(gpu, kernel, core_mhz, mem_mhz)
     own_w = launch_w(gpu, kernel, core_mhz, taken_s)
     return idle_w(gpu, core_mhz, mem_mhz, temperature_c) + own_w
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPower:
+    """Board power while a kernel runs over and over at many clocks, for any temperature.
+
+    What does not depend on the temperature is known once.
+
+    Attributes:
+        gpu: The GPU.
+        calm_w: What neither core clock nor temperature change. Shape (R,).
+        leak_w: Leakage at the reference temperature. Shape (R,).
+        tree_w: Clock tree. Shape (R,).
+        own_w: What the kernel adds. Shape (R,).
+    """
+
+    gpu: GpuConstants
+    calm_w: Floats
+    leak_w: Floats
+    tree_w: Floats
+    own_w: Floats
+
+    @classmethod
+    def of(
+        cls,
+        gpu: GpuConstants,
+        kernel: KernelLike[float] | KernelLike[Floats],
+        core_mhz: Floats,
+        mem_mhz: Floats,
+    ) -> "WarmPower":
+        """Look at a kernel at clocks, each of shape (R,)."""
+        volts = voltage_v(gpu, core_mhz)
+        taken_s = duration_s(gpu, kernel, core_mhz, mem_mhz)
+        return cls(
+            gpu,
+            gpu.board_w + np.interp(mem_mhz, gpu.mem_points_mhz, gpu.mem_points_w),
+            gpu.leak_w_per_v3 * volts**3,
+            gpu.clock_w_per_ghz_v2 * volts**2 * core_mhz / 1000.0,
+            launch_w(gpu, kernel, core_mhz, taken_s),
+        )
+
+    def first(self, count: int, temperature_c: float) -> Floats:
+        """Return what `busy_w` does at the first clocks, to the last bit. Shape (count,)."""
+        some = slice(count)
+        warmth = 1.0 + self.gpu.leak_per_c * (temperature_c - REFERENCE_C)
+        idle_w = self.calm_w[some] + self.leak_w[some] * warmth + self.tree_w[some]
+        power_w: Floats = idle_w + self.own_w[some]
+        return power_w
 
 
 def launch_w(

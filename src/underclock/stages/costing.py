@@ -10,7 +10,7 @@ from underclock.core.model.repeated import RepeatedTable, repeated_table
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.records import Clocks, Evidence, Objective, SampleSet
+from underclock.records import Clocks, Evidence, GpuInfo, Objective, SampleSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,26 +28,23 @@ class PlanCosts:
     known: CostTable
 
 
-def under_goal(sample_set: SampleSet, costs: PlanCosts, goal: Goal) -> PlanCosts:
-    """Put costs under the power limit to plan for.
+def check_goal(gpu: GpuInfo, goal: Goal, *, alone: bool) -> None:
+    """Refuse a power limit that these samples cannot be planned under, before anything is fitted.
+
+    Args:
+        gpu: What was measured.
+        goal: What to plan for.
+        alone: Whether costs are to be those of kernels alone.
 
     Raises:
-        UsageError: PlanCosts are of kernels alone, the GPU's own limit is not known, or it takes no
-            such limit.
+        UsageError: Costs are of kernels alone, or the GPU takes no such limit.
     """
     if goal.power_limit_w is None and goal.objective is not Objective.TIME:
-        return costs
-    risk, gpu = costs.risk, sample_set.gpu
-    if not isinstance(risk, CostEstimate) or risk.table.power_cap is None:
-        raise UsageError(
-            "a power limit holds the step as it runs, and these costs are of kernels alone",
-            hint="plan samples of a step that was run whole, without --raw and --accounting "
-            "isolated",
-        )
+        return
+    if alone:
+        raise _of_kernels_alone()
     if gpu.power_limit_w is None:
-        raise UsageError(
-            "the samples do not say at which power limit they were taken", hint="measure again"
-        )
+        return  # whoever has costs says what these are of first
     limit_w = goal.power_limit_w or gpu.power_limit_w
     least_w, most_w = gpu.power_range_w or (0.0, gpu.power_limit_w)
     if not least_w <= limit_w <= most_w:
@@ -55,6 +52,31 @@ def under_goal(sample_set: SampleSet, costs: PlanCosts, goal: Goal) -> PlanCosts
             f"{gpu.name} takes no power limit of {limit_w:g} W",
             hint=f"it takes {least_w:g} to {most_w:g} W",
         )
+
+
+def _of_kernels_alone() -> UsageError:
+    return UsageError(
+        "a power limit holds the step as it runs, and these costs are of kernels alone",
+        hint="plan samples of a step that was run whole, without --raw and --accounting isolated",
+    )
+
+
+def under_goal(sample_set: SampleSet, costs: PlanCosts, goal: Goal) -> PlanCosts:
+    """Put costs under the power limit to plan for, which was checked.
+
+    Raises:
+        UsageError: Costs are of kernels alone, or the GPU's own limit is not known.
+    """
+    if goal.power_limit_w is None and goal.objective is not Objective.TIME:
+        return costs
+    risk, gpu = costs.risk, sample_set.gpu
+    if not isinstance(risk, CostEstimate) or risk.table.power_cap is None:
+        raise _of_kernels_alone()
+    if gpu.power_limit_w is None:
+        raise UsageError(
+            "the samples do not say at which power limit they were taken", hint="measure again"
+        )
+    limit_w = goal.power_limit_w or gpu.power_limit_w
     if limit_w == gpu.power_limit_w:
         return costs
     limited = LimitedEstimate.of(risk, limit_w, gpu.power_limit_w)

@@ -40,7 +40,7 @@ from underclock.records import (
 )
 from underclock.report.answer import doubt_sentence
 from underclock.report.expected import ONE_PAIR, auto_plan_sentence
-from underclock.stages.costing import PlanCosts, costs_of, under_goal
+from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.stages.sources import as_samples
 from underclock.stages.switching import Achievable, Switching, achievable
 from underclock.units import format_percent
@@ -83,6 +83,9 @@ def plan(
     whole = is_only_whole(sample_set)
     if whole:
         goal = _of_the_step(goal, switching)
+    check_goal(sample_set.gpu, goal, alone=isolated or raw is True)
+    if switching is not None:
+        _check_has_budget(goal)
     of_kernels = as_one(sample_set) if whole else sample_set
     costs = under_goal(of_kernels, costs_of(of_kernels, baseline, raw=raw, isolated=isolated), goal)
     table, risk = costs.table, costs.risk
@@ -92,7 +95,6 @@ def plan(
     _check_feasible(compared, goal)
     gained = Achievable()
     if switching is not None:
-        _check_has_budget(goal)
         if table.power_cap is None:
             goal = _within_confidence(goal, risk, compared)
         sure = risk if isinstance(risk, CostEstimate) else None

@@ -112,6 +112,7 @@ def test_what_does_not_end_a_run_leaves_it_as_it_was(
     assert "has ended, and is replaced by another" in capfd.readouterr().err
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("who", "number", "told"),
     [

@@ -260,6 +260,7 @@ def test_an_error_has_words_here_too(served: Served) -> None:
         assert pynvml.nvmlErrorString(3) == "simulated error 3"
 
 
+@pytest.mark.untraced
 def test_what_the_server_cannot_do_is_an_unknown_error(served: Served) -> None:
     del served
     with nvml_session():

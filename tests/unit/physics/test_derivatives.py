@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import GpuConstants, KernelArrays, KernelConstants
-from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts, log_costs
+from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 
@@ -54,20 +54,6 @@ def _moved(costs: LogCosts, name: str, step: float) -> Floats:
     else:
         gpu = dataclasses.replace(gpu, **{name: getattr(gpu, name) * np.exp(step)})
     return log_costs(gpu, kernels, costs.core_mhz, costs.mem_mhz, costs.temperature_c).log
-
-
-@given(st.integers(0, 10_000))
-def test_costs_with_others_in_some_rows_are_those_of_kernels_with_others(seed: int) -> None:
-    gpu, kernels, *where = _drawn(seed)
-    _, others, *_ = _drawn(seed + 1)
-    rows = np.random.default_rng(seed).random(_ROWS) < 0.5
-    at = AtClocks.of(gpu, *where)
-    mixed = at.costs(kernels).moved(at.costs(others), rows)
-    wanted = at.costs(kernels.moved(others, rows))
-
-    assert (mixed.log == wanted.log).all()
-    assert (mixed.by_kernel() == wanted.by_kernel()).all()
-    assert (mixed.by_gpu() == wanted.by_gpu()).all()
 
 
 @settings(max_examples=25)

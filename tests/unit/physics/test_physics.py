@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w, idle_w, voltage_v
+from underclock.physics.power import WarmPower, busy_w, idle_w, voltage_v
 from underclock.physics.thermal import boost_mhz, temperature_after
 from underclock.physics.timing import dram_mhz, duration_s, xbar_mhz
 
@@ -80,6 +80,17 @@ def test_the_same_formula_serves_one_clock_and_many(
     many = busy_w(_GPU, kernel, _BINS, np.full_like(_BINS, mem_mhz), temperature_c)
 
     assert many[7] == pytest.approx(busy_w(_GPU, kernel, float(_BINS[7]), mem_mhz, temperature_c))
+
+
+@given(kernels, mem, warmth, st.integers(1, len(_BINS)))
+def test_power_at_any_temperature_is_the_same_where_the_rest_is_known(
+    kernel: KernelConstants, mem_mhz: float, temperature_c: float, count: int
+) -> None:
+    mems_mhz = np.full_like(_BINS, mem_mhz)
+    known = WarmPower.of(_GPU, kernel, _BINS, mems_mhz)
+    anew = busy_w(_GPU, kernel, _BINS[:count], mems_mhz[:count], temperature_c)
+
+    assert (known.first(count, temperature_c) == anew).all()
 
 
 @given(kernels, mem, warmth, st.floats(50.0, 600.0))

@@ -36,6 +36,7 @@ from underclock.report import (
 )
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("evidence", Evidence)
 def test_every_block_of_the_page_has_the_evidence_beside_it(evidence: Evidence) -> None:
     text = page(with_plan(evidence=evidence), with_validation(evidence=evidence))
@@ -108,6 +109,7 @@ def test_a_plan_of_one_kernel_has_a_page() -> None:
     assert "The line is the frontier" not in text
 
 
+@pytest.mark.untraced
 def test_a_plan_of_a_thousand_kernels_draws_few_bars_and_says_what_the_others_save() -> None:
     text = page(with_plan(kernels=choices(1000)), None)
 
@@ -206,6 +208,7 @@ def test_what_is_unknown_is_called_unknown() -> None:
     assert "Closure unknown: the step was not measured as a whole." in text
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("status", "sentence"),
     [

@@ -71,6 +71,7 @@ def test_an_axis_maps_its_ends_to_its_ends() -> None:
     assert (axis.px(-1.0), axis.px(3.0), axis.px(1.0)) == (300.0, 20.0, 160.0)
 
 
+@pytest.mark.untraced
 @given(st.text(max_size=80), st.integers(5, 40))
 def test_a_shortened_name_keeps_both_its_ends(words: str, most: int) -> None:
     short = shortened(words, most)

@@ -112,6 +112,7 @@ def made(swept: SampleSet) -> Plan:
 
 
 class TestMeasuring:
+    @pytest.mark.untraced
     def test_whole_steps_are_on_file_with_what_each_kernel_took_inside(
         self, swept: SampleSet
     ) -> None:
@@ -126,6 +127,7 @@ class TestMeasuring:
         inside_s = 2 * longest.kernel_s[0] + longest.kernel_s[1]
         assert inside_s == pytest.approx(longest.round_s, rel=0.01)
 
+    @pytest.mark.untraced
     def test_a_grid_is_visited_once_and_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
         campaign = Campaign(core_mhz=(1980, 1605, 1395, None), mem_mhz=(None,), repeats=2)
         first = measured(tmp_path / "s.db", campaign)
@@ -191,6 +193,7 @@ def _header(measurer: Measurer) -> SampleSet:
 
 
 class TestSteering:
+    @pytest.mark.untraced
     def test_a_short_step_is_steered_by_company(self, tmp_path: Path) -> None:
         campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=60.0)
         steered = measured(tmp_path / "s.db", campaign)

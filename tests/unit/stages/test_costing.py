@@ -9,11 +9,11 @@ from underclock.core.model.estimate import CostEstimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.rows import CannotFitError
 from underclock.core.planning.goal import Goal
-from underclock.errors import UsageError
+from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, Objective, Plan, SampleSet, Strategy
 from underclock.stages.campaign import Campaign
-from underclock.stages.costing import PlanCosts, costs_of, under_goal
+from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching, latencies_of
@@ -83,12 +83,21 @@ def test_under_a_lower_limit_the_step_takes_longer(sample_set: SampleSet, costs:
     assert limited.table.auto_energy_j < costs.table.auto_energy_j
 
 
+@pytest.fixture
+def unfit(sample_set: SampleSet) -> SampleSet:
+    """What cannot be fitted: who plans on it gets as far as that, or is refused before."""
+    found = msgspec.structs.replace(sample_set, samples=sample_set.samples[:1])
+    with pytest.raises(DataError):
+        plan(found, raw=False)
+    return found
+
+
 @pytest.mark.parametrize("limit_w", [99.0, 386.0, 9999.0])
-def test_a_limit_outside_the_gpus_range_is_refused(
-    sample_set: SampleSet, costs: PlanCosts, limit_w: float
+def test_a_limit_outside_the_gpus_range_is_refused_at_once(
+    unfit: SampleSet, limit_w: float
 ) -> None:
     with pytest.raises(UsageError, match=f"takes no power limit of {limit_w:g} W") as caught:
-        under_goal(sample_set, costs, Goal(power_limit_w=limit_w))
+        plan(unfit, Goal(power_limit_w=limit_w))
 
     assert caught.value.hint == "it takes 100 to 385 W"
 
@@ -100,7 +109,7 @@ def test_of_a_gpu_whose_range_is_unknown_limits_up_to_its_own_are_taken(
 
     assert under_goal(unknown, costs, Goal(power_limit_w=_LOWER_W)).risk is not costs.risk
     with pytest.raises(UsageError, match="takes no power limit of 351 W"):
-        under_goal(unknown, costs, Goal(power_limit_w=351.0))
+        check_goal(unknown.gpu, Goal(power_limit_w=351.0), alone=False)
 
 
 @pytest.mark.parametrize("goal", [Goal(power_limit_w=300.0), Goal(objective=Objective.TIME)])
@@ -113,14 +122,11 @@ def test_a_gpu_whose_limit_is_unknown_cannot_be_planned_under_one(
     assert caught.value.hint == "measure again"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("goal", [Goal(power_limit_w=300.0), Goal(objective=Objective.TIME)])
 @pytest.mark.parametrize("raw", [True, False])
-def test_kernels_alone_are_held_by_no_limit(
-    sample_set: SampleSet, goal: Goal, *, raw: bool
-) -> None:
+def test_kernels_alone_are_held_by_no_limit(unfit: SampleSet, goal: Goal, *, raw: bool) -> None:
     with pytest.raises(UsageError, match="these costs are of kernels alone") as caught:
-        plan(sample_set, goal, raw=raw, isolated=not raw)
+        plan(unfit, goal, raw=raw, isolated=not raw)
 
     assert "without --raw and --accounting isolated" in caught.value.hint
 
@@ -188,15 +194,12 @@ def test_least_energy_under_a_limit_keeps_the_budget_against_what_the_cap_leaves
     assert made.promise.energy_change <= 0.0
 
 
-@pytest.mark.slow
-def test_a_step_that_is_only_to_be_fast_has_no_budget_for_switching(
-    sample_set: SampleSet,
-) -> None:
+def test_a_step_that_is_only_to_be_fast_has_no_budget_for_switching(unfit: SampleSet) -> None:
     switching = latencies_of("6ms", Path("samples.db"))
 
     assert isinstance(switching, Switching)
     with pytest.raises(UsageError, match="time has no time budget for switching to keep"):
-        plan(sample_set, Goal(objective=Objective.TIME), switching=switching)
+        plan(unfit, Goal(objective=Objective.TIME), switching=switching)
 
 
 def test_the_goal_of_a_plan_under_a_limit_names_the_limit(fastest: Plan) -> None:

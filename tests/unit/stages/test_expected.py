@@ -38,6 +38,7 @@ def campaign(
     return told, seen
 
 
+@pytest.mark.untraced
 def test_a_grid_takes_about_as_long_as_was_said(step: Step, tmp_path: Path) -> None:
     grid = Campaign(core_mhz=(1050, None), mem_mhz=(None,))
     (told,), seen = campaign(step, tmp_path / "s.db", grid)
@@ -65,6 +66,7 @@ def test_an_adaptive_campaign_says_what_comes_first_and_what_a_limit_leaves(
     assert again.limit_s == pytest.approx(2.0, abs=1.0)
 
 
+@pytest.mark.untraced
 def test_no_more_is_expected_than_samples_are_allowed(step: Step, tmp_path: Path) -> None:
     (told,), _ = campaign(step, tmp_path / "s.db", Campaign(max_samples=5))
     assert told.first == 5

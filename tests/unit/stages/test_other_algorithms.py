@@ -52,6 +52,7 @@ def path(begun: Path, tmp_path: Path) -> Path:
 NAME = traced().kernels[0].name
 
 
+@pytest.mark.untraced
 def test_what_runs_otherwise_is_set_apart_and_measured_anew(path: Path) -> None:
     before = read_samples(path)
     after = run(traced(**{NAME.split()[0]: "another"}), path)

@@ -57,6 +57,7 @@ def begun(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.untraced
 def test_a_file_says_what_its_samples_rest_on(begun: Path) -> None:
     found = read_samples(begun)
 
@@ -126,6 +127,7 @@ def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_fil
         check_same(begun, header, fewer)
 
 
+@pytest.mark.untraced
 def test_another_version_goes_on_and_says_so(step: Step, begun: Path, tmp_path: Path) -> None:
     header = msgspec.structs.replace(read_samples(begun), samples=(), in_situ=())
     provenance = msgspec.structs.replace(header.provenance or Provenance(), version="0.0.1")
@@ -163,6 +165,7 @@ class TestElsewhere:
         assert made.gpu == read_samples(begun).gpu
         assert made.version == underclock.__version__
 
+    @pytest.mark.untraced
     def test_another_board_of_the_model_is_taken_with_a_warning(self, made: Plan) -> None:
         found = validate(made, gpu="sim:rtx3080ti#1", repeats=1, measuring=_BRIEF)
 

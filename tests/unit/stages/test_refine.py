@@ -50,7 +50,7 @@ def given_plan(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.fixture(scope="module")
 def refined(given_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     to = tmp_path_factory.mktemp("unit3") / "s.db"
-    return refine(given_plan, gpu="sim:rtx3080ti#3", to=to)
+    return refine(given_plan, gpu="sim:rtx3080ti#3", to=to, measuring=BRISK)
 
 
 def _table(folder: Path, text: str = _TABLE) -> str:
@@ -98,15 +98,18 @@ def test_an_interrupted_run_goes_on_where_it_stopped(given_plan: Plan, tmp_path:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        refine(given_plan, gpu="sim:rtx3080ti#3", to=to, progress=interrupt)
+        refine(given_plan, gpu="sim:rtx3080ti#3", to=to, measuring=BRISK, progress=interrupt)
     first = SampleFile.read(to)
-    whole = refine(given_plan, gpu="sim:rtx3080ti#3", to=to)
+    whole = refine(given_plan, gpu="sim:rtx3080ti#3", to=to, measuring=BRISK)
 
     assert len(first.samples) == 11
     assert whole.samples[:11] == first.samples
     assert len(whole.samples) == whole.expected_samples
     told: list[Tally] = []
-    assert refine(given_plan, gpu="sim:rtx3080ti#3", to=to, progress=told.append) == whole
+    assert (
+        refine(given_plan, gpu="sim:rtx3080ti#3", to=to, measuring=BRISK, progress=told.append)
+        == whole
+    )
     assert [tally.doing for tally in told] == ["done"]
 
 
@@ -138,7 +141,7 @@ def test_a_kernel_left_at_auto_is_measured_next_to_the_best_fixed_clocks(
             given_plan, kernels={**given_plan.kernels, first: choice}, fixed=found
         )
         to = tmp_path / f"{expected}.db"
-        sample_set = refine(changed, gpu="sim:rtx3080ti#3", to=to)
+        sample_set = refine(changed, gpu="sim:rtx3080ti#3", to=to, measuring=BRISK)
         cores = {s.asked.core_mhz for s in sample_set.samples if s.kernel == first}
         assert None in cores
         assert all(abs(mhz - expected) <= 105 for mhz in cores if mhz is not None)
@@ -227,7 +230,7 @@ def test_memory_around_auto_is_that_of_the_clock_this_gpu_runs_at(
     name = given_plan.runs[0].name
     choice = msgspec.structs.replace(given_plan.kernels[name], core_mhz=900, mem_mhz=None)
     moved = msgspec.structs.replace(given_plan, kernels={**given_plan.kernels, name: choice})
-    made = refine(moved, gpu="sim:rtx3080ti#2", to=tmp_path / "s.db")
+    made = refine(moved, gpu="sim:rtx3080ti#2", to=tmp_path / "s.db", measuring=BRISK)
     mine = {s.asked.mem_mhz for s in made.samples if s.kernel == name and s.asked.core_mhz == 900}
 
     assert made.auto_mem_mhz == 9251

@@ -52,6 +52,7 @@ def folder(
     return found
 
 
+@pytest.mark.untraced
 def test_plan_and_validation_may_stand_in_either_order(
     made: Plan, validated: Validation, folder: Path, tmp_path: Path
 ) -> None:

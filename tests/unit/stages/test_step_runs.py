@@ -171,6 +171,7 @@ def test_what_is_wrong_with_more_than_the_timing_ends_the_campaign(tmp_path: Pat
         _runs(tmp_path / "s.db", Broken(), 1)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "campaign",
     [

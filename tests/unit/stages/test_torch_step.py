@@ -44,6 +44,7 @@ def test_sizes_belong_to_named_workloads(script: Path) -> None:
         trace(f"{script}:step", batch=8)
 
 
+@pytest.mark.untraced
 def test_a_step_needs_a_gpu(script: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -48,6 +48,7 @@ def assert_refused(path: Path, *words: str) -> DataError:
 Row = tuple[str, int | None, int | None, float, float]
 
 
+@pytest.mark.untraced
 @given(
     st.lists(
         st.tuples(names, mhz, mhz, times_s, powers_w).map(
@@ -502,6 +503,7 @@ class TestGrowth:
         assert len({id(sample.asked) for sample in samples}) == 2
         assert len({id(sample.kernel) for sample in samples}) == 3
 
+    @pytest.mark.untraced
     def test_the_hash_is_of_all_samples_however_many_are_hashed_at_once(
         self, tmp_path: Path
     ) -> None:

@@ -57,7 +57,7 @@ def trades(quanta: Quanta) -> Trades:
     while len(active):
         cost, saving = _offers(time[active], energy[active], here)
         trade = (cost > 0) & (saving > 0)
-        rate = np.where(trade, saving / np.where(trade, cost, 1.0), 0.0)
+        rate = np.divide(saving, cost, out=np.zeros_like(cost), where=trade)
         # The steepest trade; of collinear ones the longest, so that rates strictly fall.
         steepest = rate.max(axis=1)
         target = np.where(rate == steepest[:, None], cost, -1.0).argmax(axis=1)
@@ -77,13 +77,12 @@ def _fastest(time: Floats, energy: Floats) -> Ints:
 
 
 def _offers(time: Floats, energy: Floats, here: Ints) -> tuple[Floats, Floats]:
-    """Return what moving from ``here`` to every setting costs in time and saves in energy."""
+    """Return what moving from ``here`` to every setting costs in time and saves in energy.
+
+    Moving to a setting that a group has not got saves less than nothing.
+    """
     rows = np.arange(len(here))
-    cost = time - time[rows, here][:, None]
-    saving = energy[rows, here][:, None] - energy
-    blocked = ~np.isfinite(cost)
-    cost[blocked], saving[blocked] = 0.0, 0.0
-    return cost, saving
+    return time - time[rows, here][:, None], energy[rows, here][:, None] - energy
 
 
 def _sorted(quanta: Quanta, start: Ints, corners: list[tuple[Ints, Ints, Ints, Floats]]) -> Trades:

@@ -15,11 +15,11 @@ from underclock.arrays import Floats
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.state import (
     FitProblem,
+    Seen,
     State,
     cost,
     idling,
     idling_by_shared,
-    predicted,
     weights,
 )
 
@@ -28,6 +28,7 @@ _TRIES = 6  # of ever stronger damping, until a step is no worse
 CONVERGED = 1e-4  # gain of the cost below which a fit has converged, as a fraction of it
 _SETTLED = 0.05  # and the step, as a logarithm, that no parameter may exceed then
 LONGEST_STEP = 1.5
+_EYE = np.eye(PER_KERNEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +50,42 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class NormalEquations:
-    """Curvature and downhill direction of the cost, an arrow.
+class Curvature:
+    """Curvature of the cost, an arrow.
 
     Attributes:
         kernel: Block of each kernel. Shape (K, P, P).
         border: Between kernels and shared. Shape (K, P, S).
         shared: Shape (S, S).
-        kernel_side: Right-hand side. Shape (K, P).
-        shared_side: Right-hand side. Shape (S,).
     """
 
     kernel: Floats
     border: Floats
     shared: Floats
+
+    def rest(self) -> Floats:
+        """Return the curvature by the shared, those of kernels unknown. Shape (S, S)."""
+        through = np.linalg.solve(self.kernel, self.border)
+        rest: Floats = self.shared - np.einsum("kps,kpt->st", self.border, through)
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class NormalEquations(Curvature):
+    """Curvature and downhill direction of the cost.
+
+    Attributes:
+        kernel_side: Right-hand side. Shape (K, P).
+        shared_side: Right-hand side. Shape (S,).
+    """
+
     kernel_side: Floats
     shared_side: Floats
 
     def step(self, damping: float) -> tuple[Floats, Floats]:
         """Return the damped step of the shared, (S,), and of the kernels, (K, P)."""
-        diagonal = np.einsum("kpp->kp", self.kernel)
-        damped = self.kernel + damping * diagonal[:, :, None] * np.eye(PER_KERNEL)
+        diagonal = self.kernel.diagonal(axis1=1, axis2=2)
+        damped = self.kernel + damping * diagonal[:, :, None] * _EYE
         corner = self.shared + damping * np.diag(np.diag(self.shared))
         sides = np.concatenate([self.border, self.kernel_side[..., None]], axis=-1)
         solved = np.linalg.solve(damped, sides)
@@ -88,15 +104,66 @@ def idle_of(problem: FitProblem, state: State) -> tuple[Floats, Floats] | None:
     return idling(problem, shared), idling_by_shared(problem, shared)
 
 
-def linearised(problem: FitProblem, state: State) -> Linear:
-    """Return the problem around a state."""
-    prediction, whitened = predicted(problem, state), problem.whitening.whitened
+def linearised(problem: FitProblem, state: State, seen: Seen | None = None) -> Linear:
+    """Return the problem around a state, from where somebody may have looked at the rows."""
+    seen, whitened = seen or Seen.of(problem, state), problem.whitening.whitened
     return Linear(
-        whitened(problem.measured - prediction.log),
-        whitened(prediction.by_shared()),
-        whitened(prediction.by_kernel()),
+        seen.residuals,
+        whitened(seen.prediction.by_shared()),
+        whitened(seen.prediction.by_kernel()),
         idle_of(problem, state),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """How strongly parameters are drawn to where they are, or idling is, expected.
+
+    Attributes:
+        kernels: Shape (K, P).
+        shared: Shape (S,).
+        of_kernels: Their part of the curvature. Shape (K, P, P).
+        of_shared: Shape (S, S).
+        of_idle: Shape (S, S); ``None`` where it was not measured.
+    """
+
+    kernels: Floats
+    shared: Floats
+    of_kernels: Floats
+    of_shared: Floats
+    of_idle: Floats | None
+
+    @classmethod
+    def of(cls, problem: FitProblem, state: State, linear: Linear) -> "Pull":
+        """Look at a state, around which the problem is linear."""
+        kernels = state.prior.precision(state.parameters.kernels)
+        shared = problem.shared_precision / state.shared_scale**2
+        by = None if linear.idle is None else linear.idle[1]
+        return cls(
+            kernels,
+            shared,
+            kernels[:, :, None] * _EYE,
+            np.diag(shared),
+            None if by is None else by.T @ by,
+        )
+
+
+def curvature(linear: Linear, pull: Pull, precision: Floats) -> Curvature:
+    """Return the curvature of the cost, priors included.
+
+    Args:
+        linear: The problem around a state.
+        pull: Of the priors there.
+        precision: Of the whitened residuals. Shape (2, K, L).
+    """
+    weighed = linear.by_kernel.swapaxes(-1, -2) * precision[..., None, :]
+    kernel = (weighed @ linear.by_kernel).sum(axis=0)
+    border = (weighed @ linear.by_shared).sum(axis=0)
+    flat = linear.by_shared.reshape(-1, linear.by_shared.shape[-1])
+    shared = (flat.T * precision.ravel()) @ flat + pull.of_shared
+    if pull.of_idle is not None:
+        shared += pull.of_idle
+    return Curvature(kernel + pull.of_kernels, border, shared)
 
 
 def normal_equations(
@@ -110,32 +177,26 @@ def normal_equations(
         linear: The problem around it.
         precision: Of the whitened residuals. Shape (2, K, L).
     """
-    prior, parameters = state.prior, state.parameters
+    pull, parameters = Pull.of(problem, state, linear), state.parameters
+    curved = curvature(linear, pull, precision)
     weighed = linear.by_kernel.swapaxes(-1, -2) * precision[..., None, :]
-    kernel = (weighed @ linear.by_kernel).sum(axis=0)
     kernel_side = (weighed @ linear.residuals[..., None]).sum(axis=0)[..., 0]
-    border = (weighed @ linear.by_shared).sum(axis=0)
+    kernel_side += pull.kernels * (state.prior.mean - parameters.kernels)
     flat = linear.by_shared.reshape(-1, linear.by_shared.shape[-1])
-    weighed_flat = flat.T * precision.ravel()
-    pull = prior.precision(parameters.kernels)
-    kernel += pull[:, :, None] * np.eye(PER_KERNEL)
-    kernel_side += pull * (prior.mean - parameters.kernels)
-    shared_side = weighed_flat @ linear.residuals.ravel()
-    shared_pull = problem.shared_precision / state.shared_scale**2
-    shared_side += shared_pull * (problem.shared_mean - parameters.shared)
-    shared = weighed_flat @ flat + np.diag(shared_pull)
+    shared_side = (flat.T * precision.ravel()) @ linear.residuals.ravel()
+    shared_side += pull.shared * (problem.shared_mean - parameters.shared)
     if linear.idle is not None:
         left, by = linear.idle
         shared_side += by.T @ left
-        shared += by.T @ by
-    return NormalEquations(kernel, border, shared, kernel_side, shared_side)
+    return NormalEquations(curved.kernel, curved.border, curved.shared, kernel_side, shared_side)
 
 
 def converge(problem: FitProblem, state: State) -> State:
     """Step all parameters until nothing moves."""
-    damping, least = 1e-3, cost(problem, state)
+    seen = Seen.of(problem, state)
+    damping, least = 1e-3, cost(problem, state, seen)
     for _ in range(ITERATIONS):
-        linear = linearised(problem, state)
+        linear = linearised(problem, state, seen)
         equations = normal_equations(problem, state, linear, weights(problem, state))
         for _ in range(_TRIES):
             step_s, step_k = equations.step(damping)
@@ -145,13 +206,14 @@ def converge(problem: FitProblem, state: State) -> State:
                 shared=state.parameters.shared + shorter * step_s,
                 kernels=state.parameters.kernels + shorter * step_k,
             )
-            now = cost(problem, tried)
+            beyond = Seen.of(problem, tried)
+            now = cost(problem, tried, beyond)
             if now <= least:
                 break
             damping = max(damping, 1e-6) * 10
         else:
             return state
-        gained, least, state = least - now, now, tried
+        gained, least, state, seen = least - now, now, tried, beyond
         damping /= 5
         if gained < CONVERGED * (1.0 + abs(least)) and longest < _SETTLED:
             break

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from underclock.arrays import Floats
-from underclock.core.model.damped_steps import linearised, normal_equations
+from underclock.core.model.damped_steps import Pull, curvature, linearised
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.state import FitProblem, State, predicted
 from underclock.core.model.whitening import ErrorModel
@@ -30,14 +30,14 @@ def estimate_errors(problem: FitProblem, state: State) -> State:
     The parameters are integrated out by a Laplace approximation around where they are.
     """
     linear = linearised(problem, state)
+    pull = Pull.of(problem, state, linear)
     real = problem.whitening.real.transpose(1, 2, 0)  # of a kernel's axis, time and power together
 
     def unlikely(logs: Floats) -> float:
         precision = problem.whitening.weights(_errors(logs), state.scale)
-        equations = normal_equations(problem, state, linear, precision)
-        a, b, c = equations.kernel, equations.border, equations.shared
-        rest = c - np.einsum("kps,kpt->st", b, np.linalg.solve(a, b))
-        spent = np.linalg.slogdet(a)[1].sum() + np.linalg.slogdet(rest)[1]
+        curved = curvature(linear, pull, precision)
+        rest = np.linalg.slogdet(curved.rest())[1]
+        spent = np.linalg.slogdet(curved.kernel)[1].sum() + rest
         fit = (precision * linear.residuals**2).sum() - np.log(
             precision.transpose(1, 2, 0)[real]
         ).sum()

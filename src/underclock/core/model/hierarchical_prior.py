@@ -43,6 +43,11 @@ class KernelPrior:
     mean: Floats
     spread: Floats
 
+    def repeated(self, times: int) -> "KernelPrior":
+        """Return the prior of so many copies of all kernels."""
+        unit, mean, spread = (np.tile(of, (times, 1)) for of in (self.unit, self.mean, self.spread))
+        return KernelPrior(unit=unit, mean=mean, spread=spread)
+
     def penalty(self, kernels: Floats) -> Floats:
         """Return the negative log density of each kernel's parameters, but a constant. Shape (K,).
 

@@ -1,47 +1,97 @@
 """Damped least squares (Levenberg-Marquardt) kernel by kernel; the shared parameters are held.
 
-What the GPU makes of them at the clocks of the rows is looked at once.
+What the GPU makes of them at the clocks of the rows is looked at once. Where kernels are tried from
+several starts, these run side by side: with the few rows of a campaign, NumPy takes about as long
+for all of them as for one.
 
-Shape letters: R rows, K kernels, L rows of the kernel with most, P parameters of a kernel; a
-leading 2 is time and power.
+Shape letters: R rows, K kernels, L rows of the kernel with most, P parameters of one, A starts;
+N = A·K and Q = A·R are kernels and rows of all starts. A leading 2 is time and power.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools, Floats
 from underclock.core.model.damped_steps import CONVERGED, ITERATIONS, LONGEST_STEP
-from underclock.core.model.parameters import PredictedRows, gpu_at, predict
+from underclock.core.model.hierarchical_prior import KernelPrior
+from underclock.core.model.parameters import (
+    Parameters,
+    Points,
+    gpu_at,
+    predict,
+)
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.state import FitProblem, State, costs_of, predicted, weights
+from underclock.core.model.whitening import Whitening
 from underclock.physics.derivatives import AtClocks
 
 _STUCK = 1e6  # damping from which a kernel does not move any more
+_EYE = np.eye(PER_KERNEL)
 
 
-def converge_kernels(problem: FitProblem, state: State, held: int | None = None) -> State:
-    """Step each kernel by itself until it does not move; the shared parameters are held.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where all kernels begin.
+
+    Attributes:
+        kernels: Shape (K, P).
+        serial: Shape (K,).
+        held: A parameter of every kernel that is held too; ``None`` for none.
+    """
+
+    kernels: Floats
+    serial: Bools
+    held: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where kernels came to, from each start.
+
+    Attributes:
+        kernels: Shape (A, K, P).
+        costs: As of `kernel_costs`. Shape (A, K).
+    """
+
+    kernels: Floats
+    costs: Floats
+
+
+def converge_kernels(problem: FitProblem, state: State) -> State:
+    """Step each kernel by itself until it does not move; the shared parameters are held."""
+    parameters = state.parameters
+    ends = converge_starts(problem, state, [Start(parameters.kernels, parameters.serial)])
+    return state.moved(kernels=ends.kernels[0])
+
+
+def converge_starts(problem: FitProblem, state: State, starts: Sequence[Start]) -> Ends:
+    """Step each kernel by itself from each start, until no kernel of that start moves.
 
     Args:
         problem: The problem.
-        state: Where to begin.
-        held: A parameter of every kernel that is held too.
+        state: What is held: all but what the starts say.
+        starts: Where to begin.
     """
-    damping = np.full(len(problem.rows.names), 1e-2)
-    fit = _KernelFit(problem, gpu_at(state.parameters, problem.at), weights(problem, state), held)
-    here = fit.at(state)
+    fit = _KernelFit.of(problem, state, starts)
+    here = fit.at(np.concatenate([start.kernels for start in starts]))
+    of_starts = (len(starts), len(problem.rows.names))
+    runs = np.full((len(starts), 1), fill_value=True)
+    damping = np.full(len(here.kernels), 1e-2)
     for _ in range(ITERATIONS):
-        kernels = here.state.parameters.kernels
-        stepped = kernels + fit.steps(here, damping)
-        tried = fit.at(state.moved(kernels=stepped))
+        tried = fit.at(here.kernels + fit.steps(here, damping))
         better = tried.costs <= here.costs
         gained = np.where(better, here.costs - tried.costs, 0.0)
         damping = np.where(better, damping / 5, damping * 10)
-        here = tried if better.all() else here.moved(tried, better, problem.at.kernel)
-        if bool(((better & (gained < CONVERGED)) | (damping > _STUCK)).all()):
+        settled = (better & (gained < CONVERGED)) | (damping > _STUCK)
+        # From where nothing moved nothing goes on, though other starts do.
+        here = here.moved(tried, (better.reshape(of_starts) & runs).ravel())
+        runs = runs & ~settled.reshape(of_starts).all(axis=1, keepdims=True)
+        if not runs.any():
             break
-    return here.state
+    return Ends(here.kernels.reshape(*of_starts, PER_KERNEL), here.costs.reshape(of_starts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,69 +99,99 @@ class _Kernels:
     """Kernels at one point of a fit that holds the shared parameters.
 
     Attributes:
-        state: Where.
-        prediction: Of the rows.
-        residuals: Whitened. Shape (2, K, L).
-        costs: As of `kernel_costs`. Shape (K,).
+        kernels: Their parameters. Shape (N, P).
+        residuals: Whitened. Shape (2, N, L).
+        by_kernel: Derivatives of the prediction, whitened. Shape (2, N, L, P).
+        costs: As of `kernel_costs`. Shape (N,).
     """
 
-    state: State
-    prediction: PredictedRows
+    kernels: Floats
     residuals: Floats
+    by_kernel: Floats
     costs: Floats
 
-    def moved(self, tried: "_Kernels", which: Bools, kernel: Ints) -> "_Kernels":
-        """Return this point with some kernels, of those of the rows, at another."""
-        kernels = np.where(
-            which[:, None], tried.state.parameters.kernels, self.state.parameters.kernels
-        )
+    def moved(self, tried: "_Kernels", which: Bools) -> "_Kernels":
+        """Return this point with some kernels at another."""
+        if which.all():
+            return tried
         return _Kernels(
-            self.state.moved(kernels=kernels),
-            self.prediction.moved(tried.prediction, which[kernel]),
+            np.where(which[:, None], tried.kernels, self.kernels),
             np.where(which[:, None], tried.residuals, self.residuals),
+            np.where(which[:, None, None], tried.by_kernel, self.by_kernel),
             np.where(which, tried.costs, self.costs),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _KernelFit:
     """A fit of kernels one by one, and what stays the same in it.
 
     Attributes:
-        problem: The problem.
+        parameters: Of what is held; those of kernels change.
+        prior: Of all kernels.
+        at_rows: Where to predict.
         gpu: At the clocks of the rows.
-        precision: Of the whitened residuals. Shape (2, K, L).
-        held: A parameter of every kernel that is held; ``None`` for none.
+        measured: Logarithms of time and power. Shape (2, Q).
+        whitening: Of their residuals.
+        precision: Of the whitened residuals. Shape (2, N, L).
+        held: Which parameters are held too. Shape (N, P); ``None`` where none is.
     """
 
-    problem: FitProblem
+    parameters: Parameters
+    prior: KernelPrior
+    at_rows: Points
     gpu: AtClocks
+    measured: Floats
+    whitening: Whitening
     precision: Floats
-    held: int | None
+    held: Bools | None
 
-    def at(self, state: State) -> _Kernels:
-        """Look at a state, whose shared parameters are those of the fit."""
-        problem = self.problem
-        prediction = predict(state.parameters, problem.at, self.gpu)
-        residuals = problem.whitening.whitened(problem.measured - prediction.log)
-        return _Kernels(state, prediction, residuals, costs_of(state, residuals, self.precision))
+    @classmethod
+    def of(cls, problem: FitProblem, state: State, starts: Sequence[Start]) -> "_KernelFit":
+        """Put as many copies of all kernels side by side as there are starts."""
+        times = len(starts)
+        held = None
+        if any(start.held is not None for start in starts):
+            each = np.array([np.arange(PER_KERNEL) == start.held for start in starts])
+            held = np.repeat(each, len(problem.rows.names), axis=0)
+        return cls(
+            parameters=dataclasses.replace(
+                state.parameters, serial=np.concatenate([start.serial for start in starts])
+            ),
+            prior=state.prior.repeated(times),
+            at_rows=problem.at.repeated(times, len(problem.rows.names)),
+            gpu=gpu_at(state.parameters, problem.at).repeated(times),
+            measured=np.tile(problem.measured, times),
+            whitening=problem.whitening.repeated(times),
+            precision=np.tile(weights(problem, state), (times, 1)),
+            held=held,
+        )
+
+    def at(self, kernels: Floats) -> _Kernels:
+        """Look at kernels. Shape (N, P)."""
+        held = self.parameters
+        parameters = Parameters(
+            family=held.family, shared=held.shared, kernels=kernels, serial=held.serial
+        )
+        prediction = predict(parameters, self.at_rows, self.gpu)
+        residuals = self.whitening.whitened(self.measured - prediction.log)
+        by_kernel = prediction.by_kernel()
+        if self.held is not None:
+            by_kernel[:, self.held[self.at_rows.kernel]] = 0.0
+        costs = costs_of(self.prior, kernels, residuals, self.precision)
+        return _Kernels(kernels, residuals, self.whitening.whitened(by_kernel), costs)
 
     def steps(self, here: _Kernels, damping: Floats) -> Floats:
-        """Return the damped step of each kernel. Shape (K, P)."""
-        by_kernel, held = here.prediction.by_kernel(), self.held
-        if held is not None:
-            by_kernel[..., held] = 0.0
-        by = self.problem.whitening.whitened(by_kernel)
-        kernels, prior = here.state.parameters.kernels, here.state.prior
-        pull = prior.precision(kernels)
-        weighed = by.swapaxes(-1, -2) * self.precision[..., None, :]
-        curvature = (weighed @ by).sum(axis=0) + pull[:, :, None] * np.eye(PER_KERNEL)
+        """Return the damped step of each kernel. Shape (N, P)."""
+        pull = self.prior.precision(here.kernels)
+        weighed = here.by_kernel.swapaxes(-1, -2) * self.precision[..., None, :]
+        curvature = (weighed @ here.by_kernel).sum(axis=0) + pull[:, :, None] * _EYE
         side = (weighed @ here.residuals[..., None]).sum(axis=0)[..., 0]
-        side += pull * (prior.mean - kernels)
-        if held is not None:
-            side[:, held] = 0.0
-        diagonal = np.einsum("kpp->kp", curvature) * damping[:, None]
-        damped = curvature + diagonal[:, :, None] * np.eye(PER_KERNEL)
+        side += pull * (self.prior.mean - here.kernels)
+        if self.held is not None:
+            side[self.held] = 0.0
+        diagonal = curvature.diagonal(axis1=1, axis2=2) * damping[:, None]
+        damped = curvature + diagonal[:, :, None] * _EYE
         step = np.linalg.solve(damped, side[..., None])[..., 0]
         return np.clip(step, -LONGEST_STEP, LONGEST_STEP)
 
@@ -122,4 +202,4 @@ def kernel_curvature(problem: FitProblem, state: State) -> Floats:
     precision = weights(problem, state)
     curvature: Floats = (by.swapaxes(-1, -2) * precision[..., None, :] @ by).sum(axis=0)
     pull = state.prior.precision(state.parameters.kernels)
-    return curvature + pull[:, :, None] * np.eye(PER_KERNEL)
+    return curvature + pull[:, :, None] * _EYE

@@ -11,12 +11,12 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.model.damped_steps import (
+    Curvature,
     Linear,
-    NormalEquations,
     idle_of,
     normal_equations,
 )
-from underclock.core.model.kernel_steps import converge_kernels
+from underclock.core.model.kernel_steps import Start, converge_starts
 from underclock.core.model.parameters import CORE, DRAM, Parameters, Points, predict
 from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
@@ -159,12 +159,9 @@ def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None)
     )
 
 
-def shared_covariance(equations: NormalEquations) -> Floats:
+def shared_covariance(curved: Curvature) -> Floats:
     """Return the covariance of the shared parameters, those of kernels unknown. Shape (S, S)."""
-    through = np.linalg.solve(equations.kernel, equations.border)
-    rest = equations.shared - np.einsum("kps,kpt->st", equations.border, through)
-    covariance: Floats = np.linalg.inv(rest)
-    return covariance
+    return np.asarray(np.linalg.inv(curved.rest()), dtype=np.float64)
 
 
 def _alternatives(problem: FitProblem, state: State) -> Alternatives:
@@ -174,20 +171,16 @@ def _alternatives(problem: FitProblem, state: State) -> Alternatives:
         none = np.empty((0, shape[0]))
         return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
     least = kernel_costs(problem, state)
-    starts: list[tuple[int | None, Shares]] = [(None, shares) for shares in STARTS]
-    others: list[tuple[State, float | Floats]] = [
-        (converge_kernels(problem, started(state, shares), held), 1.0)
-        for held, shares in (*starts, *_WITHOUT)
+    likeliest = state.parameters
+    starts = [
+        *(started(state, shares) for shares in STARTS),
+        *(started(state, shares, held) for held, shares in _WITHOUT),
+        Start(likeliest.kernels, ~likeliest.serial),
     ]
-    flipped = state.moved(serial=~state.parameters.serial)
-    before = np.where(state.parameters.serial, 1.0 / _SERIAL, _SERIAL)
-    others.append((converge_kernels(problem, flipped), before))
-    probability = []
-    for other, prior_odds in others:
-        odds = prior_odds * np.exp(np.clip(least - kernel_costs(problem, other), -50.0, 0.0))
-        probability.append(odds / (1.0 + odds))
+    ends = converge_starts(problem, state, starts)
+    before = np.ones_like(ends.costs)
+    before[-1] = np.where(likeliest.serial, 1.0 / _SERIAL, _SERIAL)
+    odds = before * np.exp(np.clip(least - ends.costs, -50.0, 0.0))
     return Alternatives(
-        np.array([other.parameters.kernels for other, _ in others]),
-        np.array([other.parameters.serial for other, _ in others]),
-        np.array(probability),
+        ends.kernels, np.array([start.serial for start in starts]), odds / (1.0 + odds)
     )

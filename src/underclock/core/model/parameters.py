@@ -115,6 +115,23 @@ class Points:
             by_company=rows.by_company,
         )
 
+    def repeated(self, times: int, kernels: int) -> "Points":
+        """Return so many copies of these points, each of kernels of its own.
+
+        Args:
+            times: How many.
+            kernels: How many there are.
+        """
+        company = None if self.by_company is None else np.tile(self.by_company, (times, 1))
+        first = np.repeat(kernels * np.arange(times), len(self.kernel))
+        return Points(
+            kernel=np.tile(self.kernel, times) + first,
+            core_mhz=np.tile(self.core_mhz, times),
+            mem_mhz=np.tile(self.mem_mhz, times),
+            temperature_c=np.tile(self.temperature_c, times),
+            by_company=company,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
@@ -156,13 +173,6 @@ class PredictedRows:
         errors = by @ self.parameters.shared[-company:]
         return self.costs.log + np.stack([np.zeros_like(errors), errors])
 
-    def moved(self, other: "PredictedRows", rows: Bools) -> "PredictedRows":
-        """Return these predictions, and others' in some rows; of the GPU they say the same.
-
-        What parameters they are of is not told any more.
-        """
-        return PredictedRows(self.parameters, self.at, self.costs.moved(other.costs, rows))
-
     def by_kernel(self) -> Floats:
         """Return derivatives by the kernel's own parameters. Shape (2, R, P)."""
         by_constant = self.costs.by_kernel()
@@ -198,7 +208,7 @@ def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> 
         at: Where.
         gpu: What `gpu_at` says of these shared parameters, where it is known.
     """
-    core, dram, fixed, work = np.exp(parameters.kernels[at.kernel]).T
+    core, dram, fixed, work = np.exp(parameters.kernels).T[:, at.kernel]
     dram_j, per_dram = np.exp(parameters.shared[[_DRAM_J, _XBAR]])
     kernels = KernelArrays(
         core_mcycles=core,

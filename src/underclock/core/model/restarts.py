@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from underclock.core.model.kernel_steps import converge_kernels
+from underclock.core.model.kernel_steps import Start, converge_starts
 from underclock.core.model.parameters import CORE, DRAM, FIXED
 from underclock.core.model.state import FitProblem, State, kernel_costs
 
@@ -31,20 +31,19 @@ STARTS = (
 """Kernels bound by the core, by DRAM, by both, and by neither."""
 
 
-def started(state: State, shares: Shares) -> State:
-    """Return the state with every kernel at some shares of its time."""
+def started(state: State, shares: Shares, held: int | None = None) -> Start:
+    """Return a start with every kernel at some shares of its time; a parameter may be held."""
     kernels = state.prior.mean.copy()
     parts = [CORE, DRAM, FIXED]
     kernels[:, parts] = state.prior.unit[:, parts] + np.log(shares)
-    return state.moved(kernels=kernels)
+    return Start(kernels, state.parameters.serial, held)
 
 
 def restart(problem: FitProblem, state: State) -> State:
     """Let each kernel try every start, and keep what explains its rows best."""
     best, least = state.parameters.kernels, kernel_costs(problem, state)
-    for shares in STARTS:
-        tried = converge_kernels(problem, started(state, shares))
-        costs = kernel_costs(problem, tried)
-        best = np.where((costs < least)[:, None], tried.parameters.kernels, best)
+    ends = converge_starts(problem, state, [started(state, shares) for shares in STARTS])
+    for kernels, costs in zip(ends.kernels, ends.costs, strict=True):
+        best = np.where((costs < least)[:, None], kernels, best)
         least = np.minimum(costs, least)
     return state.moved(kernels=best)

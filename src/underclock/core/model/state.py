@@ -168,27 +168,49 @@ def weights(problem: FitProblem, state: State) -> Floats:
 
 def kernel_costs(problem: FitProblem, state: State) -> Floats:
     """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
-    whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
-    return costs_of(state, whitened, weights(problem, state))
+    residuals = Seen.of(problem, state).residuals
+    return costs_of(state.prior, state.parameters.kernels, residuals, weights(problem, state))
 
 
-def costs_of(state: State, residuals: Floats, precision: Floats) -> Floats:
+def costs_of(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: Floats) -> Floats:
     """Return what `kernel_costs` does.
 
     Args:
-        state: Where.
+        prior: Of the kernels.
+        kernels: Their parameters. Shape (K, P).
         residuals: There, whitened. Shape (2, K, L).
         precision: Of the residuals. Shape (2, K, L).
     """
     own = (precision * residuals**2).sum(axis=(0, 2))
-    costs: Floats = 0.5 * own + state.prior.penalty(state.parameters.kernels)
+    costs: Floats = 0.5 * own + prior.penalty(kernels)
     return costs
 
 
-def cost(problem: FitProblem, state: State) -> float:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is seen of the rows from where a fit stands.
+
+    Attributes:
+        prediction: Of the rows.
+        residuals: Whitened. Shape (2, K, L).
+    """
+
+    prediction: PredictedRows
+    residuals: Floats
+
+    @classmethod
+    def of(cls, problem: FitProblem, state: State) -> "Seen":
+        """Look at the rows."""
+        prediction = predicted(problem, state)
+        return cls(prediction, problem.whitening.whitened(problem.measured - prediction.log))
+
+
+def cost(problem: FitProblem, state: State, seen: Seen) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
+    kernels = state.parameters.kernels
+    own = costs_of(state.prior, kernels, seen.residuals, weights(problem, state))
     away2 = (state.parameters.shared - problem.shared_mean) ** 2
     shared = 0.5 * (problem.shared_precision * away2).sum() / state.shared_scale**2
     if problem.rows.idle:
         shared += 0.5 * (idling(problem, state.parameters.shared) ** 2).sum()
-    return float(kernel_costs(problem, state).sum() + shared)
+    return float(own.sum() + shared)

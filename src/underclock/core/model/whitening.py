@@ -7,6 +7,7 @@ common, so weighing them is a product instead of the inverse of a matrix.
 Shape letters: R rows, K kernels, L rows of the kernel with most; a leading 2 is time and power.
 """
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -51,12 +52,14 @@ class Whitening:
         place: Where each row goes among all axes. Shape (R,).
         real: Where there is an axis: a kernel has as many as rows that tell of a quantity.
             Shape (2, K, L).
+        copies: Of all kernels, whose rows are whitened side by side.
     """
 
     rotation: Floats
     correlation: Floats
     place: Ints
     real: Bools
+    copies: int = 1
 
     @classmethod
     def of(cls, rows: Rows) -> "Whitening":
@@ -84,13 +87,22 @@ class Whitening:
         place = rows.kernel * most + np.arange(len(rows.kernel)) - bounds[rows.kernel]
         return cls(rotation=rotation, correlation=correlation, place=place, real=real)
 
+    def repeated(self, times: int) -> "Whitening":
+        """Return a whitening of so many copies of all rows, which are of kernels of their own."""
+        axes = self.real[0].size
+        place = np.tile(self.place, times) + np.repeat(axes * np.arange(times), len(self.place))
+        return dataclasses.replace(self, place=place, copies=times)
+
     def whitened(self, values: Floats) -> Floats:
-        """Return what belongs to rows, shape (2, R, ...), along the axes. Shape (2, K, L, ...)."""
+        """Return what belongs to rows, shape (2, R, ...), along the axes. Shape (2, K, L, ...).
+
+        Of copies there are as many rows and kernels more.
+        """
         _, kernels, most, _ = self.rotation.shape
-        spaced = np.zeros((2, kernels * most, math.prod(values.shape[2:])))
+        spaced = np.zeros((2, self.copies * kernels * most, math.prod(values.shape[2:])))
         spaced[:, self.place] = values.reshape(2, values.shape[1], -1)
-        rotated: Floats = self.rotation @ spaced.reshape(2, kernels, most, -1)
-        return rotated.reshape(2, kernels, most, *values.shape[2:])
+        rotated: Floats = self.rotation[:, None] @ spaced.reshape(2, self.copies, kernels, most, -1)
+        return rotated.reshape(2, self.copies * kernels, most, *values.shape[2:])
 
     def weights(self, errors: ErrorModel, scale: Floats) -> Floats:
         """Return the precision along each axis, zero where there is none. Shape (2, K, L).

@@ -6,16 +6,19 @@ the clock that is read. On an H200 with a limit of 700 W eleven products thinned
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.physics.cap import capped_core_mhz
+from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w, idle_w
+from underclock.physics.power import WarmPower, busy_w, idle_w
 from underclock.physics.timing import dram_mhz, duration_s
 
 _REMEMBERED = 50_000  # points; about 10 MB
+_WARM_REMEMBERED = 2000  # kernels at a memory clock; about 10 MB
 _WARM_C = 100.0
 _PEAK_C = 60.0  # at which a peak of power is compared with; leakage moves it by little
 
@@ -60,17 +63,25 @@ class Costs:
         self._constants = constants
         self._peak_w = math.inf if peak_w is None else peak_w
         self._bins_mhz = np.array(core_mhz, dtype=np.float64)
-        self._known: dict[tuple[int, float, int], LaunchCost] = {}
+        self._known = defaultdict[tuple[float, int], dict[int, LaunchCost]](dict)
+        self._warm: dict[tuple[KernelConstants, int], WarmPower] = {}
+        self._count = 0  # of all that is remembered
 
     def at(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: int) -> LaunchCost:
         """Return what a kernel, or nothing, costs at given clocks."""
-        key = (id(kernel), core_mhz, mem_mhz)
-        cost = self._known.get(key)
+        cost = self._known[core_mhz, mem_mhz].get(id(kernel))
         if cost is None:
-            if len(self._known) >= _REMEMBERED:
+            if self._count >= _REMEMBERED:
                 self._known.clear()
-            self._known[key] = cost = self._new(kernel, core_mhz, float(mem_mhz))
+                self._count = 0
+            cost = self._new(kernel, core_mhz, float(mem_mhz))
+            self._known[core_mhz, mem_mhz][id(kernel)] = cost
+            self._count += 1
         return cost
+
+    def known(self, core_mhz: float, mem_mhz: int) -> Mapping[int, LaunchCost]:
+        """Return what is remembered at given clocks, by the identity of the kernel."""
+        return self._known[core_mhz, mem_mhz]
 
     def capped_mhz(
         self,
@@ -81,10 +92,15 @@ class Costs:
         limit_w: float,
     ) -> float:
         """Return the mean clock the power loop settles at when one kernel repeats."""
-        bins_mhz = self._bins_mhz[self._bins_mhz <= wanted_mhz]
-        return capped_core_mhz(
-            self._constants, kernel, bins_mhz, float(mem_mhz), temperature_c, limit_w
-        )
+        warm = self._warm.get((kernel, mem_mhz))
+        if warm is None:
+            all_mem_mhz = np.full_like(self._bins_mhz, mem_mhz)
+            warm = WarmPower.of(self._constants, kernel, self._bins_mhz, all_mem_mhz)
+            if len(self._warm) >= _WARM_REMEMBERED:
+                self._warm.clear()
+            self._warm[kernel, mem_mhz] = warm
+        count = int(np.searchsorted(self._bins_mhz, wanted_mhz, side="right"))
+        return settled_mhz(self._bins_mhz[:count], warm.first(count, temperature_c), limit_w)
 
     def memory_share(self, kernel: KernelConstants, core_mhz: float, mem_mhz: int) -> float:
         """Return the part of a kernel's time during which the memory is busy."""

@@ -6,7 +6,7 @@ them is `gauges`. Locks live here, not in the process that set them.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from underclock.gpus.switching import Bounds
 from underclock.hw.rounds import Turn
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.boards import has_counters, rests, sensors_of
-from underclock.hw.simulated.costs import Costs
+from underclock.hw.simulated.costs import Costs, LaunchCost
 from underclock.hw.simulated.counters import Counters
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
-from underclock.hw.simulated.powerloop import CAP_TICK_S, PowerLoop
-from underclock.hw.simulated.sensors import Gauges
+from underclock.hw.simulated.powerloop import CAP_TICK_S, MEMORY_S, ROUNDING, PowerLoop
+from underclock.hw.simulated.sensors import NOTED_S, Gauges
 from underclock.hw.simulated.spread import UnitVariation
-from underclock.hw.simulated.work import LaunchLoop, Neighbour, turn
+from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
 from underclock.physics.thermal import boost_mhz, temperature_after
 from underclock.records import Clocks, ThrottleReason
@@ -387,51 +387,63 @@ class VirtualGpu:
             stride_s = min(stride_s, runs.left_s(self._launch_s))
         return stride_s
 
-    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:
+    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:  # noqa: C901, PLR0915 - a loop
         """Let launches pass, one after the other, until heat or the agenda may change their clocks.
 
-        A simulation spends most of its time here, so what `_settle` and `_account` do is done
-        without asking again at every launch what cannot have changed.
+        A simulation spends most of its time here, so what `_settle`, `_stride_s` and `_account` do
+        is done without asking again at every launch what cannot have changed, nor calling for what
+        is one line.
 
         Args:
             runs: Whose kernels take turns; nobody else's.
             until_s: When to stop at the latest.
         """
-        gpu, agenda, loop = self.constants, self.agenda, self._power_loop
-        cost_at, note, average, progress = (
-            self._costs.at,
-            self.gauges.note,
-            loop.average,
-            runs.progress,
-        )
+        gpu, agenda, loop, gauges = self.constants, self.agenda, self._power_loop, self.gauges
+        progress, exp = runs.progress, math.exp
         kernels, noise, own = runs.kernels, runs.power_noise, bool(runs.clocks)
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
         spent_s = self.counters.spent_s if self.counters is not None else defaultdict(float)
+        now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
+        known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
+        known_mhz, known_mem_mhz = math.nan, 0
         while True:
             if own:
                 self._decide()
-            now_s, warm_c = self.now_s, self.temperature_c
             core_mhz, ceiling_mhz = self._wanted_mhz, loop.ceiling_mhz
             if ceiling_mhz < core_mhz:  # noqa: PLR1730 - as the next: `min` takes longer
                 core_mhz = ceiling_mhz
-            cost = cost_at(kernels[runs.position], core_mhz, self.mem_mhz)
+            kernel, mem_mhz = kernels[runs.position], self.mem_mhz
+            if core_mhz != known_mhz or mem_mhz != known_mem_mhz:
+                known_mhz, known_mem_mhz = core_mhz, mem_mhz
+                known = self._costs.known(core_mhz, mem_mhz)
+            cost = known.get(id(kernel)) or self._costs.at(kernel, core_mhz, mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * runs.time_noise
-            tick_s, stride_s = loop.to_tick_s(now_s), runs.left_s(launch_s)
+            stride_s = launch_s * (runs.turn.times - runs.share) + BEYOND_S
+            tick_s = CAP_TICK_S - now_s % CAP_TICK_S
+            if tick_s <= ROUNDING:
+                tick_s = CAP_TICK_S
             if tick_s < stride_s:  # noqa: PLR1730
                 stride_s = tick_s
             if until_s - now_s < stride_s:  # noqa: PLR1730
                 stride_s = until_s - now_s
-            note(now_s, self.energy_j, stride_s)
+            if now_s - gauges.last_s >= NOTED_S or stride_s >= NOTED_S:
+                gauges.note(now_s, energy_j, stride_s)
             self.now_s = now_s = now_s + stride_s
-            self.energy_j += power_w * stride_s
+            self.energy_j = energy_j = energy_j + power_w * stride_s
             spent_s[cost] += stride_s
-            self.temperature_c = warm_c = temperature_after(gpu, warm_c, power_w, stride_s)
-            average(stride_s, power_w, core_mhz)
+            steady_c = gpu.ambient_c + gpu.c_per_w * power_w
+            warm_c = steady_c + (warm_c - steady_c) * exp(-stride_s / gpu.thermal_tau_s)
+            self.temperature_c = warm_c
+            fade = exp(-stride_s / MEMORY_S)
+            loop.average_w = loop.average_w * fade + power_w * (1.0 - fade)
+            if core_mhz > loop.reached_mhz:  # noqa: PLR1730
+                loop.reached_mhz = core_mhz
             if stride_s > tick_s - _NEARLY_S or tick_s == CAP_TICK_S:
                 loop.act(now_s, stride_s, self.limit_w)
             progress(stride_s, launch_s)
-            until_s = min(until_s, agenda.next_s)  # a runtime may have set something down
+            if agenda.next_s < until_s:  # noqa: PLR1730
+                until_s = agenda.next_s  # a runtime may have set something down
             if runs.idle or not coolest_c <= warm_c <= hottest_c or now_s >= until_s - _ROUNDING_S:
                 break
         self.core_mhz, self.capped = core_mhz, core_mhz < self._wanted_mhz

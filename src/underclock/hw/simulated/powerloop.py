@@ -8,12 +8,12 @@ import math
 from collections import deque
 
 CAP_TICK_S = 0.02
-_MEMORY_S = 0.1
-_TICKS = round(_MEMORY_S / CAP_TICK_S)
+MEMORY_S = 0.1
+_TICKS = round(MEMORY_S / CAP_TICK_S)
 _BIN_W = 10.0  # one bin more for each of these above the limit
 _MOST_BINS = 4
 _SLACK_W = 2.0  # it climbs again only with more room than this
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 class PowerLoop:
@@ -30,20 +30,20 @@ class PowerLoop:
         self._margin_w = margin_w
         self._bin_mhz = bin_mhz
         self._least_mhz = least_mhz
-        self._average_w = 0.0
-        self._reached_mhz = 0.0  # the highest clock since the last tick
+        self.average_w = 0.0
+        self.reached_mhz = 0.0  # the highest clock since the last tick
         self._lately_mhz: deque[float] = deque(maxlen=_TICKS)  # and between the ticks before
 
     def reset(self) -> None:
         """Forget what ran before."""
         self.ceiling_mhz = math.inf
-        self._average_w = self._reached_mhz = 0.0
+        self.average_w = self.reached_mhz = 0.0
         self._lately_mhz.clear()
 
     def to_tick_s(self, now_s: float) -> float:
         """Return how long until it acts next."""
         left_s = CAP_TICK_S - now_s % CAP_TICK_S
-        return left_s if left_s > _ROUNDING else CAP_TICK_S
+        return left_s if left_s > ROUNDING else CAP_TICK_S
 
     def average(self, stride_s: float, power_w: float, core_mhz: float) -> None:
         """Average a stride's power.
@@ -53,9 +53,9 @@ class PowerLoop:
             power_w: Drawn in it.
             core_mhz: Clock in it.
         """
-        fade = math.exp(-stride_s / _MEMORY_S)
-        self._average_w = self._average_w * fade + power_w * (1.0 - fade)
-        self._reached_mhz = max(self._reached_mhz, core_mhz)
+        fade = math.exp(-stride_s / MEMORY_S)
+        self.average_w = self.average_w * fade + power_w * (1.0 - fade)
+        self.reached_mhz = max(self.reached_mhz, core_mhz)
 
     def act(self, now_s: float, stretch_s: float, limit_w: float) -> None:
         """Act if a tick lay in a stretch of strides that were averaged.
@@ -68,12 +68,12 @@ class PowerLoop:
             stretch_s: Its length.
             limit_w: Power limit.
         """
-        before = math.floor((now_s - stretch_s) / CAP_TICK_S + _ROUNDING)
-        if math.floor(now_s / CAP_TICK_S + _ROUNDING) == before:
+        before = math.floor((now_s - stretch_s) / CAP_TICK_S + ROUNDING)
+        if math.floor(now_s / CAP_TICK_S + ROUNDING) == before:
             return
-        self._lately_mhz.append(self._reached_mhz)
-        self._reached_mhz = 0.0
-        room_w = limit_w - self._margin_w - self._average_w
+        self._lately_mhz.append(self.reached_mhz)
+        self.reached_mhz = 0.0
+        room_w = limit_w - self._margin_w - self.average_w
         if room_w < 0:
             bins = min(_MOST_BINS, 1 + int(-room_w / _BIN_W))
             from_mhz = min(self.ceiling_mhz, max(self._lately_mhz))

@@ -12,7 +12,7 @@ from underclock.gpus.sensors import Meter, Sensors
 _ROUNDING = 1e-9  # of a tick
 # The past is noted no more often than every millisecond or at each longer stretch, which makes
 # at most two points a millisecond; the longest window is 1 s and ends up to 0.1 s ago.
-_NOTED_S = 1e-3
+NOTED_S = 1e-3
 _POINTS = 2400
 
 
@@ -28,17 +28,17 @@ class Gauges:
         self._sensors = sensors
         self._gain = gain
         self._past: deque[tuple[float, float]] = deque([(0.0, 0.0)], maxlen=_POINTS)
-        self._last_s = 0.0  # of these
+        self.last_s = 0.0  # of these
         self._tick = 0
         self._counter_mj = 0
         self._restarted_mj = 0
 
     def note(self, at_s: float, energy_j: float, stretch_s: float) -> None:
         """Remember the true energy at the start of a stretch of constant power."""
-        last_s = self._last_s
-        if at_s - last_s >= _NOTED_S or (stretch_s >= _NOTED_S and at_s > last_s):
+        last_s = self.last_s
+        if at_s - last_s >= NOTED_S or (stretch_s >= NOTED_S and at_s > last_s):
             self._past.append((at_s, energy_j))
-            self._last_s = at_s
+            self.last_s = at_s
 
     def counter_mj(self, now_s: float, energy_j: float) -> int:
         """Return what the energy counter shows now."""

@@ -10,7 +10,7 @@ from underclock.records import Clocks
 _ROUND_S = 0.004  # every process has had its turn; time slices are about 2 ms
 _ROUNDING_S = 1e-9
 _ROUNDING = 1e-9  # of a launch
-_BEYOND_S = 1e-12
+BEYOND_S = 1e-12
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class LaunchLoop:
         Args:
             launch_s: Duration of a launch of the kernel that runs.
         """
-        return launch_s * (self.turn.times - self.share) + _BEYOND_S
+        return launch_s * (self.turn.times - self.share) + BEYOND_S
 
     def progress(self, stride_s: float, launch_s: float) -> None:
         """Count what a stride completed.
@@ -88,20 +88,19 @@ class LaunchLoop:
                 of rounds.
             launch_s: Duration of a launch of the kernel that runs.
         """
-        turn = self.turn
+        turn, share, before_s = self.turn, self.share, self.elapsed_s
         launched = stride_s / launch_s
         self.took_s[turn.place] += stride_s
         self.done[turn.place] += launched
-        before, before_s = self.share, self.elapsed_s
-        self.elapsed_s += stride_s
-        self.share += launched
-        if self.share < turn.times - _ROUNDING:
+        self.elapsed_s = before_s + stride_s
+        self.share = reached = share + launched
+        if reached < turn.times - _ROUNDING:
             return
         if self.single:
-            whole = int((self.share + _ROUNDING) / turn.times) * turn.times
+            whole = int((reached + _ROUNDING) / turn.times) * turn.times
             self.launches += whole // turn.times * self.rounds
-            self.completed_s = before_s + (whole - before) * launch_s
-            self.share = max(0.0, self.share - whole)
+            self.completed_s = before_s + (whole - share) * launch_s
+            self.share = max(0.0, reached - whole)
         else:
             self._end_turn()
 

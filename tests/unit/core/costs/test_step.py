@@ -187,6 +187,7 @@ def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float)
     assert clocks == pytest.approx(settled.core_mhz, abs=15.0)
 
 
+@pytest.mark.untraced
 @given(seeds, st.floats(1.001, 3.0))
 def test_a_step_that_nothing_holds_is_its_kernels_at_boost(seed: int, above: float) -> None:
     step = drawn(seed)
@@ -200,6 +201,7 @@ def test_a_step_that_nothing_holds_is_its_kernels_at_boost(seed: int, above: flo
     assert settled.mean_mhz == pytest.approx(_BOOST_MHZ)
 
 
+@pytest.mark.untraced
 @given(seeds, shares, st.floats(0.9, 1.1))
 def test_auto_is_the_step_as_measured_whatever_kernels_say(
     seed: int, share: float, off: float
@@ -219,6 +221,7 @@ def test_auto_is_the_step_as_measured_whatever_kernels_say(
     assert (table.time_s[:, :-1] == step.table().time_s[:, :-1]).all()
 
 
+@pytest.mark.untraced
 @given(seeds, st.floats(0.2, 0.95))
 def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
@@ -245,6 +248,7 @@ def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
     assert cost.energy_change == pytest.approx(0.0, abs=3e-3)
 
 
+@pytest.mark.untraced
 @given(seeds, shares)
 def test_one_clock_for_all_costs_what_its_schedule_does(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
@@ -394,6 +398,7 @@ def test_heat_settles_where_temperature_and_power_agree(
     assert heat.extra_w(auto_w, auto_w, w_per_c) == 0.0
 
 
+@pytest.mark.untraced
 @given(seeds, shares, st.sampled_from([Granularity.KERNEL, Granularity.PASS]))
 def test_auto_is_no_choice_beside_locked_kernels(
     seed: int, share: float, granularity: Granularity
@@ -409,6 +414,7 @@ def test_auto_is_no_choice_beside_locked_kernels(
     assert groups.auto_s(table).sum() == pytest.approx(table.auto_time_s)
 
 
+@pytest.mark.untraced
 @given(seeds, shares)
 def test_one_clock_for_the_step_is_one_group_of_settled_costs(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)

@@ -29,6 +29,7 @@ def test_along_the_frontier_time_rises_and_energy_falls(problem: Problem) -> Non
     assert (np.diff(energy_j) < 0).all()
 
 
+@pytest.mark.untraced
 @given(problems())
 def test_the_frontier_reaches_from_the_fastest_to_the_cheapest(problem: Problem) -> None:
     time_s, energy_j = supported(problem)
@@ -47,6 +48,7 @@ def test_no_choice_is_below_the_frontier(problem: Problem) -> None:
         assert problem.energy_j[rows, choice].sum() >= least_j * (1 - 1e-12)
 
 
+@pytest.mark.untraced
 @given(problems(), st.sampled_from([1, 2]))
 def test_the_least_product_is_that_of_all_choices(problem: Problem, power: int) -> None:
     rows = np.arange(len(problem.time_s))

@@ -188,6 +188,7 @@ def test_settings_without_an_answer_are_not_planned() -> None:
     assert lacking.sum() == 1 + len(_KERNELS)
 
 
+@pytest.mark.untraced
 def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
     base = _profile()
     table = cost_table(base)

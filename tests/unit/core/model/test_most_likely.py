@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from underclock.arrays import Floats
+from underclock.core.model.kernel_steps import Start, converge_starts
 from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.most_likely import fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.parameters import FIXED, Parameters, Points, Shared, predict
+from underclock.core.model.restarts import STARTS, started
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
-from underclock.core.model.state import FitProblem, State, begin
+from underclock.core.model.state import FitProblem, State, begin, kernel_costs
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
@@ -112,6 +114,7 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
         assert np.exp(log[1, mine]) == pytest.approx(busy_w(gpu, kernel, *where, warm))
 
 
+@pytest.mark.untraced
 @settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
@@ -179,6 +182,30 @@ def test_along_the_axes_rows_weigh_as_their_covariance_says(
             assert weighed[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
 
 
+def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
+    problem = FitProblem.of(_some(truth.rows, np.arange(0, 60, 5)), _FAMILY)
+    state = begin(problem)
+    near = started(state, STARTS[0])
+    near = dataclasses.replace(near, kernels=converge_starts(problem, state, [near]).kernels[0])
+    starts = [
+        near,  # is done with long before the others are
+        started(state, STARTS[1]),
+        started(state, STARTS[2], held=FIXED),
+        Start(state.parameters.kernels, ~state.parameters.serial),
+    ]
+
+    ends = converge_starts(problem, state, starts)
+
+    for start, kernels, costs in zip(starts, ends.kernels, ends.costs, strict=True):
+        alone = converge_starts(problem, state, [start])
+        there = state.moved(kernels=kernels, serial=start.serial)
+        assert (kernels == alone.kernels[0]).all()
+        assert (costs == alone.costs[0]).all()
+        assert costs == pytest.approx(kernel_costs(problem, there), rel=1e-12)
+        if start.held is not None:
+            assert (kernels[:, start.held] == start.kernels[:, start.held]).all()
+
+
 def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> None:
     # Of the first kernel a row at the fastest clocks and one at a slower core clock.
     first = np.flatnonzero(truth.rows.kernel == 0)[[20, 23]]
@@ -195,10 +222,12 @@ def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> Non
     assert probability[:, 1:][away[:, 1:]].max() < probability[:, 0][away[:, 0]].max()
 
 
+@pytest.mark.untraced
 def test_enough_rows_leave_no_doubt(model: FittedModel) -> None:
     assert model.alternatives.kernels.shape == (0, 12, PER_KERNEL)
 
 
+@pytest.mark.untraced
 def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
     truth = _truth(12, 0)
     fastest = np.flatnonzero(np.arange(len(truth.rows.kernel)) % 24 == 23)
@@ -220,6 +249,7 @@ def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, model: Fitted
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
 
 
+@pytest.mark.untraced
 def test_the_order_of_rows_within_a_kernel_changes_nothing(
     truth: _Truth, model: FittedModel
 ) -> None:

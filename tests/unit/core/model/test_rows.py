@@ -230,6 +230,7 @@ def _many(kernels: int, each: int) -> SampleSet:
     return _profile(samples)
 
 
+@pytest.mark.untraced
 @given(st.integers(1, 40), st.integers(2, 20))
 def test_a_thinned_kernel_keeps_its_fastest_row_and_rows_all_over(each: int, most: int) -> None:
     rows = rows_of(_many(12, each))
@@ -244,6 +245,7 @@ def test_a_thinned_kernel_keeps_its_fastest_row_and_rows_all_over(each: int, mos
         assert np.diff(places, prepend=-1).max() <= 2 * max(1.0, each / most) + 1
 
 
+@pytest.mark.untraced
 @given(st.integers(1, 30), st.integers(2, 30))
 def test_kernels_chosen_for_all_are_short_and_long(kernels: int, most: int) -> None:
     rows = rows_of(_many(kernels, 12))

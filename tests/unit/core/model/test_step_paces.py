@@ -153,6 +153,7 @@ def test_between_fewer_than_two_clocks_nothing_settles(
     assert step_paces(samples, model, settings, _STEADY_C) is None
 
 
+@pytest.mark.untraced
 def test_a_step_whose_clock_stood_still_is_fitted_once(samples: SampleSet) -> None:
     (inside,) = samples.mixed
     still = msgspec.structs.replace(

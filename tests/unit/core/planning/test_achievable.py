@@ -343,6 +343,7 @@ def test_a_schedule_that_leaves_the_step_at_auto_says_how_long_launches_take() -
     assert math.fsum(told.launch_s) == pytest.approx(costs.auto_time_s)
 
 
+@pytest.mark.untraced
 def test_longer_segments_save_more_where_switching_is_slow() -> None:
     costs = table()
     order = order_of(costs)

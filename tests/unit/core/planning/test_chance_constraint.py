@@ -70,6 +70,7 @@ def test_no_choice_overruns_the_budget(
         assert time + ONE_SIDED * spread > budget - 1e-6 or time > budget
 
 
+@pytest.mark.untraced
 @given(st.floats(0.0, 0.05), st.floats(0.0, 0.01))
 def test_room_is_kept_for_half_of_the_tolerance_as_expected_and_all_with_confidence(
     spread: float, tolerance: float

@@ -203,6 +203,7 @@ def test_progress_is_told_draw_by_draw() -> None:
     assert drawn == chosen == [0.5, 1.0]
 
 
+@pytest.mark.untraced
 def test_counters_tell_what_a_clock_costs() -> None:
     runs = [_run(), _run(utilisation=_COPY), _run(utilisation=_PRODUCT)]
     costs = draw_costs(_PRIOR, runs, _CLOCKS, draws=200, seed=0)

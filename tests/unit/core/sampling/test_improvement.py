@@ -75,6 +75,7 @@ def test_it_is_never_negative_and_only_where_one_can_look(seed: int, budget: flo
         assert (value[~unknown] == 0).all()
 
 
+@pytest.mark.untraced
 @given(st.integers(0, 500), st.floats(0.0, 0.2))
 def test_within_a_budget_it_is_no_more_than_at_the_multiplier_of_that_budget(
     seed: int, budget: float

@@ -259,6 +259,7 @@ def test_a_plan_that_breaks_its_promise_by_a_point_is_not_called_kept(
         assert verdicts[Verdict.NOT_KEPT] >= 0.9 * verdicts.total()
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("repeats", [3, 10])
 def test_a_plan_that_beats_its_promise_by_a_point_is_not_called_broken(repeats: int) -> None:
     verdicts = _verdicts(-0.12, -0.01, repeats)

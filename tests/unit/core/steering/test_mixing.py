@@ -135,6 +135,7 @@ def _slow(steered: SampleSet, times: float) -> SampleSet:
     return msgspec.structs.replace(steered, mixed=(*slow, *rest))
 
 
+@pytest.mark.untraced
 def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> None:
     samples = _slow(steered, 0.2 / steered.mixed[0].round_s)
     taken: list[Mix] = []

@@ -27,6 +27,7 @@ def test_a_short_round_has_its_company_at_its_end() -> None:
     assert spread(mix, [1e-3] * 30, 1e-3) == mix
 
 
+@pytest.mark.untraced
 @given(
     st.lists(st.floats(1e-6, 5e-3), min_size=60, max_size=300),
     st.integers(0, 200),

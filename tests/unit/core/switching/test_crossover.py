@@ -138,6 +138,7 @@ def test_cycles_keep_the_rules_also_across_the_cut(seed: int) -> None:
     assert best.energy >= search.bound
 
 
+@pytest.mark.untraced
 def test_cycles_are_found_where_no_path_closes() -> None:
     """With long dwell the segment across the cut is too short in most paths."""
     found = np.zeros(2)

@@ -266,6 +266,7 @@ def test_tight_limits_cost_precision_and_never_truth(
     assert schedule.bound_j <= best.energy_j <= schedule.energy_j * (1 + 1e-9)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "start",
     [

@@ -47,6 +47,7 @@ def _moved(name: str, operator: str) -> float:
     return sum(bytes_of(one.operator, one.shapes) or 0.0 for one in some)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_ranks_ask_for_the_same_collectives(name: str) -> None:
     asked = [

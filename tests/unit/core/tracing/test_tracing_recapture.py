@@ -115,6 +115,7 @@ def test_other_algorithms_are_the_same_step_in_the_names_it_had(
     assert bool(found.changes) == any(was[each] != is_[each] for each in used)
 
 
+@pytest.mark.untraced
 @given(calls_, choices, st.data())
 def test_a_call_more_is_another_step(
     calls: list[Call], choice: Mapping[str, Sequence[str]], data: st.DataObject

@@ -40,6 +40,7 @@ def test_one_launch_missing_in_a_recording_costs_one_name(captured: Recording) -
     assert sum(a is None for a in matched) == 1
 
 
+@pytest.mark.untraced
 def test_recorded_steps_are_named_whole(captured: Recording) -> None:
     assert all(a.operator for a in captured.seen)
     assert {a.pass_ for a in captured.seen} == {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}

@@ -69,6 +69,7 @@ def test_a_pool_differs_in_the_same_places_throughout() -> None:
 sizes_ = st.lists(st.integers(1, 50), min_size=1, max_size=12)
 
 
+@pytest.mark.untraced
 @given(sizes_, sizes_)
 def test_pools_hold_every_launch_once_at_most_and_the_median_is_in_the_middle(
     tokens: list[int], known: list[int]

@@ -80,6 +80,7 @@ def all_places(passes: int = 1) -> tuple[Place, ...]:
     return places_of(modules, of)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("passes", [1, 3])
 def test_every_place_of_a_step_is_marked_in_turn(
     marked: Callable[..., Noted], model: Model, page: Page, passes: int
