@@ -2,9 +2,9 @@
 
     UNDERCLOCK_READ_ONLY=1 python benchmarks/h200.py RESULTS.json [PART=STEP ...]
 
-Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``twins``,
-``repeat``, ``stretch`` or ``watch``. `benchmarks/h200_page.py` turns the results into
-docs/evidence/h200/.
+Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
+(of the user's step, before and after), ``twins``, ``repeat``, ``stretch`` or ``watch``.
+`benchmarks/h200_page.py` turns the results into docs/evidence/h200/.
 """
 
 import gc
@@ -37,7 +37,7 @@ from underclock.records import (
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of
-from underclock.stages.torch_step import held_step, load_step
+from underclock.stages.torch_step import held_step, load_step, measured_step
 from underclock.stages.trace import trace
 from underclock.stages.watch import watch
 from underclock.store import write_document
@@ -46,7 +46,7 @@ torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
 WINDOWS = 10
 STEPS, LEAST_STEPS, SETTLING = 60, 12, 5
-LOOK_MS = 2e3
+LOOK_MS, SPEED_WARM_S = 2e3, 2.0
 BRIEF = msgspec.structs.replace(
     QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
 )
@@ -70,6 +70,33 @@ def _once_ms(step: Callable[[], object]) -> float:
     step()
     torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - begun_s)
+
+
+def speeds(source: str) -> dict[str, Any]:
+    """Compare a step's speed before and after it was traced and timed inside, the GPU as warm.
+
+    A step at the power cap gets slower as the GPU gets warmer, whatever was done to it.
+    """
+    function = load_step(source)
+
+    def look() -> dict[str, float]:
+        ends_s = time.perf_counter() + SPEED_WARM_S
+        while time.perf_counter() < ends_s:
+            function()
+        return speed_ms(function)
+
+    before, called = [look(), look()], [calls(function)]
+    trace(function)
+    traced = [look(), look()]
+    called.append(calls(function))
+    with measured_step(function, name=source) as launcher:
+        step = launcher.traced.step
+        with launcher.loop([step.kernels[index] for index in step.order]) as loop:
+            for _ in range(2):
+                loop.durations(0.5)
+    measured = [look(), look()]
+    called.append(calls(function))
+    return {"before": before, "traced": traced, "measured": measured, "calls": called}
 
 
 def calls(step: Callable[[], object]) -> int:
@@ -316,6 +343,8 @@ def main() -> None:
             if kind in {"whole", "brief"}:
                 measuring = QUICK if kind == "whole" else BRIEF
                 save(f"whole {source}", whole(path, to.parent, measuring))
+            elif kind == "speed":
+                save(f"speed {source}", speeds(path))
             elif kind == "twins":
                 with held_step(load_step(path), name=source) as launcher:
                     save(f"twins {source}", twins(launcher))
