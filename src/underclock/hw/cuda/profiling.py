@@ -1,5 +1,6 @@
 """PyTorch's profiler looking on: modules named, our hooks kept quiet, nothing left behind."""
 
+import functools
 import json
 import os
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.module_paths import paths_below
+from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.records.launches import MODULE_MARK
 
 _TEARDOWN = "TEARDOWN_CUPTI"  # read by PyTorch's profiler when it ends
@@ -86,16 +88,16 @@ def detached_after(torch: Any) -> Iterator[None]:
     nothing: else every launch of the user's would take longer, a step of 5389 of them by 43 %
     (LSTM, bound by the host, on an H200, measured by us).
     """
-    try:
+    with finally_unless_stuck(functools.partial(_detach, torch)):
         yield
-    finally:
-        with (
-            profiler_detaches(detaches=True),
-            torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
-            ),
-        ):
-            torch.cuda.synchronize()
+
+
+def _detach(torch: Any) -> None:
+    with (
+        profiler_detaches(detaches=True),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True),
+    ):
+        torch.cuda.synchronize()
 
 
 @contextmanager

@@ -200,3 +200,8 @@ def test_ranks_that_train_together_warm_up_for_longer(
 ) -> None:
     distributed = SimpleNamespace(is_available=lambda: available, is_initialized=lambda: met)
     assert warm_ups(SimpleNamespace(distributed=distributed)) == runs
+
+
+def test_a_gpu_that_hangs_is_not_waited_for() -> None:
+    with pytest.raises(StuckError), detached_after(SimpleNamespace()):
+        raise StuckError("the GPU hangs")
