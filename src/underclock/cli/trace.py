@@ -1,6 +1,7 @@
 """``underclock trace``."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ def command(
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
     threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
 
-    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on.
+    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on; the first
+    one tells what it found.
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
 
@@ -58,6 +60,7 @@ def command(
     from underclock.stages.trace import TracePhase, trace
 
     given, rank = output, Rank.of(os.environ)
+    tells = rank is None or rank.leads
     if rank is not None and output and output != STDOUT:
         output = rank.file(output)
     check_place(output, force=force)
@@ -65,7 +68,7 @@ def command(
     what = _what(workload, arguments, steps)
     numbers = dict(_size(text) for text in sizes)
     phases = list(TracePhase)
-    with counted_bar("tracing") as show:
+    with counted_bar("tracing") if tells else nullcontext(_tell_nobody) as show:
         step = trace(
             what,
             folder=folder,
@@ -76,11 +79,15 @@ def command(
     deliver(
         step,
         output,
-        lambda: _show(step),
-        as_json=as_json,
+        lambda: _show(step) if tells else None,
+        as_json=as_json and tells,
         force=force,
-        warnings=(*step.warnings, *differs),
+        warnings=(*(step.warnings if tells else ()), *differs),
     )
+
+
+def _tell_nobody(_done: int, _total: int, _doing: str) -> None:
+    """Show no progress: another rank does."""
 
 
 def _what(workload: str, arguments: tuple[str, ...], steps: str | None) -> "str | Script":
