@@ -71,11 +71,12 @@ change of energy in points, of plans that set any clock: mean, and standard devi
 A table without repeats is planned as it is and its promises have no interval: they are of this
 table. {exact} such plans differ from what the table itself says by {off:.1e} at most.
 
-Made before a defect was mended: auto was drawn to what all launches of a kernel cost at the fastest
-lock, not one, so that hardly any was where a step has kernels unlike often, as these have. On the
-first 164 tables, with the same code but for that, plans of rows promised too much in 4 of 213 with an
-interval (6 of 243 before), of a fit in 2 of 69 (2 of 71), of a campaign in 4 of 68 (4 of 68); bias in
-the mean 0.31, 0.04 and 0.38 points (0.31, 0.12 and 0.39). 30 plans fewer of rows set clocks.
+Made before a defect was mended: auto was drawn to what all launches of a kernel cost at the
+fastest lock, not one, so that hardly any was where a step has kernels unlike often, as these have.
+On the first 164 tables, with the same code but for that, plans of rows promised too much in 4 of
+213 with an interval (6 of 243 before), of a fit in 2 of 69 (2 of 71), of a campaign in 4 of 68
+(4 of 68); bias in the mean 0.31, 0.04 and 0.38 points (0.31, 0.12 and 0.39). 30 plans fewer of rows
+set clocks.
 
 ## The worst
 
