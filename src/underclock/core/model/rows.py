@@ -6,9 +6,9 @@ Shape letters: R rows, K kernels, M memory clocks.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,20 @@ class FitRow(NamedTuple):
     time_run2: float = math.nan
     power_run2: float = math.nan
     by_company: tuple[float, ...] = ()
+
+    def known(self, counts: tuple[float, float], run2: tuple[float, float]) -> "FitRow":
+        """Return it with what repeats say.
+
+        Args:
+            counts: Of its windows, in time and in power.
+            run2: Variances of the logarithms of time and power of one run.
+        """
+        return self._replace(
+            time_windows=counts[0] * self.time_windows,
+            power_windows=counts[1] * self.power_windows,
+            time_run2=run2[0],
+            power_run2=run2[1],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,24 +213,14 @@ def rows_of(
     boosted_mhz = min(ceiling, max(asked_mhz, default=math.inf))
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     own_mhz = _own_memory_mhz(sample_set, memory)
+    errors = errors or run_errors(sample_set)
     locked: list[FitRow] = []
     free: list[FitRow] = []
-    errors = errors or run_errors(sample_set)
-    unknown = np.full_like(errors.windows, math.nan)
-    each_run = unknown if errors.variances is None else errors.variances
-    for sample, at_cap, (of_time, of_power), (time2, power2) in zip(
-        sample_set.samples, capped, errors.windows.T.tolist(), each_run.T.tolist(), strict=True
-    ):
-        if at_cap or (sample.asked.core_mhz is not None and not _holds(sample)):
-            continue
-        row = _row(sample, index[sample.kernel], boosted_mhz, own_mhz)
-        row = row._replace(
-            time_windows=of_time * row.time_windows,
-            power_windows=of_power * row.power_windows,
-            time_run2=time2,
-            power_run2=power2,
-        )
-        (free if sample.asked.core_mhz is None else locked).append(row)
+    for sample, at_cap, known in zip(sample_set.samples, capped, _known(errors), strict=True):
+        is_free = sample.asked.core_mhz is None
+        if not at_cap and (is_free or _holds(sample)):
+            row = _row(sample, index[sample.kernel], boosted_mhz, own_mhz)
+            (free if is_free else locked).append(row.known(*known))
     if errors.variances is not None:
         locked = _merged(locked)
     told = _in_company(sample_set, memory, shape, paces)
@@ -235,11 +239,6 @@ def rows_of(
     steered = {row.kernel for row in mixed if row.power_windows}
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
-    company = np.array([row.by_company or (0.0,) * told.errors for row in rows])
-    columns = dict(zip(FitRow._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
-    of_kernel = columns.pop("kernel").astype(np.int64)
-    windows = np.stack([columns.pop("time_windows"), columns.pop("power_windows")])
-    run2 = np.stack([columns.pop("time_run2"), columns.pop("power_run2")])
     names, kinds = list(index), [_KINDS[kernel.kind] for kernel in sample_set.kernels]
     if rows[-1].kernel == len(index):
         names.append(COMPANION)
@@ -247,19 +246,42 @@ def rows_of(
     return Rows(
         names=tuple(names),
         kinds=np.array(kinds, dtype=np.int64),
-        kernel=of_kernel,
-        windows=windows,
-        **columns,
+        **_columns(rows, told.errors, varied=errors.variances is not None),
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling,
         auto_mem_mhz=own_mhz,
         peak_w=told.peak_w,
         step=told.step,
-        company=company.reshape(len(rows), -1),
-        run_variance=None if errors.variances is None else run2,
         idle=_idle(sample_set, own_mhz),
     )
+
+
+def _known(errors: RunErrors) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """Yield for how many windows each sample counts, and the variance of one run, in both."""
+    unknown = np.full_like(errors.windows, math.nan)
+    each_run = unknown if errors.variances is None else errors.variances
+    yield from zip(errors.windows.T.tolist(), each_run.T.tolist(), strict=True)
+
+
+def _columns(rows: Sequence[FitRow], company_errors: int, *, varied: bool) -> dict[str, Any]:
+    """Return what is known of each row as arrays, by the names that `Rows` has for them.
+
+    Args:
+        rows: Sorted by kernel.
+        company_errors: How many errors company has in common.
+        varied: Whether repeats tell how runs vary.
+    """
+    columns = dict(zip(FitRow._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
+    company = np.array([row.by_company or (0.0,) * company_errors for row in rows])
+    run2 = np.stack([columns.pop("time_run2"), columns.pop("power_run2")])
+    return {
+        "kernel": columns.pop("kernel").astype(np.int64),
+        "windows": np.stack([columns.pop("time_windows"), columns.pop("power_windows")]),
+        "run_variance": run2 if varied else None,
+        "company": company.reshape(len(rows), -1),
+        **columns,
+    }
 
 
 def _merged(rows: Sequence[FitRow]) -> list[FitRow]:
