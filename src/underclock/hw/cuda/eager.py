@@ -19,7 +19,8 @@ from underclock.hw.cuda.eager_durations import MARKS, EagerRound, eager_duration
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launch_durations import places_of
-from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.profiling import detach
+from underclock.hw.cuda.state import Snapshot, finally_unless_stuck
 from underclock.hw.cuda.timing import CudaLoop
 from underclock.hw.cuda.torch_step import StepFunction
 from underclock.hw.lockstep import Alone, Pace
@@ -50,6 +51,7 @@ class EagerLauncher:
     snapshot: Snapshot
     pace: Pace = field(default_factory=Alone)
     _notes: dict[str, str] = field(default_factory=dict)
+    _watched: bool = False
     _torch: Any = field(default_factory=import_torch)
     _clock: Clock = field(default_factory=SystemClock)
     _company: CudaCompany = field(init=False)
@@ -100,6 +102,7 @@ class EagerLauncher:
                     for _ in range(rounds):
                         once(stream)
 
+            stack.enter_context(finally_unless_stuck(self._unwatch))
             stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
             feed = stack.enter_context(feeding(torch, launch, rounds, self.pace))
             launched = EagerRound(
@@ -113,6 +116,15 @@ class EagerLauncher:
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of the step that its numbers do not tell."""
         return tuple(self._notes.values())
+
+    def _unwatch(self) -> None:
+        """Take the profiler off the driver, if it looked on: it would slow what is launched next.
+
+        A step that is no graph launches kernel by kernel, and its host may be what bounds it.
+        """
+        if self._watched:
+            self._watched = False
+            detach(self._torch)
 
     def _check(self, kernels: Sequence[Kernel], mix: Mix) -> None:
         step = self.traced.step
@@ -136,6 +148,7 @@ class EagerLauncher:
 
     def _running(self, feed: Feed, round_: Round, rounds: int, launched: EagerRound) -> CudaLoop:
         def means(seen: Sequence[Sequence[TracedActivity]]) -> dict[int, float] | None:
+            self._watched = True
             found = eager_durations(seen, launched)
             if found is None:
                 return None

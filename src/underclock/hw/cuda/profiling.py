@@ -88,11 +88,12 @@ def detached_after(torch: Any) -> Iterator[None]:
     nothing: else every launch of the user's would take longer, a step of 5389 of them by 43 %
     (LSTM, bound by the host, on an H200, measured by us).
     """
-    with finally_unless_stuck(functools.partial(_detach, torch)):
+    with finally_unless_stuck(functools.partial(detach, torch)):
         yield
 
 
-def _detach(torch: Any) -> None:
+def detach(torch: Any) -> None:
+    """Have PyTorch's profiler leave the GPU's driver alone, while nothing is launched."""
     with (
         profiler_detaches(detaches=True),
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True),

@@ -6,6 +6,7 @@ As much of PyTorch and of cuda-bindings as launching needs; time passes when a g
 import contextlib
 import itertools
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -116,6 +117,7 @@ class FakeGpu:
         self.default_device = FakeDevice("cpu")
         self.restored = 0
         self.launched: list[tuple[float, list[FakeKernel]]] = []
+        self.looks: list[bool] = []  # of the profiler; whether it was to leave the driver after
         self._passes = threading.Condition()
         self._wakes_s = math.inf
 
@@ -231,6 +233,7 @@ def fake_torch(gpu: FakeGpu) -> Any:
 
     @contextlib.contextmanager
     def profile(**_: object) -> Iterator[Any]:
+        gpu.looks.append(os.environ.get("TEARDOWN_CUPTI") == "1")
         first = len(gpu.launched)
         profiled = SimpleNamespace()
         yield profiled

@@ -64,6 +64,22 @@ def test_the_step_runs_over_and_over_and_its_launches_are_timed(
     assert launcher.notes() == ()
 
 
+def test_the_profiler_slows_no_launch_of_a_later_loop(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    launcher = machine.eager(plain(machine), *_STEP)
+    with launcher.loop(_KERNELS) as loop:
+        _launched(loop)
+    assert machine.looks == []  # it was never there
+
+    with launcher.loop(_KERNELS) as loop:
+        _launched(loop)
+        loop.durations(1e-3)
+        loop.durations(1e-3)
+    assert machine.looks == [False, False, True]
+
+
 def test_company_runs_by_itself(machine: Any) -> None:
     ran: list[None] = []
     launcher = machine.eager(lambda: ran.append(None), *_STEP)
