@@ -17,34 +17,34 @@ from underclock.hw.lease import ClockLeases
 from underclock.records import AUTO, Clocks, Kernel, Mix
 
 
-class Kernels(msgspec.Struct, frozen=True, tag=True):
+class StepKernels(msgspec.Struct, frozen=True, tag=True):
     """What the leader's step is made of, to be held against one's own."""
 
     names: tuple[str, ...]
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginLoop(msgspec.Struct, frozen=True, tag=True):
     """Launches of a loop follow."""
 
     kernels: tuple[str, ...]
     mix: Mix | None
 
 
-class Number(msgspec.Struct, frozen=True, tag=True):
+class AgreedNumber(msgspec.Struct, frozen=True, tag=True):
     """What the leader found out, which counts for all."""
 
     value: float
 
 
-class Launch(msgspec.Struct, frozen=True, tag=True):
+class LaunchOnce(msgspec.Struct, frozen=True, tag=True):
     """One more launch of the loop."""
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class EndLoop(msgspec.Struct, frozen=True, tag=True):
     """No more launches of the loop."""
 
 
-class Hold(msgspec.Struct, frozen=True, tag=True):
+class HoldClocks(msgspec.Struct, frozen=True, tag=True):
     """Clocks to hold from now on; auto gives them back."""
 
     clocks: Clocks
@@ -54,7 +54,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Nothing more follows."""
 
 
-Word = Kernels | Begin | Number | Launch | End | Hold | Done
+Word = StepKernels | BeginLoop | AgreedNumber | LaunchOnce | EndLoop | HoldClocks | Done
 
 
 class Speaker(Protocol):
@@ -129,7 +129,7 @@ class Alone:
         """Nobody is to know."""
 
 
-class Leader:
+class LeadingRank:
     """The pace of the rank that measures."""
 
     def __init__(self, line: Speaker) -> None:
@@ -142,7 +142,7 @@ class Leader:
         Args:
             kernels: Of the step; theirs must be the same.
         """
-        self._say(Kernels(tuple(kernel.name for kernel in kernels)))
+        self._say(StepKernels(tuple(kernel.name for kernel in kernels)))
         try:
             yield
         finally:
@@ -150,30 +150,30 @@ class Leader:
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
         """Have the others make the same loop."""
-        self._say(Begin(kernels, mix))
+        self._say(BeginLoop(kernels, mix))
 
     def agreed(self, value: float) -> float:
         """Return the value, which counts for the others too."""
-        self._say(Number(value))
+        self._say(AgreedNumber(value))
         return value
 
     def go(self) -> bool:
         """Have the others launch once more."""
-        self._say(Launch())
+        self._say(LaunchOnce())
         return True
 
     def end(self) -> None:
         """Have the others end their loop."""
-        self._say(End())
+        self._say(EndLoop())
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
         """Have the others hold clocks from entry to exit."""
-        self._say(Hold(clocks))
+        self._say(HoldClocks(clocks))
         try:
             yield
         finally:
-            self._say(Hold(AUTO))
+            self._say(HoldClocks(AUTO))
 
     def _say(self, word: Word) -> None:
         self._line.say(msgspec.json.encode(word))
@@ -187,7 +187,7 @@ class LeadersLeases(ClockLeases):
         leader: Tells the others.
     """
 
-    def __init__(self, gpu: Gpu, leader: Leader) -> None:
+    def __init__(self, gpu: Gpu, leader: LeadingRank) -> None:
         super().__init__(gpu)
         self._leader = leader
 
@@ -198,7 +198,7 @@ class LeadersLeases(ClockLeases):
             yield
 
 
-class Follower:
+class FollowingRank:
     """The pace of a rank that does as the leader does."""
 
     def __init__(self, line: Listener) -> None:
@@ -211,16 +211,16 @@ class Follower:
         """Return the leader's value in place of one's own."""
         del value
         word = self._hear()
-        if not isinstance(word, Number):
+        if not isinstance(word, AgreedNumber):
             raise _out_of_step("found a number out", word)
         return word.value
 
     def go(self) -> bool:
         """Wait until the leader launches once more, or ends the loop."""
         word = self._hear()
-        if not isinstance(word, Launch | End):
+        if not isinstance(word, LaunchOnce | EndLoop):
             raise _out_of_step("launched", word)
-        return isinstance(word, Launch)
+        return isinstance(word, LaunchOnce)
 
     def end(self) -> None:
         """End as told."""
@@ -243,12 +243,12 @@ class Follower:
         mine = {kernel.name: kernel for kernel in kernels}
         with ExitStack() as held:
             while not isinstance(word := self._hear(), Done):
-                if isinstance(word, Kernels):
+                if isinstance(word, StepKernels):
                     _check_same(word.names, tuple(mine))
-                elif isinstance(word, Hold):
+                elif isinstance(word, HoldClocks):
                     held.close()
                     held.enter_context(leases.hold(word.clocks))
-                elif isinstance(word, Begin):
+                elif isinstance(word, BeginLoop):
                     sequence = [mine[name] for name in word.kernels]
                     # What has no room here has none on the leader, who then does something else.
                     with suppress(NoRoomError), launcher.loop(sequence, word.mix) as loop:

@@ -20,7 +20,7 @@ from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.goal import Goal
 from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.agenda import IDLING
-from underclock.core.steering.mixing import Seen, thinned
+from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.hw.base import Capability, Reading
 from underclock.records import Clocks, Kernel, Mix, SampleSet
 from underclock.stages.next_samples import NextSample, worth_of_samples
@@ -252,7 +252,7 @@ class AdaptiveRun:
         core_mhz = float(clocks.core_mhz or 0)
         limit_w = capped.energy_j / capped.time_s
         seen = capped.observed.core_mhz if capped.observed else None
-        own = Seen(float(seen or _USUALLY_HELD * core_mhz), limit_w, capped.time_s)
+        own = DrawAtClock(float(seen or _USUALLY_HELD * core_mhz), limit_w, capped.time_s)
         mix = thinned(core_mhz, own, idle.round_j / idle.round_s, limit_w)
         while mix is not None:
             self._tell(f"{kernel.name} at {clocks} with {mix.idle_s * 1e3:.3g} ms of idling")

@@ -16,7 +16,7 @@ from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.store_line import StoreLine
-from underclock.hw.lockstep import Leader, LeadersLeases
+from underclock.hw.lockstep import LeadersLeases, LeadingRank
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
@@ -54,7 +54,7 @@ class OpenGpu:
     notes: tuple[str, ...] = ()
     model: GpuModel | None = None
     step: Step | None = None
-    leader: Leader | None = None
+    leader: LeadingRank | None = None
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def open_gpu(
             yield opened
             return
         notes = real_notes(gpu)
-        leader = Leader(StoreLine()) if rank is not None else None
+        leader = LeadingRank(StoreLine()) if rank is not None else None
         with held_launcher(gpu, step, run, anew=anew, pace=leader) as (launcher, now):
             notes = (*notes, *algorithm_notes(now.changes))
             with leader.leading(now.step.kernels) if leader is not None else nullcontext():

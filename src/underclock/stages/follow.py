@@ -5,7 +5,7 @@ import os
 from underclock.errors import UsageError
 from underclock.hw.cuda.store_line import StoreLine
 from underclock.hw.lease import ClockLeases
-from underclock.hw.lockstep import Follower
+from underclock.hw.lockstep import FollowingRank
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Step
@@ -58,7 +58,7 @@ def follow(
         )
     with nvml_session():
         device = NvmlGpu(rank.gpu(name.index))
-        follower = Follower(StoreLine())
+        follower = FollowingRank(StoreLine())
         with (
             held_launcher(device, step, run, anew=anew, pace=follower) as (launcher, now),
             ClockLeases(device) as leases,

@@ -14,18 +14,18 @@ from underclock.errors import DeviceError, MeasurementError, NoRoomError
 from underclock.hw.cuda.feed import Feed, feeding
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (
+    AgreedNumber,
     Alone,
-    Begin,
+    BeginLoop,
     Done,
-    End,
-    Follower,
-    Hold,
-    Kernels,
-    Launch,
-    Leader,
+    EndLoop,
+    FollowingRank,
+    HoldClocks,
+    LaunchOnce,
     LeadersLeases,
-    Number,
+    LeadingRank,
     Pace,
+    StepKernels,
     Word,
 )
 from underclock.hw.nvml import NvmlGpu
@@ -131,7 +131,7 @@ def gpu() -> Iterator[NvmlGpu]:
 
 
 def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
-    follower = Follower(ear)
+    follower = FollowingRank(ear)
     rank.pace = follower
 
     def follow() -> None:
@@ -143,7 +143,7 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
 
 def test_followers_launch_what_the_leader_launches_as_often(gpu: NvmlGpu) -> None:
     line = Said()
-    leader = Leader(line)
+    leader = LeadingRank(line)
     leading = Rank(leader, takes_s=0.1)
     ranks = [Rank(Alone(), takes_s=takes_s) for takes_s in (0.02, 0.5)]  # others would launch 50, 2
     threads = [threading.Thread(target=_following(rank, line.ear(), gpu)) for rank in ranks]
@@ -166,18 +166,18 @@ def test_followers_launch_what_the_leader_launches_as_often(gpu: NvmlGpu) -> Non
 
 def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
     line = Said()
-    leader = Leader(line)
+    leader = LeadingRank(line)
     with leader.leading(_STEP), LeadersLeases(gpu, leader) as leases:
         with leases.hold(_LOW):
             pass
         with leases.hold(AUTO):
             pass
     assert line.decoded() == [
-        Kernels(("mm", "allreduce")),
-        Hold(_LOW),
-        Hold(AUTO),
-        Hold(AUTO),
-        Hold(AUTO),
+        StepKernels(("mm", "allreduce")),
+        HoldClocks(_LOW),
+        HoldClocks(AUTO),
+        HoldClocks(AUTO),
+        HoldClocks(AUTO),
         Done(),
     ]
 
@@ -196,18 +196,18 @@ def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
 
 def test_a_leader_that_fails_lets_the_others_go() -> None:
     line = Said()
-    with pytest.raises(MeasurementError), Leader(line).leading(_STEP):
+    with pytest.raises(MeasurementError), LeadingRank(line).leading(_STEP):
         raise MeasurementError("the counter went back")
     assert line.decoded()[-1] == Done()
 
 
 def test_a_follower_without_room_waits_for_what_the_leader_does_instead(gpu: NvmlGpu) -> None:
-    line = Said(Begin(("mm",), Mix(hot=9)), Done())
+    line = Said(BeginLoop(("mm",), Mix(hot=9)), Done())
     _following(Rank(Alone(), 1.0, no_room=True), line.ear(), gpu)()
 
 
 def test_a_launch_that_fails_ends_the_follower(gpu: NvmlGpu) -> None:
-    line = Said(Begin(("mm",), None), Number(0.1), Launch(), End(), Done())
+    line = Said(BeginLoop(("mm",), None), AgreedNumber(0.1), LaunchOnce(), EndLoop(), Done())
     rank = Rank(Alone(), 1.0, fails=RuntimeError("NCCL"))
     with pytest.raises(DeviceError, match="a launch failed: NCCL"):
         _following(rank, line.ear(), gpu)()
@@ -216,12 +216,18 @@ def test_a_launch_that_fails_ends_the_follower(gpu: NvmlGpu) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([Kernels(("mm", "allgather"))], "the first has 'allgather' where this has 'allreduce'"),
-        ([Kernels(("mm",))], "the first has 1 kernels, this 2"),
-        ([Launch()], "this one waited for a loop, the leader said Launch"),
-        ([Begin(("mm",), None), Launch()], "this one found a number out, the leader said Launch"),
         (
-            [Begin(("mm",), None), Number(0.1), Done()],
+            [StepKernels(("mm", "allgather"))],
+            "the first has 'allgather' where this has 'allreduce'",
+        ),
+        ([StepKernels(("mm",))], "the first has 1 kernels, this 2"),
+        ([LaunchOnce()], "this one waited for a loop, the leader said LaunchOnce"),
+        (
+            [BeginLoop(("mm",), None), LaunchOnce()],
+            "this one found a number out, the leader said LaunchOnce",
+        ),
+        (
+            [BeginLoop(("mm",), None), AgreedNumber(0.1), Done()],
             "this one launched, the leader said Done",
         ),
     ],

@@ -15,8 +15,8 @@ from underclock.arrays import Floats
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.state import (
     FitProblem,
-    Seen,
-    State,
+    FitState,
+    SeenRows,
     cost,
     idling,
     idling_by_shared,
@@ -96,7 +96,7 @@ class NormalEquations(Curvature):
         return shared, own - through @ shared
 
 
-def idle_of(problem: FitProblem, state: State) -> tuple[Floats, Floats] | None:
+def idle_of(problem: FitProblem, state: FitState) -> tuple[Floats, Floats] | None:
     """Return residuals of idling, (N,), and derivatives of its prediction, (N, S), if there are."""
     if not problem.rows.idle:
         return None
@@ -104,9 +104,9 @@ def idle_of(problem: FitProblem, state: State) -> tuple[Floats, Floats] | None:
     return idling(problem, shared), idling_by_shared(problem, shared)
 
 
-def linearised(problem: FitProblem, state: State, seen: Seen | None = None) -> Linear:
+def linearised(problem: FitProblem, state: FitState, seen: SeenRows | None = None) -> Linear:
     """Return the problem around a state, from where somebody may have looked at the rows."""
-    seen, whitened = seen or Seen.of(problem, state), problem.whitening.whitened
+    seen, whitened = seen or SeenRows.of(problem, state), problem.whitening.whitened
     return Linear(
         seen.residuals,
         whitened(seen.prediction.by_shared()),
@@ -134,7 +134,7 @@ class Pull:
     of_idle: Floats | None
 
     @classmethod
-    def of(cls, problem: FitProblem, state: State, linear: Linear) -> "Pull":
+    def of(cls, problem: FitProblem, state: FitState, linear: Linear) -> "Pull":
         """Look at a state, around which the problem is linear."""
         kernels = state.prior.precision(state.parameters.kernels)
         shared = problem.shared_precision / state.shared_scale**2
@@ -167,7 +167,7 @@ def curvature(linear: Linear, pull: Pull, precision: Floats) -> Curvature:
 
 
 def normal_equations(
-    problem: FitProblem, state: State, linear: Linear, precision: Floats
+    problem: FitProblem, state: FitState, linear: Linear, precision: Floats
 ) -> NormalEquations:
     """Return the normal equations, priors included.
 
@@ -191,9 +191,9 @@ def normal_equations(
     return NormalEquations(curved.kernel, curved.border, curved.shared, kernel_side, shared_side)
 
 
-def converge(problem: FitProblem, state: State) -> State:
+def converge(problem: FitProblem, state: FitState) -> FitState:
     """Step all parameters until nothing moves."""
-    seen = Seen.of(problem, state)
+    seen = SeenRows.of(problem, state)
     damping, least = 1e-3, cost(problem, state, seen)
     for _ in range(ITERATIONS):
         linear = linearised(problem, state, seen)
@@ -206,7 +206,7 @@ def converge(problem: FitProblem, state: State) -> State:
                 shared=state.parameters.shared + shorter * step_s,
                 kernels=state.parameters.kernels + shorter * step_k,
             )
-            beyond = Seen.of(problem, tried)
+            beyond = SeenRows.of(problem, tried)
             now = cost(problem, tried, beyond)
             if now <= least:
                 break

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from underclock.arrays import Floats
 from underclock.core.model.damped_steps import Pull, curvature, linearised
 from underclock.core.model.rows import PER_KERNEL
-from underclock.core.model.state import FitProblem, State, predicted
+from underclock.core.model.state import FitProblem, FitState, predicted
 from underclock.core.model.whitening import ErrorModel
 
 _LEAST_LOG, _GREATEST_LOG = -9.5, 0.0  # of a standard deviation
@@ -24,7 +24,7 @@ _FREEDOM = 4.0  # a kernel's own scale leans on the others' as on this many of i
 _MOST_EVALUATIONS = 120
 
 
-def estimate_errors(problem: FitProblem, state: State) -> State:
+def estimate_errors(problem: FitProblem, state: FitState) -> FitState:
     """Return the state with the errors under which the residuals are most likely.
 
     The parameters are integrated out by a Laplace approximation around where they are.
@@ -51,7 +51,7 @@ def estimate_errors(problem: FitProblem, state: State) -> State:
     return dataclasses.replace(state, scale=_scale(problem, state, linear.residuals))
 
 
-def estimate_scale(problem: FitProblem, state: State) -> State:
+def estimate_scale(problem: FitProblem, state: FitState) -> FitState:
     """Return the state with each kernel's scale, the errors of all being known."""
     whitened = problem.whitening.whitened(problem.measured - predicted(problem, state).log)
     return dataclasses.replace(state, scale=_scale(problem, state, whitened))
@@ -62,7 +62,7 @@ def _errors(logs: Floats) -> ErrorModel:
     return ErrorModel(noise=sizes[:2], discrepancy=np.minimum(sizes[2:], _GREATEST_DISCREPANCY))
 
 
-def _scale(problem: FitProblem, state: State, residuals: Floats) -> Floats:
+def _scale(problem: FitProblem, state: FitState, residuals: Floats) -> Floats:
     """Return by how much each kernel's residuals are larger than the usual. Shape (K,)."""
     precision = problem.whitening.weights(state.errors, np.ones_like(state.scale))
     surprise = (precision * residuals**2).sum(axis=(0, 2))

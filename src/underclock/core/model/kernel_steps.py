@@ -24,7 +24,7 @@ from underclock.core.model.parameters import (
     predict,
 )
 from underclock.core.model.rows import PER_KERNEL
-from underclock.core.model.state import FitProblem, State, costs_of, predicted, weights
+from underclock.core.model.state import FitProblem, FitState, costs_of, predicted, weights
 from underclock.core.model.whitening import Whitening
 from underclock.physics.derivatives import AtClocks
 
@@ -60,14 +60,14 @@ class Ends:
     costs: Floats
 
 
-def converge_kernels(problem: FitProblem, state: State) -> State:
+def converge_kernels(problem: FitProblem, state: FitState) -> FitState:
     """Step each kernel by itself until it does not move; the shared parameters are held."""
     parameters = state.parameters
     ends = converge_starts(problem, state, [Start(parameters.kernels, parameters.serial)])
     return state.moved(kernels=ends.kernels[0])
 
 
-def converge_starts(problem: FitProblem, state: State, starts: Sequence[Start]) -> Ends:
+def converge_starts(problem: FitProblem, state: FitState, starts: Sequence[Start]) -> Ends:
     """Step each kernel by itself from each start, until no kernel of that start moves.
 
     Args:
@@ -147,7 +147,7 @@ class _KernelFit:
     held: Bools | None
 
     @classmethod
-    def of(cls, problem: FitProblem, state: State, starts: Sequence[Start]) -> "_KernelFit":
+    def of(cls, problem: FitProblem, state: FitState, starts: Sequence[Start]) -> "_KernelFit":
         """Put as many copies of all kernels side by side as there are starts."""
         times = len(starts)
         held = None
@@ -196,7 +196,7 @@ class _KernelFit:
         return np.clip(step, -LONGEST_STEP, LONGEST_STEP)
 
 
-def kernel_curvature(problem: FitProblem, state: State) -> Floats:
+def kernel_curvature(problem: FitProblem, state: FitState) -> Floats:
     """Return the precision of each kernel's parameters, the shared held. Shape (K, P, P)."""
     by = problem.whitening.whitened(predicted(problem, state).by_kernel())
     precision = weights(problem, state)

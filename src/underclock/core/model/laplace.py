@@ -20,7 +20,7 @@ from underclock.core.model.kernel_steps import Start, converge_starts
 from underclock.core.model.parameters import CORE, DRAM, Parameters, Points, predict
 from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.state import FitProblem, State, kernel_costs, predicted, weights
+from underclock.core.model.state import FitProblem, FitState, kernel_costs, predicted, weights
 from underclock.core.model.whitening import ErrorModel
 
 _PLAIN = PER_KERNEL + 1  # rows of a kernel that leave little doubt what bounds it
@@ -124,7 +124,7 @@ class FittedModel:
         )
 
 
-def laplace(problem: FitProblem, state: State, shared_cov: Floats | None = None) -> FittedModel:
+def laplace(problem: FitProblem, state: FitState, shared_cov: Floats | None = None) -> FittedModel:
     """Approximate the posterior around a state by a normal distribution.
 
     Args:
@@ -164,7 +164,7 @@ def shared_covariance(curved: Curvature) -> Floats:
     return np.asarray(np.linalg.inv(curved.rest()), dtype=np.float64)
 
 
-def _alternatives(problem: FitProblem, state: State) -> Alternatives:
+def _alternatives(problem: FitProblem, state: FitState) -> Alternatives:
     """Find what else may explain each kernel's rows, where some kernel has few."""
     shape = state.parameters.kernels.shape
     if problem.rows.counted.min() >= _PLAIN:

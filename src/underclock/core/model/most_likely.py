@@ -20,7 +20,7 @@ from underclock.core.model.laplace import FittedModel, laplace, shared_covarianc
 from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
-from underclock.core.model.state import FitProblem, State, begin, kernel_costs, weights
+from underclock.core.model.state import FitProblem, FitState, begin, kernel_costs, weights
 from underclock.core.model.whitening import ErrorModel
 
 _MOST_ROUNDS = 6
@@ -70,14 +70,14 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     return laplace(problem, state, known.shared_cov)
 
 
-def learn_prior(problem: FitProblem, state: State) -> State:
+def learn_prior(problem: FitProblem, state: FitState) -> FitState:
     """Let kernels of a kind lean on one another."""
     covariance = np.linalg.inv(kernel_curvature(problem, state))
     variance = np.diagonal(covariance, axis1=1, axis2=2)
     return state.with_prior(learned(state.prior, problem.rows, state.parameters.kernels, variance))
 
 
-def check_shared(problem: FitProblem, state: State) -> State:
+def check_shared(problem: FitProblem, state: FitState) -> FitState:
     """Let the prior of what kernels share be as wide as the rows show that it must be."""
     equations = normal_equations(
         problem, state, linearised(problem, state), weights(problem, state)
@@ -89,7 +89,7 @@ def check_shared(problem: FitProblem, state: State) -> State:
     return dataclasses.replace(state, shared_scale=widening(away2, left))
 
 
-def choose_serial(problem: FitProblem, state: State) -> State:
+def choose_serial(problem: FitProblem, state: FitState) -> FitState:
     """Let a kernel add its parts, or overlap them, where that explains its rows clearly better."""
     old = state.parameters
     other = converge_kernels(problem, state.moved(serial=~old.serial))

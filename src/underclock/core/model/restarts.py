@@ -11,7 +11,7 @@ import numpy as np
 
 from underclock.core.model.kernel_steps import Start, converge_starts
 from underclock.core.model.parameters import CORE, DRAM, FIXED
-from underclock.core.model.state import FitProblem, State, kernel_costs
+from underclock.core.model.state import FitProblem, FitState, kernel_costs
 
 
 class Shares(NamedTuple):
@@ -31,7 +31,7 @@ STARTS = (
 """Kernels bound by the core, by DRAM, by both, and by neither."""
 
 
-def started(state: State, shares: Shares, held: int | None = None) -> Start:
+def started(state: FitState, shares: Shares, held: int | None = None) -> Start:
     """Return a start with every kernel at some shares of its time; a parameter may be held."""
     kernels = state.prior.mean.copy()
     parts = [CORE, DRAM, FIXED]
@@ -39,7 +39,7 @@ def started(state: State, shares: Shares, held: int | None = None) -> Start:
     return Start(kernels, state.parameters.serial, held)
 
 
-def restart(problem: FitProblem, state: State) -> State:
+def restart(problem: FitProblem, state: FitState) -> FitState:
     """Let each kernel try every start, and keep what explains its rows best."""
     best, least = state.parameters.kernels, kernel_costs(problem, state)
     ends = converge_starts(problem, state, [started(state, shares) for shares in STARTS])

@@ -96,7 +96,7 @@ def _idle_log_w(problem: FitProblem, shared: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class FitState:
     """Where a fit stands.
 
     Attributes:
@@ -119,7 +119,7 @@ class State:
         shared: Floats | None = None,
         kernels: Floats | None = None,
         serial: Bools | None = None,
-    ) -> "State":
+    ) -> "FitState":
         """Return the state with other parameters; those not named stay."""
         old = self.parameters
         parameters = Parameters(
@@ -130,20 +130,20 @@ class State:
         )
         return dataclasses.replace(self, parameters=parameters)
 
-    def with_errors(self, errors: ErrorModel) -> "State":
+    def with_errors(self, errors: ErrorModel) -> "FitState":
         """Return the state with residuals of other sizes."""
         return dataclasses.replace(self, errors=errors)
 
-    def with_prior(self, prior: KernelPrior) -> "State":
+    def with_prior(self, prior: KernelPrior) -> "FitState":
         """Return the state with another prior of the kernels' parameters."""
         return dataclasses.replace(self, prior=prior)
 
 
-def begin(problem: FitProblem) -> State:
+def begin(problem: FitProblem) -> FitState:
     """Return the state before anything is known: every parameter at the mean of its prior."""
     kernels = len(problem.rows.names)
     prior = typical(problem.rows, problem.family.base)
-    return State(
+    return FitState(
         parameters=Parameters(
             family=problem.family,
             shared=problem.shared_mean,
@@ -156,19 +156,19 @@ def begin(problem: FitProblem) -> State:
     )
 
 
-def predicted(problem: FitProblem, state: State) -> PredictedRows:
+def predicted(problem: FitProblem, state: FitState) -> PredictedRows:
     """Predict the rows."""
     return predict(state.parameters, problem.at)
 
 
-def weights(problem: FitProblem, state: State) -> Floats:
+def weights(problem: FitProblem, state: FitState) -> Floats:
     """Return the precision of the whitened residuals. Shape (2, K, L)."""
     return problem.whitening.weights(state.errors, state.scale)
 
 
-def kernel_costs(problem: FitProblem, state: State) -> Floats:
+def kernel_costs(problem: FitProblem, state: FitState) -> Floats:
     """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
-    residuals = Seen.of(problem, state).residuals
+    residuals = SeenRows.of(problem, state).residuals
     return costs_of(state.prior, state.parameters.kernels, residuals, weights(problem, state))
 
 
@@ -187,7 +187,7 @@ def costs_of(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: 
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRows:
     """What is seen of the rows from where a fit stands.
 
     Attributes:
@@ -199,13 +199,13 @@ class Seen:
     residuals: Floats
 
     @classmethod
-    def of(cls, problem: FitProblem, state: State) -> "Seen":
+    def of(cls, problem: FitProblem, state: FitState) -> "SeenRows":
         """Look at the rows."""
         prediction = predicted(problem, state)
         return cls(prediction, problem.whitening.whitened(problem.measured - prediction.log))
 
 
-def cost(problem: FitProblem, state: State, seen: Seen) -> float:
+def cost(problem: FitProblem, state: FitState, seen: SeenRows) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
     kernels = state.parameters.kernels
     own = costs_of(state.prior, kernels, seen.residuals, weights(problem, state))

@@ -18,7 +18,7 @@ import numpy as np
 from underclock.core.costs.beside import waited_counts, waited_shares
 from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C
-from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at
+from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at
 from underclock.core.steering.spreading import spread
 from underclock.core.steering.taking_off import (
     COMPANION,
@@ -205,7 +205,7 @@ class SteeringAgenda:
         bench: Bench,
         shares: Sequence[float],
         taken: Sequence[MixSample],
-        seen: Callable[[], Sequence[Seen]],
+        seen: Callable[[], Sequence[DrawAtClock]],
         most_launches: int,
         times: int = 1,
     ) -> Iterator[Wanted]:
@@ -226,7 +226,7 @@ class SteeringAgenda:
             if mix is not None and sum(_alike(mix, sample.mix) for sample in taken) < times:
                 yield Wanted("", mix)
 
-    def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[Seen]:
+    def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[DrawAtClock]:
         """Return what the step drew and took, company taken off."""
         draws = []
         counts = waited_counts(self.samples.kernels)
@@ -236,7 +236,7 @@ class SteeringAgenda:
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
             draws.append((sample.core_mhz, draw, step_s))
         seen = [
-            Seen(core_mhz, draw.mean_w, step_s)
+            DrawAtClock(core_mhz, draw.mean_w, step_s)
             for core_mhz, draw, step_s in draws
             if draw is not None and draw.mean_w > draw.total_w
         ]
@@ -292,8 +292,8 @@ class SteeringAgenda:
             mhz for mhz in even if mhz == low or bench.expected(seen, mhz).power_w < bench.held_w
         ]
 
-    def _seen(self, name: str) -> list[Seen]:
-        return [Seen(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
+    def _seen(self, name: str) -> list[DrawAtClock]:
+        return [DrawAtClock(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
 
     def _error(self, bench: Bench) -> float:
         """Return the error of the step's energy as a sum of kernels, as a fraction.
@@ -323,7 +323,7 @@ def _bench(samples: SampleSet, apart: Apart) -> Bench:
             continue
         draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
         if draw is not None and draw.mean_w > draw.total_w:
-            seen.append(Seen(sample.core_mhz, draw.mean_w, sample.hot_s))
+            seen.append(DrawAtClock(sample.core_mhz, draw.mean_w, sample.hot_s))
     capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
     below = [one for one in seen if one.power_w < OFF_PEAK * apart.peak_w]

@@ -67,7 +67,7 @@ def launch_clocks(
     return tuple((clocks[piece - 1] + clocks[piece]) / 2.0 for piece in following)
 
 
-class Seen(NamedTuple):
+class DrawAtClock(NamedTuple):
     """What something drew and how long it took at one clock."""
 
     core_mhz: float
@@ -89,7 +89,7 @@ class Bench:
     """
 
     company: Company
-    hot: tuple[Seen, ...]
+    hot: tuple[DrawAtClock, ...]
     limit_w: float
     boost_mhz: float
     temperature_c: float
@@ -117,7 +117,7 @@ class Bench:
             known = self._known[core_mhz] = idle_w, float(voltage_v(company.shape, core_mhz))
         return known
 
-    def expected(self, seen: Sequence[Seen], core_mhz: float) -> Seen:
+    def expected(self, seen: Sequence[DrawAtClock], core_mhz: float) -> DrawAtClock:
         """Return what something is expected to draw and to take at a clock.
 
         Time is interpolated between the clocks at which it was seen; what it draws above idling
@@ -127,10 +127,10 @@ class Bench:
         time_s = near.time_s * (near.core_mhz / core_mhz) ** _exponent(seen, near, core_mhz)
         (here_w, volts), (there_w, near_volts) = self._at(core_mhz), self._at(near.core_mhz)
         own_w = (near.power_w - (there_w or 0.0)) * (volts / near_volts) ** 2
-        return Seen(core_mhz, (here_w or 0.0) + own_w * near.time_s / time_s, time_s)
+        return DrawAtClock(core_mhz, (here_w or 0.0) + own_w * near.time_s / time_s, time_s)
 
 
-def _exponent(seen: Sequence[Seen], near: Seen, core_mhz: float) -> float:
+def _exponent(seen: Sequence[DrawAtClock], near: DrawAtClock, core_mhz: float) -> float:
     """Return how time goes with clock between the nearest clock seen and the next, on that side."""
     others = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
     if not others:
@@ -143,7 +143,7 @@ def _exponent(seen: Sequence[Seen], near: Seen, core_mhz: float) -> float:
 
 
 def mix_at(
-    core_mhz: float, seen: Sequence[Seen], bench: Bench, *, most_launches: int = 512
+    core_mhz: float, seen: Sequence[DrawAtClock], bench: Bench, *, most_launches: int = 512
 ) -> Mix | None:
     """Return the mix in which something is expected to run at a clock.
 
@@ -178,7 +178,7 @@ def mix_at(
     return _heated(ratio, own.time_s, hot.time_s, most_launches)
 
 
-def thinned(core_mhz: float, seen: Seen, idle_w: float, limit_w: float) -> Mix | None:
+def thinned(core_mhz: float, seen: DrawAtClock, idle_w: float, limit_w: float) -> Mix | None:
     """Return the round in which a kernel stays below the cap at a clock it cannot hold alone.
 
     Args:
@@ -199,13 +199,13 @@ def thinned(core_mhz: float, seen: Seen, idle_w: float, limit_w: float) -> Mix |
         return None
     # No more than the cube of the clock: voltage does not rise faster than the clock does.
     power_w = idle_w + (seen.power_w - idle_w) * faster**3
-    own = Seen(core_mhz, power_w, seen.time_s / faster)
+    own = DrawAtClock(core_mhz, power_w, seen.time_s / faster)
     launches = math.ceil(_LEAST_ROUND_S / own.time_s)
     idle_s = _idling(own, _FREE * limit_w, idle_w, launches)
     return None if idle_s is None else Mix(launches=launches, idle_s=max(idle_s, 0.0))
 
 
-def _idling(own: Seen, limit_w: float, idle_w: float | None, launches: int) -> float | None:
+def _idling(own: DrawAtClock, limit_w: float, idle_w: float | None, launches: int) -> float | None:
     """Return how long to idle in a round that is too hot, in s."""
     if idle_w is None or idle_w >= limit_w:
         return None

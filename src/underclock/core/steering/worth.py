@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.core.steering.company import WINDOW_NOISE
-from underclock.core.steering.mixing import Bench, Seen
+from underclock.core.steering.mixing import Bench, DrawAtClock
 from underclock.core.steering.taking_off import Left
 from underclock.records import Mix
 
@@ -70,7 +70,7 @@ class Known:
         return 1.0 / self.alone
 
 
-def variance_in(mix: Mix, own: Seen, bench: Bench) -> float:
+def variance_in(mix: Mix, own: DrawAtClock, bench: Bench) -> float:
     """Return how surely a mix is expected to tell a kernel's power: a variance of its logarithm.
 
     Args:

@@ -20,7 +20,7 @@ from underclock.hw.simulated.counters import Counters
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.locks import Locks, snap
 from underclock.hw.simulated.powerloop import CAP_TICK_S, MEMORY_S, ROUNDING, PowerLoop
-from underclock.hw.simulated.sensors import NOTED_S, Gauges
+from underclock.hw.simulated.sensors import NOTED_S, BoardSensors
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
@@ -67,7 +67,7 @@ class VirtualGpu:
         self.on_follow: Callable[[Domain], None] | None = None  # told of the truth, for scoring
         self.agenda = Agenda()
         sensors = model.sensors or sensors_of(model.name)
-        self.gauges = Gauges(sensors, self.unit.gain)
+        self.gauges = BoardSensors(sensors, self.unit.gain)
         noise, jitter, energy_calls, setter_calls, counting = (
             np.random.default_rng([seed, unit, stream]) for stream in range(5)
         )

@@ -16,7 +16,7 @@ NOTED_S = 1e-3
 _POINTS = 2400
 
 
-class Gauges:
+class BoardSensors:
     """The sensors of one board, fed with the truth as it happens.
 
     Args:

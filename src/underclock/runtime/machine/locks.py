@@ -47,7 +47,7 @@ def _readings() -> "defaultdict[int, deque[bool]]":
 
 
 @dataclass(slots=True)
-class Tally:
+class LockReadings:
     """Readings while one lock of a timetable should have been in force.
 
     Attributes:

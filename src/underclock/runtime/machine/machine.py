@@ -16,7 +16,7 @@ from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.machine.latency import Latencies
 from underclock.runtime.machine.line import Line
-from underclock.runtime.machine.locks import SLOWDOWNS, Lock, LockState, Tally, why
+from underclock.runtime.machine.locks import SLOWDOWNS, Lock, LockReadings, LockState, why
 from underclock.runtime.machine.position import Position, Seen
 from underclock.runtime.machine.steps import Ask, PassedStep, RunningStep, State
 from underclock.runtime.machine.timetable import Change, Timetable
@@ -64,7 +64,7 @@ class Machine:
         self._stands_s = math.inf  # since when the step stands still, until that was told
         self._usual_w: float | None = None
         self._power_w: float | None = None
-        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
+        self._lock_readings: defaultdict[int, LockReadings] = defaultdict(LockReadings)
         self._looked: tuple[Clocks, float] | None = None
         self._step = RunningStep(state=self.state)
         self._due_s: dict[Domain, float] | None = None  # unknown where something changed
@@ -72,7 +72,7 @@ class Machine:
     def follow(self, timetable: Timetable | None = None) -> None:
         """Let clocks follow the timetable, or another one of the same launches and marks."""
         if timetable is not None:
-            self._tallies.clear()
+            self._lock_readings.clear()
         if timetable is not None and timetable != self.timetable:
             _check_same(timetable, self.timetable)
             self.timetable, self._lines = timetable, _lines(timetable)
@@ -257,7 +257,7 @@ class Machine:
             return frozenset()
         return frozenset(
             line.changes[index].at
-            for index, tally in self._tallies.items()
+            for index, tally in self._lock_readings.items()
             if tally.readings >= _READINGS and tally.held_down >= _MOSTLY * tally.readings
         )
 
@@ -409,7 +409,7 @@ class Machine:
         settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
         if line is None or self.state is not State.FOLLOWING or not settled or lock.mhz is None:
             return
-        tally = self._tallies[(line.following - 1) % len(line.changes)]
+        tally = self._lock_readings[(line.following - 1) % len(line.changes)]
         tally.readings += 1
         tally.held_down += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
 

@@ -17,7 +17,7 @@ from underclock.core.model.parameters import FIXED, Parameters, Points, Shared, 
 from underclock.core.model.restarts import STARTS, started
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
-from underclock.core.model.state import FitProblem, State, begin, kernel_costs
+from underclock.core.model.state import FitProblem, FitState, begin, kernel_costs
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
@@ -280,7 +280,7 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
 ) -> None:
     def covariance(rows: Rows) -> Floats:
         problem = FitProblem.of(rows, _FAMILY)
-        state = State(
+        state = FitState(
             parameters=model.parameters,
             errors=model.errors,
             scale=model.scale,

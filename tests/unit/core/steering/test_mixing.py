@@ -28,7 +28,7 @@ from underclock.core.steering.agenda import (
     Wanted,
 )
 from underclock.core.steering.company import Company
-from underclock.core.steering.mixing import METER_S, Bench, Seen, mix_at, thinned
+from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at, thinned
 from underclock.core.steering.worth import variance_in
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
@@ -44,17 +44,19 @@ def _bench(gpu: Synthetic, **more: object) -> Bench:
     runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS, *mixes)]
     company = Company.of(runs, SHAPE, 1.0)
     hot = tuple(
-        Seen(mhz, float(busy_w(GPU, HOT, mhz, MEM_MHZ, WARM_C)), duration_s(GPU, HOT, mhz, 1))
+        DrawAtClock(
+            mhz, float(busy_w(GPU, HOT, mhz, MEM_MHZ, WARM_C)), duration_s(GPU, HOT, mhz, 1)
+        )
         for mhz in (1450.0, 1980.0)
     )
     bench = Bench(company=company, hot=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0)
     return replace(bench, **more)  # type: ignore[arg-type]
 
 
-def _seen(name: str, *core_mhz: float) -> list[Seen]:
+def _seen(name: str, *core_mhz: float) -> list[DrawAtClock]:
     part = KERNELS[name]
     return [
-        Seen(
+        DrawAtClock(
             mhz,
             float(busy_w(GPU, part, mhz, MEM_MHZ, WARM_C)),
             duration_s(GPU, part, mhz, MEM_MHZ),
@@ -92,7 +94,7 @@ def test_no_mix_is_named_where_none_would_do() -> None:
     assert mix_at(1980.0, hot, replace(bench, company=nobody)) is None
     # Almost nothing but idling; and a step of seconds, with as long a companion.
     assert mix_at(1980.0, hot, replace(bench, limit_w=165.0)) is None
-    long = [Seen(1980.0, 500.0, 2.0)]
+    long = [DrawAtClock(1980.0, 500.0, 2.0)]
     assert mix_at(1600.0, long, bench) is None
 
 
@@ -112,7 +114,7 @@ def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
 
 
 def test_a_long_step_has_many_companions() -> None:
-    mix = mix_at(1700.0, [Seen(1750.0, 650.0, 0.2)], _bench(Synthetic()), most_launches=1)
+    mix = mix_at(1700.0, [DrawAtClock(1750.0, 650.0, 0.2)], _bench(Synthetic()), most_launches=1)
 
     assert mix is not None
     assert mix.launches == 1

@@ -10,7 +10,16 @@ import pytest
 
 from underclock.hw.clock import SystemClock
 from underclock.hw.lease import ClockLeases
-from underclock.hw.lockstep import Begin, Done, End, Follower, Launch, Leader, Number, Word
+from underclock.hw.lockstep import (
+    AgreedNumber,
+    BeginLoop,
+    Done,
+    EndLoop,
+    FollowingRank,
+    LaunchOnce,
+    LeadingRank,
+    Word,
+)
 from underclock.records import Kernel, Mix
 
 _STEP = {"norm": 1e-4, "mm": 3e-3, "allreduce": 4e-4}
@@ -47,20 +56,22 @@ def test_a_follower_launches_what_the_leader_did(
 ) -> None:
     launcher = list(_launchers(machine))[eager]
     line = Line()
-    launcher.pace = Leader(line)
+    launcher.pace = LeadingRank(line)
     with launcher.loop(_KERNELS, mix) as loop:
         while not loop.progress().launches:
             SystemClock().sleep_s(1e-3)
     led = machine.now_s
 
-    assert line.words[0] == Begin(tuple(_STEP), mix)
-    assert isinstance(line.words[1], Number)
-    assert {type(word) for word in line.words[2:-1]} == {Launch}
-    assert line.words[-1] == End()
+    assert line.words[0] == BeginLoop(tuple(_STEP), mix)
+    assert isinstance(line.words[1], AgreedNumber)
+    assert {type(word) for word in line.words[2:-1]} == {LaunchOnce}
+    assert line.words[-1] == EndLoop()
 
-    line.words[1] = Number(line.words[1].value / 4)  # a GPU of which the leader has four a step
+    line.words[1] = AgreedNumber(
+        line.words[1].value / 4
+    )  # a GPU of which the leader has four a step
     line.words.append(Done())
-    launcher.pace = follower = Follower(line)
+    launcher.pace = follower = FollowingRank(line)
     with ExitStack() as stack:
         leases = stack.enter_context(ClockLeases(SimpleNamespace()))
         follower.follow(launcher, _KERNELS, leases)
@@ -70,7 +81,7 @@ def test_a_follower_launches_what_the_leader_did(
 
 def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
     launcher, line = machine.launcher(**_STEP), Line()
-    launcher.pace = Leader(line)
+    launcher.pace = LeadingRank(line)
     with launcher.loop(_KERNELS[:1]) as loop:
         while not loop.progress().launches:
             SystemClock().sleep_s(1e-3)
@@ -78,6 +89,6 @@ def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
     line.words.append(Done())
 
     slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _STEP.items()})
-    slower.pace = follower = Follower(line)
+    slower.pace = follower = FollowingRank(line)
     follower.follow(slower, _KERNELS, ClockLeases(SimpleNamespace()))
     assert len(machine.launched[-1][1]) == kernels
