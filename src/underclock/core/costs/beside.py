@@ -11,9 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Bools, Floats, Ints
 from underclock.errors import DataError
 from underclock.records import Kernel
+
+
+def run_beside(kernels: Sequence[Kernel]) -> Bools:
+    """Return which kernels a step does not wait for at all. Shape (K,)."""
+    return np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
 
 
 def waited_counts(kernels: Sequence[Kernel]) -> Floats:
@@ -39,8 +44,7 @@ def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Fl
         costs: Shape (K, S).
         baseline: Index of the setting whose cost stands for all.
     """
-    beside = np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
-    alike: Floats = np.where(beside[:, None], costs[:, [baseline]], costs)
+    alike: Floats = np.where(run_beside(kernels)[:, None], costs[:, [baseline]], costs)
     return alike
 
 
@@ -56,7 +60,7 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
     Raises:
         DataError: What runs beside others alone comes to as much.
     """
-    beside = np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
+    beside = run_beside(kernels)
     of_kernels = np.bincount(order, weights=of_launches, minlength=len(kernels)).astype(np.float64)
     fixed = float(of_kernels[beside].sum())
     if fixed >= total:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.beside import waited_counts
+from underclock.core.costs.beside import run_beside, waited_counts
 from underclock.core.costs.cap import capped_kernels, driver_says
 from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
 from underclock.core.costs.only_whole import check_kernels_alone
@@ -50,9 +50,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     auto = _auto_samples(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
     # What runs beside others has no clock of its own that could save any of its energy.
-    own = 1.0 - (
-        0.0 if table.beside_j is None else table.beside_j / table.energy_j[:, table.baseline]
-    )
+    own = 1.0 - table.fixed_j / table.energy_j[:, table.baseline]
     if sample_set.in_situ:
         table = settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
@@ -63,7 +61,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     time_s = table.time_s[:, table.baseline]
     if inside_s is not None:
         time_s = inside_s * counts * (time_s.sum() / (inside_s * counts).sum())
-    time_s = np.where([kernel.runs_beside for kernel in kernels], 0.0, time_s)
+    time_s = np.where(run_beside(kernels), 0.0, time_s)
     capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
     parts = _kernel_parts(sample_set, samples, energy_j, _changes(inside_s, alone_s))
     unknown = np.array([part.follows in _UNKNOWN for part in parts])

@@ -66,6 +66,11 @@ class CostTable:
     warnings: tuple[str, ...] = ()
 
     @property
+    def fixed_j(self) -> Floats:
+        """Part of each kernel's energy that is the same at every setting, 0 where none is. (K,)."""
+        return np.zeros(len(self.kernels)) if self.beside_j is None else self.beside_j
+
+    @property
     def accounting(self) -> Accounting:
         """What a number of the whole step is the sum of."""
         return Accounting.ISOLATED if self.power_cap is None else Accounting.STEP

@@ -156,14 +156,13 @@ def repeated_table(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
             costs[c, :, table.baseline] = auto.cost
             variance[c, :, table.baseline] = auto.variance
             common[c] = auto.common
-    beside_j = np.zeros(len(counts)) if table.beside_j is None else table.beside_j
     costs *= waited_shares(table.kernels)[:, None]
     time_s, energy_j = (at_any_clocks(table.kernels, each, table.baseline) for each in costs)
     return RepeatedTable(
         table=dataclasses.replace(
             table,
             time_s=time_s,
-            energy_j=energy_j + beside_j[:, None],
+            energy_j=energy_j + table.fixed_j[:, None],
             warnings=(*table.warnings, *odd_repeats(sample_set)),
         ),
         variance=_at_any_clocks(table, variance),

@@ -84,7 +84,7 @@ def fastest_alone(table: CostTable, groups: Grouped) -> Fastest | None:
     cap = cap_of(table)
     known = np.isfinite(groups.time_s)
     # What runs beside others draws its part of the limit all through the step.
-    beside_j = np.zeros(len(table.kernels)) if table.beside_j is None else table.beside_j
+    beside_j = table.fixed_j
     own_j = groups.energy_j - groups.added(np.broadcast_to(beside_j[:, None], table.time_s.shape))
     left_w = cap.limit_w - float(beside_j.sum()) / table.auto_time_s
     with np.errstate(invalid="ignore"):

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.costs.beside import run_beside
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.misses import usual_misses
 from underclock.core.switching import SequenceProblem
@@ -107,7 +108,7 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
         kernels: Of the step.
         order: Kernel of each launch. Shape (n,).
     """
-    beside = np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
+    beside = run_beside(kernels)
     collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in kernels], dtype=bool)
     during = (collective & ~beside)[order]
     blocked: Bools = during | np.roll(during, 1) | beside[order]

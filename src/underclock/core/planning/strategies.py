@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import run_beside
 from underclock.core.costs.groups import Grouped, grouped
 from underclock.core.costs.step import against_auto, step_cost
 from underclock.core.costs.table import CostTable
@@ -216,7 +217,7 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
         table: What every kernel costs.
         setting: Of each kernel. Shape (K,).
     """
-    beside = np.array([kernel.runs_beside for kernel in table.kernels], dtype=bool)
+    beside = run_beside(table.kernels)
     if not beside.any():
         return setting
     near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column

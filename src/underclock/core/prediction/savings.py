@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.costs.beside import run_beside
 from underclock.core.costs.cap import CapMargin, capped_kernels, driver_says
 from underclock.core.costs.settled_auto import settle_auto
 from underclock.core.costs.table import CostTable, cost_table
@@ -147,7 +148,7 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     ratios = draw_costs(prior, runs, every, draws=draws, seed=seed, progress=progress)
     ratios.time[:, :, place] = ratios.energy[:, :, place] = 1.0
     for ratio in (ratios.time, ratios.energy):
-        ratio[:, [kernel.runs_beside for kernel in costs.kernels]] = 1.0
+        ratio[:, run_beside(costs.kernels)] = 1.0
     measured = dataclasses.replace(
         costs,
         settings=every,
@@ -156,9 +157,9 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
         baseline=place,
         warnings=(),
     )
-    beside_j = np.zeros(len(costs.kernels)) if costs.beside_j is None else costs.beside_j
-    own_j = measured.energy_j - beside_j[:, None]
-    time_s, energy_j = measured.time_s * ratios.time, own_j * ratios.energy + beside_j[:, None]
+    fixed_j = costs.fixed_j[:, None]
+    own_j = measured.energy_j - fixed_j
+    time_s, energy_j = measured.time_s * ratios.time, own_j * ratios.energy + fixed_j
     if sample_set.in_situ:
         measured = settle_auto(measured, sample_set.in_situ, capped_kernels(sample_set))
         time_s[:, :, place] = measured.time_s[:, place]

@@ -9,7 +9,7 @@ from underclock.errors import DeviceError
 from underclock.hw.base import Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.state import StuckError
-from underclock.hw.lockstep import Alone, Pace
+from underclock.hw.lockstep import Pace
 
 STUCK_S = 60.0
 """No launch of a trial takes a fraction of this."""
@@ -24,7 +24,7 @@ class Feed:
         torch: PyTorch.
         launch: Queues one round on the stream it is given.
         per_round: Launches in a round.
-        pace: Says when to launch; by default whenever the GPU is about to run out.
+        pace: Says whether to launch, when the GPU is about to run out.
     """
 
     def __init__(
@@ -32,10 +32,9 @@ class Feed:
         torch: Any,
         launch: Callable[[Any], None],
         per_round: int,
-        pace: Pace | None = None,
+        pace: Pace,
     ) -> None:
-        self._torch, self._launch, self._per_round = torch, launch, per_round
-        self._pace = pace or Alone()
+        self._torch, self._launch, self._per_round, self._pace = torch, launch, per_round, pace
         self._device = torch.cuda.current_device()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -109,10 +108,9 @@ class Feed:
 
 @contextmanager
 def feeding(
-    torch: Any, launch: Callable[[Any], None], per_round: int, pace: Pace | None = None
+    torch: Any, launch: Callable[[Any], None], per_round: int, pace: Pace
 ) -> Iterator[Feed]:
     """Keep a stream fed from entry to exit; the arguments are those of `Feed`."""
-    pace = pace or Alone()
     feed = Feed(torch, launch, per_round, pace)
     try:
         yield feed

@@ -30,15 +30,17 @@ def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
     """
     if not is_distributed(torch):
         return True
-    distributed = torch.distributed
-    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - nothing else has it
-    ranks = int(distributed.get_world_size())
+    store, ranks = _store(torch), int(torch.distributed.get_world_size())
     key, begun_s = f"underclock/meeting{next(_MEETINGS)}", clock.now_s()
     here = int(store.add(key, 1))
     while here < ranks and clock.now_s() - begun_s < longest_s:
         clock.sleep_s(_LOOK_S)
         here = int(store.add(key, 0))
     return here >= ranks
+
+
+def _store(torch: Any) -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - nothing else has it
 
 
 class StoreLine:
@@ -88,5 +90,5 @@ class StoreLine:
                     "torch.distributed.init_process_group",
                     hint="let the step's file or its first run call it, as in training",
                 )
-            self._store = torch.distributed.distributed_c10d._get_default_store().clone()  # noqa: SLF001
+            self._store = _store(torch).clone()
         return self._store

@@ -257,8 +257,8 @@ class Machine:
             return frozenset()
         return frozenset(
             line.changes[index].at
-            for index, tally in self._lock_readings.items()
-            if tally.readings >= _READINGS and tally.held_down >= _MOSTLY * tally.readings
+            for index, read in self._lock_readings.items()
+            if read.readings >= _READINGS and read.held_down >= _MOSTLY * read.readings
         )
 
     def passed(self) -> list[PassedStep]:
@@ -409,9 +409,9 @@ class Machine:
         settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
         if line is None or self.state is not State.FOLLOWING or not settled or lock.mhz is None:
             return
-        tally = self._lock_readings[(line.following - 1) % len(line.changes)]
-        tally.readings += 1
-        tally.held_down += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
+        read = self._lock_readings[(line.following - 1) % len(line.changes)]
+        read.readings += 1
+        read.held_down += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
 
     def _learn_delay(self, clocks: Clocks, at_s: float) -> None:
         """Learn when a clock changed, where it was looked at often enough to tell."""

@@ -17,6 +17,7 @@ from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.profiling import detached_after, profiler_detaches
 from underclock.hw.cuda.state import StuckError
 from underclock.hw.cuda.torch_step import check_free, streams_overridden, warm_ups
+from underclock.hw.lockstep import Alone
 
 
 class Code(int):
@@ -100,7 +101,7 @@ class FakeCuda:
 
 def test_launches_that_never_end_are_not_waited_for_for_ever() -> None:
     fake = FakeCuda()
-    feed = Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1)
+    feed = Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1, pace=Alone())
     with pytest.raises(StuckError, match=r"in flight did not end in 0\.01 s: the GPU hangs"):
         feed.close(longest_s=0.01)
 
