@@ -21,6 +21,7 @@ import torch as library
 
 from underclock.core.costs.breakdown import breakdown
 from underclock.core.costs.cap import driver_says
+from underclock.errors import StuckError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.feed import timed
 from underclock.hw.cuda.graphs import Chain
@@ -361,4 +362,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except StuckError as stuck:
+        print(stuck, *stuck.__notes__, sep="; ", flush=True)
+        os._exit(stuck.exit_code)  # to end as usual is to wait for the GPU

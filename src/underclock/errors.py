@@ -6,6 +6,8 @@
     * NotSupportedError           this GPU or driver cannot do it
     * NotPermittedError           it can, but this process may not
     * NotAppliedError             accepted, but the read-back differs
+    * StuckError                  the GPU does not come back: the process ends, waiting for nothing
+    * NoMemoryError               the GPU's memory is full
   * DataError (4)                 a file cannot be used: mend it or make it anew
   * MeasurementError (5)          the numbers cannot be trusted: measure again
     * NoRoomError                 what should run beside the step does not fit into memory
@@ -50,6 +52,10 @@ class NotPermittedError(DeviceError):
 
 class NotAppliedError(DeviceError):
     """The driver accepted a setting that the GPU does not run at."""
+
+
+class StuckError(DeviceError):
+    """The GPU does not come back from a launch; nothing on it can be put back or waited for."""
 
 
 class NoMemoryError(DeviceError):

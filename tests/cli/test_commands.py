@@ -14,6 +14,7 @@ import pytest
 import underclock
 from underclock.cli import main
 from underclock.cli.main import cli
+from underclock.errors import StuckError
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
@@ -501,6 +502,41 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
 
     assert b"Traceback" not in ended.stderr
     assert b"Exception" not in ended.stderr
+
+
+_STUCK = """
+import atexit, sys, time, types
+import click
+from underclock.cli.main import main
+from underclock.errors import StuckError
+
+@click.command()
+@click.option("--json", is_flag=True)
+def stuck(json):
+    error = StuckError("what was launched did not end", hint="compute it otherwise")
+    error.add_note("launched were: a product")
+    raise error
+
+sys.modules["underclock.cli.doctor"] = types.SimpleNamespace(command=stuck)
+atexit.register(time.sleep, 600)  # as a driver waits for what it was given
+main(["doctor", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_where_the_gpu_does_not_come_back_the_command_does(options: tuple[str, ...]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _STUCK, *options],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        text=True,
+    )
+
+    assert ended.returncode == StuckError.exit_code
+    said = ended.stdout if options else ended.stderr
+    for words in ("did not end", "launched were: a product", "compute it otherwise"):
+        assert words in said
 
 
 def test_options_stay_few() -> None:

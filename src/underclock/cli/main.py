@@ -11,7 +11,7 @@ import click
 from underclock.cli.printing import print_json
 from underclock.cli.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.cli.terminal import say
-from underclock.errors import UnderclockError, UsageError
+from underclock.errors import StuckError, UnderclockError, UsageError
 from underclock.units import nearest
 
 _COMMANDS = {
@@ -114,6 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{context.command_path} --help" if context else "",
             exc.exit_code,
         )
+    except StuckError as exc:
+        _say_why(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+        sys.stdout.flush()
+        os._exit(exc.exit_code)  # to end as usual is to wait for the GPU
     except UnderclockError as exc:
         _fail(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
     except (click.Abort, KeyboardInterrupt, InterruptedBySignal) as exc:
@@ -128,16 +132,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _fail(
     given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
 ) -> NoReturn:
-    """Say what went wrong, for a person on stderr or as an object on stdout, and exit."""
+    """Say what went wrong, and exit."""
+    _say_why(given, error, hint, code, notes=notes)
+    sys.exit(code)
+
+
+def _say_why(
+    given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
+) -> None:
+    """Say what went wrong, for a person on stderr or as an object on stdout."""
     if "--json" in given:
         print_json({"error": "; ".join((error, *notes)), "hint": hint, "exit_code": code})
-        sys.exit(code)
+        return
     say(f"underclock: {error}", err=True)
     if hint:
         say(f"  hint: {hint}", err=True)
     for note in notes:
         say(f"underclock: {note}", err=True)
-    sys.exit(code)
 
 
 def _notes(exc: BaseException) -> Sequence[str]:

@@ -109,7 +109,7 @@ def module_calls_text(paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchGroup:
-    """What is measured as one launch: a kernel with the memsets and copies that serve it.
+    """What is measured as one launch: a kernel with what runs before it to serve it.
 
     Attributes:
         nodes: Indices into the graph's nodes; the group is named after the last.

@@ -10,7 +10,7 @@ from typing import Final
 from underclock.errors import DataError
 
 SCHEMAS: Final = {
-    "step": 5,
+    "step": 6,
     "samples": 7,
     "plan": 6,
     "score": 3,

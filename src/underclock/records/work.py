@@ -47,7 +47,7 @@ class Launch(Record, frozen=True, kw_only=True):
         shapes: Its input tensors as ``dtype[sizes]``, strides added where they are not dense. Where
             the data decides a size, that of the launch measured and the range: ``97(12-431)``.
         module: Path of the module it ran for, every layer number a ``*``; empty when unknown.
-        served_by: Memsets and copies that run before it on its behalf.
+        served_by: Memsets, copies and kernels that run before it on its behalf.
         identity: Hash under which equal invocations share measurements.
     """
 
@@ -174,6 +174,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         parameters: What the workload was built with (batch, sequence, …).
         source: Of a traced step, to run it again; ``None`` for any other.
         obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
+        data_sizes: Numbers that came out of a traced step's data; another run's shapes have others.
         warnings: Sentences the reader must see beside the trace.
     """
 
@@ -185,6 +186,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     parameters: dict[str, int] = msgspec.field(default_factory=dict)
     source: StepSource | None = None
     obstacle: str = ""
+    data_sizes: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,14 +8,14 @@ is told by its function.
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 import msgspec
 
 from underclock.core.tracing.names import numbered, short
-from underclock.core.tracing.sizes import without_sizes
+from underclock.core.tracing.sizes import NO_SIZE, without_sizes
 from underclock.records import Kernel, Pass, Step
 
 _NAMED = 3
@@ -38,6 +38,11 @@ class _Calls:
     def identities(self) -> tuple[str, ...]:
         """What each launch is."""
         return tuple(map(identity, self.kernels))
+
+    @property
+    def sized(self) -> bool:
+        """Whether the data decides their sizes."""
+        return NO_SIZE in self.key[2]
 
     @property
     def modules(self) -> set[str]:
@@ -63,14 +68,14 @@ def difference(traced: Step, captured: Step) -> str | None:
 
     The words end the sentence "it runs".
     """
-    ours, theirs = _calls(traced), _calls(captured)
+    ours, theirs = _both(traced, captured)
     if [calls.key for calls in ours] != [calls.key for calls in theirs]:
         return _other_calls(ours, theirs)
     for one, other in zip(ours, theirs, strict=True):
         name = one.kernels[0].name
         if one.modules.isdisjoint(other.modules):
             return f"{name!r} in another module, {other.kernels[0].section or 'or none'}"
-        if not _called_as_often(one.identities, other.identities):
+        if not _called_as_often(one, other):
             return f"{name!r} {len(other.kernels)} x instead of {len(one.kernels)} x in a row"
     return None
 
@@ -88,9 +93,10 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
         each: known[each] for kernel in captured.kernels if (each := identity(kernel)) in known
     }
     changes: dict[str, None] = {}
-    for one, other in zip(_calls(traced), _calls(captured), strict=True):
+    for one, other in zip(*_both(traced, captured), strict=True):
         for before, now in _replaced(one, other):
-            changes[_change(one, before, now)] = None
+            if not (one.sized and _functions(before) == _functions(now)):
+                changes[_change(one, before, now)] = None
             pairs = zip(before, now, strict=True) if len(before) == len(now) else ()
             for was, new in pairs:
                 if was.name not in names.values():
@@ -118,30 +124,40 @@ def identity(kernel: Kernel) -> str:
     return f"{kernel.pass_} {kernel.launch.identity}"
 
 
-def _calls(step: Step) -> list[_Calls]:
-    keys = [_key(kernel) for kernel in step.kernels]
+def _both(traced: Step, captured: Step) -> tuple[list[_Calls], list[_Calls]]:
+    # What came out of either's data counts for neither: the other may have just that number too.
+    sizes = frozenset((*traced.data_sizes, *captured.data_sizes))
+    return _calls(traced, sizes), _calls(captured, sizes)
+
+
+def _calls(step: Step, sizes: Collection[int]) -> list[_Calls]:
+    keys = [_key(kernel, sizes) for kernel in step.kernels]
     return [
         _Calls(key, tuple(step.kernels[k] for k in launches))
         for key, launches in itertools.groupby(step.order, key=keys.__getitem__)
     ]
 
 
-def _key(kernel: Kernel) -> _Key:
+def _key(kernel: Kernel, sizes: Collection[int]) -> _Key:
     launch = kernel.launch
     if launch is None:
         return kernel.pass_, identity(kernel), ""
-    return kernel.pass_, launch.operator or launch.function, without_sizes(launch.shapes)
+    shapes = without_sizes(launch.shapes, known=sizes)
+    return kernel.pass_, launch.operator or launch.function, shapes
 
 
-def _called_as_often(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+def _called_as_often(ours: _Calls, theirs: _Calls) -> bool:
     """Whether launches in a row can be of as many calls, each of as many launches.
 
     The same launches, but more or fewer, are more or fewer calls. Others may be another algorithm,
-    which takes the same number of launches in every call.
+    which takes the same number of launches in every call. Where the data decides sizes, every call
+    may have an algorithm of its own.
     """
-    if set(ours) == set(theirs):
-        return tuple(ours) == tuple(theirs)
-    one, other = _repeats(ours), _repeats(theirs)
+    if ours.sized and len(ours.kernels) == len(theirs.kernels):
+        return True
+    if set(ours.identities) == set(theirs.identities):
+        return ours.identities == theirs.identities
+    one, other = _repeats(ours.identities), _repeats(theirs.identities)
     return one % other == 0 or other % one == 0
 
 

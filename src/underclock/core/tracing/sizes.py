@@ -6,7 +6,8 @@ multiplied with in sizes and strides, they are one kernel, and the launch of med
 for all. That costs accuracy: a kernel's time and energy are those of its median, so where cost
 grows in proportion to size the pool's sum is off by as much as the median is off the mean, and
 clocks that suit the median are taken to suit the largest and the smallest. Launches for which a
-library chose another function are a pool of their own, so that no pool spans two algorithms.
+library chose another function are a pool of their own, so that no pool spans two algorithms; such a
+pool may have one launch. Another run of the step has other sizes, and is the same step.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 _NUMBER = re.compile(r"(?<=[\[x@])\d+")
+NO_SIZE = "#"
 _RANGE = re.compile(r"(\d+)\(\d+-\d+\)")
 
 
@@ -26,7 +28,7 @@ _Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Launches that are one kernel.
+    """Launches that are one kernel, or one whose size is another in another run.
 
     Attributes:
         members: Which, in launch order.
@@ -51,28 +53,58 @@ class Pool:
 
 
 def pools(
-    alike: Sequence[Hashable], shapes: Sequence[str], data_sizes: Collection[int]
+    alike: Sequence[Hashable],
+    asked: Sequence[Hashable],
+    shapes: Sequence[str],
+    data_sizes: Collection[int],
 ) -> tuple[Pool, ...]:
-    """Return the launches that differ only in a size the data decides, several sizes a pool.
+    """Return the launches that differ only in a size the data decides.
 
     Args:
         alike: What else decides a launch's cost, of each launch in order.
+        asked: What of that the step asked for; the rest a library chose.
         shapes: Its operator's inputs, as text.
         data_sizes: Numbers that came out of the data.
     """
     known = frozenset(data_sizes)
+    places = {
+        member: pool.places
+        for pool in _grown(asked, shapes, known)
+        if pool.places
+        for member in pool.members
+    }
+    found = []
+    for pool in _grown(alike, shapes, known):
+        pool.places = pool.places or places.get(pool.members[0], ())
+        if pool.places:
+            found.append(pool.grown(shapes))
+    return tuple(found)
+
+
+def _grown(
+    alike: Sequence[Hashable], shapes: Sequence[str], known: frozenset[int]
+) -> list["_Growing"]:
     found: defaultdict[Hashable, list[_Growing]] = defaultdict(list)
     for member, (kind, text) in enumerate(zip(alike, shapes, strict=True)):
         numbers = tuple(map(int, _NUMBER.findall(_each(text))))
         mine = found[kind, _NUMBER.sub("#", text)]
         if not any(pool.takes(member, numbers, known) for pool in mine):
             mine.append(_Growing([member], [numbers]))
-    return tuple(pool.grown(shapes) for some in found.values() for pool in some if pool.places)
+    return [pool for some in found.values() for pool in some]
 
 
-def without_sizes(shapes: str, instead: str = "#") -> str:
-    """Return a shapes text with something instead of the sizes that the data decides."""
-    return _RANGE.sub(instead, shapes)
+def without_sizes(shapes: str, instead: str = NO_SIZE, known: Collection[int] = ()) -> str:
+    """Return a shapes text with something instead of the sizes that the data decides.
+
+    Args:
+        shapes: The text.
+        instead: What.
+        known: Numbers that came out of the data; by default sizes of pools alone are replaced.
+    """
+    rest = _RANGE.sub(instead, shapes)
+    if not known:
+        return rest
+    return _NUMBER.sub(lambda number: instead if int(number[0]) in known else number[0], rest)
 
 
 def _each(shapes: str) -> str:

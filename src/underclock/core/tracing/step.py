@@ -22,6 +22,9 @@ from underclock.records.launches import (
 )
 
 _Key = tuple[str, Pass]
+# cuDNN has a kernel of one block write what the next one counts down. Without it the products of
+# convolutions' weight gradients ran once alone on an H200, and waited forever the second time.
+_PREPARES = "init_device_workspace"
 
 
 def launch_groups(
@@ -29,12 +32,12 @@ def launch_groups(
     matched: Sequence[TracedActivity | None],
     cleared: Sequence[Sequence[int]] = (),
 ) -> tuple[LaunchGroup, ...]:
-    """Group each kernel with the memsets and copies that its operator launched before it.
+    """Group each kernel with what its operator launched before it to serve it.
 
-    A group holds the memsets and copies that stand right before the kernel, and every memset of its
-    operator that clears memory the kernel is given. Without the latter a kernel that counts its
-    blocks down in such memory, as a sort does, waits forever the second time. A memset or copy of
-    an operator that launches no kernel after it stands alone.
+    A group holds the memsets and copies that stand right before the kernel, a kernel that prepares
+    its workspace, and every memset of its operator that clears memory the kernel is given. Without
+    them a kernel that counts its blocks down in such memory, as a sort does, waits forever the
+    second time. What serves an operator that launches no kernel after it stands alone.
 
     Args:
         nodes: The graph's, in launch order.
@@ -53,7 +56,7 @@ def launch_groups(
             continue
         if waiting and not _same_call(matched[waiting[-1]], matched[index]):
             release()
-        if node.kind is NodeKind.KERNEL:
+        if node.kind is NodeKind.KERNEL and _PREPARES not in node.function:
             others = cleared[index] if cleared else ()
             mine = {i for i in others if _same_call(matched[i], matched[index])}
             helpers = sorted(mine.union(waiting))
@@ -129,6 +132,7 @@ def traced_step(
         order=tuple(place[key] for key in keys),
         modules=_modules(groups),
         obstacle=obstacle,
+        data_sizes=tuple(sorted(data_sizes)),
         warnings=tuple(told),
     )
     medians = {place[key]: pool.median for key, pool in pooled.items()}
@@ -139,19 +143,21 @@ def _pools(
     launches: Sequence[Launch], passes: Sequence[Pass], data_sizes: Collection[int]
 ) -> tuple[Pool, ...]:
     """Return the launches that are one kernel but for a size that the data decides."""
+    asked = [
+        (launch.operator or launch.function, launch.module, pass_)
+        for launch, pass_ in zip(launches, passes, strict=True)
+    ]
     alike = [
         (
+            *what,
             launch.function,
-            launch.operator,
-            launch.module,
-            pass_,
             launch.block,
             launch.attributes,
             tuple(helper.split(" ")[0] for helper in launch.served_by),
         )
-        for launch, pass_ in zip(launches, passes, strict=True)
+        for what, launch in zip(asked, launches, strict=True)
     ]
-    return pools(alike, [launch.shapes for launch in launches], data_sizes)
+    return pools(alike, asked, [launch.shapes for launch in launches], data_sizes)
 
 
 def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Pool]) -> list[_Key]:
@@ -196,7 +202,7 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
     node, activity = nodes[group.nodes[-1]], group.activity
     operator = activity.operator if activity else ""
     shapes = activity.shapes if activity else ""
-    helpers = tuple(f"{nodes[i].kind.value} of {nodes[i].bytes} B" for i in group.nodes[:-1])
+    helpers = tuple(_helper(nodes[i]) for i in group.nodes[:-1])
     function = node.function or node.kind.value
     # An operator and its inputs decide what its kernel computes. Parameters would as well, but they
     # also hold what does not matter: where a random stream stands, a learning rate.
@@ -223,6 +229,12 @@ def _launch(nodes: Sequence[Node], group: LaunchGroup) -> Launch:
         served_by=helpers,
         identity=_hash(facts),
     )
+
+
+def _helper(node: Node) -> str:
+    if node.kind is NodeKind.KERNEL:
+        return f"{node.kind.value} {_PREPARES}"
+    return f"{node.kind.value} of {node.bytes} B"
 
 
 def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from underclock.errors import DeviceError
+from underclock.errors import DeviceError, StuckError
 from underclock.hw.base import Progress
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.state import StuckError
 from underclock.hw.lockstep import Pace
 
 STUCK_S = 60.0
@@ -132,9 +131,9 @@ def timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:
     while not ended.query():
         if clock.now_s() > deadline_s:
             raise StuckError(
-                f"a kernel launched by itself did not end in {STUCK_S:g} s: it waits for what "
+                f"what was launched did not end in {STUCK_S:g} s: maybe it waits for what "
                 "another kernel of its operator prepares",
-                hint="this process's GPU work is lost; leave that operator out of the step, or "
-                "trace it without isolating",
+                hint="this process's GPU work is lost; have the step compute it otherwise, and "
+                "tell us the kernel",
             )
     return max(1e-9, float(begun.elapsed_time(ended)) * 1e-3)

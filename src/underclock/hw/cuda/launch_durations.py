@@ -20,7 +20,7 @@ class GraphLaunch:
 
     Attributes:
         nodes: Its nodes, in launch order.
-        places: Place in a round that each node serves, memsets and copies that of their kernel;
+        places: Place in a round that each node serves, what serves a kernel that of the kernel;
             ``None`` for none.
         times: How often each place is launched in it.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from underclock.errors import UsageError
+from underclock.errors import StuckError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.company import CudaCompany
@@ -77,7 +77,8 @@ class CudaLauncher:
         company = self._company_of(round_)
         whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
         running = self._whole(round_, company) if whole else self._some(indices, round_, company)
-        with running as loop:
+        launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)
+        with _naming(launched), running as loop:
             yield loop
 
     def notes(self) -> tuple[str, ...]:
@@ -330,6 +331,16 @@ def graph_of(parts: Parts) -> GraphLaunch:
         places=tuple(place for place, nodes in parts for _ in nodes),
         times=Counter(place for place, _ in parts),
     )
+
+
+@contextmanager
+def _naming(launched: str) -> Iterator[None]:
+    """Say of a launch that the GPU does not come back from what it was of."""
+    try:
+        yield
+    except StuckError as stuck:
+        stuck.add_note(f"launched were: {launched}")
+        raise
 
 
 @contextmanager

@@ -13,13 +13,9 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from underclock.errors import DeviceError
+from underclock.errors import StuckError
 
 _SIMPLE = (int, float, bool, str, bytes, type(None))
-
-
-class StuckError(DeviceError):
-    """The GPU does not come back from a launch; nothing on it can be put back."""
 
 
 class Snapshot:

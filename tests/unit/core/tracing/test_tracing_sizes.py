@@ -1,9 +1,11 @@
 """Launches that differ in a size the data decides, pooled."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.core.tracing.recapture import difference, recaptured
 from underclock.core.tracing.sizes import Pool, pools, without_sizes
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass, Step
@@ -12,8 +14,9 @@ from underclock.records.launches import Node, NodeKind, Traced, TracedActivity
 TOKENS = [12, 431, 97]
 
 
-def pooled(shapes: list[str], sizes: list[int], kinds: str = "") -> list[Pool]:
-    return list(pools(kinds or "k" * len(shapes), shapes, sizes))
+def pooled(shapes: list[str], sizes: list[int], kinds: str = "", asked: str = "") -> list[Pool]:
+    kinds = kinds or "k" * len(shapes)
+    return list(pools(kinds, asked or kinds, shapes, sizes))
 
 
 def test_one_size_that_the_data_decides_makes_one_pool_with_its_median() -> None:
@@ -59,6 +62,15 @@ def test_what_differs_otherwise_is_not_pooled(shapes: list[str], sizes: list[int
 def test_launches_that_are_unlike_otherwise_are_pools_of_their_own() -> None:
     shapes = [f"bf16[{n}x8]" for n in (*TOKENS, *TOKENS)]
     assert [pool.members for pool in pooled(shapes, TOKENS, "fffggg")] == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_a_function_of_one_launch_is_a_pool_where_others_have_other_sizes() -> None:
+    found = pooled([f"bf16[{n}x8]" for n in TOKENS], TOKENS, kinds="fgf", asked="ooo")
+    assert [(pool.members, pool.shapes) for pool in found] == [
+        ((0, 2), "bf16[12(12-97)x8]"),
+        ((1,), "bf16[431(431-431)x8]"),
+    ]
+    assert pooled(["bf16[12x8]"] * 2, [12], kinds="fg", asked="oo") == []
 
 
 def test_a_pool_differs_in_the_same_places_throughout() -> None:
@@ -131,6 +143,36 @@ def test_a_mixture_of_experts_has_a_kernel_a_function_measured_at_its_median() -
     (sentence,) = step.warnings
     assert sentence.startswith("the data decides the sizes of 9 launches: they are 2 kernels")
     assert sentence.endswith("together that is -78% of size")
+
+
+def routed(tokens: list[int]) -> Step:
+    """Return experts' products, for which a library chooses a function by size."""
+    launches = [one for n in tokens for one in experts([n], function=f"gemm_{n // 16}")]
+    return traced(launches, tokens).step
+
+
+routings = st.lists(st.integers(1, 64), min_size=6, max_size=6).filter(lambda n: len(set(n)) > 1)
+
+
+@pytest.mark.untraced
+@given(routings, routings)
+def test_another_routing_is_the_same_step(before: list[int], now: list[int]) -> None:
+    was, is_ = routed(before), routed(now)
+    assert difference(was, is_) is None
+    found = recaptured(was, is_)
+    assert len({kernel.name for kernel in found.step.kernels}) == len(is_.kernels)
+    if [n // 16 for n in before] == [n // 16 for n in now]:
+        assert found.changes == ()
+        names = [[step.kernels[k].name for k in step.order] for step in (was, found.step)]
+        assert names[0] == names[1]
+
+
+def test_a_size_that_no_other_launch_shows_may_change_where_the_data_decided_it() -> None:
+    was, is_ = (traced(experts([n]), [n]).step for n in (14, 15))
+    assert difference(was, is_) is None
+    assert difference(was, msgspec.structs.replace(is_, data_sizes=(14,))) is not None
+    full = traced(experts([8, 3]), [8, 3]).step  # as many as the weights are wide
+    assert difference(full, routed([3, 5])) is None
 
 
 def test_a_step_whose_data_decides_nothing_has_a_kernel_a_size() -> None:

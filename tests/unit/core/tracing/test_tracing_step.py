@@ -61,6 +61,20 @@ def test_a_memset_serves_every_kernel_of_its_operator_that_is_given_its_memory()
     assert [kernel.count for kernel in traced.step.kernels] == [1, 2, 1]
 
 
+def test_a_kernel_that_prepares_a_workspace_goes_with_the_one_it_prepares() -> None:
+    init = node("void cask::init_device_workspace_kernel<Params>(Params, bool)")
+    product, other = activity("aten::convolution_backward"), activity("aten::sum")
+    groups = launch_groups([MEMSET, init, node("wgrad"), init], [product, product, product, other])
+    assert [group.nodes for group in groups] == [(0, 1, 2), (3,)]
+
+
+def test_a_kernel_says_what_serves_it() -> None:
+    init = node("void cask::init_device_workspace_kernel<Params>(Params, bool)")
+    (kernel,) = traced_step("s", [MEMSET, init, node("wgrad")], [activity()] * 3).step.kernels
+    assert kernel.launch is not None
+    assert kernel.launch.served_by == ("memset of 64 B", "kernel init_device_workspace")
+
+
 def test_nodes_that_only_order_are_left_out() -> None:
     assert [u.nodes for u in launch_groups([node(kind=NodeKind.OTHER), node()], [None, None])] == [
         (1,)

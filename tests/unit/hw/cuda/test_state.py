@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from underclock.hw.cuda.state import Snapshot, StuckError, preserved
+from underclock.errors import StuckError
+from underclock.hw.cuda.state import Snapshot, preserved
 
 torch: Any  # imported when the first test here runs: it takes seconds, whoever collects tests
 COUNTER = 0
