@@ -2,7 +2,7 @@
 
     python benchmarks/ordinary_page.py RESULTS.json ...
 
-Takes what ``benchmarks/h200.py RESULTS.json brief=ordinary.py:NAME`` wrote.
+Takes what ``benchmarks/h200.py RESULTS.json brief=ordinary.py:NAME speed=ordinary.py:NAME`` wrote.
 """
 
 import json
@@ -28,10 +28,12 @@ NAMES = {
 def main() -> None:
     """Print them."""
     found: dict[str, dict[str, Any]] = {}
+    speeds: dict[str, dict[str, Any]] = {}
     for path in sys.argv[1:]:
         for key, value in json.loads(Path(path).read_text()).items():
-            if key.startswith("whole "):
-                found[key.rpartition(":")[2]] = value
+            kind, _, source = key.partition(" ")
+            if kind in {"whole", "speed"}:
+                (found if kind == "whole" else speeds)[source.rpartition(":")[2]] = value
     print("| step | kernels | with a cost | of the time | measured in | a kernel |", end="")
     print(" alone / in the step | state kept |")
     print("|---|---:|---:|---:|---:|---:|---:|---|")
@@ -39,11 +41,11 @@ def main() -> None:
         if name in found:
             print("| " + " | ".join([words, *_measured(found[name])]) + " |")
     print()
-    print("| step | before, twice | traced | measured | change | calls in Python, four times |")
-    print("|---|---:|---:|---:|---:|---|")
+    print("| step | before | traced | measured | after tracing | after measuring |")
+    print("|---|---:|---:|---:|---:|---:|")
     for name, words in NAMES.items():
-        if name in found:
-            print("| " + " | ".join([words, *_speed(found[name])]) + " |")
+        if name in speeds:
+            print("| " + " | ".join([words, *_speed(speeds[name])]) + " |")
 
 
 def _measured(whole: dict[str, Any]) -> list[str]:
@@ -54,25 +56,22 @@ def _measured(whole: dict[str, Any]) -> list[str]:
     share = sum(k["time_s"] * k["count"] for k in costed) / alone_s
     kept = whole["state_kept_tracing"] and whole["state_kept_measuring"]
     return [
-        str(whole["distinct"]),
+        str(len(kernels)),
         str(len(costed)),
         f"{share:.1%}".replace("%", " %"),
         f"{whole['measure_s']:.0f} s",
-        f"{whole['measure_s'] / whole['distinct']:.1f} s",
+        f"{whole['measure_s'] / len(kernels):.1f} s",
         f"{1e3 * alone_s:.2f} / {1e3 * in_step_s:.2f} ms",
         "yes" if kept else "no",
     ]
 
 
-def _speed(whole: dict[str, Any]) -> list[str]:
-    before = [each["tenth"] for each in whole["speed_before_ms"]]
-    after = [whole[f"speed_after_{each}"]["tenth"] for each in ("ms", "measuring_ms")]
-    mean = sum(before) / len(before)
+def _speed(speeds: dict[str, Any]) -> list[str]:
+    looks = [[look["tenth"] for look in speeds[when]] for when in ("before", "traced", "measured")]
+    first, *later = (min(look) for look in looks)
     return [
-        ", ".join(f"{each:.2f}" for each in before),
-        *(f"{each:.2f} ms" for each in after),
-        f"{100 * (after[-1] / mean - 1):+.1f} %",
-        ", ".join(map(str, whole["calls_in_python"])),
+        *(", ".join(f"{each:.2f}" for each in look) for look in looks),
+        *(f"{100 * (each / first - 1):+.1f} %" for each in later),
     ]
 
 

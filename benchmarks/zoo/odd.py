@@ -88,6 +88,21 @@ def timing() -> None:
     assert begun.elapsed_time(ended) > 0  # noqa: S101 - as in a person's script
 
 
+def decomposing() -> None:
+    """Ask for eigenvalues, for which a library waits inside."""
+    _train()
+    with torch.no_grad():
+        rows = _trained()[2][:64]
+        torch.linalg.eigh(rows @ rows.T)
+
+
+def refusing() -> None:
+    """Refuse to be captured."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("it will not be captured")
+    _train()
+
+
 def large() -> None:
     """Fill most of the GPU, so that no copy of it fits."""
     model, optimizer, data = _filled()

@@ -59,7 +59,10 @@ def test_what_a_mixture_of_experts_launches_between_parts_is_said() -> None:
     assert "the data decides the sizes" in sizes
 
 
-@pytest.mark.parametrize("name", ["capturing", "waiting", "without_gradient", "without_optimizer"])
+@pytest.mark.parametrize(
+    "name",
+    ["capturing", "waiting", "timing", "decomposing", "without_gradient", "without_optimizer"],
+)
 def test_an_odd_step_is_captured(name: str) -> None:
     assert not trace_step(load_step(f"{ZOO}/odd.py:{name}")).step.obstacle
 
@@ -95,7 +98,7 @@ def test_a_step_is_as_fast_after_it_was_timed_inside() -> None:
 
 
 def test_pytorch_s_generator_works_after_a_capture_that_failed() -> None:
-    step = trace_step(load_step(f"{ZOO}/odd.py:timing")).step
+    step = trace_step(load_step(f"{ZOO}/odd.py:refusing")).step
     assert "odd.py" in step.obstacle
     assert torch.randn(8, device="cuda").std() > 0
 

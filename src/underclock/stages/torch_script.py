@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from underclock.core.tracing.captured import PlainRun
-from underclock.core.tracing.profile import captured_calls
+from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
@@ -12,6 +12,7 @@ from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.profiling import quiet, recorded
 from underclock.hw.cuda.script import Steps, held
+from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.store_line import meet
 from underclock.hw.cuda.torch_step import CannotCaptureError, capture, check_free
@@ -81,7 +82,8 @@ def held_script(
         inputs, before = candidates(torch), Snapshot()
         tell(TracePhase.CAPTURING)
         try:
-            with capture() as taken:
+            waiting = waiting_operators(torch, synchronising(trace))
+            with capture(waiting) as taken:
                 with recorded() as recording, taken.under_way():
                     yield
                 graph = taken.captured()

@@ -20,6 +20,7 @@ from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.profiling import detached_after, profiler_detaches, quiet, recorded
+from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import (
     CannotCaptureError,
@@ -169,16 +170,17 @@ def running_step(
         tell(TracePhase.PROFILING)
         trace = profile(step)
         plain = PlainRun.of(trace)
+        waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
         try:
             with ExitStack() as stack:
                 try:
-                    launcher = _captured(stack, step, name, plain, warm, tell)
+                    launcher = _captured(stack, step, name, plain, waiting, warm, tell)
                 except NoMemoryError:
                     if not any([at_first.move_to_host(), warm.move_to_host()]):
                         raise
                     warm.restore()
-                    launcher = _captured(stack, step, name, plain, warm, tell)
+                    launcher = _captured(stack, step, name, plain, waiting, warm, tell)
                 yield launcher
                 return
         except CannotCaptureError as exc:
@@ -191,24 +193,25 @@ def _captured(
     step: StepFunction,
     name: str,
     plain: PlainRun,
+    waiting: Sequence[str],
     warm: Snapshot,
     tell: Callable[[TracePhase], None],
 ) -> CudaLauncher:
     """Capture a step twice, the second time to keep until the stack is closed."""
     tell(TracePhase.CAPTURING)
-    with recorded() as recording, captured(step) as after:
+    with recorded() as recording, captured(step, waiting) as after:
         first = [node.node for node in after.nodes]
         depends = after.parts.shapes_depend_on_data
     del after
     warm.restore()
     if depends:  # then another state launches something else, and the calls must be those kept
-        with recorded() as recording, captured(step) as once:
+        with recorded() as recording, captured(step, waiting) as once:
             first = [node.node for node in once.nodes]
         del once
         warm.restore()
     inputs = candidates(torch())
     tell(TracePhase.CHECKING)
-    graph = stack.enter_context(captured(step))
+    graph = stack.enter_context(captured(step, waiting))
     check_same(first_difference(first, [node.node for node in graph.nodes]))
     traced = as_step(name, graph, captured_calls(recording), plain)
     check_inputs(inputs, graph.nodes)
@@ -256,7 +259,7 @@ def profiled_only(
         trace: PyTorch's, of a plain run.
         plain: The same, read.
     """
-    obstacle = obstacle_of(str(reason), synchronising(trace))
+    obstacle = obstacle_of(str(reason), [calls[0] for calls in synchronising(trace)])
     return profiled_step(name, plain, obstacle=obstacle)
 
 
@@ -306,7 +309,7 @@ def check_one_device(seen: Sequence[TracedActivity], current: int) -> None:
 _DATA_DEPENDENT = {"aten::nonzero", "aten::masked_select", "aten::unique", "aten::_unique2"}
 
 
-def obstacle_of(reason: str, synchronising_operators: tuple[str, ...]) -> str:
+def obstacle_of(reason: str, synchronising_operators: Sequence[str]) -> str:
     """Say in one sentence why a step cannot be captured.
 
     Args:

@@ -5,6 +5,7 @@ the operators, modules and autograd functions that were open on its thread at th
 """
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ _SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is told apart 
 _STREAM_WAITS = "Stream Wait Event"
 _US = 1e-6
 _FRAMES = (MODULE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
+_OPERATOR = re.compile(r"\w+::\w+")  # of PyTorch's dispatcher; other ranges have a blank or colon
 _LIST = "TensorList"
 _DTYPES = {
     "c10::BFloat16": "bf16",
@@ -161,8 +163,11 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
+def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     """Return the operators inside which the host waited for the GPU, each once, in order.
+
+    Each with those it was called by, outermost first: that is what the user wrote, ``item()``, not
+    what it is made of.
 
     Args:
         trace: As for `activities`.
@@ -170,17 +175,16 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
         DataError: It is no such trace.
     """
-    names: dict[str, None] = {}
+    found: dict[tuple[str, ...], None] = {}
 
     def note(event: Mapping[str, Any], chain: Sequence[HostRange]) -> None:
         name = str(event["name"])
         if any(mark in name for mark in _SYNCHRONISING) and "Async" not in name:
-            # The outermost operator is what the user wrote: item(), not what it is made of.
-            operators = [range_.name for range_ in chain if range_.name.startswith("aten::")]
-            names.update(dict.fromkeys(operators[:1]))
+            operators = (range_.name for range_ in chain if _OPERATOR.fullmatch(range_.name))
+            found[tuple(operators)] = None
 
     walk_threads(complete_events(trace), note)
-    return tuple(names)
+    return tuple(operators for operators in found if operators)
 
 
 def _gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[Mapping[str, Any]]:

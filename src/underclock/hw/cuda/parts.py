@@ -6,27 +6,26 @@ ends, what was captured is launched, the host is given the true answer, and the 
 The step thereby does all that it does in a plain run, and its graphs, replayed in turn, are all of
 it but what ran in between.
 
-PyTorch's kernels for such operators are wrapped below autograd and torch.compile, so that neither
-notices: nothing is traced or compiled anew.
+What ends parts, and where, is in `splitting`.
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-_SHAPING = (
-    "nonzero",
-    "nonzero.out",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "unique_dim_consecutive",
+SHAPING = frozenset(
+    {
+        "aten::nonzero",
+        "aten::nonzero.out",
+        "aten::_unique2",
+        "aten::unique_dim",
+        "aten::unique_consecutive",
+        "aten::unique_dim_consecutive",
+    }
 )
-"""Operators of aten whose result's shape depends on data; others are made of these."""
-_MOST_COUNTS = 4096  # of a tensor that may tell the host sizes; longer ones are data
-_CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
+"""Operators whose result's shape depends on data; others are made of these."""
 
 
 class Parts:
@@ -109,145 +108,9 @@ class Parts:
     @property
     def shapes_depend_on_data(self) -> bool:
         """Whether the step asked for a shape that only the GPU knew."""
-        return any(f"aten::{name}" in self.between for name in _SHAPING)
+        return not SHAPING.isdisjoint(self.between)
 
     @property
     def capturing(self) -> bool:
         """Whether a part is being captured now."""
         return self._capturing
-
-
-@contextmanager
-def splitting(torch: Any, parts: Parts, *, backend: str = "CUDA") -> Iterator[None]:
-    """End and begin parts wherever the host waits for the GPU, as long as the block runs.
-
-    The capture check of PyTorch's optimisers is lifted: what they keep on the host then is the
-    same in each replay, and their kernels are those of the real step.
-
-    Args:
-        torch: PyTorch.
-        parts: Of the step that the block runs.
-        backend: Whose kernels to wrap, by PyTorch's name.
-    """
-    with ExitStack() as stack:
-        if hasattr(torch.library, "get_kernel"):  # torch 2.10 and newer
-            stack.callback(_wrap(torch, parts, backend)._destroy)  # noqa: SLF001 - its only way to end
-        for name in _CAPTURE_CHECKS:
-            if hasattr(torch.optim.Optimizer, name):
-                stack.enter_context(_replaced(torch.optim.Optimizer, name, lambda _self: None))
-        for holder, name in (
-            (torch.cuda, "synchronize"),
-            (torch.cuda, "empty_cache"),
-            (torch.cuda.Stream, "synchronize"),
-            (torch.cuda.Event, "synchronize"),
-            (torch.cuda.Event, "elapsed_time"),
-        ):
-            stack.enter_context(_replaced(holder, name, _pausing(parts, getattr(holder, name))))
-        yield
-
-
-def _wrap(torch: Any, parts: Parts, backend: str) -> Any:
-    """Put wrappers before PyTorch's own kernels; the library returned takes them away."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that a kernel is overridden, as is meant
-        copy = torch.library.get_kernel("aten::copy_", backend)
-        number = torch.library.get_kernel("aten::_local_scalar_dense", backend)
-        library.impl("copy_", _copying(torch, parts, copy), backend, with_keyset=True)
-        library.impl(
-            "_local_scalar_dense",
-            _reading(torch, parts, number, copy),
-            backend,
-            with_keyset=True,
-        )
-        for name in _SHAPING:
-            kernel = torch.library.get_kernel(f"aten::{name}", backend)
-            library.impl(name, _asking(parts, f"aten::{name}", kernel), backend, with_keyset=True)
-    return library
-
-
-def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
-    """Wrap an operator whose result's shape the host must know."""
-
-    def ask(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        with parts.paused(name) as paused:
-            result = kernel.call_boxed(keyset, *args, **kwargs)
-        if paused:
-            parts.keep(result)
-            first = result[0] if isinstance(result, tuple) else result
-            parts.learn(first.shape[:1])
-        return result
-
-    return ask
-
-
-def _reading(torch: Any, parts: Parts, kernel: Any, copy: Any) -> Callable[..., Any]:
-    """Wrap the reading of one number, whose copy to the host the next part has."""
-
-    def read(keyset: Any, source: Any) -> Any:
-        with parts.paused("aten::item") as paused:
-            value = kernel.call_boxed(keyset, source)
-            if paused:
-                place = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        if paused:
-            parts.learn([value])
-            copy.call_boxed(keyset, place, source, True)
-            parts.keep((place, source))
-        return value
-
-    return read
-
-
-def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
-    """Wrap copies: those for which the host waits run between parts.
-
-    The next part has the same copy by pinned memory, which a graph can hold.
-    """
-
-    def copy(keyset: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyTorch calls it
-        if not torch.is_tensor(source):  # a number comes as a number of Python's
-            dtype = torch.float64 if isinstance(source, float) else None
-            source = torch.tensor(source, dtype=dtype)
-        if not parts.capturing or to.is_cuda == source.is_cuda:
-            return kernel.call_boxed(keyset, to, source, non_blocking)
-        host = source if to.is_cuda else to
-        if non_blocking and host.is_pinned():
-            parts.keep(host)
-            return kernel.call_boxed(keyset, to, source, True)
-        with parts.paused("aten::copy_"):
-            kernel.call_boxed(keyset, to, source, non_blocking)
-            like = to if to.is_cuda else source
-            pinned = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-            if to.is_cuda:
-                pinned.copy_(source)
-            elif not (to.is_floating_point() or to.is_complex()) and to.numel() <= _MOST_COUNTS:
-                parts.learn(to.flatten().tolist())
-        one, other = (to, pinned) if to.is_cuda else (pinned, source)
-        kernel.call_boxed(keyset, one, other, True)
-        parts.keep((one, other))
-        return to
-
-    return copy
-
-
-def _pausing(parts: Parts, function: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        with parts.paused(function.__qualname__):
-            return function(*args, **kwargs)
-
-    return wait
-
-
-@contextmanager
-def _replaced(holder: Any, name: str, thing: Any) -> Iterator[None]:
-    """Give an attribute another value as long as the block runs."""
-    own = name in vars(holder)
-    before = getattr(holder, name)
-    setattr(holder, name, thing)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(holder, name, before)
-        else:
-            delattr(holder, name)

@@ -3,7 +3,7 @@
 import functools
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,8 +15,9 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
-from underclock.hw.cuda.parts import Parts, splitting
+from underclock.hw.cuda.parts import Parts
 from underclock.hw.cuda.profiling import is_distributed, recorded
+from underclock.hw.cuda.splitting import splitting
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.cuda.store_line import meet
 
@@ -122,8 +123,12 @@ def profile(step: StepFunction) -> Mapping[str, Any]:
 
 
 @contextmanager
-def captured(step: StepFunction) -> Iterator[Captured]:
+def captured(step: StepFunction, waiting: Sequence[str] = ()) -> Iterator[Captured]:
     """Capture a step that was warmed up; its graphs live until the block ends.
+
+    Args:
+        step: The step.
+        waiting: Operators that no graph holds, as `splitting.waiting_operators` names them.
 
     Raises:
         CannotCaptureError: It cannot be captured.
@@ -131,17 +136,21 @@ def captured(step: StepFunction) -> Iterator[Captured]:
         NotSupportedError: Its graph cannot be taken apart.
     """
     torch = import_torch()
-    with capture() as taken:
+    with capture(waiting) as taken:
         with _side_stream(torch), taken.under_way():
             step()
         yield taken.captured()
 
 
 @contextmanager
-def capture() -> Iterator["Capture"]:
-    """Yield what captures one step; its graphs live until the block ends."""
+def capture(waiting: Sequence[str] = ()) -> Iterator["Capture"]:
+    """Yield what captures one step; its graphs live until the block ends.
+
+    Args:
+        waiting: As for `captured`.
+    """
     torch = import_torch()
-    taken = Capture(torch)
+    taken = Capture(torch, waiting)
     with finally_unless_stuck(functools.partial(_release, torch, taken.parts)):
         yield taken
 
@@ -153,9 +162,10 @@ class Capture:
         parts: PyTorch's graphs of it.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, waiting: Sequence[str] = ()) -> None:
         self.parts = Parts(torch)
         self._torch = torch
+        self._waiting = waiting
         self._device = torch.cuda.current_device()
         self._made: list[tuple[int, int]] = []
 
@@ -173,7 +183,7 @@ class Capture:
             _allocations(torch, self._device) as self._made,
         ):
             try:
-                with splitting(torch, parts), streams_overridden(torch):
+                with splitting(torch, parts, waiting=self._waiting), streams_overridden(torch):
                     parts.begin()
                     try:
                         yield

@@ -126,7 +126,7 @@ def test_each_class_shows_what_it_is_made_of(path: Path, recording: Recording) -
     written = {event["name"] for event in recording.trace["traceEvents"]}
     waits = synchronising(recording.trace)
     for name in _CLASSES[_name(path)]:
-        assert any(wait.startswith(name) for wait in waits)
+        assert any(operators[0].startswith(name) for operators in waits)
     assert any(_TELLING[_name(path)] in name for name in written)
 
 

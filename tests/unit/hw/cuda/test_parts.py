@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from underclock.hw.cuda.parts import Parts, splitting  # noqa: E402
+from underclock.hw.cuda.parts import Parts  # noqa: E402
+from underclock.hw.cuda.splitting import splitting, waiting_operators  # noqa: E402
 
 
 @dataclass
@@ -58,9 +59,21 @@ class Stream:
 
 
 class Event(Stream):
-    """An event that is always over."""
+    """An event that is over as soon as it was recorded."""
+
+    def __init__(self, *, enable_timing: bool = True) -> None:
+        self.timing = enable_timing
+        self.recorded = 0
+
+    def record(self, stream: object = None) -> None:
+        assert stream in {None, "side"}
+        self.recorded += 1
 
     def elapsed_time(self, _other: "Event") -> float:
+        if not self.timing:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not self.recorded:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         return 1.0
 
 
@@ -148,6 +161,80 @@ def test_what_runs_between_two_parts_does_not_end_one(tape: Tape) -> None:
     assert parts.between == {"aten::_unique2": 1}
 
 
+def _recorded(fake: Any) -> Any:
+    event = fake.cuda.Event()
+    event.recorded = 1
+    return event
+
+
+def test_an_event_that_takes_the_time_is_recorded_between_parts(tape: Tape) -> None:
+    def step(fake: Any) -> object:
+        begun, ended, ordering = (fake.cuda.Event(enable_timing=t) for t in (True, True, False))
+        begun.record()
+        ordering.record("side")
+        ended.record("side")
+        ended.record()
+        return begun.elapsed_time(ended), [e.recorded for e in (begun, ended, ordering)]
+
+    parts, result = run(tape, step)
+    assert result == (1.0, [1, 2, 1])
+    assert parts.between == {"Event.record": 3, "Event.elapsed_time": 1}
+
+
+def test_events_are_recorded_as_ever_where_nothing_is_captured(tape: Tape) -> None:
+    fake = fake_torch(tape)
+    with splitting(fake, Parts(fake), backend="CPU"):
+        fake.cuda.Event(enable_timing=True).record()
+    assert tape.said == []
+
+
+EIGEN = [("aten::linalg_eigh", "aten::_linalg_eigh")]
+
+
+def test_an_operator_that_no_graph_holds_runs_between_parts(tape: Tape) -> None:
+    x = torch.diag(torch.arange(3.0)).requires_grad_()
+    fake = fake_torch(tape)
+    parts = Parts(fake)
+    waiting = waiting_operators(torch, EIGEN, backend="CPU")
+    with splitting(fake, parts, waiting=waiting, backend="CPU"):
+        parts.begin()
+        values = torch.linalg.eigh(x)[0]
+        values.sum().backward()
+        parts.end()
+    assert values.tolist() == [0.0, 1.0, 2.0]
+    assert torch.allclose(x.grad, torch.eye(3))
+    assert parts.between["aten::_linalg_eigh"] == 1
+    said = len(tape.said)
+    torch.linalg.eigh(torch.eye(2))
+    assert len(tape.said) == said
+
+
+def test_operators_that_wait_are_run_between_parts_where_they_have_a_kernel() -> None:
+    def found(*seen: tuple[str, ...]) -> set[str]:
+        return set(waiting_operators(torch, seen, backend="CPU"))
+
+    assert found(*EIGEN) == {"aten::_linalg_eigh", "aten::_linalg_eigh.eigenvalues"}
+    assert found(("aten::item", "aten::_local_scalar_dense")) == set()  # ended a part for anyway
+    assert found(("aten::index", "aten::nonzero")) == set()
+    assert found(("aten::linalg_eigh",), ("mine::nowhere",), ()) == set()
+
+
+def test_an_operator_of_one_s_own_may_wait(tape: Tape) -> None:
+    library = torch.library.Library("underclock_tests", "DEF")
+    library.define("waits(Tensor x) -> Tensor")
+    library.impl("waits", lambda x: x + 1, "CPU")
+    waiting = waiting_operators(torch, [("underclock_tests::waits",)], backend="CPU")
+    fake = fake_torch(tape)
+    parts = Parts(fake)
+    with splitting(fake, parts, waiting=waiting, backend="CPU"):
+        parts.begin()
+        result = torch.ops.underclock_tests.waits(torch.ones(1))
+        parts.end()
+    assert result.item() == 2.0
+    assert parts.between == {"underclock_tests::waits": 1}
+    library._destroy()  # noqa: SLF001 - its only way to end
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wait", "said"),
@@ -155,7 +242,7 @@ def test_what_runs_between_two_parts_does_not_end_one(tape: Tape) -> None:
         (lambda fake: fake.cuda.synchronize(), "wait"),
         (lambda fake: fake.cuda.empty_cache(), "empty"),
         (lambda fake: fake.cuda.Stream().synchronize(), None),
-        (lambda fake: fake.cuda.Event().elapsed_time(fake.cuda.Event()), None),
+        (lambda fake: _recorded(fake).elapsed_time(None), None),
     ],
 )
 def test_waiting_for_the_gpu_ends_a_part(

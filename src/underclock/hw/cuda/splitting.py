@@ -1,0 +1,237 @@
+"""Ends the parts of a step that is captured wherever the host waits for the GPU.
+
+PyTorch's kernels for operators in which it waits are wrapped below autograd and torch.compile, so
+that neither notices: nothing is traced or compiled anew.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from underclock.hw.cuda.parts import SHAPING, Parts
+
+_SPLIT_ANYWAY = SHAPING | {"aten::copy_", "aten::_local_scalar_dense"}
+_MOST_COUNTS = 4096  # of a tensor that may tell the host sizes; longer ones are data
+_CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
+
+
+@contextmanager
+def splitting(
+    torch: Any, parts: Parts, *, waiting: Sequence[str] = (), backend: str = "CUDA"
+) -> Iterator[None]:
+    """End and begin parts wherever the host waits for the GPU, as long as the block runs.
+
+    The capture check of PyTorch's optimisers is lifted: what they keep on the host then is the
+    same in each replay, and their kernels are those of the real step.
+
+    Args:
+        torch: PyTorch.
+        parts: Of the step that the block runs.
+        waiting: Further operators that no graph holds, as `waiting_operators` names them.
+        backend: Whose kernels to wrap, by PyTorch's name.
+    """
+    with ExitStack() as stack:
+        if hasattr(torch.library, "get_kernel"):  # torch 2.10 and newer
+            for library in _wrapped(torch, parts, waiting, backend):
+                stack.callback(library._destroy)  # noqa: SLF001 - its only way to end
+        for name in _CAPTURE_CHECKS:
+            if hasattr(torch.optim.Optimizer, name):
+                stack.enter_context(_replaced(torch.optim.Optimizer, name, lambda _self: None))
+        event = torch.cuda.Event
+        recording = _timing(parts, event.record, event.elapsed_time)
+        stack.enter_context(_replaced(event, "record", recording))
+        for holder, name in (
+            (torch.cuda, "synchronize"),
+            (torch.cuda, "empty_cache"),
+            (torch.cuda.Stream, "synchronize"),
+            (torch.cuda.Event, "synchronize"),
+            (torch.cuda.Event, "elapsed_time"),
+        ):
+            stack.enter_context(_replaced(holder, name, _pausing(parts, getattr(holder, name))))
+        yield
+
+
+def waiting_operators(
+    torch: Any, seen: Iterable[Sequence[str]], *, backend: str = "CUDA"
+) -> tuple[str, ...]:
+    """Return which operators, run between parts, take with them what no graph holds.
+
+    Args:
+        torch: PyTorch.
+        seen: Operators inside which the host waited, each with its callers, outermost first.
+        backend: As for `splitting`.
+
+    Returns:
+        Names with their overloads, as the dispatcher lists them: of each the outermost that has a
+        kernel of its own for the backend. What is ended a part for anyway is left out.
+    """
+    overloads: defaultdict[str, list[str]] = defaultdict(list)
+    for name in torch._C._dispatch_get_all_op_names():  # noqa: SLF001 - nothing public lists them
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, backend):  # noqa: SLF001
+            overloads[name.partition(".")[0]].append(name)
+    found: dict[str, None] = {}
+    for operators in seen:
+        if _SPLIT_ANYWAY.isdisjoint(operators):
+            with_kernels = [overloads[name] for name in operators if name in overloads]
+            found.update(dict.fromkeys(with_kernels[0] if with_kernels else ()))
+    return tuple(found)
+
+
+def _wrapped(torch: Any, parts: Parts, waiting: Sequence[str], backend: str) -> Iterator[Any]:
+    """Put wrappers before kernels; the libraries yielded take them away."""
+    yield _wrap(torch, parts, backend)
+    for name in waiting:
+        namespace, _, operator = name.partition("::")
+        library = torch.library.Library(namespace, "IMPL")
+        kernel = torch.library.get_kernel(name, backend)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as below
+            library.impl(
+                operator, _between(parts, name.partition(".")[0], kernel), backend, with_keyset=True
+            )
+        yield library
+
+
+def _between(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
+    """Wrap an operator that runs between parts."""
+
+    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        with parts.paused(name) as paused:
+            result = kernel.call_boxed(keyset, *args, **kwargs)
+        if paused:
+            parts.keep(result)
+        return result
+
+    return run
+
+
+def _wrap(torch: Any, parts: Parts, backend: str) -> Any:
+    """Put wrappers before PyTorch's own kernels; the library returned takes them away."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that a kernel is overridden, as is meant
+        copy = torch.library.get_kernel("aten::copy_", backend)
+        number = torch.library.get_kernel("aten::_local_scalar_dense", backend)
+        library.impl("copy_", _copying(torch, parts, copy), backend, with_keyset=True)
+        library.impl(
+            "_local_scalar_dense",
+            _reading(torch, parts, number, copy),
+            backend,
+            with_keyset=True,
+        )
+        for name in sorted(SHAPING):
+            asking = _asking(parts, name, torch.library.get_kernel(name, backend))
+            library.impl(name.removeprefix("aten::"), asking, backend, with_keyset=True)
+    return library
+
+
+def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
+    """Wrap an operator whose result's shape the host must know."""
+    run = _between(parts, name, kernel)
+
+    def ask(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = parts.capturing
+        result = run(keyset, *args, **kwargs)
+        if outer:
+            first = result[0] if isinstance(result, tuple) else result
+            parts.learn(first.shape[:1])
+        return result
+
+    return ask
+
+
+def _reading(torch: Any, parts: Parts, kernel: Any, copy: Any) -> Callable[..., Any]:
+    """Wrap the reading of one number, whose copy to the host the next part has."""
+
+    def read(keyset: Any, source: Any) -> Any:
+        with parts.paused("aten::item") as paused:
+            value = kernel.call_boxed(keyset, source)
+            if paused:
+                place = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        if paused:
+            parts.learn([value])
+            copy.call_boxed(keyset, place, source, True)
+            parts.keep((place, source))
+        return value
+
+    return read
+
+
+def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
+    """Wrap copies: those for which the host waits run between parts.
+
+    The next part has the same copy by pinned memory, which a graph can hold.
+    """
+
+    def copy(keyset: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyTorch calls it
+        if not torch.is_tensor(source):  # a number comes as a number of Python's
+            dtype = torch.float64 if isinstance(source, float) else None
+            source = torch.tensor(source, dtype=dtype)
+        if not parts.capturing or to.is_cuda == source.is_cuda:
+            return kernel.call_boxed(keyset, to, source, non_blocking)
+        host = source if to.is_cuda else to
+        if non_blocking and host.is_pinned():
+            parts.keep(host)
+            return kernel.call_boxed(keyset, to, source, True)
+        with parts.paused("aten::copy_"):
+            kernel.call_boxed(keyset, to, source, non_blocking)
+            like = to if to.is_cuda else source
+            pinned = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+            if to.is_cuda:
+                pinned.copy_(source)
+            elif not (to.is_floating_point() or to.is_complex()) and to.numel() <= _MOST_COUNTS:
+                parts.learn(to.flatten().tolist())
+        one, other = (to, pinned) if to.is_cuda else (pinned, source)
+        kernel.call_boxed(keyset, one, other, True)
+        parts.keep((one, other))
+        return to
+
+    return copy
+
+
+def _pausing(parts: Parts, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        with parts.paused(function.__qualname__):
+            return function(*args, **kwargs)
+
+    return wait
+
+
+def _timing(
+    parts: Parts, record: Callable[..., Any], elapsed: Callable[[Any, Any], object]
+) -> Callable[..., Any]:
+    """Wrap the recording of events: where one takes the time it is recorded between parts.
+
+    One that was recorded in a capture tells no time. Those that only order streams stay in it.
+    """
+
+    def takes_time(event: Any) -> bool:
+        try:  # nothing else tells whether it was made with enable_timing
+            elapsed(event, event)
+        except (RuntimeError, ValueError) as error:
+            return "enable_timing" not in str(error)
+        return True
+
+    def take(event: Any, *args: Any, **kwargs: Any) -> Any:
+        timed = parts.capturing and takes_time(event)
+        with parts.paused("Event.record") if timed else nullcontext():
+            return record(event, *args, **kwargs)
+
+    return take
+
+
+@contextmanager
+def _replaced(holder: Any, name: str, thing: Any) -> Iterator[None]:
+    """Give an attribute another value as long as the block runs."""
+    own = name in vars(holder)
+    before = getattr(holder, name)
+    setattr(holder, name, thing)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(holder, name, before)
+        else:
+            delattr(holder, name)
