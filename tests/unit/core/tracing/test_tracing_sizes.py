@@ -171,7 +171,7 @@ def test_another_routing_is_told_where_a_library_chose_another_function_only() -
     was = routed([20, 40, 50])
     assert recaptured(was, routed([21, 41, 51])).changes == ()
     (words,) = recaptured(was, routed([21, 3, 51])).changes
-    assert words.endswith("runs gemm_1 and gemm_0 and gemm_3 instead of gemm_1 and gemm_2 and gemm_3")
+    assert "runs gemm_1 and gemm_0 and gemm_3 instead of gemm_1 and gemm_2 and gemm_3" in words
 
 
 def test_a_size_that_no_other_launch_shows_may_change_where_the_data_decided_it() -> None:
