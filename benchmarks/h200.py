@@ -73,18 +73,23 @@ def _once_ms(step: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - begun_s)
 
 
-def speeds(source: str) -> dict[str, Any]:
+def speeds(source: str, gpu: NvmlGpu) -> dict[str, Any]:
     """Compare a step's speed before and after it was traced and timed inside, the GPU as warm.
 
-    A step at the power cap gets slower as the GPU gets warmer, whatever was done to it.
+    A step at the power cap gets slower as the GPU gets warmer, whatever was done to it; so does one
+    away from it where the driver lowers the clocks of a warm GPU.
     """
     function = load_step(source)
 
-    def look() -> dict[str, float]:
+    def look() -> dict[str, Any]:
         ends_s = time.perf_counter() + SPEED_WARM_S
         while time.perf_counter() < ends_s:
             function()
-        return speed_ms(function)
+        taken = speed_ms(function)
+        function()
+        ran_at = {"core_mhz": gpu.observed().core_mhz, "temperature_c": gpu.temperature_c()}
+        torch.cuda.synchronize()
+        return taken | ran_at
 
     before, called = [look(), look()], [calls(function)]
     trace(function)
@@ -345,7 +350,7 @@ def main() -> None:
                 measuring = QUICK if kind == "whole" else BRIEF
                 save(f"whole {source}", whole(path, to.parent, measuring))
             elif kind == "speed":
-                save(f"speed {source}", speeds(path))
+                save(f"speed {source}", speeds(path, gpu))
             elif kind == "twins":
                 with held_step(load_step(path), name=source) as launcher:
                     save(f"twins {source}", twins(launcher))
