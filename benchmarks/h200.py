@@ -36,9 +36,10 @@ from underclock.records import (
     SampleSet,
 )
 from underclock.stages.campaign import Campaign
+from underclock.stages.load_step import load_step
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of
-from underclock.stages.torch_step import held_step, load_step, measured_step
+from underclock.stages.torch_step import held_step, measured_step
 from underclock.stages.trace import trace
 from underclock.stages.watch import watch
 from underclock.store import write_document

@@ -23,10 +23,11 @@ from typing import Any
 from recorded import Recording, compact, read, write
 from underclock.core.tracing.alignment import align
 from underclock.core.tracing.profile import activities
+from underclock.hw.cuda.capture import captured
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.profiling import profiler_detaches, recorded
-from underclock.hw.cuda.torch_step import captured, profile
+from underclock.hw.cuda.torch_step import profile
 
 ZOO = Path(__file__).parent / "zoo" / "ordinary.py"
 NAMES = (
@@ -109,7 +110,7 @@ def run(name: str, how: str) -> dict[str, Any]:
     """Run a step, trace it in between if asked, run it on; return what was seen."""
     import torch  # noqa: PLC0415 - the user's own
 
-    from underclock.stages.torch_step import load_step  # noqa: PLC0415 - needs a GPU
+    from underclock.stages.load_step import load_step  # noqa: PLC0415 - needs a GPU
 
     if how != "traced":  # losses can be compared only where the model gives the same twice
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
@@ -132,7 +133,7 @@ def record(name: str, folder: Path) -> dict[str, Any]:
     """Write what is seen of a step on this machine's GPU."""
     import torch  # noqa: PLC0415 - the user's own
 
-    from underclock.stages.torch_step import load_step  # noqa: PLC0415
+    from underclock.stages.load_step import load_step  # noqa: PLC0415
 
     step = load_step(f"{ZOO}:{name}")
     recording = _recording(torch, step, name)

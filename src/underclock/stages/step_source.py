@@ -67,7 +67,7 @@ class StepFile:
             self.tell(f"running {text} to its step {last}")
             return Script(path=Path(text), arguments=source.arguments, first=first, last=last)
         # PyTorch is imported only by those who have a function to run.
-        from underclock.stages.torch_step import load_step  # noqa: PLC0415
+        from underclock.stages.load_step import load_step  # noqa: PLC0415
 
         self.tell(f"running {text} as the training step")
         return load_step(text)

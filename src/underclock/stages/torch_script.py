@@ -7,6 +7,7 @@ from underclock.core.tracing.captured import PlainRun
 from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.capture import CannotCaptureError, capture
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
@@ -15,7 +16,7 @@ from underclock.hw.cuda.script import Steps, held
 from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.store_line import meet
-from underclock.hw.cuda.torch_step import CannotCaptureError, capture, check_free
+from underclock.hw.cuda.torch_step import check_free
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
 from underclock.stages.torch_step import as_step, check_one_device, profiled_only

@@ -1,11 +1,7 @@
-"""A user's training step, found by its file and name, traced, and held ready to be measured."""
+"""A user's training step, traced, and held ready to be measured."""
 
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from underclock.core.tracing.alignment import first_difference
@@ -14,6 +10,7 @@ from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.cuda.batches import Batches, same_batches
+from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured
 from underclock.hw.cuda.driver import torch
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
@@ -22,73 +19,13 @@ from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.profiling import detached_after, profiler_detaches, quiet, recorded
 from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot, preserved
-from underclock.hw.cuda.torch_step import (
-    CannotCaptureError,
-    Captured,
-    StepFunction,
-    captured,
-    check_same,
-    profile,
-    warm_up,
-)
+from underclock.hw.cuda.torch_step import StepFunction, check_same, profile, warm_up
 from underclock.records.launches import Traced, TracedActivity
-from underclock.stages.ranks import own_gpu
 from underclock.stages.trace import TracePhase
-from underclock.units import nearest
 
 
 def _nothing(_phase: TracePhase) -> None:
     """Tell nobody."""
-
-
-def load_step(source: str) -> StepFunction:
-    """Import ``FILE.py:FUNCTION``.
-
-    Raises:
-        UsageError: There is no such file, no such function in it, or none is named.
-    """
-    file, colon, name = source.rpartition(":")
-    if not colon:
-        raise UsageError(f"{source!r} names no function", hint="write path/to/train.py:step")
-    path = Path(file)
-    if not path.is_file():
-        raise UsageError(f"cannot read {file!r}: no such file", hint="write path/to/train.py:step")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file} is not a Python file", hint="write path/to/train.py:step")
-    module = importlib.util.module_from_spec(spec)
-    # As `python train.py` would: its folder comes first, and its classes can be found by name.
-    sys.path.insert(0, str(path.resolve().parent))
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as exc:
-        raise NotSupportedError(
-            f"{file} needs {exc.name or 'a module'!r}, which cannot be imported here: {exc}",
-            hint="install it beside underclock; a step needs PyTorch 2.8 or newer",
-        ) from exc
-    step = getattr(module, name, None)
-    _take_own_gpu()
-    if not callable(step):
-        functions = [n for n, thing in vars(module).items() if callable(thing) and n[0] != "_"]
-        raise UsageError(f"{file} has no function {name!r}", hint=nearest(name, functions))
-    function: Callable[[], object] = step
-    return function
-
-
-def _take_own_gpu() -> None:
-    """Have a rank that ``torchrun`` started work on its own GPU, unless its file saw to that.
-
-    A stream belongs to the GPU that is current when it is made, and the first is made before the
-    step runs.
-    """
-    library: Any = sys.modules.get("torch")
-    if library is None or not library.cuda.is_available():
-        return
-    cuda = library.cuda
-    own = own_gpu(os.environ, there=cuda.device_count(), current=cuda.current_device())
-    if own is not None:
-        cuda.set_device(own)
 
 
 def trace_step(

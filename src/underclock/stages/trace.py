@@ -62,7 +62,8 @@ def trace(
 
         step = trace_script(what, tell=progress).step
         return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
-    from underclock.stages.torch_step import load_step, trace_step  # noqa: PLC0415
+    from underclock.stages.load_step import load_step  # noqa: PLC0415
+    from underclock.stages.torch_step import trace_step  # noqa: PLC0415
 
     if isinstance(what, str):
         step = trace_step(load_step(what), tell=progress).step

@@ -4,7 +4,8 @@ import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records.launches import NodeKind, TracedActivity
-from underclock.stages.torch_step import check_one_device, load_step, obstacle_of
+from underclock.stages.load_step import load_step
+from underclock.stages.torch_step import check_one_device, obstacle_of
 from underclock.stages.trace import trace
 
 

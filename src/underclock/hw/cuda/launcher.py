@@ -2,38 +2,40 @@
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from underclock.errors import StuckError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.feed import Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
-from underclock.hw.cuda.launch_durations import GraphLaunch, Runs, mean_durations, places_of
+from underclock.hw.cuda.launch_durations import Runs, mean_durations
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
+from underclock.hw.cuda.round_graphs import (
+    Places,
+    flat,
+    graph_of,
+    in_pieces,
+    parts_of,
+    step_graphs,
+)
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.timing import CudaLoop
-from underclock.hw.cuda.torch_step import Captured
 from underclock.hw.lockstep import Alone, Pace
-from underclock.hw.rounds import Round, Turn
+from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
-from underclock.records.launches import LaunchGroup, NodeKind, Traced
+from underclock.records.launches import NodeKind, Traced
 
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
 _MOST_NODES = 20_000
 _TRIAL = 16
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
-Places = dict[int, list[GraphNode]]
-"""Nodes of a launch of each place of a round."""
-Parts = list[tuple[int, list[GraphNode]]]
-"""Of a round in turn: the place of each, and its nodes."""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class CudaLauncher:
             replays = 0
         else:
             after = parts_of(round_.company(0), company)
-            nodes, replays = _flat(after), round_.mix.launches
+            nodes, replays = flat(after), round_.mix.launches
             runs = (step, (graph_of(after),)) if after else (step,)
         with ExitStack() as stack:
             chain = stack.enter_context(Chain(nodes)) if nodes else None
@@ -140,7 +142,7 @@ class CudaLauncher:
         parts = parts_of(round_.turns(), kernels | company)
         if positions:
             self._prepare(positions, only)
-        with _long_enough(torch, _flat(parts), self.pace) as (chain, count):
+        with _long_enough(torch, flat(parts), self.pace) as (chain, count):
             before = self._uniformity(indices[0]) if only is not None else []
 
             def launch(stream: Any) -> None:
@@ -253,84 +255,6 @@ class CudaLauncher:
                 f"{kernel.name!r} works in place: run over and over, {grown:.0%} of what it works "
                 "on became one value, so its energy is too low"
             )
-
-
-def parts_of(turns: Sequence[Turn], places: Places) -> Parts:
-    """Return what turns launch, one by one."""
-    return [(turn.place, places[turn.place]) for turn in turns for _ in range(turn.times)]
-
-
-def _flat(parts: Parts) -> list[GraphNode]:
-    return [node for _, nodes in parts for node in nodes]
-
-
-def step_graphs(
-    nodes: Sequence[GraphNode], ends: Sequence[int], groups: Sequence[LaunchGroup]
-) -> tuple[GraphLaunch, ...]:
-    """Describe the graphs of a whole step; those that do no work are left out.
-
-    Args:
-        nodes: Of all of them.
-        ends: Where each graph ends in them.
-        groups: Those of each launch; a memset may serve several, but runs once.
-    """
-    places = places_of(groups)
-    graphs = []
-    for begin, end in pairwise([0, *ends]):
-        graph = GraphLaunch(
-            nodes=tuple(node.node for node in nodes[begin:end]),
-            places=tuple(places.get(index) for index in range(begin, end)),
-            times={
-                place: 1 for place, group in enumerate(groups) if begin <= group.nodes[-1] < end
-            },
-        )
-        if graph.working:
-            graphs.append(graph)
-    return tuple(graphs)
-
-
-def in_pieces(
-    nodes: Sequence[GraphNode],
-    groups: Sequence[LaunchGroup],
-    round_: Round,
-    company: Places,
-) -> tuple[list[GraphNode], GraphLaunch]:
-    """Put company between the launches of a step; return what runs, and what tells it apart.
-
-    Args:
-        nodes: Of the step's graph.
-        groups: Those of each launch.
-        round_: After which launches company runs.
-        company: What runs there.
-    """
-    places = places_of(groups)
-    step = [(node, places.get(index)) for index, node in enumerate(nodes)]
-    launches = step * round_.mix.launches
-    runs: list[tuple[GraphNode, int | None]] = []
-    begin = 0
-    for piece, after in enumerate(round_.mix.after):
-        steps, launch = divmod(after - 1, len(groups))
-        end = max(begin, len(nodes) * steps + groups[launch].nodes[-1] + 1)
-        runs += launches[begin:end]
-        for place, each in parts_of(round_.company(piece), company):
-            runs += [(node, place) for node in each]
-        begin = end
-    runs += launches[begin:]
-    graph = GraphLaunch(
-        nodes=tuple(node.node for node, _ in runs),
-        places=tuple(place for _, place in runs),
-        times=round_.launches(),
-    )
-    return [node for node, _ in runs], graph
-
-
-def graph_of(parts: Parts) -> GraphLaunch:
-    """Describe a graph that launches parts of a round in turn, each with its place."""
-    return GraphLaunch(
-        nodes=tuple(node.node for node in _flat(parts)),
-        places=tuple(place for place, nodes in parts for _ in nodes),
-        times=Counter(place for place, _ in parts),
-    )
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import walk
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.parts import Parts
-from underclock.hw.cuda.torch_step import Captured
 from underclock.records import Kernel, Step
 from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced
 

@@ -9,7 +9,7 @@ from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Durations, Loop, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.graphs import GraphNode
-from underclock.hw.cuda.launcher import in_pieces
+from underclock.hw.cuda.round_graphs import in_pieces
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix, Step
 from underclock.records.launches import LaunchGroup, Node, NodeKind

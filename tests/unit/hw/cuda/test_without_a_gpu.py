@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from underclock.errors import DeviceError, NotSupportedError, StuckError, UsageError
+from underclock.hw.cuda.capture import streams_overridden
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.profiling import detached_after, profiler_detaches
-from underclock.hw.cuda.torch_step import check_free, streams_overridden, warm_ups
+from underclock.hw.cuda.torch_step import check_free, warm_ups
 from underclock.hw.lockstep import Alone
 
 
