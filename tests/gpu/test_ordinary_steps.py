@@ -48,16 +48,16 @@ WHOLE = (
 def test_an_ordinary_step_is_captured_whole(name: str) -> None:
     step = trace_step(load_step(f"{ZOO}/ordinary.py:{name}")).step
     assert not step.obstacle
-    assert not step.warnings
+    assert all("the GPU waits for the host" in warning for warning in step.warnings)
     assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in step.kernels}
 
 
 def test_what_a_mixture_of_experts_launches_between_parts_is_said() -> None:
     step = trace_step(load_step(f"{ZOO}/ordinary.py:mixing")).step
     assert not step.obstacle
-    captured, sizes = step.warnings
-    assert "aten::nonzero" in captured
-    assert "the data decides the sizes" in sizes
+    told = "; ".join(step.warnings)
+    for words in ("aten::nonzero", "the GPU waits for the host", "the data decides the sizes"):
+        assert words in told
 
 
 @pytest.mark.parametrize(

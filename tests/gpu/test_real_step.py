@@ -310,7 +310,7 @@ def test_every_kind_of_step_is_named_and_counted(name: str) -> None:
     assert not traced.step.obstacle
     named = [k for k in traced.step.kernels if k.launch and k.launch.operator]
     assert sum(kernel.count for kernel in named) >= 0.98 * len(traced.step.order)
-    assert not traced.step.warnings
+    assert all("the GPU waits for the host" in warning for warning in traced.step.warnings)
     passes = {kernel.pass_ for kernel in traced.step.kernels}
     assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= passes
     assert all(group.activity is not None for group in traced.groups)
@@ -326,8 +326,7 @@ def test_a_step_that_asks_whether_it_is_captured_is_named_and_says_so() -> None:
 
     traced = trace_step(step)
 
-    (word,) = traced.step.warnings
-    assert "while it is captured the step launches" in word
+    assert "while it is captured the step launches" in traced.step.warnings[0]
     assert {"aten::sigmoid", "aten::sum"} <= {
         kernel.launch.operator for kernel in traced.step.kernels if kernel.launch
     }

@@ -63,20 +63,24 @@ def held_script(
         MeasurementError: The script fails, or feeds its step with constants.
         DeviceError: It does not fit into the GPU's memory.
     """
-    torch = import_torch()
+    torch, clock = import_torch(), SystemClock()
 
     def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
         # From the start, for gradients are gathered on the stream on which a weight was used first.
         torch.cuda.set_stream(torch.cuda.Stream())
         tell(TracePhase.WARMING)
+        taken_s = []
         for _ in range(script.first):
-            yield
-        tell(TracePhase.PROFILING)
-        with recorded() as trace:
-            meet(torch, SystemClock())
+            begun_s = clock.now_s()
             yield
             torch.cuda.synchronize()
-        plain = PlainRun.of(trace)
+            taken_s.append(clock.now_s() - begun_s)
+        tell(TracePhase.PROFILING)
+        with recorded() as trace:
+            meet(torch, clock)
+            yield
+            torch.cuda.synchronize()
+        plain = PlainRun.of(trace, min(taken_s[1:], default=None))  # the first begins anywhere
         check_one_device(plain.seen, torch.cuda.current_device())
         for _ in range(script.last - script.first - 1):
             yield

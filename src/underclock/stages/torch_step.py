@@ -100,13 +100,13 @@ def running_step(
     with quiet(), preserved(step) as at_first, same_batches(torch()) as batches:
         run, step = step, _from_first_batch(step, batches)
         tell(TracePhase.WARMING)
-        warm_up(step)
+        step_s = warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
         warm = Snapshot(run, known=at_first)
         warm.restore()
         tell(TracePhase.PROFILING)
         trace = profile(step)
-        plain = PlainRun.of(trace)
+        plain = PlainRun.of(trace, step_s)
         waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
         try:

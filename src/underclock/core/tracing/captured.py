@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from underclock.core.tracing.alignment import align, otherwise_captured, paired
+from underclock.core.tracing.host_bound import told_of_host
 from underclock.core.tracing.lockstep import told_of_collectives, with_shares
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
@@ -21,20 +22,26 @@ class PlainRun:
     Attributes:
         seen: In the order in which it was asked to; collectives with the share that is waited for.
         waits: For another stream, as far as the profile lists them.
+        step_s: What such a run takes while nobody looks on, in s; ``None`` if unknown.
     """
 
     seen: tuple[TracedActivity, ...]
     waits: tuple[Wait, ...] = ()
+    step_s: float | None = None
 
     @classmethod
-    def of(cls, trace: Mapping[str, Any]) -> "PlainRun":
+    def of(cls, trace: Mapping[str, Any], step_s: float | None = None) -> "PlainRun":
         """Read it off a profiler's trace.
+
+        Args:
+            trace: The trace.
+            step_s: What the run takes without the profiler, which slows its host.
 
         Raises:
             DataError: It is no such trace.
         """
         waits = stream_waits(trace)
-        return cls(with_shares(activities(trace), waits), waits)
+        return cls(with_shares(activities(trace), waits), waits, step_s)
 
 
 def captured_step(
@@ -63,6 +70,7 @@ def captured_step(
     told = (
         otherwise_captured(nodes, aligned, plain.seen),
         told_of_collectives(plain.seen, plain.waits),
+        told_of_host(plain.seen, plain.step_s),
     )
     return traced_step(
         name,
