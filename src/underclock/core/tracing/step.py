@@ -157,7 +157,15 @@ def _pools(
         )
         for what, launch in zip(asked, launches, strict=True)
     ]
-    return pools(alike, asked, [launch.shapes for launch in launches], data_sizes)
+    by_shape = pools(alike, asked, [launch.shapes for launch in launches], data_sizes)
+    # A profile tells no shapes of optional tensors in a list, as those an `index` is by; where the
+    # grid has one of the data's sizes it tells.
+    pooled = {member for pool in by_shape for member in pool.members}
+    with_grid = [
+        "" if at in pooled else f"{launch.shapes}, grid[{'x'.join(map(str, launch.grid))}]"
+        for at, launch in enumerate(launches)
+    ]
+    return (*by_shape, *pools(alike, asked, with_grid, data_sizes))
 
 
 def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Pool]) -> list[_Key]:

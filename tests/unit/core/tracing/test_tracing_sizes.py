@@ -145,6 +145,18 @@ def test_a_mixture_of_experts_has_a_kernel_a_function_measured_at_its_median() -
     assert sentence.endswith("together that is -78% of size")
 
 
+def test_a_grid_tells_the_size_of_an_input_that_a_profile_does_not() -> None:
+    def gathered(rows: int) -> tuple[Node, TracedActivity]:
+        node, activity = experts([64], function="gather")[0]
+        return msgspec.structs.replace(node, grid=(rows, 1, 1)), activity
+
+    found = traced([gathered(n) for n in (30, 10, 20)], [30, 10, 20])
+    (kernel,) = found.step.kernels
+    assert kernel.shape == "bf16[64x8], bf16[8x16], grid[20(10-30)x1x1]"
+    assert (kernel.count, found.launch_of(0)) == (3, 2)
+    assert len(traced([gathered(n) for n in (30, 10, 20)], [64]).step.kernels) == 3
+
+
 def routed(tokens: list[int]) -> Step:
     """Return experts' products, for which a library chooses a function by size."""
     launches = [one for n in tokens for one in experts([n], function=f"gemm_{n // 16}")]
