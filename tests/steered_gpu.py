@@ -8,12 +8,9 @@ import msgspec
 import numpy as np
 
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.agenda import (
-    ALONE,
-    SteeringAgenda,
-    Wanted,
-)
+from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import METER_S
+from underclock.core.steering.wanted import ALONE, Wanted
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w, idle_w
 from underclock.physics.timing import duration_s

@@ -19,8 +19,8 @@ from underclock.core.model.rows import CannotFitError, ceiling_mhz
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.goal import Goal
 from underclock.core.sampling.initial_design import initial_design
-from underclock.core.steering.agenda import IDLING
 from underclock.core.steering.mixing import DrawAtClock, thinned
+from underclock.core.steering.wanted import IDLING
 from underclock.hw.base import Capability, Reading
 from underclock.records import Clocks, Kernel, Mix, SampleSet
 from underclock.stages.next_samples import NextSample, worth_of_samples

@@ -12,7 +12,7 @@ import msgspec
 
 from underclock.core.costs.only_whole import WHOLE, as_one
 from underclock.core.costs.power_window import is_uneven
-from underclock.core.steering.agenda import ALONE
+from underclock.core.steering.wanted import ALONE
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S

@@ -14,9 +14,9 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.repeated import RepeatedTable, as_measured, repeated_table
 from underclock.core.model.row_runs import odd_repeats, run_variances
 from underclock.core.model.rows import CannotFitError
+from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Sample, SampleSet

@@ -18,12 +18,12 @@ from underclock.core.costs.table import CostTable
 from underclock.core.model.estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.planning.chance_constraint import RiskModel
+from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.power_curve import power_curve
 from underclock.core.planning.strategies import (
     ComparedStrategies,
-    choices,
     compare_strategies,
     one_clock_only,
 )

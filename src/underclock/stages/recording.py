@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.core.steering.agenda import ALONE
 from underclock.core.steering.mixing import spin_mhz
+from underclock.core.steering.wanted import ALONE
 from underclock.errors import MeasurementError
 from underclock.hw.base import Measurer, Reading
 from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet

@@ -10,8 +10,9 @@ import msgspec
 
 from underclock.core.model.rows import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
+from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import launch_clocks
+from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.errors import NoRoomError
 from underclock.records import AUTO, Kernel, Mix, SampleSet
 from underclock.stages.campaign import Campaign

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from underclock.core.steering.agenda import ALONE
+from underclock.core.steering.wanted import ALONE
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Reading
 from underclock.stages.recording import Recorder

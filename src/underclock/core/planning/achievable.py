@@ -22,8 +22,8 @@ from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import room
+from underclock.core.planning.choices import with_intervals
 from underclock.core.planning.misses import WORTH, Misses, misses
-from underclock.core.planning.strategies import with_intervals
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
 from underclock.core.switching.schedule import infeasible, schedule_of, violations

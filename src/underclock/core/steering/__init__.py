@@ -7,5 +7,7 @@ with idling at higher ones, though nobody sets a clock. Data goes one way:
 * `taking_off`: what is left of a mix for its kernel
 * `mixing`: which mix runs at a wanted clock
 * `worth`: how well powers are known, and what another mix would tell
+* `wanted`: what a campaign may measure
+* `step_energy`: how surely the step's energy is known, and which mix would tell most of it
 * `agenda`: what a campaign does next
 """

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from underclock.core.costs.beside import waited_counts, waited_shares
 from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C
-from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at
+from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at
 from underclock.core.steering.spreading import spread
+from underclock.core.steering.step_energy import StepEnergy
 from underclock.core.steering.taking_off import (
     COMPANION,
     OFF_PEAK,
@@ -28,36 +28,27 @@ from underclock.core.steering.taking_off import (
     at_cap,
     taken_apart,
 )
-from underclock.core.steering.worth import Known, variance_in
+from underclock.core.steering.wanted import (
+    ALONE,
+    COMPANIONS,
+    IDLING,
+    METERED,
+    Wanted,
+    are_alike,
+)
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 
-ALONE = Mix()
 _WHOLE_STEPS, _METERED_STEPS = 4, 2
-METERED = Mix(idle_s=METER_S)
-COMPANIONS = Mix(launches=0, hot=8)
-IDLING = Mix(launches=0, idle_s=0.02)
-_LADDER = (
-    1.0,
-    0.5,
-    0.25,
-    0.75,
-    0.1,
-    0.6,
-    0.35,
-    0.9,
-)  # of the way from the companion's clock to boost
+# Of the way from the companion's clock to boost.
+_LADDER = (1.0, 0.5, 0.25, 0.75, 0.1, 0.6, 0.35, 0.9)
 _FIRST_RUNGS = 2  # enough to say which company a step needs
 _STEPS = (0.1, 1.0, 0.3, 0.5, 0.75)  # of the same way, for the step
+_REPEATS = 2  # of a rung where the companion is taken off
 _TRIES = 2  # more than there are rungs, each corrected by what the last one read
 _NEAR = 0.34  # of the distance between rungs: near enough
-_ALIKE = 0.02  # mixes that differ by less are the same
-_MIXES = 8  # of a kernel, beside alone
-_PLACES = 9  # at which a kernel's power may be measured
 _CLOSE_MHZ = 30.0
 _LONGEST_GRAPH = 4000  # launches
-_REPEATS = 2  # of a kernel's mix
-_LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 
 def first_measurements(kernels: int, *, whole: bool) -> int:
@@ -69,14 +60,6 @@ def first_measurements(kernels: int, *, whole: bool) -> int:
     """
     of_step = _WHOLE_STEPS + _METERED_STEPS + len(_STEPS) if whole else 0
     return of_step + len((IDLING, COMPANIONS)) + kernels + len(_LADDER)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A measurement to take: a kernel, or the whole step, or company by itself, in a mix."""
-
-    kernel: str
-    mix: Mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +110,7 @@ class SteeringAgenda:
         agenda = cls(samples=samples, bench=bench, left=left, companion=companion, error=math.inf)
         if bench is None or not all(any(o.power_w for o in ones) for ones in left.values()):
             return agenda
-        return dataclasses.replace(agenda, error=agenda._error(bench))
+        return dataclasses.replace(agenda, error=StepEnergy(samples, bench, left).error())
 
     def next(self, takes_s: Callable[[float], float], goal: float) -> Wanted | None:
         """Return what to measure next; ``None`` where nothing would tell any more.
@@ -156,14 +139,8 @@ class SteeringAgenda:
         )
         offered = next(itertools.chain(*offers), None)
         if offered is None and self.error > goal:
-            offered = next(self._best(self.bench, takes_s), None)
+            offered = StepEnergy(self.samples, self.bench, self.left).most_telling(takes_s)
         return offered
-
-    def step_mhz(self) -> float:
-        """Return the mean core clock of the step at auto, or of its kernels where it never ran."""
-        whole = [s for s in self.samples.mixed if not s.kernel and s.mix == ALONE]
-        some = whole or [s for s in self.samples.mixed if s.kernel_s]
-        return sum(s.core_mhz for s in some) / len(some)
 
     def _ladder(self, bench: Bench, shares: Sequence[float]) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
@@ -223,7 +200,7 @@ class SteeringAgenda:
             mix = mix_at(rung, seen(), bench, most_launches=most_launches)
             if mix is not None and mix.launches:
                 mix = self._spread(mix)
-            if mix is not None and sum(_alike(mix, sample.mix) for sample in taken) < times:
+            if mix is not None and sum(are_alike(mix, sample.mix) for sample in taken) < times:
                 yield Wanted("", mix)
 
     def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[DrawAtClock]:
@@ -250,68 +227,6 @@ class SteeringAgenda:
             if kernel.name not in done:
                 yield Wanted(kernel.name, ALONE)
 
-    def _best(self, bench: Bench, takes_s: Callable[[float], float]) -> Iterator[Wanted]:
-        """Offer the mix that lowers the variance of the step's energy most per second."""
-        best: tuple[float, Wanted] | None = None
-        for kernel in self.samples.kernels:
-            seen = self._seen(kernel.name)
-            mixes = [s.mix for s in self.samples.mixed if s.kernel == kernel.name]
-            if not seen or len(mixes) > _MIXES:
-                continue
-            known = Known.of(self.left[kernel.name])
-            targets = self._targets(bench, kernel.name)
-            # Where power is to be known no mix may lead; what it is nearby tells of it too.
-            for core_mhz in self._places(bench, kernel.name):
-                mix = mix_at(core_mhz, seen, bench)
-                if mix is None or sum(_alike(mix, other) for other in mixes) >= _REPEATS:
-                    continue
-                own = bench.expected(seen, core_mhz)
-                then = known.after(core_mhz, variance_in(mix, own, bench))
-                before, after = (sum(of.variance(mhz) for mhz in targets) for of in (known, then))
-                energy_j = kernel.waited_count * own.power_w * own.time_s
-                round_s = mix.launches * own.time_s + mix.idle_s
-                rate = energy_j**2 * (before - after) / takes_s(round_s)
-                if after < (1.0 - _LEAST_GAIN) * before and (best is None or rate > best[0]):
-                    best = rate, Wanted(kernel.name, mix)
-        if best is not None:
-            yield best[1]
-
-    def _targets(self, bench: Bench, name: str) -> list[float]:
-        """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""
-        low, *_, high = self._places(bench, name)
-        wanted = sorted([low, min(self.step_mhz(), high), high])
-        return [b for a, b in itertools.pairwise([0.0, *wanted]) if b - a > _CLOSE_MHZ]
-
-    def _places(self, bench: Bench, name: str) -> list[float]:
-        """Return clocks from the lowest to the highest at which a kernel may be measured."""
-        seen = self._seen(name)
-        low = min(one.core_mhz for one in (*bench.hot, *seen))
-        even = np.linspace(low, bench.boost_mhz, _PLACES).tolist()
-        # More is held by what no clock shows.
-        return [
-            mhz for mhz in even if mhz == low or bench.expected(seen, mhz).power_w < bench.held_w
-        ]
-
-    def _seen(self, name: str) -> list[DrawAtClock]:
-        return [DrawAtClock(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
-
-    def _error(self, bench: Bench) -> float:
-        """Return the error of the step's energy as a sum of kernels, as a fraction.
-
-        Noise of measurements averages out over kernels; how power goes with clock does not.
-        """
-        total_j, shared_j, noise2 = 0.0, 0.0, 0.0
-        for kernel in self.samples.kernels:
-            known = Known.of(self.left[kernel.name])
-            targets = self._targets(bench, kernel.name)
-            own = bench.expected(self._seen(kernel.name), self.step_mhz())
-            energy_j = kernel.waited_count * own.power_w * own.time_s
-            mean2 = sum(known.variance(mhz) for mhz in targets) / len(targets)
-            total_j += energy_j
-            noise2 += energy_j**2 * known.noise
-            shared_j += energy_j * math.sqrt(max(mean2 - known.noise, 0.0))
-        return math.hypot(math.sqrt(noise2), shared_j) / total_j
-
 
 def _bench(samples: SampleSet, apart: Apart) -> Bench:
     """Describe where mixes run; company was measured."""
@@ -335,11 +250,3 @@ def _bench(samples: SampleSet, apart: Apart) -> Bench:
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
         peak_w=apart.peak_w,
     )
-
-
-def _alike(mix: Mix, other: Mix) -> bool:
-    """Whether two mixes, of the same kernel or both of none, run at the same clock."""
-    here, there = (
-        [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
-    )
-    return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(here, there, strict=True))

@@ -16,8 +16,8 @@ from underclock.core.model.repeated import (
 )
 from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
 from underclock.core.model.smoothing import smoothed
+from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.repeats import Runs
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
 

@@ -15,10 +15,11 @@ from underclock.core.costs.table import cost_table
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.planning.achievable import achieved, as_record
+from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
-from underclock.core.planning.strategies import SolvedStrategies, choices, solve_strategies
+from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.errors import DataError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants

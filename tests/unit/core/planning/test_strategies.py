@@ -2,42 +2,35 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn_costs import cost_tables
 from underclock.arrays import Ints
 from underclock.core.costs.heat import Heat
 from underclock.core.costs.power_window import PowerCap
 from underclock.core.costs.step import step_cost
 from underclock.core.costs.table import CostTable
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.planning.best_choice import choose_kernels, tolerance_of
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import (
     ComparedStrategies,
-    choices,
-    choose_kernels,
     compare_strategies,
-    cost_of,
     one_clock_only,
-    tolerance_of,
 )
 from underclock.records import (
     AUTO,
     Aggregate,
     Arm,
     Clocks,
-    Cost,
-    Evidence,
-    GpuInfo,
     Granularity,
     Kernel,
     Objective,
     Pass,
-    Plan,
     Status,
     Strategy,
 )
@@ -47,26 +40,6 @@ budgets = st.sampled_from([0.0, 0.01, 0.1, 0.4, 0.9])
 objectives = st.sampled_from([each for each in Objective if each is not Objective.TIME])
 aggregates = st.sampled_from(Aggregate)
 granularities = st.sampled_from(Granularity)
-
-
-@st.composite
-def cost_tables(draw: st.DrawFn, *, most_kernels: int = 6) -> CostTable:
-    """Draw costs on a grid, with settings some kernels lack; the last setting is auto."""
-    kernels, count = draw(st.integers(1, most_kernels)), draw(st.integers(1, 5))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    most = draw(st.sampled_from([4, 1000]))
-    missing = random.random((kernels, count)) < draw(st.sampled_from([0.0, 0.3]))
-    missing[:, -1] = False
-    shape = (kernels, count)
-    return CostTable(
-        kernels=tuple(
-            Kernel(name=f"k{k}", pass_=draw(st.sampled_from(Pass))) for k in range(kernels)
-        ),
-        settings=(*(Clocks(core_mhz=100 * (s + 1)) for s in range(count - 1)), AUTO),
-        time_s=np.where(missing, math.inf, random.integers(1, most + 1, shape) * 1e-3),
-        energy_j=np.where(missing, math.inf, random.integers(1, most + 1, shape) * 0.1),
-        baseline=count - 1,
-    )
 
 
 def energy(arm: Arm) -> float:
@@ -287,61 +260,6 @@ def test_a_long_frontier_is_thinned() -> None:
     assert 150 < len(compared.frontier) <= 200
 
 
-@pytest.mark.parametrize("max_slowdown", [-1.0, -2.0, 1, 1.0, 3, math.inf, math.nan])
-def test_a_budget_no_step_can_have_is_refused(max_slowdown: float) -> None:
-    with pytest.raises(ValueError, match=r"max_slowdown must be a fraction.*0\.01 for 1 %"):
-        Goal(max_slowdown=max_slowdown)
-
-
-def test_choices_may_be_given_as_text_and_are_refused_where_unknown() -> None:
-    text: dict[str, Any] = {"objective": "energy", "granularity": "pass", "aggregate": "local"}
-    goal = Goal(**text)
-
-    assert goal.objective is Objective.ENERGY
-    assert goal == Goal(
-        objective=Objective.ENERGY, granularity=Granularity.PASS, aggregate=Aggregate.LOCAL
-    )
-    for name in text:
-        unknown: dict[str, Any] = {name: "foo"}
-        with pytest.raises(ValueError, match=f"unknown {name} 'foo'; known: "):
-            Goal(**unknown)
-
-
-@given(granularities, aggregates, objectives, budgets)
-def test_the_goal_of_a_plan_is_found_in_it(
-    granularity: Granularity, aggregate: Aggregate, objective: Objective, budget: float
-) -> None:
-    waste = objective is Objective.WASTE
-    goal = Goal(
-        objective=objective,
-        granularity=granularity,
-        aggregate=aggregate,
-        max_slowdown=budget if waste else 0.0,
-    )
-    made = Plan(
-        evidence=Evidence.REPLAYED,
-        gpu=GpuInfo(name="G"),
-        workload="w",
-        objective=goal.objective,
-        max_slowdown=goal.max_slowdown if waste else None,
-        granularity=goal.granularity,
-        aggregate=goal.aggregate,
-        baseline=Clocks(),
-        chosen=Strategy.AUTO,
-        arms=(
-            Arm.of(
-                Strategy.AUTO,
-                Cost(time_s=1.0, energy_j=1.0, time_change=0.0, energy_change=0.0),
-                Status.BASELINE,
-            ),
-        ),
-        kernels={},
-        fixed=None,
-    )
-
-    assert Goal.of(made) == goal
-
-
 @given(granularities, aggregates)
 def test_the_chosen_arm_is_one_of_those_compared(
     granularity: Granularity, aggregate: Aggregate
@@ -356,46 +274,6 @@ def test_the_chosen_arm_is_one_of_those_compared(
     goal = Goal(granularity=granularity, aggregate=aggregate)
 
     assert goal.chosen in by_name(compare_strategies(table, goal))
-
-
-@given(cost_tables(), budgets)
-def test_choices_and_their_cost_add_up_to_the_arm(table: CostTable, budget: float) -> None:
-    compared = compare_strategies(table, Goal(max_slowdown=budget))
-    arm = by_name(compared)[Strategy.KERNEL_GLOBAL]
-
-    chosen = choices(table, compared.settings[Strategy.KERNEL_GLOBAL])
-    again = cost_of(table, {name: choice.clocks for name, choice in chosen.items()})
-
-    assert again == arm.cost
-    for k, kernel in enumerate(table.kernels):
-        choice = chosen[kernel.name]
-        column = table.settings.index(choice.clocks)
-        auto_s, auto_j = table.time_s[k, table.baseline], table.energy_j[k, table.baseline]
-        assert (choice.auto_time_s, choice.auto_energy_j) == (auto_s, auto_j)
-        assert auto_s * (1 + choice.time_change) == pytest.approx(table.time_s[k, column])
-        assert auto_j * (1 + choice.energy_change) == pytest.approx(table.energy_j[k, column])
-    saved_j = table.auto_energy_j - (arm.energy_j or 0.0)
-    assert sum(choice.saved_j for choice in chosen.values()) == pytest.approx(saved_j, abs=1e-9)
-
-
-def test_clocks_at_which_a_kernel_was_not_measured_cannot_be_costed() -> None:
-    low = Clocks(core_mhz=300)
-    table = CostTable(
-        kernels=(Kernel(name="a"), Kernel(name="b")),
-        settings=(low, AUTO),
-        time_s=np.array([[1.0, 1.0], [math.inf, 1.0]]),
-        energy_j=np.array([[1.0, 1.0], [math.inf, 1.0]]),
-        baseline=1,
-    )
-
-    for wanted in (
-        {"a": low, "b": low},  # b has no row there
-        {"a": low, "b": Clocks(core_mhz=1)},  # nobody has
-        {"a": low},  # nothing is said of b
-    ):
-        with pytest.raises(KeyError) as caught:
-            cost_of(table, wanted)
-        assert caught.value.args == ("b",)
 
 
 @st.composite
@@ -517,9 +395,3 @@ def test_kernels_alone_have_no_fastest_step() -> None:
     )
     with pytest.raises(ValueError, match="kernels alone have no step"):
         compare_strategies(table, Goal(objective=Objective.TIME))
-
-
-@pytest.mark.parametrize("watts", [0.0, -1.0, math.inf, math.nan])
-def test_a_power_limit_that_means_nothing_is_refused(watts: float) -> None:
-    with pytest.raises(ValueError, match="a power limit must be positive"):
-        Goal(power_limit_w=watts)

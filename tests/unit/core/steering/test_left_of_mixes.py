@@ -6,15 +6,10 @@ import pytest
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
 from underclock.core.model.checks import check_values
 from underclock.core.model.rows import CannotFitError, rows_of
-from underclock.core.steering.agenda import (
-    ALONE,
-    COMPANIONS,
-    IDLING,
-    SteeringAgenda,
-    Wanted,
-)
+from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import at_cap, taken_off, told
+from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import Known
 from underclock.errors import DataError
 from underclock.physics.power import busy_w, idle_w

@@ -21,17 +21,11 @@ from steered_gpu import (
 from underclock.core.model.estimate import estimate
 from underclock.core.model.pooling import joined
 from underclock.core.model.rows import rows_of
-from underclock.core.steering.agenda import (
-    ALONE,
-    COMPANIONS,
-    IDLING,
-    SteeringAgenda,
-    Wanted,
-    first_measurements,
-)
+from underclock.core.steering.agenda import SteeringAgenda, first_measurements
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.taking_off import reach_mhz, step_draws, taken_off, told
+from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import (

@@ -1,0 +1,263 @@
+"""The best choice of clocks for one strategy: a task of groups, solved as its goal asks.
+
+A task without a time budget is solved as expected. One with a budget is solved within it, or with
+confidence where it is known how sure costs are. What the power cap would hold is compared with
+choices that it need not hold.
+
+Shape letters: K kernels, G groups, S settings.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.costs.groups import Grouped, grouped
+from underclock.core.costs.table import CostTable
+from underclock.core.knapsack import Exact, Problem, Solution
+from underclock.core.knapsack.frontier import least_product
+from underclock.core.knapsack.problem import INFEASIBLE, solution_of
+from underclock.core.planning.aim import Aim
+from underclock.core.planning.chance_constraint import (
+    Candidate,
+    Choose,
+    RiskModel,
+    within_confidence,
+)
+from underclock.core.planning.choices import choice_cost
+from underclock.core.planning.fastest import fastest, fastest_alone
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.under_cap import (
+    Proof,
+    as_it_runs,
+    cheapest_within,
+    is_held,
+    proof_of_held,
+)
+from underclock.records import TOLERANCE, Aggregate, Granularity, Objective, Status
+
+# Of expected costs a proof to the last joule proves nothing: past so many labels, a gap is stated.
+_LABELS, _FEW_LABELS = 200_000, 20_000
+_ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
+TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
+"""How often time counts in the objectives that are products with energy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one strategy solves: who shares clocks, who keeps the budget, what is minimised.
+
+    Attributes:
+        groups: Who shares clocks.
+        aggregate: Who keeps the budget.
+        goal: What is minimised.
+        max_slowdown: Its budget, or an aim below it, as a fraction above auto.
+        priced_s: What each setting of a group takes of that beside its time; ``None`` for nothing.
+            Shape (G, S).
+    """
+
+    groups: Grouped
+    aggregate: Aggregate
+    goal: Goal
+    max_slowdown: float
+    priced_s: Floats | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether costs are already what the cap makes of them: those of one clock for all."""
+        return self.goal.granularity is Granularity.STEP
+
+    @property
+    def problem(self) -> Problem:
+        """The groups' costs, without a time budget."""
+        time_s = self.groups.time_s
+        if self.priced_s is not None:
+            time_s = time_s + self.priced_s
+        return Problem(time_s=time_s, energy_j=self.groups.energy_j)
+
+    def aimed(self, table: CostTable, aim: Aim) -> "Task":
+        """Return the same task with an aim for a budget."""
+        priced_s = None
+        if aim.prices is not None:
+            priced_s = table.auto_time_s * self.groups.added(aim.prices)
+        return dataclasses.replace(self, max_slowdown=aim.slowdown, priced_s=priced_s)
+
+
+def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
+    """Return the setting of each kernel under a budget they keep together; nearly the best."""
+    groups = grouped(table, Granularity.KERNEL)
+    task = Task(
+        groups=groups, aggregate=Aggregate.GLOBAL, goal=goal, max_slowdown=goal.max_slowdown
+    )
+    candidate = best_choice(table, task, risk, Exact(max_labels=_FEW_LABELS))
+    return None if candidate is None else candidate.setting
+
+
+def best_choice(
+    table: CostTable,
+    task: Task,
+    risk: RiskModel | None,
+    exact: Exact = Exact(max_labels=_LABELS),  # noqa: B008 - frozen
+) -> Candidate | None:
+    """Return the best choice; ``None`` where nothing keeps the time budget.
+
+    Only the waste objective has a time budget, so for the others risk plays no part.
+
+    Args:
+        table: What every kernel costs.
+        task: What to solve.
+        risk: How sure costs are; ``None`` takes them as certain.
+        exact: The solver where costs are expected ones.
+
+    Raises:
+        ValueError: The step of least time is asked for, and costs are of kernels alone.
+    """
+    goal = task.goal
+    if goal.objective is Objective.TIME:
+        return _fastest(table, task, exact if risk is not None else Exact())
+    if goal.objective is not Objective.WASTE:
+        return _free(table, task, Exact())
+    solver = Exact() if risk is None else exact
+    seen: list[Candidate] = []
+
+    def within(aim: Aim) -> Candidate | None:
+        candidate = _free(table, task.aimed(table, aim), solver)
+        seen.extend([] if candidate is None else [candidate])
+        return candidate
+
+    def below(aim: Aim) -> Candidate | None:
+        return _below(table, task, solver, aim)
+
+    def best(choose: Choose) -> Candidate | None:
+        if risk is not None:
+            together = task.aggregate is Aggregate.GLOBAL
+            return within_confidence(
+                goal.max_slowdown, choose, risk, tolerance_of(table), priced=together
+            )
+        return choose(Aim(slowdown=goal.max_slowdown))
+
+    candidate = best(within)
+    if task.aggregate is Aggregate.GLOBAL and any(_is_held(table, task, each) for each in seen):
+        candidate = _better(table, candidate, best(below), goal.max_slowdown, risk)
+    if candidate is not None and _is_held(table, task, candidate):
+        asked = as_it_runs(table, task.groups, candidate.setting)
+        candidate = dataclasses.replace(candidate, setting=asked)
+    # Auto is as fast as auto, whatever else is unsure.
+    if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
+        return _auto(table, task)
+    return candidate
+
+
+def tolerance_of(table: CostTable) -> float:
+    """Return to what a time budget is kept: a step's to what it can be told, others exactly."""
+    return 0.0 if table.power_cap is None else TOLERANCE
+
+
+def _costs_more(table: CostTable, candidate: Candidate, risk: RiskModel | None) -> bool:
+    """Whether a choice is expected to take more energy than auto."""
+    if risk is None:
+        return choice_cost(table, candidate.setting).energy_change > _ROUNDING
+    return risk.predicted_change(candidate.setting).energy_change > 0.0
+
+
+def _is_held(table: CostTable, task: Task, candidate: Candidate) -> bool:
+    cap = table.power_cap
+    if cap is None or task.is_settled:
+        return False
+    return is_held(table, candidate.setting[cap.order])
+
+
+def _better(
+    table: CostTable,
+    free: Candidate | None,
+    below: Candidate | None,
+    max_slowdown: float,
+    risk: RiskModel | None,
+) -> Candidate | None:
+    """Return the better of a choice made without a cap and one made below it, as they settle."""
+    if risk is None and free is not None:
+        # Nobody looked at how it settles.
+        late = choice_cost(table, free.setting).time_change > max_slowdown + _ROUNDING
+        free = None if late else free
+    kept = [each for each in (free, below) if each is not None]
+    return min(kept, key=lambda each: choice_cost(table, each.setting).energy_j, default=None)
+
+
+def _fastest(table: CostTable, task: Task, exact: Exact) -> Candidate | None:
+    """Return the choice of least time under the power cap; auto where it gains nothing."""
+    if task.is_settled:
+        choice = solution_of(task.problem, task.groups.time_s.argmin(axis=1))
+        return Candidate(setting=task.groups.spread(choice.choice), proof=_proof(choice))
+    alone = task.aggregate is Aggregate.LOCAL
+    fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, exact)
+    if fast is None:
+        return _auto(table, task)
+    if fast.cost.time_s >= table.auto_time_s:
+        return dataclasses.replace(_auto(table, task), proof=fast.proof)
+    return Candidate(setting=fast.setting, proof=fast.proof)
+
+
+def _free(table: CostTable, task: Task, exact: Exact) -> Candidate | None:
+    """Return the best choice of expected costs, whatever its windows."""
+    solution = _solve(table, task, exact)
+    if solution.status is Status.INFEASIBLE:
+        return None
+    free = Candidate(setting=task.groups.spread(solution.choice), proof=_proof(solution))
+    if not _is_held(table, task, free):
+        return free
+    if task.aggregate is Aggregate.GLOBAL and task.goal.objective is Objective.WASTE:
+        proof = proof_of_held(table, task.groups, exact, free.setting)
+    else:
+        proof = Proof(status=Status.BOUNDED, gap=None)
+    return dataclasses.replace(free, proof=proof)
+
+
+def _below(table: CostTable, task: Task, exact: Exact, aim: Aim) -> Candidate | None:
+    """Return the choice whose step settles best within an aim."""
+    below = cheapest_within(table, task.groups, exact, aim)
+    if below.choice is not None:
+        setting = task.groups.spread(below.choice)
+    else:
+        fast = fastest(table, task.groups, exact)
+        if fast is None or fast.cost.time_change + aim.paid(fast.setting) > aim.slowdown:
+            return None
+        setting = fast.setting
+    return Candidate(setting=setting, proof=proof_of_held(table, task.groups, exact, setting))
+
+
+def _proof(solution: Solution) -> Proof:
+    return Proof(status=solution.status, gap=solution.gap)
+
+
+def _auto(table: CostTable, task: Task) -> Candidate:
+    choice = np.full(len(task.groups.time_s), table.baseline)
+    return Candidate(
+        setting=task.groups.spread(choice), proof=Proof(status=Status.OPTIMAL, gap=0.0)
+    )
+
+
+def _solve(table: CostTable, task: Task, exact: Exact) -> Solution:
+    goal, problem = task.goal, task.problem
+    if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
+        return _solve_alone(problem, task.groups.auto_s(table), goal, task.max_slowdown)
+    if goal.objective in TIME_POWER:
+        return least_product(problem, power=TIME_POWER[goal.objective])
+    budget_s = table.auto_time_s * (1.0 + task.max_slowdown)
+    return exact.solve(dataclasses.replace(problem, budget_s=budget_s))
+
+
+def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal, max_slowdown: float) -> Solution:
+    """Let every group choose for itself; of equals the faster."""
+    cost = problem.energy_j.copy()
+    if goal.objective in TIME_POWER:
+        cost = cost * problem.time_s ** TIME_POWER[goal.objective]
+    if goal.objective is Objective.WASTE:
+        limit_s = auto_s * (1.0 + max_slowdown) * (1.0 + _ROUNDING)
+        cost[problem.time_s > limit_s[:, None]] = math.inf
+    least = cost.min(axis=1)
+    if not np.isfinite(least).all():
+        return INFEASIBLE
+    choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
+    return solution_of(problem, choice)

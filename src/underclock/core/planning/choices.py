@@ -1,0 +1,115 @@
+"""What a choice of clocks costs, and how arms and plans tell of it.
+
+A choice is one setting per kernel: an index into the settings of a cost table.
+
+Shape letters: K kernels.
+"""
+
+import math
+
+import msgspec
+import numpy as np
+
+from underclock.arrays import Ints
+from underclock.core.costs.beside import run_beside
+from underclock.core.costs.step import against_auto, step_cost
+from underclock.core.costs.table import CostTable
+from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
+from underclock.records import Arm, Choice, Clocks, Cost
+
+
+def choice_cost(table: CostTable, setting: Ints) -> Cost:
+    """Return what a choice costs, against auto: under a power cap, of the step as it settles.
+
+    Args:
+        table: What every kernel costs.
+        setting: Of each kernel. Shape (K,).
+    """
+    if table.power_cap is not None:
+        return step_cost(table, setting[table.power_cap.order])
+    rows = np.arange(len(table.kernels))
+    return against_auto(
+        table, math.fsum(table.time_s[rows, setting]), math.fsum(table.energy_j[rows, setting])
+    )
+
+
+def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
+    """Cost given clocks on a table.
+
+    Args:
+        table: What every kernel costs.
+        wanted: Clocks of every kernel of the table.
+
+    Raises:
+        KeyError: A kernel without clocks, or clocks at which it was not measured. The argument is
+            the kernel's name.
+    """
+    columns = []
+    for k, kernel in enumerate(table.kernels):
+        column = table.column(wanted[kernel.name])
+        if column is None or not math.isfinite(table.time_s[k, column]):
+            raise KeyError(kernel.name)
+        columns.append(column)
+    return choice_cost(table, np.array(columns))
+
+
+def as_neighbours(table: CostTable, setting: Ints) -> Ints:
+    """Return a choice in which what runs beside others has the clocks of what it runs beside.
+
+    A kernel has one setting, and its launches may have several neighbours: most of their time
+    decides. Where the order is not known, all of the step does.
+
+    Args:
+        table: What every kernel costs.
+        setting: Of each kernel. Shape (K,).
+    """
+    beside = run_beside(table.kernels)
+    if not beside.any():
+        return setting
+    near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column
+    if table.power_cap is None:
+        near_s[:] = table.time_s[:, table.baseline]
+    else:
+        order = table.power_cap.order
+        at_auto_s = table.launches.time_s[:, table.baseline]
+        others = np.flatnonzero(~beside[order])
+        for launch in np.flatnonzero(beside[order]).tolist():
+            # The launch before it, round the end of the step; the first has the last before it.
+            neighbour = order[others[np.searchsorted(others, launch) - 1]]
+            near_s[order[launch], neighbour] += at_auto_s[neighbour]
+    found: Ints = setting.copy()
+    for k in np.flatnonzero(beside).tolist():
+        found[k] = np.bincount(setting[~beside], weights=near_s[k, ~beside]).argmax()
+    return found
+
+
+def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
+    """Return the clocks of every kernel and what they do to it."""
+    by_kernel = {}
+    for k, (kernel, s) in enumerate(zip(table.kernels, setting.tolist(), strict=True)):
+        clocks = table.settings[s]
+        auto_s = float(table.time_s[k, table.baseline])
+        auto_j = float(table.energy_j[k, table.baseline])
+        by_kernel[kernel.name] = Choice(
+            core_mhz=clocks.core_mhz,
+            mem_mhz=clocks.mem_mhz,
+            # What runs beside others is not changed by clocks that are theirs.
+            time_change=0.0 if kernel.runs_beside else float(table.time_s[k, s] / auto_s) - 1.0,
+            energy_change=0.0 if kernel.runs_beside else float(table.energy_j[k, s] / auto_j) - 1.0,
+            auto_time_s=auto_s,
+            auto_energy_j=auto_j,
+        )
+    return by_kernel
+
+
+def with_intervals(arm: Arm, change: PredictedChange) -> Arm:
+    """Return an arm with the 95 % intervals of its changes."""
+    return msgspec.structs.replace(
+        arm,
+        time_interval=_interval(change.time_change, change.time_spread),
+        energy_interval=_interval(change.energy_change, change.energy_spread),
+    )
+
+
+def _interval(mean: float, spread: float) -> tuple[float, float]:
+    return mean - TWO_SIDED * spread, mean + TWO_SIDED * spread

@@ -1,0 +1,36 @@
+"""What a campaign may measure: a kernel, the step or company by itself, and mixes with names."""
+
+from dataclasses import dataclass
+
+from underclock.core.steering.mixing import METER_S
+from underclock.records import Mix
+
+ALONE = Mix()
+"""A kernel or the step without company."""
+METERED = Mix(idle_s=METER_S)
+"""The same with a piece of idling that tells the clock."""
+COMPANIONS = Mix(launches=0, hot=8)
+"""The hot companion by itself."""
+IDLING = Mix(launches=0, idle_s=0.02)
+"""Nothing but idling."""
+_ALIKE = 0.02  # mixes that differ by less are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A measurement to take: a kernel, or the whole step, or company by itself, in a mix."""
+
+    kernel: str
+    mix: Mix
+
+
+def are_alike(mix: Mix, other: Mix) -> bool:
+    """Whether two mixes, of the same kernel or both of none, run at the same clock.
+
+    Raises:
+        ZeroDivisionError: One of them is idling alone.
+    """
+    here, there = (
+        [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
+    )
+    return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(here, there, strict=True))
