@@ -4,6 +4,7 @@
 * `documents`: one record as one JSON file (step, plan, validation)
 * `tables`: a sweep somebody measured, as CSV
 * `samples`: our own measurements, in SQLite, appended one by one
+* `database`, `contents`: the SQLite file they lie in, and the rows it holds
 """
 
 from pathlib import Path

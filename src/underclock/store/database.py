@@ -1,0 +1,193 @@
+"""The SQLite file that samples lie in: made whole, opened, changed as a whole, and its errors.
+
+Write-ahead logging keeps every committed row when the process dies at any instant. What SQLite and
+the system say is turned into our errors here.
+"""
+
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from underclock.errors import DataError, MeasurementError
+from underclock.records import SCHEMAS, SampleSet, check_schema
+from underclock.store.rows import TABLES, checksum
+
+_APPLICATION_ID = 0x756E6463  # "undc", in the file's header
+_REMAKE = "measure again with `underclock measure`"
+_REFUSALS = {  # of the system: the file is as healthy as it was
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
+
+
+def damaged(path: Path, words: object) -> DataError:
+    """Return the error to raise where a file is not as it was written.
+
+    Args:
+        path: Of the file.
+        words: What is wrong with it.
+    """
+    return DataError(f"{path} is damaged or not a samples file: {words}", hint=_REMAKE)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn the errors of reading and appending into ours, at this one boundary.
+
+    Raises:
+        DataError: The file is damaged, or the system refuses.
+        MeasurementError: A row was written that the file already holds.
+    """
+    try:
+        yield
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    except sqlite3.IntegrityError as exc:
+        raise MeasurementError(
+            f"{path} already holds this measurement",
+            hint="another process may be measuring into the same file",
+        ) from exc
+    except sqlite3.Error as exc:
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code & 0xFF in _REFUSALS and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+            raise DataError(
+                f"cannot use {path}: {exc}",
+                hint="the file is whole: see to space and permissions where it lies, then run the "
+                "same command again",
+            ) from exc
+        raise damaged(path, exc) from exc
+    except UnicodeDecodeError as exc:  # names of columns, and SQLite's own words of damage
+        raise damaged(path, exc) from exc
+
+
+def build(path: Path, header: SampleSet) -> None:
+    """Make a file aside and move it into place, so that a kill leaves a whole file or none.
+
+    Raises:
+        OSError, sqlite3.Error: It cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    body = msgspec.json.encode(header).decode()
+    with closing(sqlite3.connect(partial)) as connection:
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMAS['samples']}")
+        connection.executescript(TABLES)
+        connection.execute("INSERT INTO header VALUES (?, ?)", (body, checksum(body)))
+        connection.execute("INSERT INTO progress VALUES (0, 0, 0.0, ?)", (checksum(0, 0, 0.0),))
+        connection.commit()
+    # The log of a file of this name that was removed after a kill would be played into the new one.
+    for left_over in ("-wal", "-shm"):
+        path.with_name(path.name + left_over).unlink(missing_ok=True)
+    partial.replace(path)
+
+
+def connect(path: Path, *, writable: bool) -> tuple[sqlite3.Connection, SampleSet]:
+    """Open a file, and read what it says it is; nothing is written to one that is refused.
+
+    Args:
+        path: Where it is.
+        writable: Whether rows are to be written; the caller holds the writer's lock then.
+
+    Returns:
+        A connection without transactions of its own, and the header.
+
+    Raises:
+        DataError: Missing, damaged, of another schema, or something else altogether.
+    """
+    with translated(path):
+        uri = f"{path.resolve().as_uri()}?mode={'rw' if writable else 'ro'}"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        try:
+            header = _read_header(path, connection)
+            if writable:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            connection.close()
+            raise
+    return connection, header
+
+
+def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
+    """Read what a file says it is.
+
+    Raises:
+        DataError: Something else, of another schema, or damaged.
+    """
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise DataError(
+            f"{path} is a database, but not a samples file",
+            hint="make one with `underclock measure`",
+        )
+    check_schema(path, "samples", connection.execute("PRAGMA user_version").fetchone()[0], _REMAKE)
+    row = connection.execute("SELECT body, checksum FROM header").fetchone()
+    if row is None or row[1] != checksum(row[0]):
+        raise DataError(f"{path} has a damaged header", hint=_REMAKE)
+    try:
+        return msgspec.json.decode(row[0], type=SampleSet)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as exc:
+        raise DataError(f"{path} has a damaged header: {exc}", hint=_REMAKE) from exc
+
+
+def set_header(connection: sqlite3.Connection, header: SampleSet) -> None:
+    """Change what a file says it is.
+
+    Raises:
+        sqlite3.Error: It cannot be written.
+    """
+    body = msgspec.json.encode(header).decode()
+    connection.execute("UPDATE header SET body = ?, checksum = ?", (body, checksum(body)))
+
+
+@contextmanager
+def transaction(
+    path: Path, connection: sqlite3.Connection, kind: str = "IMMEDIATE"
+) -> Iterator[None]:
+    """Do all of a block or nothing.
+
+    Args:
+        path: Of the file, for errors to name.
+        connection: To it.
+        kind: ``"IMMEDIATE"`` to write, ``"DEFERRED"`` to read one state of it.
+
+    Raises:
+        DataError: The file is damaged, or the system refuses.
+        MeasurementError: A row was written that the file already holds.
+    """
+    with translated(path):
+        connection.execute(f"BEGIN {kind}")
+        try:
+            yield
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+
+def copy_aside(path: Path, connection: sqlite3.Connection) -> Path:
+    """Copy a file as it is to a free name beside it.
+
+    Raises:
+        DataError: It cannot be copied there.
+    """
+    names = (path.with_suffix(f".{n}{path.suffix}") for n in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    partial = free.with_name(f".{free.name}.partial")
+    partial.unlink(missing_ok=True)
+    with translated(path):
+        with closing(sqlite3.connect(partial)) as other:
+            connection.backup(other)
+            other.execute("PRAGMA journal_mode = DELETE")
+        partial.replace(free)
+    return free

@@ -1,0 +1,79 @@
+"""Samples files with a few invented measurements, changed behind our back, and refused."""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from underclock.errors import DataError
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Mix,
+    MixSample,
+    Sample,
+    SampleSet,
+    ThrottleReason,
+)
+from underclock.store import SampleFile, read_samples
+
+HEADER = SampleSet(
+    evidence=Evidence.SIMULATED,
+    gpu=GpuInfo(name="a GPU", driver="1.2", power_limit_w=350.0),
+    workload="a step",
+    kernels=(Kernel(name="gemm", count=24), Kernel(name="copy")),
+    fingerprint="0123456789abcdef",
+    expected_samples=10,
+    order=(0, 1) * 24,
+    warnings=("take care",),
+)
+
+
+def sample(repeat: int = 0, kernel: str = "gemm", asked: Clocks = AUTO) -> Sample:
+    return Sample(kernel=kernel, asked=asked, repeat=repeat, time_s=0.5, energy_j=100.0)
+
+
+def in_company(repeat: int = 0, kernel: str = "gemm", mix: Mix | None = None) -> MixSample:
+    return MixSample(
+        kernel=kernel,
+        mix=mix or Mix(hot=2),
+        repeat=repeat,
+        core_mhz=1607.3,
+        core_spread_mhz=11.0,
+        round_s=0.1 / 3,
+        round_j=20.0,
+        kernel_s=(0.012, 0.007) if not kernel else (0.012,),
+        hot_s=0.002,
+        window_s=1.0,
+        throttle_reasons=ThrottleReason.SW_POWER_CAP,
+    )
+
+
+def filled(path: Path, count: int = 3) -> Path:
+    with SampleFile.create(path, HEADER) as file:
+        for repeat in range(count):
+            file.append(sample(repeat))
+    return path
+
+
+def run(path: Path, statement: str, *values: object) -> None:
+    """Change a file behind our back."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement, values)
+
+
+def assert_refused(path: Path, *words: str) -> DataError:
+    """Reading is a `DataError` that names the file, says these words, and what to do."""
+    with pytest.raises(DataError) as caught:
+        read_samples(path)
+    message = str(caught.value)
+    assert str(path) in message
+    for word in words:
+        assert word in message
+    assert "Traceback" not in message
+    assert "\n" not in message
+    return caught.value
