@@ -21,7 +21,7 @@ from underclock.core.model.rows import (
     held_back,
     ran_mem_mhz,
 )
-from underclock.core.steering.taking_off import reach_mhz
+from underclock.core.steering.reach import reach_mhz
 from underclock.records import Clocks, Sample, SampleSet
 
 

@@ -55,7 +55,7 @@ from underclock.core.model.repeated import auto_of_runs, repeated_table, with_ex
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
-from underclock.core.steering.taking_off import told
+from underclock.core.steering.reach import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
 from underclock.records import GREATEST_MHZ, Clocks, Closure, Evidence, Sample, SampleSet

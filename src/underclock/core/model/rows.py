@@ -18,14 +18,8 @@ from underclock.core.costs.unreached import unreached
 from underclock.core.model.checks import check_values, clocks_asked
 from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.start import unknown_gpu
-from underclock.core.steering.taking_off import (
-    COMPANION,
-    Left,
-    Paces,
-    StepDraw,
-    step_draws,
-    taken_apart,
-)
+from underclock.core.steering.power_peak import taken_apart
+from underclock.core.steering.taking_off import COMPANION, Left, Paces, StepDraw, step_draws
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, Sample, SampleSet

@@ -14,7 +14,8 @@ from underclock.core.steering.agenda import (
     Wanted,
 )
 from underclock.core.steering.company import Company
-from underclock.core.steering.taking_off import at_cap, taken_off, told
+from underclock.core.steering.reach import told
+from underclock.core.steering.taking_off import taken_off
 from underclock.core.steering.worth import Known
 from underclock.errors import DataError
 from underclock.physics.power import busy_w, idle_w
@@ -23,7 +24,6 @@ from underclock.records import (
     Mix,
     MixSample,
     SampleSet,
-    ThrottleReason,
 )
 
 
@@ -127,17 +127,6 @@ def test_a_mix_of_almost_nothing_but_company_tells_no_power() -> None:
     (left,) = taken_off([gpu.run(Wanted("tiny", Mix(hot=5)))], gpu.samples().kernels, company)
 
     assert left.power_w is None
-
-
-def test_the_cap_is_what_the_driver_says_or_else_the_limit() -> None:
-    sample = Synthetic().run(Wanted("", COMPANIONS))
-    unread = msgspec.structs.replace(sample, throttle_reasons=None)
-
-    assert at_cap(sample, 700.0)
-    assert not at_cap(msgspec.structs.replace(sample, throttle_reasons=ThrottleReason.NONE), 700.0)
-    assert at_cap(unread, 700.0)
-    assert not at_cap(unread, 800.0)
-    assert not at_cap(unread, None)
 
 
 def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
