@@ -12,7 +12,7 @@ from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.fitting import temperature_of
 from underclock.core.model.pooling import joined
-from underclock.core.model.rows import CannotFitError
+from underclock.core.model.sample_rows import CannotFitError
 from underclock.errors import DataError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants

@@ -13,7 +13,7 @@ from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.entries import settings_of
 from underclock.core.model.estimate import CostEstimate, estimate
 from underclock.core.model.limited import LimitedEstimate
-from underclock.core.model.rows import CannotFitError
+from underclock.core.model.sample_rows import CannotFitError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w

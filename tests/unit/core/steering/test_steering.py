@@ -20,7 +20,7 @@ from steered_gpu import (
 )
 from underclock.core.model.estimate import estimate
 from underclock.core.model.pooling import joined
-from underclock.core.model.rows import rows_of
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering.agenda import (
     ALONE,
     COMPANIONS,
