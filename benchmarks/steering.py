@@ -18,7 +18,8 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.costs.cap import driver_says
-from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import TWO_SIDED

@@ -28,7 +28,8 @@ priors of the kernels' parameters leave outliers unshrunk. Data goes one way:
 * `entries`: which settings there are, and where each kernel has an answer
 * `in_step`: how much more kernels draw inside the step
 * `auto_errors`: how sure it is what auto costs
-* `estimate`: from samples to a posterior and a cost table
+* `cost_estimate`: a posterior with its cost table, and what choices made of them change
+* `estimate`: from samples to these
 * `limited`: how sure costs are under another power limit
 * `diagnostics`: the fit as people read it
 """
