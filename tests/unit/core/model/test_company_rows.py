@@ -5,11 +5,7 @@ import pytest
 
 from made_up_samples import made_grid, made_sample, made_set
 from underclock.core.model.sample_rows import rows_of
-from underclock.records import (
-    Clocks,
-    Mix,
-    MixSample,
-)
+from underclock.records import Clocks, Mix, MixSample
 
 
 def _in_step(**changed: object) -> MixSample:

@@ -8,10 +8,7 @@ from made_up_samples import CORES, made_grid, made_sample, made_set
 from underclock.core.model.predictive import clocks_of
 from underclock.core.model.ran_clocks import ceiling_mhz
 from underclock.core.model.sample_rows import rows_of
-from underclock.records import (
-    Clocks,
-    ThrottleReason,
-)
+from underclock.records import Clocks, ThrottleReason
 
 
 def test_auto_ran_at_the_fastest_clocks_listed_where_nobody_looked() -> None:

@@ -13,12 +13,7 @@ from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
 from underclock.errors import DataError
-from underclock.records import (
-    Clocks,
-    Sample,
-    SampleSet,
-    ThrottleReason,
-)
+from underclock.records import Clocks, Sample, SampleSet, ThrottleReason
 
 
 def test_auto_counts_a_little_for_kernels_with_few_rows_only() -> None:

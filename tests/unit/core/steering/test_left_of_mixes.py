@@ -6,25 +6,14 @@ import pytest
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
 from underclock.core.model.checks import check_values
 from underclock.core.model.sample_rows import CannotFitError, rows_of
-from underclock.core.steering.agenda import (
-    ALONE,
-    COMPANIONS,
-    IDLING,
-    SteeringAgenda,
-    Wanted,
-)
+from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.core.steering.company import Company
 from underclock.core.steering.reach import told
 from underclock.core.steering.taking_off import taken_off
 from underclock.core.steering.worth import Known
 from underclock.errors import DataError
 from underclock.physics.power import busy_w, idle_w
-from underclock.records import (
-    Clocks,
-    Mix,
-    MixSample,
-    SampleSet,
-)
+from underclock.records import Clocks, Mix, MixSample, SampleSet
 
 
 def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:

@@ -20,23 +20,13 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
-from underclock.core.steering.agenda import (
-    ALONE,
-    COMPANIONS,
-    IDLING,
-    SteeringAgenda,
-    Wanted,
-)
+from underclock.core.steering.agenda import ALONE, COMPANIONS, IDLING, SteeringAgenda, Wanted
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at, thinned
 from underclock.core.steering.worth import variance_in
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import (
-    Clocks,
-    Mix,
-    SampleSet,
-)
+from underclock.records import Clocks, Mix, SampleSet
 
 
 def _bench(gpu: Synthetic, **more: object) -> Bench:

@@ -5,14 +5,7 @@ import math
 
 import pytest
 
-from made_up_mixes import (
-    IDLE,
-    SHAPE,
-    made_company,
-    made_left,
-    made_mix,
-    made_rung,
-)
+from made_up_mixes import IDLE, SHAPE, made_company, made_left, made_mix, made_rung
 from underclock.core.steering.company import Company
 from underclock.core.steering.power_peak import (
     AtBoost,
@@ -21,9 +14,7 @@ from underclock.core.steering.power_peak import (
     peak_seen_w,
     peak_w,
 )
-from underclock.core.steering.taking_off import (
-    Left,
-)
+from underclock.core.steering.taking_off import Left
 from underclock.records import MixSample
 
 _PILE = [made_left("a", 970.0), made_left("b", 980.0), made_left("c", 960.0)]

@@ -35,12 +35,7 @@ from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.taking_off import step_draws, taken_off
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import (
-    Clocks,
-    Mix,
-    Sample,
-    SampleSet,
-)
+from underclock.records import Clocks, Mix, Sample, SampleSet
 
 
 @pytest.mark.slow
