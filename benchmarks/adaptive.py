@@ -17,7 +17,7 @@ from searching_problem import Problem, table_problem
 from underclock.core.model.fitting import start_of, temperature_of
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import rows_of
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.subsample import fitted
 from underclock.core.planning.goal import Goal
 from underclock.core.sampling.multipliers import multiplier_within

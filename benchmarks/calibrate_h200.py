@@ -24,7 +24,7 @@ from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import rows_of
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.subsample import fitted
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
 from underclock.gpus.specs import SPECS

@@ -28,8 +28,8 @@ from steered_step import BIG_S, Reached, at_auto, compare, looks_at_auto, reache
 from underclock.arrays import Floats
 from underclock.core.costs.step import settled_step
 from underclock.core.model.estimate import estimate
-from underclock.core.model.rows import rows_of
-from underclock.core.steering.taking_off import reach_mhz
+from underclock.core.model.sample_rows import rows_of
+from underclock.core.steering.reach import reach_mhz
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.specs import SPECS
 from underclock.records import Kind, Pass, SampleSet

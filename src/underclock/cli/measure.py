@@ -112,7 +112,7 @@ def command(
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
     from underclock.core.model.row_runs import odd_repeats
-    from underclock.core.steering.taking_off import told
+    from underclock.core.steering.reach import told
     from underclock.records import Step
     from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.stages.follow import follow, follows
@@ -195,7 +195,7 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
 def _taken(sample_set: "SampleSet") -> str:
     """Say how much was measured."""
     from underclock.core.costs.only_whole import is_only_whole
-    from underclock.core.steering.taking_off import reach_mhz
+    from underclock.core.steering.reach import reach_mhz
 
     locked = [s.asked for s in sample_set.mixed if s.is_step and not s.asked.is_auto]
     if is_only_whole(sample_set) and locked:

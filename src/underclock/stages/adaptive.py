@@ -14,8 +14,10 @@ import numpy as np
 
 from underclock.arrays import Bools
 from underclock.core.costs.cap import driver_says
-from underclock.core.model.estimate import CostEstimate, estimate
-from underclock.core.model.rows import CannotFitError, ceiling_mhz
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
+from underclock.core.model.ran_clocks import ceiling_mhz
+from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.goal import Goal
 from underclock.core.sampling.initial_design import initial_design

@@ -13,7 +13,7 @@ from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.model.estimate import estimate
 from underclock.core.model.repeated import RepeatedTable, as_measured, repeated_table
 from underclock.core.model.row_runs import odd_repeats, run_variances
-from underclock.core.model.rows import CannotFitError
+from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal

@@ -4,10 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.repeated import RepeatedTable, repeated_table
-from underclock.core.model.rows import CannotFitError
+from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.records import Clocks, Evidence, GpuInfo, Objective, SampleSet

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.best_choice import TIME_POWER, choose_kernels
 from underclock.core.planning.chance_constraint import RiskModel

@@ -15,7 +15,7 @@ from underclock.core.costs.only_whole import (
     told_of_passes,
 )
 from underclock.core.costs.table import CostTable
-from underclock.core.model.estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.choices import choices

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from underclock.core.model.rows import UNKNOWN_MHZ
+from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import launch_clocks

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock.core.model.estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.limited import LimitedEstimate
-from underclock.core.model.rows import CannotFitError
+from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK

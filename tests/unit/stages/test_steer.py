@@ -13,7 +13,7 @@ import pytest
 from underclock.core.costs.cap import driver_says
 from underclock.core.costs.power_window import is_uneven
 from underclock.core.model.estimate import estimate
-from underclock.core.steering.taking_off import reach_mhz, told
+from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.wanted import ALONE, IDLING, METERED, Wanted
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model

@@ -6,7 +6,10 @@ priors of the kernels' parameters leave outliers unshrunk. Data goes one way:
 
 * `pooling`: samples of several steps as one set
 * `checks`: samples that cannot be what they say
-* `rows`: samples as arrays, and what makes them impossible to fit
+* `rows`: what a fit rests on, as arrays
+* `ran_clocks`: at which clocks samples ran, whatever was asked for
+* `sample_rows`: rows of samples, and what makes them impossible to fit
+* `company_rows`: rows of what ran in company or inside the step
 * `subsample`: some of many rows that tell nearly as much
 * `start`: constants to begin with
 * `parameters`: constants of physics from parameter vectors, and derivatives by those
@@ -25,7 +28,8 @@ priors of the kernels' parameters leave outliers unshrunk. Data goes one way:
 * `entries`: which settings there are, and where each kernel has an answer
 * `in_step`: how much more kernels draw inside the step
 * `auto_errors`: how sure it is what auto costs
-* `estimate`: from samples to a posterior and a cost table
+* `cost_estimate`: a posterior with its cost table, and what choices made of them change
+* `estimate`: from samples to these
 * `limited`: how sure costs are under another power limit
 * `diagnostics`: the fit as people read it
 """

@@ -3,29 +3,24 @@
 Where the step was run whole, costs are those of the step: kernels at locked clocks, the power cap
 apart, under one cap on the mean power of the sequence. Else they are those of kernels alone.
 
-Shape letters: K kernels, C settings but the baseline, n launches.
+Shape letters: K kernels, C settings but the baseline, N samples.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
-from underclock.core.costs.beside import (
-    at_any_clocks,
-    counts_beside,
-    waited_counts,
-    waited_shares,
-)
+from underclock.arrays import Bools, Floats
+from underclock.core.costs.beside import at_any_clocks, counts_beside, waited_counts
 from underclock.core.costs.following import step_clock
 from underclock.core.costs.heat import Heat
-from underclock.core.costs.step import cap_of, known_step, memories_like_auto, step_cost_and_heat
+from underclock.core.costs.step import known_step, memories_like_auto
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.costs.unreached import unreached
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.entries import (
     held_means,
     measurable,
@@ -37,125 +32,17 @@ from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
-from underclock.core.model.posterior import (
-    Posterior,
-    with_means,
-    with_measured,
-)
-from underclock.core.model.predicted_change import (
-    Baseline,
-    PredictedChange,
-    TimeVariance,
-    predicted_change,
-    scheduled_change,
-    time_variance,
-)
+from underclock.core.model.posterior import Posterior, with_means, with_measured
+from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.repeated import auto_of_runs, repeated_table, with_excess
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
-from underclock.core.steering.taking_off import told
+from underclock.core.steering.reach import told
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
-from underclock.records import GREATEST_MHZ, Clocks, Closure, Evidence, Sample, SampleSet
-
-_FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
-_ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
-_OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostEstimate:
-    """What samples say of every setting, measured or not.
-
-    Attributes:
-        rows: What could be fitted.
-        model: The fit.
-        posterior: Of the settings but the baseline. Length C.
-        counts: Launches of each kernel that the step waits for. Shape (K,).
-        baseline: What auto costs.
-        table: Expected costs; the baseline is its last setting.
-        measurable: Which settings a kernel has an answer at, of those to be visited. Shape (K, C).
-        can: Which can be planned. A kernel without rows, because all of its
-            samples ran at the power cap, say, only where it was measured; so is every kernel of a
-            table, of which another row costs nothing but a look. Shape (K, C).
-        exact: Whether a measurement is the truth, as in a replayed table without repeats.
-        step_error: By how much more than its own errors the model misses the step at auto, as
-            fractions: time, energy.
-    """
-
-    rows: Rows
-    model: FittedModel
-    posterior: Posterior
-    counts: Floats
-    baseline: Baseline
-    table: CostTable
-    measurable: Bools
-    can: Bools
-    exact: bool
-    step_error: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def holds_alone(self) -> Bools:
-        """Where a kernel that runs alone draws less than the cap leaves it. Shape (K, C)."""
-        below: Bools = self.posterior.log_w < math.log(_ALONE * self.rows.limit_w)
-        return below
-
-    def without_step_error(self) -> "CostEstimate":
-        """Return an estimate without what no further sample takes away: what the model misses."""
-        return dataclasses.replace(self, step_error=(0.0, 0.0))
-
-    def predicted_change(self, setting: Ints) -> PredictedChange:
-        """Say what a choice is expected to change.
-
-        Args:
-            setting: Index into the table's settings, of each kernel. Shape (K,).
-        """
-        columns = np.where(setting == self.table.baseline, -1, setting)
-        change = predicted_change(self.posterior, self.counts, self.baseline, columns)
-        if self.table.power_cap is None or (columns < 0).all():
-            return change
-        return self._under_cap(change, setting[self.table.power_cap.order])
-
-    def time_variance(self, setting: Ints) -> TimeVariance:
-        """Share the variance of a choice's change of time out among kernels.
-
-        Args:
-            setting: Index into the table's settings, of each kernel. Shape (K,).
-        """
-        columns = np.where(setting == self.table.baseline, -1, setting)
-        spread = self.predicted_change(setting).time_spread
-        return time_variance(self.posterior, self.counts, self.baseline, columns, spread**2)
-
-    def predicted_schedule(self, choice: Ints) -> PredictedChange:
-        """Say what a schedule is expected to change, changes of clocks apart.
-
-        Args:
-            choice: Index into the table's settings, of each launch. Shape (n,).
-
-        Raises:
-            ValueError: Costs are not those of the step.
-        """
-        order = cap_of(self.table).order
-        pairs, launches = np.unique(np.stack([order, choice]), axis=1, return_counts=True)
-        locked = pairs[1] != self.table.baseline
-        waited = launches * waited_shares(self.table.kernels)[pairs[0]]
-        change = scheduled_change(self.posterior, self.baseline, pairs[:, locked], waited[locked])
-        return self._under_cap(change, choice)
-
-    def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:
-        """Add what the cap makes of a schedule, and how well the model knows the step."""
-        cost, added = step_cost_and_heat(self.table, choice)
-        time, energy = self.step_error
-        # What heat adds is as unsure as the ambient temperature is against the step's own.
-        energy = math.hypot(energy, _OF_HEAT * added)
-        return PredictedChange(
-            time_change=cost.time_change,
-            energy_change=cost.energy_change,
-            time_spread=math.hypot(change.time_spread, (1.0 + cost.time_change) * time),
-            energy_spread=math.hypot(change.energy_spread, (1.0 + cost.energy_change) * energy),
-        )
+from underclock.records import GREATEST_MHZ, Clocks, Evidence, Sample, SampleSet
 
 
 def estimate(
@@ -176,58 +63,25 @@ def estimate(
     measured = cost_table(sample_set, baseline=baseline, weights=errors.weights)
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
-    offered = settings = settings_of(sample_set, auto)
-    if whole:
-        locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
-        settings = with_boost(locked, sample_set)
+    offered = settings_of(sample_set, auto)
+    settings = _locked(offered, sample_set) if whole else offered
     rows, model = fit_rows(sample_set, settings, errors)
-    counts = waited_counts(sample_set.kernels)
-    posterior, known_entries = _posterior(
-        sample_set, rows, model, settings, errors.weights, whole=whole
-    )
+    posterior, known = _posterior(sample_set, rows, model, settings, errors.weights, whole=whole)
     beside_j = _beside_j(sample_set, model, posterior)
+    counts = waited_counts(sample_set.kernels)
     if whole:
         ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j))
         posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
-    can = answered & known_entries
-    at = measured.baseline
-    auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
-    if measured.beside_j is not None:
-        auto_j = auto_j - measured.beside_j + beside_j
-    of_runs = None
-    if sample_set.evidence is Evidence.REPLAYED and not sample_set.is_exact:
-        if auto.core_mhz is None and rows.run_variance is None:
-            of_runs = auto_of_runs(sample_set, posterior, auto)
-        else:
-            of_runs = repeated_table(sample_set, baseline=auto).auto
-        of_runs = dataclasses.replace(of_runs, energy_j=of_runs.own_j + beside_j, beside_j=beside_j)
-        auto_s, auto_j = of_runs.time_s, of_runs.energy_j
-    time_s, energy_j = (np.where(can, costs, math.inf) for costs in posterior.costs(counts))
-    table = dataclasses.replace(
-        measured,
-        warnings=(
-            *measured.warnings,
-            *odd_repeats(sample_set),
-            *told(sample_set),
-            *prior_doubt(model),
-        ),
-        settings=(*settings, auto),
-        time_s=at_any_clocks(measured.kernels, np.column_stack([time_s, auto_s]), len(settings)),
-        energy_j=at_any_clocks(
-            measured.kernels,
-            np.column_stack([energy_j + beside_j[:, None], auto_j]),
-            len(settings),
-        ),
-        baseline=len(settings),
-        beside_j=None if measured.beside_j is None else beside_j,
-    )
-    known = None
-    if whole:
-        known = known_step(table, sample_set, rows.limit_w)
-    if known is not None:
-        table = dataclasses.replace(known.table, heat=_heat(model, table, sample_set))
-    whole_step = sample_set.in_situ if known is not None else ()
+    can = answered & known
+    of_runs = _auto_of_runs(sample_set, rows, posterior, auto, beside_j)
+    warnings = (*odd_repeats(sample_set), *told(sample_set), *prior_doubt(model))
+    table = _expected(measured, posterior, can, beside_j, of_runs)
+    table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
+    step = known_step(table, sample_set, rows.limit_w) if whole else None
+    if step is not None:
+        table = dataclasses.replace(step.table, heat=_heat(model, table, sample_set))
+    whole_step = () if step is None else sample_set.in_situ
     estimated = CostEstimate(
         rows=rows,
         model=model,
@@ -239,9 +93,20 @@ def estimate(
         can=can,
         exact=sample_set.is_exact,
     )
-    if known is None or table.closure is None:
+    if step is None or table.closure is None:
         return estimated
-    return _with_step_error(estimated, table.closure, known.at_auto)
+    return estimated.with_step_error(table.closure, step.at_auto)
+
+
+def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, ...]:
+    """Return the settings of a step under its cap: those that lock the core clock, and boost.
+
+    Args:
+        offered: Settings that there are, slowest first.
+        sample_set: With samples at auto.
+    """
+    locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
+    return with_boost(locked, sample_set)
 
 
 def _posterior(
@@ -321,6 +186,63 @@ def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Po
     return dataclasses.replace(posterior, discrepancy=discrepancy)
 
 
+def _auto_of_runs(
+    sample_set: SampleSet, rows: Rows, posterior: Posterior, auto: Clocks, beside_j: Floats
+) -> Baseline | None:
+    """Return what auto costs in a table with repeats; ``None`` for other samples.
+
+    Args:
+        sample_set: As measured.
+        rows: What of it could be fitted.
+        posterior: Of kernels.
+        auto: The setting called so.
+        beside_j: Energy of the step that launches beside others draw. Shape (K,).
+    """
+    if sample_set.evidence is not Evidence.REPLAYED or sample_set.is_exact:
+        return None
+    if auto.core_mhz is None and rows.run_variance is None:
+        of_runs = auto_of_runs(sample_set, posterior, auto)
+    else:
+        of_runs = repeated_table(sample_set, baseline=auto).auto
+    return dataclasses.replace(of_runs, energy_j=of_runs.own_j + beside_j, beside_j=beside_j)
+
+
+def _expected(
+    measured: CostTable,
+    posterior: Posterior,
+    can: Bools,
+    beside_j: Floats,
+    of_runs: Baseline | None,
+) -> CostTable:
+    """Return expected costs, auto as measured and last.
+
+    Args:
+        measured: Costs as measured.
+        posterior: Of kernels.
+        can: Where each has an answer. Shape (K, C).
+        beside_j: Energy of the step that launches beside others draw. Shape (K,).
+        of_runs: What auto costs, where the mean of its runs is not it.
+    """
+    kernels, settings, at = measured.kernels, posterior.settings, measured.baseline
+    auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
+    if of_runs is not None:
+        auto_s, auto_j = of_runs.time_s, of_runs.energy_j
+    elif measured.beside_j is not None:
+        auto_j = auto_j - measured.beside_j + beside_j
+    costs = posterior.costs(waited_counts(kernels))
+    time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
+    time_s = np.column_stack([time_s, auto_s])
+    energy_j = np.column_stack([energy_j + beside_j[:, None], auto_j])
+    return dataclasses.replace(
+        measured,
+        settings=(*settings, measured.settings[at]),
+        time_s=at_any_clocks(kernels, time_s, len(settings)),
+        energy_j=at_any_clocks(kernels, energy_j, len(settings)),
+        baseline=len(settings),
+        beside_j=None if measured.beside_j is None else beside_j,
+    )
+
+
 def _baseline(
     sample_set: SampleSet,
     posterior: Posterior,
@@ -362,22 +284,3 @@ def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat |
     return Heat(
         c_per_w=max(0.0, float(np.mean(read)) - AMBIENT_C) / mean_w, w_per_c=drawn_w[1] - drawn_w[0]
     )
-
-
-def _with_step_error(estimated: CostEstimate, closure: Closure, at_auto: Ints) -> CostEstimate:
-    """Return an estimate that knows by how much more than its errors it misses the step at auto.
-
-    Args:
-        estimated: From which the step at auto is predicted.
-        closure: How far that is from the step as it ran.
-        at_auto: Setting of each launch in it. Shape (n,).
-    """
-    change = estimated.predicted_schedule(at_auto)
-    errors = [
-        math.sqrt(max(0.0, math.log(ratio) ** 2 - (_FAR_OFF * spread) ** 2))
-        for ratio, spread in (
-            (closure.time, change.time_spread),
-            (closure.energy, change.energy_spread),
-        )
-    ]
-    return dataclasses.replace(estimated, step_error=(errors[0], errors[1]))

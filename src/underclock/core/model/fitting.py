@@ -9,7 +9,8 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
 from underclock.core.model.row_runs import RunErrors, run_errors
-from underclock.core.model.rows import Rows, rows_of
+from underclock.core.model.rows import Rows
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.step_paces import step_paces
 from underclock.core.model.subsample import fitted

@@ -21,8 +21,9 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import FitRow, Rows, held_at_auto, held_back, ran_mem_mhz
-from underclock.core.steering.taking_off import reach_mhz
+from underclock.core.model.ran_clocks import held_at_auto, held_back, ran_mem_mhz
+from underclock.core.model.rows import FitRow, Rows
+from underclock.core.steering.reach import reach_mhz
 from underclock.records import Clocks, Sample, SampleSet
 
 _FEWEST = 2  # clocks between which a curve can be drawn

@@ -17,7 +17,7 @@ from underclock.core.costs.power_limit import under_limit
 from underclock.core.costs.power_window import settle
 from underclock.core.costs.step import cap_of, step_cost
 from underclock.core.costs.table import CostTable
-from underclock.core.model.estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import PredictedChange
 
 _LESS = 0.99  # of the limit, to see how time follows power

@@ -7,7 +7,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.model.laplace import FittedModel
-from underclock.core.model.rows import UNKNOWN_MHZ
+from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.records.fitted import Constant
 
 _WORTH_SAYING = 1.5  # times further from usual than usual GPUs are

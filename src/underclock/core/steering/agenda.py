@@ -18,16 +18,11 @@ from underclock.core.costs.beside import waited_counts, waited_shares
 from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C
 from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at
+from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
+from underclock.core.steering.reach import at_cap
 from underclock.core.steering.spreading import spread
 from underclock.core.steering.step_energy import StepEnergy
-from underclock.core.steering.taking_off import (
-    COMPANION,
-    OFF_PEAK,
-    Apart,
-    Left,
-    at_cap,
-    taken_apart,
-)
+from underclock.core.steering.taking_off import COMPANION, Left
 from underclock.core.steering.wanted import (
     ALONE,
     COMPANIONS,

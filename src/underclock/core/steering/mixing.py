@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from underclock.core.steering.company import Company
-from underclock.core.steering.taking_off import OFF_PEAK
+from underclock.core.steering.power_peak import OFF_PEAK
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.power import voltage_v
 from underclock.records import Mix

@@ -1,31 +1,22 @@
-"""What is left of mixes for their kernels: times and powers at the clocks read."""
+"""Company taken off: what is left of mixes for their kernels, and for the step where it ran whole.
+
+A measurement in company gives the time of a launch and the mean power of a round. Less what idling
+and the hot companion drew in it (`company`), that is a time and a power at the clock that was read.
+"""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from underclock.arrays import Floats
-from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.costs.power_window import clock_moves, is_uneven, with_durations
 from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
-from underclock.physics.constants import GpuConstants
-from underclock.records import Kernel, MixSample, SampleSet
+from underclock.records import Kernel, MixSample
 
 COMPANION = ""
 """Stands for the name of the hot companion, which is no kernel of the step."""
 HUNTS_MHZ = 40.0
 """Spread of the clock in a window from which its mean says less."""
-_SURE = 0.2  # windows' worth of power from which it may tell of a peak
-_RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of time between them
-_BOOSTS = 0.985  # of the highest clock read: what ran there ran at boost
-_VOLTAGE = 0.5  # exponent of a launch's energy with clock, at least
-_PILE, _PILE_WIDTH = 3, 0.03  # kernels whose greatest powers are alike: a peak
-OFF_PEAK = 1.0 - _PILE_WIDTH  # what draws less of a peak runs at the clock that is read
-_STILL = 0.85  # of the usual exponent: a peak within the last rung would show
-_AS_HOT = 0.94  # of a peak: what draws as much would be near it
-_ABOVE = 1.15  # of the limit: a peak below that is the cap's own
 _STAYS = 0.2  # of the spread of a step's clock, in the mean clock of one of its kernels: simulated
 _TIME_NOISE = 0.002  # of a duration in a window
 _MOST_SPREAD = 0.25  # of a power; what is less sure than this tells nothing
@@ -239,178 +230,6 @@ def _windows(draw: Draw) -> float:
     return min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
 
 
-def peak_w(left: Sequence[Left], limit_w: float) -> float:
-    """Return the power that the GPU lets no kernel exceed, however low the mean; ``inf`` if unseen.
-
-    On an H200 with a limit of 700 W eleven products thinned out by idling all drew 963 to 986 W,
-    reading 1980 MHz, and took as long as at about 1800: something faster than the cap held them,
-    and no clock that is read shows it.
-
-    Args:
-        left: What is left of mixes for their kernels.
-        limit_w: Power limit of the GPU.
-    """
-    most: dict[str, float] = {}
-    boost_mhz = max((one.core_mhz for one in left), default=0.0)
-    for one in left:
-        boosts = one.core_mhz >= _BOOSTS * boost_mhz
-        sure = one.kernel != COMPANION and one.variance <= WINDOW_NOISE**2 / _SURE
-        if boosts and one.power_w is not None and sure:
-            most[one.kernel] = max(one.power_w, most.get(one.kernel, 0.0))
-    greatest_w = max(most.values(), default=0.0)
-    pile = [power_w for power_w in most.values() if power_w >= OFF_PEAK * greatest_w]
-    if len(pile) < _PILE or statistics.median(pile) < _ABOVE * limit_w:
-        return math.inf
-    return statistics.median(pile)
-
-
-class AtBoost(NamedTuple):
-    """What the hot companion did at boost.
-
-    Attributes:
-        power_w: It drew.
-        exponent: Of its time against the clock, between its fastest rung and the next.
-        usual: The same below; ``None`` where it was not seen at a third clock.
-    """
-
-    power_w: float
-    exponent: float
-    usual: float | None = None
-
-    @property
-    def follows(self) -> bool:
-        """Whether it surely gets faster all the way to boost."""
-        return self.usual is not None and self.exponent >= _STILL * self.usual
-
-
-def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> float:
-    """Return the peak of power that kernels and the companion show together; ``inf`` for none.
-
-    Kernels that are alike draw alike, whatever holds them: so the companion must not be seen to
-    draw as much and to follow the clock, nor to draw more.
-
-    Args:
-        pile_w: What several kernels draw at most; ``inf`` where they differ.
-        companion: At boost; ``None`` where it was not seen there.
-        limit_w: Power limit of the GPU.
-    """
-    if companion is None:
-        return pile_w
-    if companion.exponent < _NO_FASTER and companion.power_w >= _ABOVE * limit_w:
-        alike = pile_w >= OFF_PEAK * companion.power_w
-        return min(pile_w, companion.power_w) if alike else companion.power_w
-    free = companion.follows and companion.power_w >= _AS_HOT * pile_w
-    return math.inf if free else pile_w
-
-
-def companion_at_boost(mixed: Sequence[MixSample], company: Company) -> AtBoost | None:
-    """Return what the hot companion did at boost; ``None`` where it was at one clock at most.
-
-    Args:
-        mixed: As measured.
-        company: What idling draws.
-    """
-    rungs = []
-    for sample in mixed:
-        if sample.mix.launches or sample.hot_s is None:
-            continue
-        draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
-        if draw is not None:
-            core_mhz = sample.spin_mhz or sample.core_mhz
-            rungs.append((core_mhz, sample.hot_s, draw.mean_w))
-    rungs.sort()
-    slower = [rung for rung in rungs if rung[0] < (1.0 - _RUNG) * rungs[-1][0]]
-    if not slower:
-        return None
-    slowest, next_, boost = slower[0], slower[-1], rungs[-1]
-    third = slowest[0] < (1.0 - _RUNG) * next_[0]
-    return AtBoost(boost[2], _exponent(next_, boost), _exponent(slowest, next_) if third else None)
-
-
-def _exponent(slow: tuple[float, ...], fast: tuple[float, ...]) -> float:
-    """Return the exponent of time against the clock, between a clock with a time and another."""
-    return math.log(slow[1] / fast[1]) / math.log(fast[0] / slow[0])
-
-
-def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
-    """Return what ran at the clock that was read: not what a peak of power held.
-
-    Args:
-        left: What is left of mixes for their kernels.
-        peak: The greatest power there is, in W.
-    """
-    held_w = OFF_PEAK * peak
-    held = {one.kernel for one in left if one.power_w is not None and one.power_w >= held_w}
-    highest = dict.fromkeys(held, 0.0)
-    nearest: dict[str, tuple[float, Left]] = {}
-    for one in sorted(left, key=lambda one: one.core_mhz):
-        if one.power_w is None or one.power_w >= held_w:
-            continue
-        if one.kernel in held:
-            # Power goes with the square of the clock there, or a little less.
-            reach = one.core_mhz * math.sqrt(peak / one.power_w)
-            highest[one.kernel] = min(reach, highest[one.kernel] or math.inf)
-        elif one.power_windows >= _SURE:
-            nearest[one.kernel] = one.power_w, one
-
-    def below(one: Left) -> bool:
-        if one.power_w is not None:
-            return one.power_w < held_w
-        if one.kernel not in nearest:
-            return True
-        # Of what nobody saw there: energy rises with voltage, and power with the pace besides.
-        power_w, seen = nearest[one.kernel]
-        rise = (one.core_mhz / seen.core_mhz) ** _VOLTAGE * seen.time_s / one.time_s
-        return bool(power_w * rise < held_w)
-
-    return tuple(
-        one for one in left if below(one) and one.core_mhz <= highest.get(one.kernel, math.inf)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """Measurements in company, taken apart.
-
-    Attributes:
-        company: What idling and the companion draw, where no peak of power holds it.
-        left: What is left for kernels and for the companion by itself, where none holds them.
-        peak_w: The peak; ``inf`` where none was seen.
-    """
-
-    company: Company
-    left: tuple[Left, ...]
-    peak_w: float
-
-
-def taken_apart(
-    mixed: Sequence[MixSample],
-    kernels: Sequence[Kernel],
-    shape: GpuConstants,
-    own_mem_mhz: float,
-    limit_w: float | None,
-    paces: Paces | None = None,
-) -> Apart:
-    """Take off what company drew, where everything ran at the clock that was read.
-
-    Args:
-        mixed: As measured.
-        kernels: Of the step, in its order.
-        shape: How idle power is assumed to follow clock and temperature.
-        own_mem_mhz: Memory clock of a GPU left to itself.
-        limit_w: Power limit of the GPU.
-        paces: Of kernels in steps within which the clock moves; ``None`` while nobody knows.
-    """
-    company = Company.of(mixed, shape, own_mem_mhz)
-    left = taken_off(mixed, kernels, company, paces)
-    limit_w = limit_w or math.inf
-    peak = peak_seen_w(peak_w(left, limit_w), companion_at_boost(mixed, company), limit_w)
-    if math.isfinite(peak):
-        company = Company.of(mixed, shape, own_mem_mhz, below_w=OFF_PEAK * peak)
-        left = below_peak(taken_off(mixed, kernels, company, paces), peak)
-    return Apart(company=company, left=left, peak_w=peak)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraw:
     """What the whole step drew at one clock, its company taken off.
@@ -448,64 +267,3 @@ def step_draws(
                 StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.total_w)
             )
     return tuple(draws)
-
-
-def at_cap(sample: MixSample, limit_w: float | None) -> bool:
-    """Whether the power cap held a measurement's clock.
-
-    Args:
-        sample: The measurement.
-        limit_w: Power limit of the GPU.
-    """
-    said = driver_says(sample.throttle_reasons)
-    if said is not None or limit_w is None:
-        return bool(said)
-    return sample.round_j / sample.round_s >= CapMargin.FIT * limit_w
-
-
-def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
-    """Return the lowest and highest core clock at which kernels ran where none was ever set.
-
-    Returns:
-        The clocks; ``None`` where clocks were held, or nothing ran in company.
-    """
-    asked = [s.asked for s in sample_set.samples] + [s.asked for s in sample_set.mixed]
-    steered = all(clocks.is_auto for clocks in asked) and any(
-        sample.in_company for sample in sample_set.mixed
-    )
-    seen = [sample.core_mhz for sample in sample_set.mixed if sample.kernel_s]
-    return (min(seen), max(seen)) if seen and steered else None
-
-
-def told(sample_set: SampleSet) -> tuple[str, ...]:
-    """Say what a reader of measurements in company must know of them; nothing of other samples."""
-    mixed = sample_set.mixed
-    reach = reach_mhz(sample_set)
-    if reach is None:
-        return ()
-    lowest, highest = (f"{mhz:.0f}" for mhz in reach)
-    sentence = (
-        f"clocks were steered by company, not set: only core clocks from {lowest} to {highest} "
-        "MHz are known; what lower ones and other memory clocks would save cannot be seen"
-    )
-    sentences = [sentence]
-    limit_w = sample_set.gpu.power_limit_w
-    if not any(at_cap(sample, limit_w) for sample in mixed):
-        most_w = max(sample.round_j / sample.round_s for sample in mixed)
-        limit = "unknown" if limit_w is None else f"{limit_w:g} W"
-        sentence = (
-            f"nothing steers this GPU: it drew {most_w:.0f} W at most, below its power limit "
-            f"({limit}), and ran at {highest} MHz whatever the company; with root it can be "
-            "measured at clocks that are held"
-        )
-        sentences = [sentence]
-    wild = [sample for sample in mixed if sample.core_spread_mhz > HUNTS_MHZ]
-    if wild:
-        worst = max(wild, key=lambda sample: sample.core_spread_mhz)
-        what = repr(worst.kernel) if worst.kernel else "the step"
-        sentences.append(
-            f"the core clock hunted in {len(wild)} of {len(mixed)} measurements in company, in one "
-            f"of {what} by {worst.core_spread_mhz:.0f} MHz around {worst.core_mhz:.0f}: these "
-            "count less"
-        )
-    return tuple(sentences)

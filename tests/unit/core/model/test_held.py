@@ -18,7 +18,7 @@ from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import rows_of
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.subsample import fitted
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.cap import capped_core_mhz

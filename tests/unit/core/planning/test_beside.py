@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from underclock.core.costs.table import cost_table
-from underclock.core.model.estimate import CostEstimate, estimate
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.planning.achievable import achieved, as_record
 from underclock.core.planning.choices import choices

@@ -5,21 +5,16 @@ import pytest
 
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
 from underclock.core.model.checks import check_values
-from underclock.core.model.rows import CannotFitError, rows_of
+from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.company import Company
-from underclock.core.steering.taking_off import at_cap, taken_off, told
+from underclock.core.steering.reach import told
+from underclock.core.steering.taking_off import taken_off
 from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import Known
 from underclock.errors import DataError
 from underclock.physics.power import busy_w, idle_w
-from underclock.records import (
-    Clocks,
-    Mix,
-    MixSample,
-    SampleSet,
-    ThrottleReason,
-)
+from underclock.records import Clocks, Mix, MixSample, SampleSet
 
 
 def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
@@ -122,17 +117,6 @@ def test_a_mix_of_almost_nothing_but_company_tells_no_power() -> None:
     (left,) = taken_off([gpu.run(Wanted("tiny", Mix(hot=5)))], gpu.samples().kernels, company)
 
     assert left.power_w is None
-
-
-def test_the_cap_is_what_the_driver_says_or_else_the_limit() -> None:
-    sample = Synthetic().run(Wanted("", COMPANIONS))
-    unread = msgspec.structs.replace(sample, throttle_reasons=None)
-
-    assert at_cap(sample, 700.0)
-    assert not at_cap(msgspec.structs.replace(sample, throttle_reasons=ThrottleReason.NONE), 700.0)
-    assert at_cap(unread, 700.0)
-    assert not at_cap(unread, 800.0)
-    assert not at_cap(unread, None)
 
 
 def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:

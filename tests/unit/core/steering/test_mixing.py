@@ -27,11 +27,7 @@ from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import variance_in
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import (
-    Clocks,
-    Mix,
-    SampleSet,
-)
+from underclock.records import Clocks, Mix, SampleSet
 
 
 def _bench(gpu: Synthetic, **more: object) -> Bench:

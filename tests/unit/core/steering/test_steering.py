@@ -20,20 +20,16 @@ from steered_gpu import (
 )
 from underclock.core.model.estimate import estimate
 from underclock.core.model.pooling import joined
-from underclock.core.model.rows import rows_of
+from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering.agenda import SteeringAgenda, first_measurements
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S
-from underclock.core.steering.taking_off import reach_mhz, step_draws, taken_off, told
+from underclock.core.steering.reach import reach_mhz, told
+from underclock.core.steering.taking_off import step_draws, taken_off
 from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
-from underclock.records import (
-    Clocks,
-    Mix,
-    Sample,
-    SampleSet,
-)
+from underclock.records import Clocks, Mix, Sample, SampleSet
 
 
 @pytest.mark.slow
@@ -122,21 +118,6 @@ def test_a_gpu_that_never_reaches_its_cap_is_measured_at_boost() -> None:
     assert "nothing steers this GPU" in sentence
     assert "power limit (5000 W)" in sentence
     assert sentence in fit.table.warnings
-
-
-def test_a_gpu_without_a_power_limit_is_measured_at_boost() -> None:
-    samples = campaign(Synthetic(limit_w=None))
-
-    assert "power limit (unknown)" in told(samples)[0]
-
-
-def test_readers_are_told_what_steering_cannot_see(steered: SampleSet) -> None:
-    lowest = min(s.core_mhz for s in steered.mixed if s.kernel_s)
-    (sentence,) = told(steered)
-
-    assert f"from {lowest:.0f} to 1980 MHz" in sentence
-    assert "memory clocks" in sentence
-    assert told(msgspec.structs.replace(steered, mixed=())) == ()
 
 
 @pytest.mark.slow

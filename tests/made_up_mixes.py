@@ -1,0 +1,88 @@
+"""Measurements in company, made up by hand: what each tells can be worked out on paper."""
+
+from typing import Any
+
+import msgspec
+
+from underclock.core.model.start import unknown_gpu
+from underclock.core.steering.company import Company
+from underclock.core.steering.taking_off import Left
+from underclock.records import Kernel, Mix, MixSample
+
+SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
+STEP_KERNELS = (Kernel(name="a", count=2), Kernel(name="b"))
+IDLE = MixSample(
+    kernel="",
+    mix=Mix(launches=0, idle_s=0.02),
+    core_mhz=2000.0,
+    core_spread_mhz=0.0,
+    round_s=0.02,
+    round_j=2.0,
+    idle_s=0.02,
+    window_s=1.0,
+)
+
+
+def made_company(*more: MixSample) -> Company:
+    return Company.of([IDLE, *more], SHAPE, 1.0)
+
+
+def made_mix(**changed: Any) -> MixSample:
+    """Return a kernel of 1 ms that idles as long, at 500 W and 100 W, at 2000 MHz."""
+    fields = {
+        "kernel": "a",
+        "mix": Mix(idle_s=1e-3),
+        "round_s": 2e-3,
+        "round_j": 0.6,
+        "kernel_s": (1e-3,),
+        "idle_s": 1e-3,
+        "spin_mhz": 2000.0,
+    } | changed
+    return msgspec.structs.replace(IDLE, **fields)
+
+
+def made_step(**changed: Any) -> MixSample:
+    """Return a step of 0.4 s by itself, its clock moving by 20 MHz around 1600."""
+    fields = {
+        "kernel": "",
+        "mix": Mix(),
+        "round_s": 0.4,
+        "round_j": 200.0,
+        "kernel_s": (0.1, 0.2),
+        "idle_s": None,
+        "spin_mhz": None,
+        "core_mhz": 1600.0,
+        "core_spread_mhz": 20.0,
+    }
+    return made_mix(**fields | changed)
+
+
+def made_left(
+    kernel: str, power_w: float | None, core_mhz: float = 2000.0, windows: float = 1.0
+) -> Left:
+    return Left(
+        kernel=kernel,
+        core_mhz=core_mhz,
+        mem_mhz=None,
+        time_s=1e-3,
+        power_w=power_w,
+        time_windows=1.0,
+        power_windows=windows if power_w else 0.0,
+        temperature_c=None,
+    )
+
+
+def made_rung(core_mhz: float, hot_s: float, power_w: float, **changed: Any) -> MixSample:
+    """Return the companion, idling as long as it ran."""
+    return made_mix(
+        kernel="",
+        mix=Mix(launches=0, hot=1, idle_s=hot_s),
+        core_mhz=core_mhz,
+        round_s=2 * hot_s,
+        round_j=hot_s * (power_w + 100.0),
+        kernel_s=(),
+        hot_s=hot_s,
+        idle_s=hot_s,
+        spin_mhz=None,
+        **changed,
+    )
