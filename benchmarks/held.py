@@ -46,7 +46,7 @@ from underclock.records.latencies import LatencyTable
 from underclock.runtime.conductor.summary import last_run, summary_of
 from underclock.runtime.conductor.telemetry import read_log
 from underclock.stages.applied import applied
-from underclock.stages.run import HowToRun
+from underclock.stages.how_to_run import HowToRun
 
 ZOO = Path(__file__).parent / "zoo" / "gpt.py"
 STEPS = {

@@ -17,7 +17,7 @@ from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.undo.ownership import named_in
 from underclock.runtime.undo.restore import left_behind
 from underclock.stages.applied import applied
-from underclock.stages.run import HowToRun
+from underclock.stages.how_to_run import HowToRun
 from underclock.testing import Control
 
 Comes = Callable[..., None]

@@ -85,13 +85,15 @@ if TYPE_CHECKING:
     from underclock.stages.campaign import Campaign, ClockControl, Grid
     from underclock.stages.expected import Expected
     from underclock.stages.fit import fit
+    from underclock.stages.held_run import Ran
+    from underclock.stages.how_to_run import HowToRun
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Tally, measure
     from underclock.stages.plan import plan
     from underclock.stages.predict import predict
     from underclock.stages.refine import refine
     from underclock.stages.report import write_report
-    from underclock.stages.run import HowToRun, Ran, run
+    from underclock.stages.run import run
     from underclock.stages.score import score
     from underclock.stages.switching import Switching
     from underclock.stages.trace import TracePhase, trace
@@ -122,7 +124,7 @@ _HOMES = {
     "GpuInfo": "records",
     "Granularity": "records",
     "Grid": "stages.campaign",
-    "HowToRun": "stages.run",
+    "HowToRun": "stages.how_to_run",
     "InfeasibleError": "errors",
     "Interval": "records.observed",
     "Kernel": "records",
@@ -147,7 +149,7 @@ _HOMES = {
     "Prediction": "records.observed",
     "Proposal": "records",
     "Provenance": "records",
-    "Ran": "stages.run",
+    "Ran": "stages.held_run",
     "RunLine": "records.runs",
     "RunSummary": "records.runs",
     "Sample": "records",

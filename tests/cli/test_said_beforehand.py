@@ -75,9 +75,12 @@ def test_trace_says_what_it_does_with_a_step(monkeypatch: pytest.MonkeyPatch) ->
         return SimpleNamespace(step=Step(name="s", kernels=(Kernel(name="a"),), order=(0,)))
 
     # The import system's way to put a library, here one that needs a GPU, in the place of another.
-    traced: Any = ModuleType("underclock.stages.torch_step")
-    traced.load_step, traced.trace_step = (lambda _source: "step"), trace_step
-    monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", traced)
+    loading: Any = ModuleType("underclock.stages.load_step")
+    loading.load_step = lambda _source: "step"
+    tracing: Any = ModuleType("underclock.stages.torch_step")
+    tracing.trace_step = trace_step
+    for module in (loading, tracing):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     Path("train.py").touch()
     shown = _Terminal()
 

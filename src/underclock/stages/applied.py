@@ -12,7 +12,8 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import Plan
 from underclock.runtime.trainer.marking import RUN, attach
-from underclock.stages.run import HowToRun, held_run
+from underclock.stages.held_run import held_run
+from underclock.stages.how_to_run import HowToRun
 from underclock.stages.sources import as_plan
 
 _RANK = "LOCAL_RANK"

@@ -23,7 +23,9 @@ from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.stages.applied import applied, lightning_callback, transformers_callback
-from underclock.stages.run import HowToRun, held_run, run
+from underclock.stages.held_run import held_run
+from underclock.stages.how_to_run import HowToRun
+from underclock.stages.run import run
 from underclock.testing import Control, Served
 
 _TESTS = Path(__file__).parents[2]

@@ -63,6 +63,10 @@ class Line:
         """Return a change by its number."""
         return self.changes[number % len(self.changes)]
 
+    def change_to(self, mhz: int | None) -> Change:
+        """Return a change to a clock, ``None`` being auto, or any where there is no such change."""
+        return next((each for each in self.changes if each.to_mhz == mhz), self.changes[0])
+
     def launch(self, number: int) -> int:
         """Return which launch a change is for, counted over all rounds."""
         rounds, index = divmod(number, len(self.changes))

@@ -47,19 +47,6 @@ def _readings() -> "defaultdict[int, deque[bool]]":
 
 
 @dataclass(slots=True)
-class LockReadings:
-    """Readings while one lock of a timetable should have been in force.
-
-    Attributes:
-        readings: How many.
-        held_down: Of which the power cap kept the clock below the lock.
-    """
-
-    readings: int = 0
-    held_down: int = 0
-
-
-@dataclass(slots=True)
 class Lock:
     """One clock's lock.
 

@@ -10,23 +10,20 @@ A simulator's clock, a real page and tests drive the same machine.
 """
 
 import math
-from collections import defaultdict
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.machine.latency import Latencies
-from underclock.runtime.machine.line import Line
-from underclock.runtime.machine.locks import SLOWDOWNS, Lock, LockReadings, LockState, why
+from underclock.runtime.machine.lines import Lines
+from underclock.runtime.machine.locks import SLOWDOWNS, Lock, why
 from underclock.runtime.machine.position import Position, Seen
+from underclock.runtime.machine.readings import Readings
 from underclock.runtime.machine.steps import Ask, PassedStep, RunningStep, State
-from underclock.runtime.machine.timetable import Change, Timetable
+from underclock.runtime.machine.timetable import Timetable
 
-_ROUNDING_S = 1e-12
 _STILL = 2.0  # of the longest stretch between marks: then the step stands still
 _LEAST_STILL_S = 0.05
 _LONG_STILL_S = 3.0  # a process that is done training has ended by then, mostly
-_IDLE = 0.5  # of the usual power: the GPU waits. 150 of 690 W in a collective on an H200
-_READINGS, _MOSTLY = 12, 0.9  # of a lock that decide whether the cap holds it down
 _AGAIN_S = 1.0  # after a refusal, giving a clock back is tried again
 _COMPARED_EVERY = 10  # steps, with what the plan says of marks
 _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believed again
@@ -50,11 +47,12 @@ class Machine:
         self.locks = {domain: Lock(domain, mhz_of(first, domain)) for domain in Domain}
         self.latencies = Latencies()
         self.position = Position(timetable)
-        self._lines = _lines(timetable)
+        self._readings = Readings(self.locks, self.latencies)
         self._held: Clocks | None = None  # by whom drives it; None follows the timetable
         self._low_mhz = low_mhz
         self._pending: Ask | None = None
         self._back_s: dict[Domain, float] = {}  # when a refused clock is given back; inf: it was
+        self._lines = self._lines_of(timetable)
         self._said: set[tuple[object, ...]] = set()
         self._passed: list[PassedStep] = []
         self._sensible = 0
@@ -62,21 +60,15 @@ class Machine:
         self._even = True  # whether that was so in all of this step
         self._mismatch = ""
         self._stands_s = math.inf  # since when the step stands still, until that was told
-        self._usual_w: float | None = None
-        self._power_w: float | None = None
-        self._lock_readings: defaultdict[int, LockReadings] = defaultdict(LockReadings)
-        self._looked: tuple[Clocks, float] | None = None
         self._step = RunningStep(state=self.state)
-        self._due_s: dict[Domain, float] | None = None  # unknown where something changed
 
     def follow(self, timetable: Timetable | None = None) -> None:
         """Let clocks follow the timetable, or another one of the same launches and marks."""
         if timetable is not None:
-            self._lock_readings.clear()
+            self._readings.begin_anew()
         if timetable is not None and timetable != self.timetable:
             _check_same(timetable, self.timetable)
-            self.timetable, self._lines = timetable, _lines(timetable)
-            self._due_s = None
+            self.timetable, self._lines = timetable, self._lines_of(timetable)
             self.position.learn_anew()
             if self.state is State.FOLLOWING:
                 self._enter(State.FOLLOWING)
@@ -100,7 +92,7 @@ class Machine:
         seen = position.saw(mark, at_s)
         if seen is Seen.NOTHING:
             return
-        self._due_s = None
+        self._lines.moved()
         if seen is Seen.IMPOSSIBLE:
             self._lose(at_s)
             return
@@ -111,8 +103,7 @@ class Machine:
             self._tell_of_stall(at_s, at_s - before_s, "stood")
             self._enter(State.FOLLOWING)
         if self.state is State.FOLLOWING and position.before is not None:
-            for line in self._lines.values():
-                self._step.outcomes += line.passes(position)
+            self._step.outcomes += self._lines.passes()
         if seen is Seen.STEP:
             self._end_step(at_s)
 
@@ -127,7 +118,7 @@ class Machine:
             return back_s if self._differing(wanted) is None else -math.inf
         if self.state is State.WAITING:
             return back_s
-        return min((*self._asks_s().values(), self._still_s(), back_s))
+        return min((*self._lines.asks_s().values(), self._still_s(), back_s))
 
     def ask(self, now_s: float) -> Ask | None:
         """Return what to call the setter with now; ``None`` where there is nothing.
@@ -144,8 +135,10 @@ class Machine:
             ask: Ask | None = Ask(domain=back, to_mhz=None)
         elif wanted is not None:
             ask = self._differing(wanted)
+        elif self.state is State.WAITING:
+            ask = None
         else:
-            ask = None if self.state is State.WAITING else self._next_change(now_s)
+            ask = self._lines.next_change(now_s, self.locks)
         if ask is not None:
             self._pending = ask
             self.locks[ask.domain].ask(ask.to_mhz, now_s)
@@ -161,15 +154,16 @@ class Machine:
         """
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
-        self._pending = self._due_s = None
+        self._pending = None
+        self._lines.moved()
         if ask.domain in self._back_s:
             self._back_s[ask.domain] = math.inf
             self.events.append((returned_s, f"the {ask.domain} was given back to the driver"))
-        latencies, line = self.latencies, self._lines.get(ask.domain)
+        latencies, line = self.latencies, self._lines.of(ask.domain)
         latencies.returned(ask.domain, ask.to_mhz, returned_s - called_s)
         sure_s = returned_s
         if line is not None:
-            change = _change_to(line, ask)
+            change = line.change_to(ask.to_mhz) if ask.number is None else line.change(ask.number)
             sure_s += latencies.sure_s(change)
             line.sure_s = sure_s
             self.position.will_stall(
@@ -190,7 +184,8 @@ class Machine:
         """
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
-        self._pending = self._due_s = None
+        self._pending = None
+        self._lines.moved()
         self.locks[ask.domain].refuse(at_s)
         if ask.domain in self._back_s:
             self._back_s[ask.domain] = at_s + _AGAIN_S
@@ -223,26 +218,17 @@ class Machine:
             power_w: What the board draws; tells a step that waits from marks that are lost.
         """
         if clocks is not None:
-            self._compare_locks(clocks, reasons, at_s)
+            follows = self.state is State.FOLLOWING
+            for lock in self._readings.compare(clocks, reasons, at_s, self._lines, follows=follows):
+                self._step.overruled.append(lock.why)
+                self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
         if reasons & SLOWDOWNS:  # it slows what is not locked as well
             self._say_once(why(reasons), at_s, why(reasons))
         if self.state is State.STALLED and at_s - self._stands_s >= _LONG_STILL_S:
             self._tell_of_stall(at_s, at_s - self._stands_s, "stands")
             self._stands_s = math.inf
-        self._power_w = power_w
-        moves = self.state in {State.FOLLOWING, State.HELD}
-        if power_w is not None and moves and at_s < self._still_s():
-            usual_w = self._usual_w
-            self._usual_w = power_w if usual_w is None else usual_w + 0.05 * (power_w - usual_w)
-
-    def _compare_locks(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
-        """Tell what became of the locks from the clocks that run."""
-        self._learn_delay(clocks, at_s)
-        self._count(clocks, reasons, at_s)
-        for lock in self.locks.values():
-            if lock.observe(clocks, reasons, at_s) and lock.state is LockState.OVERRULED:
-                self._step.overruled.append(lock.why)
-                self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
+        moves = self.state in {State.FOLLOWING, State.HELD} and at_s < self._still_s()
+        self._readings.draws(power_w, usually=moves)
 
     def _say_once(self, words: str, at_s: float, *of: object) -> None:
         """Tell of something, once for each that it is of."""
@@ -252,14 +238,7 @@ class Machine:
 
     def above_cap(self) -> frozenset[int]:
         """Return the launches whose core lock the power cap keeps from being in force."""
-        line = self._lines.get(Domain.CORE)
-        if line is None:
-            return frozenset()
-        return frozenset(
-            line.changes[index].at
-            for index, read in self._lock_readings.items()
-            if read.readings >= _READINGS and read.held_down >= _MOSTLY * read.readings
-        )
+        return self._readings.above_cap(self._lines.of(Domain.CORE))
 
     def passed(self) -> list[PassedStep]:
         """Return the steps that ended since this was asked last."""
@@ -271,11 +250,8 @@ class Machine:
         if self.state is State.LOST:
             return AUTO
         if self.state is State.STALLED:
-            idle = None not in {self._power_w, self._usual_w} and (
-                (self._power_w or 0.0) < _IDLE * (self._usual_w or 0.0)
-            )
             # Marks may be lost while training goes on: a low clock would slow it unseen.
-            return Clocks(core_mhz=self._low_mhz) if idle else AUTO
+            return Clocks(core_mhz=self._low_mhz) if self._readings.waits else AUTO
         return self._held
 
     def _differing(self, wanted: Clocks) -> Ask | None:
@@ -286,53 +262,13 @@ class Machine:
                 return Ask(domain=domain, to_mhz=mhz)
         return None
 
-    def _next_change(self, now_s: float) -> Ask | None:
-        """Return the newest change that is due, unless the clock was asked to be there."""
-        now_s += _ROUNDING_S
-        position, latencies = self.position, self.latencies
-        while True:
-            due = [domain for domain, each_s in self._asks_s().items() if each_s <= now_s]
-            if not due:
-                return None
-            lines = self._lines
-            domain = min(due, key=lambda d: lines[d].due_s(lines[d].following, position, latencies))
-            line = lines[domain]
-            number = line.newest(min(now_s, position.next_mark_s()), position, latencies)
-            line.following = number + 1
-            self._due_s = None
-            change = line.change(number)
-            if change.to_mhz != self.locks[domain].mhz:
-                return Ask(
-                    domain=domain,
-                    to_mhz=change.to_mhz,
-                    call_s=latencies.call_s(change),
-                    number=number,
-                    expected_s=position.begins_s(line.launch(number)),
-                )
-
-    def _asks_s(self) -> dict[Domain, float]:
-        """Return when each clock's next change can be asked for; it is looked at often."""
-        if self._due_s is None:
-            self._due_s = self._find_asks_s()
-        return self._due_s
-
-    def _find_asks_s(self) -> dict[Domain, float]:
-        """Return when each clock's next change can be asked for, if no mark is seen before.
-
-        A lock that is replaced before it is followed never is, so the one before must have
-        happened. What is due only after the next mark waits for the mark.
-        """
-        mark_s = self.position.next_mark_s()
-        asks_s = {}
-        for domain, line in self._lines.items():
-            due_s = line.due_s(line.following, self.position, self.latencies)
-            if due_s <= mark_s and domain not in self._back_s:
-                asks_s[domain] = max(due_s, line.sure_s)
-        return asks_s
-
     def _still_s(self) -> float:
         """Return when a mark is so late that the step stands still; first steps may take long."""
-        if self.state is not State.FOLLOWING or not self._lines or not self.position.knows:
+        if (
+            self.state is not State.FOLLOWING
+            or not self.timetable.changes
+            or not self.position.knows
+        ):
             return math.inf
         return self.position.at_s + max(_STILL * self.position.longest_s, _LEAST_STILL_S)
 
@@ -355,7 +291,8 @@ class Machine:
         self._step = RunningStep(state=self.state)
 
     def _enter(self, state: State) -> None:
-        self.state, self._due_s = state, None
+        self.state = state
+        self._lines.moved()
         self.position.want_all()
         under = self._held if state is State.HELD else None
         if state in {State.FOLLOWING, State.HELD} and under != self._under:
@@ -364,8 +301,7 @@ class Machine:
         if state is not State.FOLLOWING:
             self._step.state = state
         if state is State.FOLLOWING:
-            for line in self._lines.values():
-                line.enter(self.position.launch)
+            self._lines.enter(self.position.launch)
 
     def _end_step(self, at_s: float) -> None:
         self._compare_marks(at_s)
@@ -387,11 +323,10 @@ class Machine:
         position, latencies = self.position, self.latencies
         if self.state is State.LOST or (position.wanted is not None and not self._step.closely):
             return
-        lines = () if self.state is State.HELD else tuple(self._lines.values())
+        changes = () if self.state is State.HELD else self._lines.changes()
         position.wants(
             position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
-            for line in lines
-            for change in line.changes
+            for change in changes
         )
 
     def _compare_marks(self, at_s: float) -> None:
@@ -403,44 +338,9 @@ class Machine:
             words = f"the step is not as planned: {self._mismatch}; trace it again, and plan it"
             self.events.append((at_s, words))
 
-    def _count(self, clocks: Clocks, reasons: ThrottleReason, at_s: float) -> None:
-        """Count how often the power cap holds down the core lock that the timetable has now."""
-        line, lock = self._lines.get(Domain.CORE), self.locks[Domain.CORE]
-        settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
-        if line is None or self.state is not State.FOLLOWING or not settled or lock.mhz is None:
-            return
-        read = self._lock_readings[(line.following - 1) % len(line.changes)]
-        read.readings += 1
-        read.held_down += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
-
-    def _learn_delay(self, clocks: Clocks, at_s: float) -> None:
-        """Learn when a clock changed, where it was looked at often enough to tell."""
-        before, self._looked = self._looked, (clocks, at_s)
-        if before is None:
-            return
-        was, was_s = before
-        for domain, line in self._lines.items():
-            lock = self.locks[domain]
-            old_mhz, new_mhz = mhz_of(was, domain), mhz_of(clocks, domain)
-            if lock.state is not LockState.ACCEPTED or new_mhz != lock.mhz or old_mhz == new_mhz:
-                continue
-            change = _change_to(line, Ask(domain=domain, to_mhz=lock.mhz))
-            if was_s >= lock.since_s and at_s - was_s <= change.believed.delay_s:
-                delay_s = 0.5 * (was_s + at_s) - lock.since_s
-                self.latencies.followed(domain, lock.mhz, delay_s)
-
-
-def _lines(timetable: Timetable) -> dict[Domain, Line]:
-    return {
-        domain: Line(changes, timetable.launches) for domain, changes in timetable.changes.items()
-    }
-
-
-def _change_to(line: Line, ask: Ask) -> Change:
-    """Return the change that was asked for, or one of those to the same clock, or any."""
-    if ask.number is not None:
-        return line.change(ask.number)
-    return next((c for c in line.changes if c.to_mhz == ask.to_mhz), line.changes[0])
+    def _lines_of(self, timetable: Timetable) -> Lines:
+        """Return a timetable's lines; what was refused is asked for no more."""
+        return Lines(timetable, self.position, self.latencies, without=self._back_s.keys())
 
 
 def _check_same(one: Timetable, other: Timetable) -> None:

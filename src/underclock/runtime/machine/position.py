@@ -1,28 +1,22 @@
 """Where a step is, told from marks that it passes, and when its later launches will begin.
 
-What lies between two marks is learned: the median of the last steps, which an odd one does not
-move. How fast this very step goes, against that, is followed from mark to mark as a Kalman filter
-follows a constant: steps whose lengths differ are known after a mark or two, and where lengths do
-not differ the noise of single marks moves nothing.
+How fast this very step goes, against what usually lies between its marks, is followed from mark
+to mark as a Kalman filter follows a constant: steps whose lengths differ are known after a mark or
+two, and where lengths do not differ the noise of single marks moves nothing.
 
-It stands on the standard library alone: lists are short, and a conductor is to start at once.
+It stands on the standard library alone: a conductor is to start at once.
 """
 
-import bisect
-import itertools
 import math
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from enum import StrEnum
 
+from underclock.runtime.machine.intervals import LEAST_SPREAD, REMEMBERED, Intervals, deviation
+from underclock.runtime.machine.stalls import Stalls
 from underclock.runtime.machine.timetable import Timetable
 
-_REMEMBERED = 9  # steps; a median of fewer follows an odd one, of more is late where times drift
 _LEAST_NOISE_S = 20e-6  # of the time at which a mark is seen
 _FIRST_NOISE_S = 200e-6
-_LEAST_SPREAD = 1e-3  # of the lengths of steps, as a fraction
-_FIRST_SPREAD = 0.1  # a plan's durations may be that far from what the first steps take
-_NORMAL = 1.4826  # standard deviation over median of the distance, of normal noise
 _ODD = 5.0  # deviations: one mark so far off says nothing of the next
 _IMPOSSIBLE = 0.25  # of the usual time: nothing gets on that fast
 _ENOUGH = 5  # steps, to say that marks are not the plan's
@@ -54,21 +48,15 @@ class Position:
     def __init__(self, timetable: Timetable) -> None:
         self._table = timetable
         self._launches = timetable.launches
-        marks, upto_s = timetable.marks, timetable.upto_s
-        ends = (*marks[1:], timetable.launches)
-        self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
-        self._usual_s = self._planned_s
-        self._ahead_s: list[float] = []
-        self._histories: defaultdict[Hashable, deque[list[float]]] = defaultdict(_few)
-        self._history = self._histories[None]  # of each step, by mark
+        marks = timetable.marks
+        self._intervals = Intervals(timetable)
         self._unknown_s = [math.nan] * len(marks)
         self._lasted_s = self._unknown_s[:]  # of this step, as far as seen
         self._missed = [0] * len(marks)
         self._off_s: list[float] = []  # marks of this step from where they were expected
-        self._noise_s, self._spread = _FIRST_NOISE_S, _FIRST_SPREAD
-        self._pace_variance, self._was_odd = self._spread**2, 0
+        self._noise_s = _FIRST_NOISE_S
+        self._pace_variance, self._was_odd = self._intervals.spread**2, 0
         self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
-        self._sum_up()
         self.pace = 1.0
         self.rounds = 0
         self.mark: int | None = None  # index of the last one seen
@@ -78,14 +66,14 @@ class Position:
         self.learns = True
         self.wanted: frozenset[int] | None = None  # marks that some steps are seen by; None for all
         self.closely = True  # whether this step is to be seen by all its marks, at their time
-        self._close_left = _REMEMBERED
+        self._close_left = REMEMBERED
         self._skipped = False  # whether marks of this step were passed over that were not wanted
-        self._stalls_s: list[tuple[float, float]] = []  # expected, and for how long
+        self._stalls = Stalls()
 
     @property
     def knows(self) -> bool:
         """Whether a whole step was seen."""
-        return len(self._history) > 0
+        return self._intervals.remembered > 0
 
     def under(self, clocks: Hashable) -> None:
         """Take up what was learned while clocks were as they are to be from now on.
@@ -93,14 +81,12 @@ class Position:
         Args:
             clocks: What is held; ``None`` where they follow the timetable.
         """
-        self._history = self._histories[clocks]
-        self._close_left = _REMEMBERED - len(self._history)
-        if self._history:
-            self._digest()
+        self._intervals.under(clocks)
+        self._close_left, self._next_s = REMEMBERED - self._intervals.remembered, None
 
     def learn_anew(self) -> None:
         """See the next steps closely: clocks are to change elsewhere, and with them what lasts."""
-        self._close_left = _REMEMBERED
+        self._close_left = REMEMBERED
 
     def want_all(self) -> None:
         """Want every mark."""
@@ -114,41 +100,31 @@ class Position:
         Args:
             ahead_s: Times after a step's begin, or before.
         """
-        before = [
-            bisect.bisect_right(self._ahead_s, each_s % self.step_s) - 1 for each_s in ahead_s
-        ]
-        middle = bisect.bisect_right(self._ahead_s, 0.5 * self.step_s) - 1
+        intervals = self._intervals
+        before = [intervals.last_mark(each_s % intervals.step_s) for each_s in ahead_s]
+        middle = intervals.last_mark(0.5 * intervals.step_s)
         self.wanted, self._next_s = frozenset([0, middle, *before]), None
 
     @property
     def step_s(self) -> float:
         """How long a step usually takes."""
-        return self._ahead_s[-1]
+        return self._intervals.step_s
 
     @property
     def longest_s(self) -> float:
         """How long marks usually lie apart at most."""
-        return self._longest_s * max(1.0, self.pace)
+        return self._intervals.longest_s * max(1.0, self.pace)
 
     def mismatch(self) -> str | None:
-        """Say how marks differ from the plan's, once some steps were seen; ``None`` if they do not.
-
-        How long the step is does not matter, and neither does what it waits for at its end.
-        """
-        if len(self._history) < _ENOUGH:
+        """Say how marks differ from the plan's, once some steps were seen; ``None`` if not."""
+        if self._intervals.remembered < _ENOUGH:
             return None
         never = [mark for mark, missed in enumerate(self._missed) if missed >= _ENOUGH]
         if never:
             return (
                 f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
             )
-        planned, usual = self._planned_s[:-1], self._usual_s[:-1]
-        planned_s, usual_s = math.fsum(planned), math.fsum(usual)
-        if not planned_s * usual_s:
-            return None
-        apart = 0.5 * math.fsum(
-            abs(a / planned_s - b / usual_s) for a, b in zip(planned, usual, strict=True)
-        )
+        apart = self._intervals.off_plan()
         if apart <= _ALIKE:
             return None
         return f"{apart:.0%} of the step lies between other marks than planned"
@@ -157,7 +133,7 @@ class Position:
         """Expect that nothing executes for some time; what launches take is told without it."""
         if stall_s > 0.0:
             self._next_s = None
-            self._stalls_s.append((at_s, stall_s))
+            self._stalls.expect(at_s, stall_s)
 
     def saw(self, word: int, at_s: float) -> Seen:
         """Take note of what the page says.
@@ -169,14 +145,14 @@ class Position:
         mark = word - 1
         if mark == self.mark or mark < 0:
             return Seen.NOTHING
-        if mark >= len(self._usual_s):
+        if mark >= len(self._missed):
             return Seen.IMPOSSIBLE
         if self.mark is None:
             self._stand(mark, at_s)
             return Seen.STEP if mark == 0 else Seen.ON
-        usual_s = self._between_s(self.mark, mark)
+        usual_s = self._intervals.between_s(self.mark, mark)
         took_s = at_s - self.at_s
-        took_s -= self._stalled_s(took_s - self.pace * usual_s)
+        took_s -= self._stalls.shown_s(self.at_s, took_s - self.pace * usual_s)
         is_step = mark < self.mark
         if self._is_impossible(mark, took_s, usual_s):
             self._restart(mark, at_s, is_step=is_step)
@@ -199,17 +175,19 @@ class Position:
         if self.mark is None or launch <= self.launch:
             return -math.inf
         rounds, at = divmod(launch, self._launches)
-        usual_s = (rounds - self.rounds) * self.step_s + self.into_s(at) - self._ahead_s[self.mark]
-        return self._after_stalls_s(self.at_s + self.pace * usual_s)
+        intervals = self._intervals
+        usual_s = (rounds - self.rounds) * intervals.step_s + intervals.into_s(at)
+        usual_s -= intervals.ahead_s[self.mark]
+        return self._stalls.put_off_s(self.at_s + self.pace * usual_s)
 
     def began_s(self, launch: int) -> float:
         """Return when a launch began that lies between the last two marks seen."""
         if self.before is None:
             raise AssertionError("two marks were seen")
         first, first_s = self.before
-        length = self._launches
+        length, intervals = self._launches, self._intervals
         into_s, from_s, to_s = (
-            each // length * self.step_s + self.into_s(each % length)
+            each // length * intervals.step_s + intervals.into_s(each % length)
             for each in (launch, first, self.launch)
         )
         share = (into_s - from_s) / (to_s - from_s) if to_s > from_s else 1.0
@@ -234,12 +212,13 @@ class Position:
         count, usual_s = len(self._missed), 0.0
         if not 0 <= mark < count:
             return math.inf
+        intervals_s = self._intervals.usual_s
         for _ in range(count):
-            usual_s += self._usual_s[mark]
+            usual_s += intervals_s[mark]
             mark = (mark + 1) % count
             if self._missed[mark] < _NEXT_OFTEN_MISSED and self._is_wanted(mark):
                 break
-        return self._after_stalls_s(at_s + self.pace * usual_s)
+        return self._stalls.put_off_s(at_s + self.pace * usual_s)
 
     def _is_wanted(self, mark: int) -> bool:
         return self.closely or self.wanted is None or mark in self.wanted
@@ -248,45 +227,13 @@ class Position:
         """Return when a mark is expected, of the next round if need be; infinite if unknown."""
         if self.mark is None or not 0 <= mark < len(self._missed):
             return math.inf
-        return self._after_stalls_s(self.at_s + self.pace * self._between_s(self.mark, mark))
-
-    def _after_stalls_s(self, at_s: float) -> float:
-        """Put off what comes after stalls that are expected and did not show yet."""
-        if not self._stalls_s:
-            return at_s
-        return at_s + sum(stall_s for begins_s, stall_s in self._stalls_s if begins_s < at_s)
-
-    def _stalled_s(self, over_s: float) -> float:
-        """Return for how long nothing executed since the last mark, as marks tell.
-
-        When a stall begins is known as well as delays are: it may lie on either side of a mark.
-
-        Args:
-            over_s: How much later the mark was seen than it would have been without any stall.
-        """
-        shown_s = 0.0
-        for stall in self._stalls_s[:]:
-            begins_s, stall_s = stall
-            if over_s - shown_s > 0.5 * stall_s:
-                shown_s += stall_s
-                self._stalls_s.remove(stall)
-            elif begins_s + stall_s < self.at_s:  # it should have shown long ago
-                self._stalls_s.remove(stall)
-        return shown_s
+        return self._stalls.put_off_s(
+            self.at_s + self.pace * self._intervals.between_s(self.mark, mark)
+        )
 
     def into_s(self, at: int) -> float:
         """Return how far into a round a launch usually begins."""
-        marks, upto_s = self._table.marks, self._table.upto_s
-        mark = bisect.bisect_right(marks, at) - 1
-        planned_s = upto_s[at] - upto_s[marks[mark]]
-        if planned_s == 0.0:
-            return self._ahead_s[mark]
-        return self._ahead_s[mark] + planned_s * self._usual_s[mark] / self._planned_s[mark]
-
-    def _between_s(self, mark: int, later: int) -> float:
-        """Return how long one mark usually is before another, of the next round if need be."""
-        whole_s = self.step_s if later <= mark else 0.0
-        return whole_s + self._ahead_s[later] - self._ahead_s[mark]
+        return self._intervals.into_s(at)
 
     def _is_impossible(self, mark: int, took_s: float, usual_s: float) -> bool:
         """Say whether it is far too early for a mark, by past steps and by the plan.
@@ -295,20 +242,18 @@ class Position:
         """
         if self.mark is None or not self.knows:
             return False
-        upto_s, marks = self._table.upto_s, self._table.marks
-        planned_s = upto_s[marks[mark]] - upto_s[marks[self.mark]]
-        planned_s += upto_s[-1] if mark <= self.mark else 0.0
-        least_s = min(usual_s, planned_s)
+        least_s = min(usual_s, self._intervals.planned_between_s(self.mark, mark))
         return least_s > _TELLING * self.step_s and took_s < _IMPOSSIBLE * least_s
 
     def _note(self, mark: int, took_s: float, usual_s: float) -> None:
         """Note how long it took from the last mark to another, and which were not seen."""
         if self.mark is None or usual_s <= 0.0:
             return
-        count, passed = len(self._usual_s), self.mark
+        intervals_s, passed = self._intervals.usual_s, self.mark
+        count = len(intervals_s)
         while True:
             if passed >= self.mark:  # what follows is the next step's
-                self._lasted_s[passed] = self._usual_s[passed] * took_s / usual_s
+                self._lasted_s[passed] = intervals_s[passed] * took_s / usual_s
             passed = (passed + 1) % count
             if passed == mark:
                 break
@@ -333,40 +278,30 @@ class Position:
         gain = usual_s * self._pace_variance / variance
         self.pace = max(self.pace + gain * off_s, _IMPOSSIBLE)
         self._pace_variance = max(
-            (1.0 - gain * usual_s) * self._pace_variance, (_LEAST_SPREAD * self.pace) ** 2 / 100.0
+            (1.0 - gain * usual_s) * self._pace_variance, (LEAST_SPREAD * self.pace) ** 2 / 100.0
         )
 
     def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
         """Learn from the step that ended, and expect the next to be as steps are."""
+        intervals = self._intervals
         self.rounds += 1
         if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
-            self._history.append(self._lasted_s)
-            self._digest()
+            intervals.learn(self._lasted_s)
             if self._off_s:
-                noise_s = _NORMAL * _median([abs(each_s) for each_s in self._off_s])
+                noise_s = deviation(self._off_s)
                 self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
             self._close_left -= 1
         self._skipped = False
-        due = self._close_left > 0 or self.rounds % _CLOSELY == 0 or self._spread > _ALIKE_STEPS
+        due = self._close_left > 0 or self.rounds % _CLOSELY == 0 or intervals.spread > _ALIKE_STEPS
         self.closely = self.learns and due
         self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
-        self.pace, self._pace_variance, self._was_odd = 1.0, self._spread**2, 0
+        self.pace, self._pace_variance, self._was_odd = 1.0, intervals.spread**2, 0
         if mark > 0:  # what is known of the new step already
-            share = self._ahead_s[mark] / usual_s
+            share = intervals.ahead_s[mark] / usual_s
             stretched = took_s / usual_s
-            self._lasted_s[:mark] = [each_s * stretched for each_s in self._usual_s[:mark]]
+            self._lasted_s[:mark] = [each_s * stretched for each_s in intervals.usual_s[:mark]]
             self.pace += share * (took_s / usual_s - 1.0)
-
-    def _digest(self) -> None:
-        """Tell from the steps remembered what is usual."""
-        self._usual_s = [_median(some) for some in zip(*self._history, strict=True)]
-        usually_s = math.fsum(self._usual_s)
-        steps_s = [math.fsum(some) for some in self._history]
-        apart = _median([abs(each_s / usually_s - 1.0) for each_s in steps_s])
-        known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
-        self._spread = max(_NORMAL * apart, _LEAST_SPREAD) if known else _FIRST_SPREAD
-        self._sum_up()
 
     def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
         """Believe a mark that makes no sense with those before it, and nothing else."""
@@ -375,22 +310,8 @@ class Position:
         self.before = None
         self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
-        self.pace, self._pace_variance = 1.0, self._spread**2
+        self.pace, self._pace_variance = 1.0, self._intervals.spread**2
 
     def _stand(self, mark: int, at_s: float) -> None:
         self.mark, self.at_s, self._next_s = mark, at_s, None
         self.launch = self.rounds * self._launches + self._table.marks[mark]
-
-    def _sum_up(self) -> None:
-        self._next_s = None
-        self._ahead_s = list(itertools.accumulate(self._usual_s, initial=0.0))
-        self._longest_s = max(self._usual_s)
-
-
-def _few() -> deque[list[float]]:
-    return deque(maxlen=_REMEMBERED)
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered, count = sorted(values), len(values)
-    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])

@@ -15,7 +15,8 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime.conductor.follow import Follow, Follower, begin
+from underclock.runtime.conductor.follow import Follow, begin
+from underclock.runtime.conductor.follower import Follower
 from underclock.runtime.conductor.gauges import Gauge, Gauges
 from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.process import WorkDone

@@ -18,7 +18,7 @@ from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.places import marked
 from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.stages.run import inject_folder
+from underclock.stages.held_run import inject_folder
 
 
 @pytest.fixture

@@ -1,0 +1,138 @@
+"""How long it usually is from one mark of a step to the next, learned from the last steps.
+
+It is the median of them, which an odd one does not move; until a step was seen it is the plan's.
+What was learned while one pair of clocks was held says nothing of others, and is kept apart.
+
+It stands on the standard library alone: lists are short, and a conductor is to start at once.
+"""
+
+import bisect
+import itertools
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+
+from underclock.runtime.machine.timetable import Timetable
+
+REMEMBERED = 9
+"""Steps; a median of fewer follows an odd one, of more is late where times drift."""
+LEAST_SPREAD = 1e-3
+"""Of the lengths of steps, as a fraction."""
+_FIRST_SPREAD = 0.1  # a plan's durations may be that far from what the first steps take
+_NORMAL = 1.4826  # standard deviation over median of the distance, of normal noise
+
+
+class Intervals:
+    """What lies between the marks of a timetable.
+
+    Args:
+        timetable: Of the step.
+
+    Attributes:
+        usual_s: From each mark to the next; the last one's to the step's end.
+        ahead_s: From the step's begin to each mark, and to its end.
+        step_s: How long a step usually takes.
+        longest_s: The longest of them.
+        spread: Standard deviation of the lengths of steps, as a fraction.
+    """
+
+    def __init__(self, timetable: Timetable) -> None:
+        self._table = timetable
+        marks, upto_s = timetable.marks, timetable.upto_s
+        ends = (*marks[1:], timetable.launches)
+        self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
+        self._histories: defaultdict[Hashable, deque[list[float]]] = defaultdict(_few)
+        self._history = self._histories[None]  # of each step, by mark
+        self.spread = _FIRST_SPREAD
+        self._take(self._planned_s)
+
+    @property
+    def remembered(self) -> int:
+        """How many steps they are known from."""
+        return len(self._history)
+
+    def under(self, clocks: Hashable) -> None:
+        """Take up what was learned while clocks were as they are to be from now on.
+
+        Args:
+            clocks: What is held; ``None`` where they follow the timetable.
+        """
+        self._history = self._histories[clocks]
+        if self._history:
+            self._digest()
+
+    def learn(self, lasted_s: list[float]) -> None:
+        """Learn from one more step what is usual.
+
+        Args:
+            lasted_s: From each mark to the next.
+        """
+        self._history.append(lasted_s)
+        self._digest()
+
+    def into_s(self, at: int) -> float:
+        """Return how far into a round a launch usually begins."""
+        marks, upto_s = self._table.marks, self._table.upto_s
+        mark = bisect.bisect_right(marks, at) - 1
+        planned_s = upto_s[at] - upto_s[marks[mark]]
+        if planned_s == 0.0:
+            return self.ahead_s[mark]
+        return self.ahead_s[mark] + planned_s * self.usual_s[mark] / self._planned_s[mark]
+
+    def between_s(self, mark: int, later: int) -> float:
+        """Return how long one mark usually is before another, of the next round if need be."""
+        whole_s = self.step_s if later <= mark else 0.0
+        return whole_s + self.ahead_s[later] - self.ahead_s[mark]
+
+    def planned_between_s(self, mark: int, later: int) -> float:
+        """Return the same as the plan has it."""
+        upto_s, marks = self._table.upto_s, self._table.marks
+        planned_s = upto_s[marks[later]] - upto_s[marks[mark]]
+        return planned_s + (upto_s[-1] if later <= mark else 0.0)
+
+    def last_mark(self, into_s: float) -> int:
+        """Return the last mark that is usually reached by some time after a step's begin."""
+        return bisect.bisect_right(self.ahead_s, into_s) - 1
+
+    def off_plan(self) -> float:
+        """Return the part of a step that lies between other marks than planned.
+
+        How long the step is does not matter, and neither does what it waits for at its end.
+        """
+        planned, usual = self._planned_s[:-1], self.usual_s[:-1]
+        planned_s, usual_s = math.fsum(planned), math.fsum(usual)
+        if not planned_s * usual_s:
+            return 0.0
+        return 0.5 * math.fsum(
+            abs(a / planned_s - b / usual_s) for a, b in zip(planned, usual, strict=True)
+        )
+
+    def _digest(self) -> None:
+        """Tell from the steps remembered what is usual."""
+        usual_s = [_median(some) for some in zip(*self._history, strict=True)]
+        usually_s = math.fsum(usual_s)
+        steps_s = [math.fsum(some) for some in self._history]
+        known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
+        apart = deviation([each_s / usually_s - 1.0 for each_s in steps_s])
+        self.spread = max(apart, LEAST_SPREAD) if known else _FIRST_SPREAD
+        self._take(usual_s)
+
+    def _take(self, usual_s: list[float]) -> None:
+        self.usual_s = usual_s
+        self.ahead_s = list(itertools.accumulate(usual_s, initial=0.0))
+        self.step_s = self.ahead_s[-1]
+        self.longest_s = max(usual_s)
+
+
+def deviation(off: Sequence[float]) -> float:
+    """Return the standard deviation of normal noise about 0, which odd values hardly move."""
+    return _NORMAL * _median([abs(each) for each in off])
+
+
+def _few() -> deque[list[float]]:
+    return deque(maxlen=REMEMBERED)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, count = sorted(values), len(values)
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])

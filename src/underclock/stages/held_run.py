@@ -1,0 +1,256 @@
+"""A run that holds a plan: its files, its conductor, and how it went."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underclock import runtime
+from underclock.errors import UnderclockError
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.ways_to_set import settable_gpu
+from underclock.records import Plan
+from underclock.records.runs import Line, RunSummary
+from underclock.runtime.conductor.hearing import can_be_read
+from underclock.runtime.conductor.live import live_line
+from underclock.runtime.conductor.process import TRAINER_ENDED
+from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.conductor.starting import LOOK_S, Conducting
+from underclock.runtime.conductor.summary import last_run, summary_of
+from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.arms import parse_arms
+from underclock.runtime.policy.policy import scheduled
+from underclock.runtime.trainer.marking import RUN
+from underclock.runtime.trainer.places import MarkedStep, marked
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.restore import left_behind, restore_left
+from underclock.stages.how_to_run import HowToRun, checked_gpus, guard_window
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from underclock.runtime.undo.armed import Undone
+
+_WORK = "underclock.runtime.conductor.follow:begin"
+_PATH = "PYTHONPATH"
+_MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
+_INTERRUPTED = 130  # as a shell has it, after SIGINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a run went.
+
+    Attributes:
+        code: That the command ended with; negative where a signal ended it.
+        why: Why the conductor ended.
+        undone: What it put back, as sentences.
+        summary: Of its steps.
+    """
+
+    code: int
+    why: str
+    undone: tuple[str, ...]
+    summary: RunSummary
+
+
+class HeldRun:
+    """The files of a run and its conductor.
+
+    Attributes:
+        run: Its files.
+        marked: Its marks.
+    """
+
+    def __init__(
+        self, run: Run, marks: MarkedStep, how: HowToRun, options: Mapping[str, Any]
+    ) -> None:
+        self.run = run
+        self._how, self._told = how, 0
+        self._words: Mapping[str, Any] | None = None  # the conductor's last
+        self._asked = False  # whether it was asked to end
+        self._undone: tuple[Undone, ...] = ()  # what the two did not undo
+        self.marked = marks
+        self._options = options
+        self._conducting: Conducting | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which a command's trainers mark."""
+        environment = dict(os.environ)
+        environment[RUN] = str(self.run.path)
+        paths = [str(inject_folder()), *filter(None, [environment.get(_PATH)])]
+        environment[_PATH] = os.pathsep.join(paths)
+        return environment
+
+    def start(self, trainer_pid: int) -> None:
+        """Start the conductor, and wait until everything is armed.
+
+        Raises:
+            UnderclockError: It refuses.
+        """
+        uuids = [] if self._options["dry"] else [gpu.uuid for gpu in self.run.gpus]
+        self._conducting = Conducting.start(
+            uuids,
+            work=_WORK,
+            options=self._options,
+            rescue=self._restore,
+            trainer_pid=trainer_pid,
+        )
+        try:
+            armed = self._conducting.armed()
+        except UnderclockError:
+            self._words = {"why": "refused", "undone": []}
+            self._restore()  # where it did not refuse, and died
+            raise
+        for sentence in armed["notes"]:
+            self._how.tell(sentence)
+        for gpu in armed["mended"]:
+            for line in gpu["done"]:
+                self._how.tell(f"an earlier run had left something set: {line}")
+
+    def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
+        """Wait for the trainer; what ends us ends it too. Of a conductor that ends before, tell."""
+        pidfd = os.pidfd_open(trainer.pid)
+        listening = [pidfd, self._conductor.fileno()]
+        clock, live_s = SystemClock(), self._how.live_s or math.inf
+        live_at_s = clock.now_s() + live_s
+        try:
+            while pidfd not in (ready := can_be_read(listening, LOOK_S)):
+                if ready:
+                    self._hear()
+                    listening = [pidfd]
+                if clock.now_s() >= live_at_s:
+                    live_at_s += live_s
+                    self._tell_of_last_steps()
+                if self._words is None:
+                    self._conductor.tend()
+            return trainer.wait()
+        except BaseException as exc:
+            if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
+                trainer.terminate()  # of Ctrl-C the terminal tells it as well
+            trainer.wait()
+            raise
+        finally:
+            os.close(pidfd)
+
+    @property
+    def _conductor(self) -> Conducting:
+        if self._conducting is None:
+            raise AssertionError("it was started")
+        return self._conducting
+
+    def _hear(self) -> Mapping[str, Any]:
+        """Wait for the conductor's last words; where it has none, see to what it set ourselves."""
+        if self._words is not None:
+            return self._words
+        try:
+            words = self._conductor.ended()
+        except UnderclockError as exc:
+            self._restore()
+            undone = self._undone
+            done = [line for one in undone for line in (*one.done, *one.failed)]
+            why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
+            words = {"why": why, "undone": [one._asdict() for one in undone]}
+        self._words = words
+        if words["why"] != TRAINER_ENDED and not self._asked:
+            self._how.tell(f"clocks are held no more: {words['why']}")
+        if any(gpu["failed"] for gpu in words["undone"]):
+            self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
+        return words
+
+    def _restore(self) -> None:
+        """Undo what conductor and watcher left, as the next start would; nothing where one acts."""
+        folder, uuids = runtime_folder(), [gpu.uuid for gpu in self.run.gpus]
+        if left_behind(folder):
+            with nvml_session():
+                self._undone += restore_left(folder, uuids, settable_gpu)
+
+    def _tell_of_last_steps(self) -> None:
+        lines = self._lines()
+        new, self._told = lines[self._told :], len(lines)
+        words = live_line(new)
+        if words:
+            self._how.tell(words)
+
+    def ended(self, code: int) -> Ran:
+        """Return how it went, once clocks are as they were found."""
+        told = self._hear()
+        self._conductor.process.wait()
+        undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
+        return Ran(
+            code=code,
+            why=told["why"],
+            undone=tuple(undone),
+            summary=summary_of(last_run(self._lines())),
+        )
+
+    def _lines(self) -> tuple[Line, ...]:
+        """Return the log, where it is a file that can be read again."""
+        log = Path(self._options["log"])
+        return read_log(log) if log.is_file() else ()
+
+    def stop(self) -> None:
+        """End the conductor, if it still runs."""
+        if self._conducting is None:
+            return
+        self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing before
+        if self._asked:
+            self._conducting.process.terminate()
+        self._hear()
+        self._conducting.close()
+
+
+def inject_folder() -> Path:
+    """Return the folder that has every Python wait for PyTorch, on its PYTHONPATH."""
+    return Path(runtime.__file__).parent / "trainer" / "inject"
+
+
+@contextmanager
+def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
+    """Check a plan, and make the files of its run; they go after the block.
+
+    Raises:
+        As `run.run`.
+    """
+    marks = marked(plan)
+    if how.arms:
+        parse_arms(how.arms, has_fixed=plan.fixed is not None)
+    window = guard_window(how)
+    found, simulated = checked_gpus(plan, how)
+    if not plan.modules:
+        how.tell(
+            "the plan does not know the modules of its launches, so marks are at the ends of "
+            "passes only: trace the step again for marks in between"
+        )
+    if marks.unmarked:
+        how.tell(
+            "changes of the plan that fall where nothing can be marked are timed from the mark "
+            f"before: {len(marks.unmarked)}"
+        )
+    calls = len(found) * timetable_of(scheduled(plan), marks.marks).calls
+    if calls > _MOST_CALLS:
+        how.tell(
+            f"calls that set clocks take {calls:.0%} of a step, one after the other for all GPUs "
+            f"({len(found)}), so changes will be late: plan with fewer, --max-switches"
+        )
+    run = Run.create(plan, marks, found, simulated=simulated)
+    log = run.steps if how.log is None else how.log.absolute()
+    options = {
+        "run": str(run.folder),
+        "log": str(log),
+        "dry": how.dry,
+        "arms": how.arms,
+        "window": window,
+        "metrics_port": how.metrics_port,
+    }
+    held = HeldRun(run, marks, how, options)
+    try:
+        yield held
+    finally:
+        held.stop()
+        run.remove()
