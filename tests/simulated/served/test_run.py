@@ -38,6 +38,13 @@ from small_training import Model, train
 torch.manual_seed(0)
 json.dump(train(Model(), int(sys.argv[1])), open(sys.argv[2], "w"))
 """
+_AWAITING = """
+import os, time
+for _ in range(6000):
+    if os.path.exists({log!r}) and os.path.getsize({log!r}):
+        break
+    time.sleep(0.01)
+"""
 # An optimiser asks PyTorch's compiler to leave it alone; loading that takes longer than the rest.
 _UNCOMPILED = """
 import sys, types
@@ -80,7 +87,10 @@ def test_clocks_follow_the_plan_and_are_given_back(
 ) -> None:
     """The guard learns at auto first, so that one run has steps of both."""
     log = tmp_path / "log.jsonl"
-    Path(command[1]).write_text(_SCRIPT)  # with all that a trainer loads
+    # With all that a trainer loads, while its conductor is there: machines may be slow, and steps
+    # are told some 0.3 s after they ended.
+    script = f"{_AWAITING.format(log=str(log))}{_SCRIPT}time.sleep(0.5)\n"
+    Path(command[1]).write_text(script)
     ran = run(plan(low_mhz=900), command, HowToRun(window=5, log=log))
 
     assert json.loads((tmp_path / "losses").read_text()) == _plain()
