@@ -58,7 +58,7 @@ def seen_cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     """
     samples = sample_set.samples
     powers = [sample.energy_j / sample.time_s for sample in samples]
-    limit_w = sample_set.gpu.power_limit_w or max(powers)
+    limit_w = sample_set.gpu.power_limit_w or max(powers, default=math.inf)
     capped = is_power_capped(samples, limit_w, CapMargin.FIT).tolist()
     if all(driver_says(sample.throttle_reasons) is None for sample in samples):
         capped = [

@@ -6,9 +6,9 @@ import pytest
 
 from made_up_samples import CORES, made_grid, made_sample, made_set
 from underclock.core.model.predictive import clocks_of
-from underclock.core.model.ran_clocks import ceiling_mhz
+from underclock.core.model.ran_clocks import ceiling_mhz, seen_cap
 from underclock.core.model.sample_rows import rows_of
-from underclock.records import Clocks, ThrottleReason
+from underclock.records import Clocks, GpuInfo, ThrottleReason
 
 
 def test_auto_ran_at_the_fastest_clocks_listed_where_nobody_looked() -> None:
@@ -20,6 +20,11 @@ def test_auto_ran_at_the_fastest_clocks_listed_where_nobody_looked() -> None:
 
     assert rows.core_mhz[rows.kernel == 1].tolist() == [900.0, 2010.0]
     assert rows.mem_mhz[rows.kernel == 1].tolist() == [9251.0, 9251.0]
+
+
+def test_without_samples_nothing_shows_the_cap() -> None:
+    unlimited = made_set([], gpu=GpuInfo(name="G"))
+    assert seen_cap(unlimited) == (math.inf, [])
 
 
 def test_a_memory_left_to_itself_runs_where_it_was_seen_to_not_at_the_fastest() -> None:
