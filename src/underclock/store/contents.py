@@ -14,7 +14,7 @@ from underclock.store.database import damaged
 from underclock.store.rows import RowReader, checksum, mixed_row_of, mixed_sample, row_of
 
 
-class Progress(NamedTuple):
+class Counts(NamedTuple):
     """How many samples were written, alone and in company, and the GPU time all took."""
 
     samples: int
@@ -37,14 +37,14 @@ class Contents:
     path: Path
     connection: sqlite3.Connection
 
-    def progress(self) -> Progress:
+    def progress(self) -> Counts:
         """Read how far the file is."""
         row = self.connection.execute(
             "SELECT samples, mixed, gpu_s, checksum FROM progress"
         ).fetchone()
         if row is None or row[3] != checksum(*row[:3]):
             raise damaged(self.path, "the number of its samples is not as it was written")
-        return Progress(*row[:3])
+        return Counts(*row[:3])
 
     def set_progress(self, samples: int, mixed: int, gpu_s: float) -> None:
         """Say how far the file is.
