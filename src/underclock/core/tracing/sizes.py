@@ -102,8 +102,6 @@ def without_sizes(shapes: str, instead: str = NO_SIZE, known: Collection[int] = 
         known: Numbers that came out of the data; by default sizes of pools alone are replaced.
     """
     rest = _RANGE.sub(instead, shapes)
-    if not known:
-        return rest
     return _NUMBER.sub(lambda number: instead if int(number[0]) in known else number[0], rest)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from underclock.hw.cuda.parts import SHAPING, Parts
 
-_SPLIT_ANYWAY = SHAPING | {"aten::copy_", "aten::_local_scalar_dense"}
+_COPY, _NUMBER = "aten::copy_", "aten::_local_scalar_dense"
+_SPLIT_ANYWAY = SHAPING | {_COPY, _NUMBER}
 _MOST_COUNTS = 4096  # of a tensor that may tell the host sizes; longer ones are data
 _CAPTURE_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
 
@@ -81,17 +82,30 @@ def waiting_operators(
 
 def _wrapped(torch: Any, parts: Parts, waiting: Sequence[str], backend: str) -> Iterator[Any]:
     """Put wrappers before kernels; the libraries yielded take them away."""
-    yield _wrap(torch, parts, backend)
-    for name in waiting:
+    for name, wrapper in _wrappers(torch, parts, waiting, backend).items():
         namespace, _, operator = name.partition("::")
         library = torch.library.Library(namespace, "IMPL")
-        kernel = torch.library.get_kernel(name, backend)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as below
-            library.impl(
-                operator, _between(parts, name.partition(".")[0], kernel), backend, with_keyset=True
-            )
+            warnings.simplefilter("ignore")  # it says that a kernel is overridden, as is meant
+            library.impl(operator, wrapper, backend, with_keyset=True)
         yield library
+
+
+def _wrappers(
+    torch: Any, parts: Parts, waiting: Sequence[str], backend: str
+) -> dict[str, Callable[..., Any]]:
+    """Return what to run instead of a kernel, by operator."""
+
+    def kernel(name: str) -> Any:
+        return torch.library.get_kernel(name, backend)
+
+    copy = kernel(_COPY)
+    return {
+        _COPY: _copying(torch, parts, copy),
+        _NUMBER: _reading(torch, parts, kernel(_NUMBER), copy),
+        **{name: _asking(parts, name, kernel(name)) for name in sorted(SHAPING)},
+        **{name: _between(parts, name.partition(".")[0], kernel(name)) for name in waiting},
+    }
 
 
 def _between(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
@@ -105,26 +119,6 @@ def _between(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
         return result
 
     return run
-
-
-def _wrap(torch: Any, parts: Parts, backend: str) -> Any:
-    """Put wrappers before PyTorch's own kernels; the library returned takes them away."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that a kernel is overridden, as is meant
-        copy = torch.library.get_kernel("aten::copy_", backend)
-        number = torch.library.get_kernel("aten::_local_scalar_dense", backend)
-        library.impl("copy_", _copying(torch, parts, copy), backend, with_keyset=True)
-        library.impl(
-            "_local_scalar_dense",
-            _reading(torch, parts, number, copy),
-            backend,
-            with_keyset=True,
-        )
-        for name in sorted(SHAPING):
-            asking = _asking(parts, name, torch.library.get_kernel(name, backend))
-            library.impl(name.removeprefix("aten::"), asking, backend, with_keyset=True)
-    return library
 
 
 def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
@@ -175,7 +169,7 @@ def _copying(torch: Any, parts: Parts, kernel: Any) -> Callable[..., Any]:
         if non_blocking and host.is_pinned():
             parts.keep(host)
             return kernel.call_boxed(keyset, to, source, True)
-        with parts.paused("aten::copy_"):
+        with parts.paused(_COPY):
             kernel.call_boxed(keyset, to, source, non_blocking)
             like = to if to.is_cuda else source
             pinned = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
