@@ -310,7 +310,7 @@ def test_every_kind_of_step_is_named_and_counted(name: str) -> None:
     assert not traced.step.obstacle
     named = [k for k in traced.step.kernels if k.launch and k.launch.operator]
     assert sum(kernel.count for kernel in named) >= 0.98 * len(traced.step.order)
-    assert all("the GPU waits for the host" in warning for warning in traced.step.warnings)
+    assert [w for w in traced.step.warnings if "the GPU waits for the host" not in w] == []
     passes = {kernel.pass_ for kernel in traced.step.kernels}
     assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= passes
     assert all(group.activity is not None for group in traced.groups)

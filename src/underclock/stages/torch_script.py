@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from underclock.core.tracing.captured import PlainRun
+from underclock.core.tracing.lost import saw_all
 from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
@@ -19,7 +20,7 @@ from underclock.hw.cuda.store_line import meet
 from underclock.hw.cuda.torch_step import check_free
 from underclock.records.launches import Traced
 from underclock.stages.script import Script
-from underclock.stages.torch_step import as_step, check_one_device, profiled_only
+from underclock.stages.torch_step import as_step, check_one_device, looks, profiled_only
 from underclock.stages.trace import TracePhase
 
 
@@ -49,8 +50,8 @@ def held_script(
 ) -> Iterator[CudaLauncher]:
     """Run a script to a step, hold it there with that step captured, and end it after the block.
 
-    The first of the script's steps is profiled, the last one captured; it does all that it does in
-    a plain run. What the script prints goes to stderr.
+    The first of the script's steps is profiled (where not all was seen, one or two more), the last
+    one captured; it does all that it does in a plain run. What the script prints goes to stderr.
 
     Args:
         script: What to run.
@@ -76,14 +77,18 @@ def held_script(
             torch.cuda.synchronize()
             taken_s.append(clock.now_s() - begun_s)
         tell(TracePhase.PROFILING)
-        with recorded() as trace:
-            meet(torch, clock)
-            yield
-            torch.cuda.synchronize()
+        left = looks()
+        for _ in range(script.last - script.first):
+            if not left:
+                yield
+                continue
+            with recorded() as trace:
+                meet(torch, clock)
+                yield
+                torch.cuda.synchronize()
+            left = 0 if saw_all(trace) else left - 1
         plain = PlainRun.of(trace, min(taken_s[1:], default=None))  # the first begins anywhere
         check_one_device(plain.seen, torch.cuda.current_device())
-        for _ in range(script.last - script.first - 1):
-            yield
         inputs, before = candidates(torch), Snapshot()
         tell(TracePhase.CAPTURING)
         try:

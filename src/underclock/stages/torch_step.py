@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from underclock.core.tracing.alignment import first_difference
 from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
+from underclock.core.tracing.lost import saw_all
 from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
@@ -16,12 +18,20 @@ from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import detached_after, profiler_detaches, quiet, recorded
+from underclock.hw.cuda.profiling import (
+    detached_after,
+    is_distributed,
+    profiler_detaches,
+    quiet,
+    recorded,
+)
 from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot, preserved
 from underclock.hw.cuda.torch_step import StepFunction, check_same, profile, warm_up
 from underclock.records.launches import Traced, TracedActivity
 from underclock.stages.trace import TracePhase
+
+_LOOKS = 3
 
 
 def _nothing(_phase: TracePhase) -> None:
@@ -105,7 +115,7 @@ def running_step(
         warm = Snapshot(run, known=at_first)
         warm.restore()
         tell(TracePhase.PROFILING)
-        trace = profile(step)
+        trace = looked_again(partial(profile, step), warm.restore, looks())
         plain = PlainRun.of(trace, step_s)
         waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
@@ -123,6 +133,35 @@ def running_step(
         except CannotCaptureError as exc:
             traced = profiled_only(name, exc, trace, plain)
         yield EagerLauncher(step, traced, nodes_of(plain.seen), warm)
+
+
+def looked_again(
+    look: Callable[[], Mapping[str, Any]], again: Callable[[], None], looks: int
+) -> Mapping[str, Any]:
+    """Return PyTorch's trace of a step; where it does not see all that runs, of another.
+
+    Args:
+        look: Runs the step once and returns its trace.
+        again: Called before it is run once more.
+        looks: How often it may be, 1 or more; the last one counts whatever it saw.
+
+    Raises:
+        DataError: What was returned is no such trace.
+    """
+    for _ in range(looks - 1):
+        trace = look()
+        if saw_all(trace):
+            return trace
+        again()
+    return look()
+
+
+def looks() -> int:
+    """Return how often a step may be profiled, as long as a look does not see all that runs.
+
+    Ranks that train together take one look each: no one of them can look again alone.
+    """
+    return 1 if is_distributed(torch()) else _LOOKS
 
 
 def _captured(

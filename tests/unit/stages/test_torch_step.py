@@ -1,11 +1,13 @@
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records.launches import NodeKind, TracedActivity
 from underclock.stages.load_step import load_step
-from underclock.stages.torch_step import check_one_device, obstacle_of
+from underclock.stages.torch_step import check_one_device, looked_again, obstacle_of
 from underclock.stages.trace import trace
 
 
@@ -84,3 +86,30 @@ def test_a_step_on_another_gpu_than_the_current_one_is_refused() -> None:
     with pytest.raises(UsageError, match="on GPU 1, and GPU 0 is the current one") as refused:
         check_one_device(seen, 0)
     assert "set_device(1)" in refused.value.hint
+
+
+BLIND: Mapping[str, Any] = {"traceEvents": []}
+SEEN: Mapping[str, Any] = {
+    "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 0.0, "dur": 1.0}]
+}
+
+
+@pytest.mark.parametrize(
+    ("traces", "looks", "taken"),
+    [((SEEN, BLIND), 3, 1), ((BLIND, SEEN, BLIND), 3, 2), ((BLIND, BLIND, BLIND, SEEN), 3, 3)],
+)
+def test_a_look_that_saw_nothing_is_taken_again_from_the_same_state(
+    traces: tuple[Mapping[str, Any], ...], looks: int, taken: int
+) -> None:
+    done: list[str] = []
+
+    def look() -> Mapping[str, Any]:
+        done.append("look")
+        return traces[done.count("look") - 1]
+
+    assert looked_again(look, lambda: done.append("again"), looks) is traces[taken - 1]
+    assert done == ["look", *["again", "look"] * (taken - 1)]
+
+
+def test_a_rank_looks_once() -> None:
+    assert looked_again(lambda: BLIND, lambda: pytest.fail("others do not look again"), 1) is BLIND

@@ -9,6 +9,7 @@ import msgspec
 from underclock.core.tracing.alignment import align, otherwise_captured, paired
 from underclock.core.tracing.host_bound import told_of_host
 from underclock.core.tracing.lockstep import told_of_collectives, with_shares
+from underclock.core.tracing.lost import check_seen, told_of_lost
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import Wait
@@ -23,11 +24,13 @@ class PlainRun:
         seen: In the order in which it was asked to; collectives with the share that is waited for.
         waits: For another stream, as far as the profile lists them.
         step_s: What such a run takes while nobody looks on, in s; ``None`` if unknown.
+        lost: What is to be said of launches that were not seen; ``None`` where all were.
     """
 
     seen: tuple[TracedActivity, ...]
     waits: tuple[Wait, ...] = ()
     step_s: float | None = None
+    lost: str | None = None
 
     @classmethod
     def of(cls, trace: Mapping[str, Any], step_s: float | None = None) -> "PlainRun":
@@ -41,7 +44,7 @@ class PlainRun:
             DataError: It is no such trace.
         """
         waits = stream_waits(trace)
-        return cls(with_shares(activities(trace), waits), waits, step_s)
+        return cls(with_shares(activities(trace), waits), waits, step_s, told_of_lost(trace))
 
 
 def captured_step(
@@ -64,10 +67,13 @@ def captured_step(
         data_sizes: As for `step.traced_step`.
 
     Raises:
+        MeasurementError: Nothing was seen of the plain run.
         DataError: It launches nothing.
     """
+    check_seen(len(plain.seen), len(nodes))
     aligned = align(nodes, plain.seen)
     told = (
+        plain.lost,
         otherwise_captured(nodes, aligned, plain.seen),
         told_of_collectives(plain.seen, plain.waits),
         told_of_host(plain.seen, plain.step_s),
@@ -110,11 +116,11 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     Raises:
         DataError: It launches nothing.
     """
-    told = told_of_collectives(plain.seen, plain.waits)
+    told = (plain.lost, told_of_collectives(plain.seen, plain.waits))
     return traced_step(
         name,
         nodes_of(plain.seen),
         plain.seen,
-        warnings=[told] if told else [],
+        warnings=[words for words in told if words],
         obstacle=obstacle,
     )

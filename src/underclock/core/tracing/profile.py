@@ -7,7 +7,7 @@ the operators, modules and autograd functions that were open on its thread at th
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,11 +26,12 @@ from underclock.core.tracing.host import (
 from underclock.records import Pass
 from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
 
-_GPU = {
+GPU = {
     "kernel": NodeKind.KERNEL,
     "gpu_memset": NodeKind.MEMSET,
     "gpu_memcpy": NodeKind.COPY,
 }
+"""Categories of the events that are the GPU's own."""
 _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cuMemsetD32Async
     ("LaunchKernel", NodeKind.KERNEL),
     ("LaunchCooperativeKernel", NodeKind.KERNEL),
@@ -73,7 +74,7 @@ def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     host = host_timeline(events)
     done = []
     for event in _gpu_events(events, host):
-        kind = _GPU[event["cat"]]
+        kind = GPU[event["cat"]]
         arguments = event.get("args", {})
         one = _activity(event, kind, host)
         if kind is NodeKind.KERNEL:
@@ -101,14 +102,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """
     events = complete_events(trace)
     host = host_timeline(events)
-    marks = {_CAPTURE_BEGINS: True, _CAPTURE_ENDS: False}
-    turns = sorted((float(e["ts"]), marks[e["name"]]) for e in events if e["name"] in marks)
-    moments = [moment for moment, _ in turns]
-
-    def is_captured(event: Mapping[str, Any]) -> bool:
-        before = bisect_left(moments, float(event["ts"]))
-        return before > 0 and turns[before - 1][1]
-
+    is_captured = while_capturing(events)
     calls = [
         (event, kind)
         for event in events
@@ -121,6 +115,23 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
         msgspec.structs.replace(_activity(event, kind, host), duration_s=0.0)
         for event, kind in calls
     )
+
+
+def while_capturing(events: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return what says of a call whether a graph was being captured: then it ran nothing.
+
+    Args:
+        events: Complete ones, of the calls too.
+    """
+    marks = {_CAPTURE_BEGINS: True, _CAPTURE_ENDS: False}
+    turns = sorted((float(e["ts"]), marks[e["name"]]) for e in events if e["name"] in marks)
+    moments = [moment for moment, _ in turns]
+
+    def is_captured(event: Mapping[str, Any]) -> bool:
+        before = bisect_left(moments, float(event["ts"]))
+        return before > 0 and turns[before - 1][1]
+
+    return is_captured
 
 
 def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
@@ -189,7 +200,7 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
 def _gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[Mapping[str, Any]]:
     """Return what the GPU did, in the order it was asked to."""
-    gpu = [event for event in events if event.get("cat") in _GPU]
+    gpu = [event for event in events if event.get("cat") in GPU]
     gpu.sort(key=lambda event: host.called_us.get(correlation_of(event), float(event["ts"])))
     return gpu
 

@@ -28,6 +28,10 @@ SPACING_S = 0.02
 about 0.1 ms of the conductor's processor; from the one before, the next is known within 0.05 ms,
 and mostly within 0.8 ms, where they lie 4 ms apart (measured on an H200)."""
 
+LEAST_APART_S = 1e-4
+"""Between any two marks. The conductor looks this often at most, and of two that come sooner after
+one another it never sees the first; the one before tells as well when the other is reached."""
+
 _BREAKS = {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
 
 
@@ -85,7 +89,7 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     clocks = schedule.clocks
     boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
     passes = [plan.runs[kernel].pass_ for kernel in plan.order]
-    known = places_of(plan.modules, passes)
+    known = seen_apart(places_of(plan.modules, passes), schedule.launch_s)
     if len(known) == 1:
         raise UsageError(
             f"nothing of {plan.workload} can be marked but its beginning, and one mark over and "
@@ -150,6 +154,23 @@ def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ..
             if len(backward.get(path, ())) == len(visits):
                 _note(found, BACK, path, [first for first, _ in backward[path]])
     return tuple(found[launch] for launch in sorted(found))
+
+
+def seen_apart(known: Sequence[Place], launch_s: Sequence[float]) -> tuple[Place, ...]:
+    """Return the places that come long enough after the one before, and before the next step.
+
+    Args:
+        known: In launch order, the first at launch 0, which is kept.
+        launch_s: How long each launch takes.
+    """
+    starts_s = list(itertools.accumulate(launch_s, initial=0.0))
+    kept = [known[0]]
+    for place in known[1:]:
+        at_s = starts_s[place.launch]
+        before_s = starts_s[kept[-1].launch]
+        if at_s - before_s >= LEAST_APART_S and starts_s[-1] - at_s >= LEAST_APART_S:
+            kept.append(place)
+    return tuple(kept)
 
 
 def chosen(

@@ -18,7 +18,14 @@ from underclock.errors import UsageError
 from underclock.records import Pass
 from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
-from underclock.runtime.trainer.places import Place, chosen, marked, places_of
+from underclock.runtime.trainer.places import (
+    LEAST_APART_S,
+    Place,
+    chosen,
+    marked,
+    places_of,
+    seen_apart,
+)
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 F, B, O, N = Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OTHER  # noqa: E741 - as few letters as launches
@@ -119,6 +126,38 @@ def test_marks_ascend_and_lie_apart_but_at_changes(
         apart = (other - one) * 1e-3 >= spacing_s - 1e-12
         assert apart or {one, other} <= needed or (len(marks) == 2 and needed == {0})
     assert len(marks) > 1 or len(known) == 1
+
+
+@given(
+    st.lists(st.floats(1e-7, 1e-3), min_size=1, max_size=40),
+    st.sets(st.integers(0, 39)),
+)
+def test_no_mark_is_overtaken_before_anybody_can_have_seen_it(
+    launch_s: list[float], at: set[int]
+) -> None:
+    starts_s = [0.0, *itertools.accumulate(launch_s)]
+    launches = sorted({0, *(each for each in at if each < len(launch_s))})
+    known = [Place(launch=each, event=ENTER) for each in launches]
+
+    kept = seen_apart(known, launch_s)
+
+    assert kept[0].launch == 0
+    times_s = [starts_s[place.launch] for place in kept]
+    for before_s, after_s in itertools.pairwise([*times_s, starts_s[-1]]):
+        assert after_s - before_s >= LEAST_APART_S or (after_s == starts_s[-1] and before_s == 0.0)
+    for place in known:  # where one is left out, another is as near
+        near = [*times_s, starts_s[-1]]
+        assert min(abs(starts_s[place.launch] - each) for each in near) < LEAST_APART_S or (
+            place in kept
+        )
+
+
+def test_a_mark_that_comes_at_once_after_the_step_s_leaves_the_step_s_to_be_seen() -> None:
+    known = [Place(launch=each, event=ENTER) for each in (0, 1, 3, 4)]
+
+    kept = seen_apart(known, [1e-6, 15e-6, 1e-3, 5e-3, 50e-6])
+
+    assert [place.launch for place in kept] == [0, 3]
 
 
 def test_a_short_step_with_one_place_that_matters_gets_another_near_its_middle() -> None:
