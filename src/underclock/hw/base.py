@@ -166,6 +166,11 @@ class Launcher(Protocol):
         """
         ...
 
+    @property
+    def look_s(self) -> float:
+        """What it takes to begin a look at launches and to read it, besides looking on."""
+        ...
+
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of numbers taken so far must know of what ran."""
         ...
@@ -267,8 +272,13 @@ class Measurer(Protocol):
         """
         ...
 
-    def takes_s(self, launch_s: float) -> float:
-        """Return about how long it takes to measure a kernel whose launch takes that long."""
+    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long.
+
+        Args:
+            launch_s: That long.
+            timed: Whether its launches are timed as well.
+        """
         ...
 
     def hold(self, clocks: Clocks) -> AbstractContextManager[None]:

@@ -164,10 +164,12 @@ class GpuMeasurer:
                     return now_c
                 before_c = now_c
 
-    def takes_s(self, launch_s: float) -> float:
+    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
         """Return about how long it takes to measure a kernel whose launch takes that long."""
         measuring = self._measuring
-        return measuring.kernel_warm_s + max(measuring.window_s, measuring.launches * launch_s)
+        window_s = max(measuring.window_s, measuring.launches * launch_s)
+        look_s = self._look_s(window_s, launch_s) + self._launcher.look_s if timed else 0.0
+        return measuring.kernel_warm_s + window_s + look_s
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:

@@ -151,8 +151,12 @@ class LogCosts:
 
     @property
     def log(self) -> Floats:
-        """Logarithms of time in s and power in W. Shape (2, R)."""
-        log: Floats = np.log(np.array([self.time_s, self.power_w]))
+        """Logarithms of time in s and power in W; NaN where constants give less than 0.
+
+        Shape (2, R).
+        """
+        values = np.array([self.time_s, self.power_w])
+        log: Floats = np.log(values, out=np.full_like(values, np.nan), where=values > 0.0)
         return log
 
     def by_kernel(self) -> Floats:

@@ -85,9 +85,9 @@ class OneKernelMeasurer:
         del kernels
         return self._inner.warm(self._launches)
 
-    def takes_s(self, launch_s: float) -> float:
+    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
         """Return about how long it takes to measure a step that takes that long."""
-        return self._inner.takes_s(launch_s)
+        return self._inner.takes_s(launch_s, timed=timed)
 
     def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
         """Hold clocks from entry to exit."""

@@ -18,7 +18,6 @@ from underclock.units import format_duration
 
 _TICK_S = 0.1  # until the energy counter's next step, at both ends of a window: half of one each
 _HEAT_S, _WARMER_C = 30.0, 40.0  # time constant of a board, and how much warmer work makes it
-_TIMED = 0.4  # of a window, for which launches are timed after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +72,13 @@ def expected_of(
     if Capability.RUN not in measurer.capabilities or measuring is None:
         return None
     steers, whole = campaign.steers(measurer), bool(samples.order) and campaign.in_situ
-    each_s = measurer.takes_s(0.0) + _TICK_S
+    each_s = measurer.takes_s(0.0, timed=steers) + _TICK_S
     done = len(samples.samples) + len(samples.in_situ)
     limit_s = campaign.limit_s(steers=steers)
     goal = f"the promise is sure to {100.0 * campaign.precision:g} %"
     if steers:
         first = first_measurements(len(samples.kernels), whole=whole)
         done = len(samples.mixed)
-        each_s += _TIMED * measuring.window_s
     elif samples.expected_samples is None:
         first = first_looks(samples, campaign, whole=whole)
         each_s += measuring.settle_s / max(1, len(samples.kernels))

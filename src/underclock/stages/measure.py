@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from underclock.core.steering.agenda import fewest_measurements
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.records import Clocks, Kernel, MeasurementSettings, SampleSet, Step
@@ -113,7 +114,9 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         told = progress or (lambda _tally: None)
         adaptive = campaign.on(measurer) is Grid.ADAPTIVE
         if adaptive and not path.exists():
-            _check_time_limit(measurer, header, campaign.time_limit_s)
+            _check_time_limit(
+                measurer, header, campaign.time_limit_s, steers=campaign.steers(measurer)
+            )
         if one is not None and step is not None:
             header = msgspec.structs.replace(
                 header,
@@ -141,24 +144,32 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
         return record(measurer, path, header, take)
 
 
-def _check_time_limit(measurer: Measurer, header: SampleSet, time_limit_s: float | None) -> None:
+def _check_time_limit(
+    measurer: Measurer, header: SampleSet, time_limit_s: float | None, *, steers: bool
+) -> None:
     """Refuse to begin what would end before anything can be compared with auto.
 
     Raises:
-        UsageError: The time limit does not last until every kernel was seen once.
+        UsageError: The time limit does not last until every kernel was seen once; where clocks are
+            steered, until the step was, and one kernel.
     """
     measuring = header.provenance.measuring if header.provenance else None
     if time_limit_s is None or measuring is None:
         return
-    looks = len(header.kernels) + bool(header.order)
-    least_s = measuring.least_warm_s + measuring.settle_s + looks * measurer.takes_s(0.0)
+    whole = bool(header.order)
+    if steers:
+        looks, seen = fewest_measurements(whole=whole) + 1, "the step, and its longest kernel"
+    else:
+        looks = len(header.kernels) + whole
+        seen = f"auto clocks once for each of {len(header.kernels)} kernels"
+    each_s = measurer.takes_s(0.0, timed=steers)
+    least_s = measuring.least_warm_s + measuring.settle_s + looks * each_s
     if time_limit_s < least_s:
         raise UsageError(
             f"a time limit of {format_duration(time_limit_s)} tells nothing: warming up takes "
             f"{format_duration(measuring.least_warm_s)} at least, and every sample "
-            f"{format_duration(measurer.takes_s(0.0))}",
-            hint=f"--time-limit {math.ceil(least_s)}s is the least that helps: auto clocks once "
-            f"for each of {len(header.kernels)} kernels",
+            f"{format_duration(each_s)}",
+            hint=f"--time-limit {math.ceil(least_s)}s is the least that helps: {seen}",
         )
 
 

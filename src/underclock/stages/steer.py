@@ -5,6 +5,7 @@ where it stopped.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -46,13 +47,14 @@ class SteeringRun:
         if self._spent(self._recorder.file.sample_set()):
             return
         companion = self._try_company()
+        takes_s = partial(self._bench.takes_s, timed=True)
         self._tell("warming the GPU to a steady temperature")
         self._bench.warm(self._launches or list(self._kernels.values()))
         while not self._spent(samples := self._recorder.file.sample_set()):
             if not self._launches:
                 samples = _without_order(samples)
             agenda = SteeringAgenda.of(samples, self._shape, companion=companion)
-            wanted = agenda.next(self._bench.takes_s, self._limits.precision)
+            wanted = agenda.next(takes_s, self._limits.precision)
             if wanted is None:
                 self._tell("nothing more would tell much")
                 return

@@ -63,6 +63,7 @@ class FakeLauncher:
     clock: FakeClock
     launch_s: float = 0.01
     running: FakeLoop | None = None
+    look_s: float = 0.0
 
     def notes(self) -> tuple[str, ...]:
         return ()

@@ -27,9 +27,11 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, Objective, SampleSet, Step
 from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.stages.measure import Tally, measure
+from underclock.stages.plan import plan
 from underclock.stages.real import neighbour_notes
 from underclock.stages.recording import Recorder, record
 from underclock.stages.steer import SteeringRun
+from underclock.stages.trace import trace
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 
@@ -152,8 +154,50 @@ def test_a_time_limit_ends_a_campaign(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_that_ends_in_warming_up_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="tells nothing"):
+    with pytest.raises(UsageError, match="tells nothing") as caught:
         _steer(tmp_path / "s.db", Campaign(clocks=ClockControl.STEER, time_limit_s=1.0))
+
+    assert "the step, and its longest kernel" in caught.value.hint
+
+
+def test_the_longest_kernels_are_measured_first(steered: SampleSet) -> None:
+    whole = steered.mixed[0]
+    busy_s = {k.name: k.count * s for k, s in zip(steered.kernels, whole.kernel_s, strict=True)}
+    alone = [s.kernel for s in steered.mixed if s.kernel and s.mix == ALONE]
+
+    assert alone == sorted(busy_s, key=lambda name: -busy_s[name])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path, seed: int) -> None:
+    """A fit to clocks that are nearly one may expect less power than none far from it."""
+    samples = measure(
+        trace("gpt3-xl"),
+        gpu="sim:h200",
+        to=tmp_path / "s.db",
+        campaign=Campaign(clocks=ClockControl.STEER, max_samples=2),
+        measuring=_COLD,
+        seed=seed,
+    )
+
+    assert plan(samples).headline.energy_change == 0.0
+
+
+@pytest.mark.parametrize("most", [1, 4, 8, 9, 10, 13, 19])
+def test_a_campaign_may_end_anywhere_and_is_planned(steered: SampleSet, most: int) -> None:
+    mixed = steered.mixed[:most]
+    alone = {s.kernel for s in mixed if s.kernel and s.mix == ALONE}
+    steps = sum(not s.kernel and s.mix == ALONE for s in mixed)
+    samples = tuple(s for s in steered.samples if s.kernel in alone)
+    cut = msgspec.structs.replace(
+        steered, mixed=mixed, samples=samples, in_situ=steered.in_situ[:steps]
+    )
+
+    best = plan(cut).headline
+
+    assert best.energy_interval is not None
+    assert best.energy_change is not None
+    assert best.energy_interval[0] <= best.energy_change <= best.energy_interval[1]
 
 
 def test_a_gpu_that_never_reaches_its_cap_is_measured_where_it_runs(tmp_path: Path) -> None:
@@ -171,6 +215,7 @@ class _Refusing:
         self._error = error
         self._only_hot = only_hot
         self.loops = 0
+        self.look_s = 0.0
 
     def loop(
         self, kernels: Sequence[Kernel], mix: Mix | None = None
@@ -402,7 +447,8 @@ class _Blind:
         del kernels
         return 55.0
 
-    def takes_s(self, launch_s: float) -> float:
+    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
+        del timed
         return launch_s
 
     def notes(self) -> tuple[str, ...]:

@@ -61,8 +61,9 @@ def held_rows(
             model, ladder, temperature_c=Warmth.own(sample_set), limit_w=math.inf
         )
         for (k, mem), samples in groups.items():
-            if mem == mem_mhz:
-                rows += _rows_of(samples, _Curve.of(posterior, model.rows, k, mem_mhz))
+            curve = _Curve.of(posterior, model.rows, k, mem_mhz) if mem == mem_mhz else None
+            if curve is not None:
+                rows += _rows_of(samples, curve)
     return tuple(rows)
 
 
@@ -91,17 +92,27 @@ class _Curve:
     noise: tuple[float, float]
 
     @classmethod
-    def of(cls, posterior: Posterior, rows: Rows, kernel: int, mem_mhz: float) -> "_Curve":
-        """Return the curve of a kernel, of a posterior at ascending clocks."""
+    def of(cls, posterior: Posterior, rows: Rows, kernel: int, mem_mhz: float) -> "_Curve | None":
+        """Return the curve of a kernel, of a posterior at ascending clocks.
+
+        Returns:
+            ``None`` where too little of it is known: a fit to rows at one and the same clock may
+            expect no power at all, or less, far from it.
+        """
+        log_mhz = np.log([clocks.core_mhz or math.nan for clocks in posterior.settings])
+        log_s, log_w = posterior.log_s[kernel], posterior.log_w[kernel]
+        known = np.isfinite(log_mhz + log_s + log_w)
+        if known.sum() < _FEWEST:
+            return None
         own = slice(*rows.bounds[kernel : kernel + 2])
         noise_s, noise_w = posterior.noise[:, kernel].tolist()
         return cls(
             kernel=kernel,
             mem_mhz=mem_mhz,
-            log_mhz=np.log([clocks.core_mhz or math.nan for clocks in posterior.settings]),
-            log_s=posterior.log_s[kernel],
-            log_w=posterior.log_w[kernel],
-            variance=posterior.variance(1.0, 0.0)[kernel],
+            log_mhz=log_mhz[known],
+            log_s=log_s[known],
+            log_w=log_w[known],
+            variance=posterior.variance(1.0, 0.0)[kernel][known],
             rows_mhz=rows.core_mhz[own][rows.mem_mhz[own] == mem_mhz],
             noise=(noise_s, noise_w),
         )

@@ -1,8 +1,8 @@
 """What a steering campaign measures next, from what is on file alone.
 
-The whole step at auto; what company draws by itself; each kernel alone, for no fit goes without
-one; the step in company, which tells the time of every kernel at once; and then, for energy,
-whatever tells most per second.
+The whole step at auto; what company draws by itself; each kernel alone that matters, the longest
+first; the step in company, which tells the time of every kernel at once; the other kernels, for no
+fit goes without one; and then, for energy, whatever tells most per second.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ from underclock.records import Mix, MixSample, SampleSet
 _WHOLE_STEPS, _METERED_STEPS = 4, 2
 # Of the way from the companion's clock to boost.
 _LADDER = (1.0, 0.5, 0.25, 0.75, 0.1, 0.6, 0.35, 0.9)
+_MOST = 0.95  # of the step's time
 _FIRST_RUNGS = 2  # enough to say which company a step needs
 _STEPS = (0.1, 1.0, 0.3, 0.5, 0.75)  # of the same way, for the step
 _REPEATS = 2  # of a rung where the companion is taken off
@@ -53,8 +54,18 @@ def first_measurements(kernels: int, *, whole: bool) -> int:
         kernels: Of the step.
         whole: Whether the step is run whole too.
     """
-    of_step = _WHOLE_STEPS + _METERED_STEPS + len(_STEPS) if whole else 0
-    return of_step + len((IDLING, COMPANIONS)) + kernels + len(_LADDER)
+    steps = len(_STEPS) if whole else 0
+    return fewest_measurements(whole=whole) + kernels + steps + len(_LADDER)
+
+
+def fewest_measurements(*, whole: bool) -> int:
+    """Return how many measurements come before the first kernel.
+
+    Args:
+        whole: Whether the step is run whole too.
+    """
+    of_step = _WHOLE_STEPS + _METERED_STEPS if whole else 0
+    return of_step + len((IDLING, COMPANIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +137,12 @@ class SteeringAgenda:
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
+        most, rest = self._alone()
         offers = (
-            self._alone(),
+            most,
             self._ladder(self.bench, _LADDER[:_FIRST_RUNGS]),
             self._steps(self.bench),
+            rest,
             self._ladder(self.bench, _LADDER),
         )
         offered = next(itertools.chain(*offers), None)
@@ -215,12 +228,28 @@ class SteeringAgenda:
         # At boost a peak of power may hold launches back: what it draws there misleads below.
         return [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ] or seen
 
-    def _alone(self) -> Iterator[Wanted]:
-        """Offer kernels that were not measured alone yet."""
+    def _alone(self) -> tuple[Iterator[Wanted], Iterator[Wanted]]:
+        """Offer kernels not measured alone yet: those most of the step's time goes to, the rest.
+
+        Longest first, for a time limit may end the campaign anywhere. Where the step never ran
+        whole nobody knows which those are: then all come at first, in order.
+        """
+        kernels = self.samples.kernels
+        step = next((s for s in self.samples.mixed if not s.kernel and s.mix == ALONE), None)
+        names, most = [kernel.name for kernel in kernels], len(kernels)
+        if self.samples.order and step is not None:
+            busy_s = {
+                k.name: k.count * each_s for k, each_s in zip(kernels, step.kernel_s, strict=True)
+            }
+            names.sort(key=lambda name: -busy_s[name])
+            sums_s = itertools.accumulate(busy_s[name] for name in names)
+            most = 1 + sum(sum_s < _MOST * sum(busy_s.values()) for sum_s in sums_s)
         done = {s.kernel for s in self.samples.mixed if s.mix == ALONE}
-        for kernel in self.samples.kernels:
-            if kernel.name not in done:
-                yield Wanted(kernel.name, ALONE)
+        first, rest = (
+            (Wanted(name, ALONE) for name in part if name not in done)
+            for part in (names[:most], names[most:])
+        )
+        return first, rest
 
 
 def _bench(samples: SampleSet, apart: Apart) -> Bench:

@@ -21,7 +21,7 @@ from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.launch_durations import places_of
 from underclock.hw.cuda.profiling import detach
 from underclock.hw.cuda.state import Snapshot, finally_unless_stuck
-from underclock.hw.cuda.timing import CudaLoop
+from underclock.hw.cuda.timing import LOOK_S, CudaLoop
 from underclock.hw.cuda.torch_step import StepFunction
 from underclock.hw.lockstep import Alone, Pace
 from underclock.hw.rounds import Round
@@ -112,6 +112,11 @@ class EagerLauncher:
                 company=tuple(place for place, _ in after),
             )
             yield self._running(feed, round_, rounds, launched)
+
+    @property
+    def look_s(self) -> float:
+        """What it takes to begin a look at launches and to read it, besides looking on."""
+        return LOOK_S
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of the step that its numbers do not tell."""

@@ -26,7 +26,7 @@ from underclock.hw.cuda.round_graphs import (
     step_graphs,
 )
 from underclock.hw.cuda.state import Snapshot
-from underclock.hw.cuda.timing import CudaLoop
+from underclock.hw.cuda.timing import LOOK_S, CudaLoop
 from underclock.hw.lockstep import Alone, Pace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
@@ -82,6 +82,11 @@ class CudaLauncher:
         launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)
         with _naming(launched), running as loop:
             yield loop
+
+    @property
+    def look_s(self) -> float:
+        """What it takes to begin a look at launches and to read it, besides looking on."""
+        return LOOK_S
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of kernels that their numbers do not tell."""
