@@ -159,6 +159,15 @@ def test_launches_are_timed_after_the_window_while_the_loop_still_runs() -> None
     assert plain.durations is None
 
 
+def test_a_look_at_launches_takes_its_part_of_a_window_and_what_a_profiler_needs() -> None:
+    clock = FakeClock()
+    measurer = _bench(250.0, FakeGpu(clock, 250.0), FakeLauncher(clock, look_s=1.5))
+
+    plain_s = measurer.takes_s(0.05)
+    window_s = plain_s - MeasurementSettings().kernel_warm_s
+    assert measurer.takes_s(0.05, timed=True) == pytest.approx(plain_s + 0.5 * window_s + 1.5)
+
+
 def test_of_a_long_step_a_few_rounds_are_timed_however_long_its_window() -> None:
     clock = FakeClock()
     launcher = FakeLauncher(clock, launch_s=2.0)
