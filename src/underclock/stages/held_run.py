@@ -148,16 +148,18 @@ class HeldRun:
         """Wait for the conductor's last words; where it has none, see to what it set ourselves."""
         if self._words is not None:
             return self._words
+        was_asked = self._asked
         try:
             words = self._conductor.ended()
         except UnderclockError as exc:
+            was_asked = False  # whom we ask to end says how: it was gone before, or failed at it
             self._restore()
             undone = self._undone
             done = [line for one in undone for line in (*one.done, *one.failed)]
             why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
             words = {"why": why, "undone": [one._asdict() for one in undone]}
         self._words = words
-        if words["why"] != TRAINER_ENDED and not self._asked:
+        if words["why"] != TRAINER_ENDED and not was_asked:
             self._how.tell(f"clocks are held no more: {words['why']}")
         if any(gpu["failed"] for gpu in words["undone"]):
             self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")

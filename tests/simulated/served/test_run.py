@@ -21,7 +21,7 @@ from underclock.records.runs import StepLine
 from underclock.runtime.conductor.run_files import Run, tidy
 from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.trainer import page as pages
-from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.stages.applied import applied, lightning_callback, transformers_callback
 from underclock.stages.held_run import held_run
 from underclock.stages.how_to_run import HowToRun
@@ -215,6 +215,24 @@ def test_more_gpus_than_setters_can_be_called_for_are_told_of() -> None:
     with held_run(plan(), HowToRun(gpus=gpus, dry=True, tell=told.append)):
         pass
     assert not any("will be late" in sentence for sentence in told)
+
+
+@pytest.mark.usefixtures("served")
+def test_a_conductor_that_dies_as_it_is_asked_to_end_is_told_of(folder: Path) -> None:
+    told: list[str] = []
+    with held_run(plan(), HowToRun(tell=told.append)) as held:
+        held.start(os.getpid())
+        (lock,) = folder.glob("GPU-*.lock")
+        conductor, watcher = named_in(lock)
+        assert conductor
+        assert watcher
+        os.kill(conductor.pid, signal.SIGSTOP)
+        os.kill(watcher.pid, signal.SIGKILL)
+        dies = threading.Timer(0.05, os.kill, (conductor.pid, signal.SIGKILL))
+        dies.start()  # when the block ends it lives still, and says nothing any more
+    dies.join()
+
+    assert any("clocks are held no more" in sentence for sentence in told), told
 
 
 @pytest.fixture

@@ -61,15 +61,14 @@ def held_rows(
             model, ladder, temperature_c=Warmth.own(sample_set), limit_w=math.inf
         )
         for (k, mem), samples in groups.items():
-            curve = _Curve.of(posterior, model.rows, k, mem_mhz) if mem == mem_mhz else None
-            if curve is not None:
-                rows += _rows_of(samples, curve)
+            if mem == mem_mhz:
+                rows += _rows_of(samples, _Curve.of(posterior, model.rows, k, mem_mhz))
     return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """What a fit expects of a kernel at the core clocks of one memory clock.
+    """What a fit expects of a kernel at the core clocks of one memory clock, where it expects any.
 
     Attributes:
         kernel: Index of the kernel.
@@ -92,18 +91,15 @@ class _Curve:
     noise: tuple[float, float]
 
     @classmethod
-    def of(cls, posterior: Posterior, rows: Rows, kernel: int, mem_mhz: float) -> "_Curve | None":
+    def of(cls, posterior: Posterior, rows: Rows, kernel: int, mem_mhz: float) -> "_Curve":
         """Return the curve of a kernel, of a posterior at ascending clocks.
 
-        Returns:
-            ``None`` where too little of it is known: a fit to rows at one and the same clock may
-            expect no power at all, or less, far from it.
+        A fit to rows at one and the same clock may expect less power than none far from it: nothing
+        is expected there.
         """
         log_mhz = np.log([clocks.core_mhz or math.nan for clocks in posterior.settings])
         log_s, log_w = posterior.log_s[kernel], posterior.log_w[kernel]
         known = np.isfinite(log_mhz + log_s + log_w)
-        if known.sum() < _FEWEST:
-            return None
         own = slice(*rows.bounds[kernel : kernel + 2])
         noise_s, noise_w = posterior.noise[:, kernel].tolist()
         return cls(
@@ -189,7 +185,7 @@ def _rows_of(samples: Sequence[Sample], curve: _Curve) -> list[FitRow]:
     asked_mhz = min(float(s.asked.core_mhz or math.inf) for s in samples)
     below_mhz = curve.rows_mhz[curve.rows_mhz < asked_mhz]
     # Of a kernel that was seen to hold no clock, nobody knows how time follows the clock.
-    if not len(below_mhz):
+    if not len(below_mhz) or len(curve.log_mhz) < _FEWEST:
         return []
     held_mhz = float(below_mhz.max())
     read = [s.observed.core_mhz for s in samples if s.observed and s.observed.core_mhz]
