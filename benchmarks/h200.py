@@ -3,7 +3,8 @@
     UNDERCLOCK_READ_ONLY=1 python benchmarks/h200.py RESULTS.json [PART=STEP ...]
 
 Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
-(of the user's step, before and after), ``twins``, ``repeat``, ``stretch`` or ``watch``.
+(of the user's step, before and after), ``streams`` (what a launch takes), ``twins``, ``repeat``,
+``stretch`` or ``watch``.
 `benchmarks/h200_page.py` turns the results into docs/evidence/h200/.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 import torch as library
 
+from step_speed import calls, launches, speed_ms, speeds
 from underclock.core.costs.breakdown import breakdown
 from underclock.core.costs.cap import driver_says
 from underclock.errors import StuckError
@@ -39,91 +41,19 @@ from underclock.stages.campaign import Campaign
 from underclock.stages.load_step import load_step
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of
-from underclock.stages.torch_step import held_step, measured_step
+from underclock.stages.torch_step import held_step
 from underclock.stages.trace import trace
 from underclock.stages.watch import watch
 from underclock.store import write_document
 
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
+NAMED = {"brief": "whole"}  # in the results
 WINDOWS = 10
-STEPS, LEAST_STEPS, SETTLING = 60, 12, 5
-LOOK_MS, SPEED_WARM_S = 2e3, 2.0
 BRIEF = msgspec.structs.replace(
     QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
 )
 REPEATED = MeasurementSettings(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
-
-
-def speed_ms(step: Callable[[], object]) -> dict[str, float]:
-    """Return how long a step takes as its user runs it, in ms: of many, a tenth takes less, half.
-
-    Where the host bounds a step, others on the machine only ever make it slower.
-    """
-    settling_ms = [_once_ms(step) for _ in range(SETTLING)]
-    times = min(STEPS, max(LEAST_STEPS, round(LOOK_MS / min(settling_ms))))
-    tenths = statistics.quantiles((_once_ms(step) for _ in range(times)), n=10)
-    return {"tenth": tenths[0], "median": tenths[4]}
-
-
-def _once_ms(step: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    begun_s = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - begun_s)
-
-
-def speeds(source: str, gpu: NvmlGpu) -> dict[str, Any]:
-    """Compare a step's speed before and after it was traced and timed inside, the GPU as warm.
-
-    A step at the power cap gets slower as the GPU gets warmer, whatever was done to it; so does one
-    away from it where the driver lowers the clocks of a warm GPU.
-    """
-    function = load_step(source)
-
-    def look() -> dict[str, Any]:
-        ends_s = time.perf_counter() + SPEED_WARM_S
-        while time.perf_counter() < ends_s:
-            function()
-        taken = speed_ms(function)
-        function()
-        ran_at = {"core_mhz": gpu.observed().core_mhz, "temperature_c": gpu.temperature_c()}
-        torch.cuda.synchronize()
-        return taken | ran_at
-
-    before, called = [look(), look()], [calls(function)]
-    trace(function)
-    traced = [look(), look()]
-    called.append(calls(function))
-    with measured_step(function, name=source) as launcher:
-        step = launcher.traced.step
-        with launcher.loop([step.kernels[index] for index in step.order]) as loop:
-            for _ in range(2):
-                loop.durations(0.5)
-    measured = [look(), look()]
-    called.append(calls(function))
-    return {"before": before, "traced": traced, "measured": measured, "calls": called}
-
-
-def calls(step: Callable[[], object]) -> int:
-    """Return the calls that Python makes in a step, C functions included: what is left shows."""
-    made = 0
-
-    def count(_frame: object, event: str, _arg: object) -> None:
-        nonlocal made
-        made += event in {"call", "c_call"}
-
-    gc.collect()
-    gc.disable()
-    sys.setprofile(count)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    torch.cuda.synchronize()
-    return made
 
 
 def state_digest() -> int:
@@ -346,25 +276,35 @@ def main() -> None:
 
         for part in parts:
             kind, _, source = part.partition("=")
-            path = str(ZOO / source)
-            if kind in {"whole", "brief"}:
-                measuring = QUICK if kind == "whole" else BRIEF
-                save(f"whole {source}", whole(path, to.parent, measuring))
-            elif kind == "speed":
-                save(f"speed {source}", speeds(path, gpu))
-            elif kind == "twins":
-                with held_step(load_step(path), name=source) as launcher:
-                    save(f"twins {source}", twins(launcher))
-            elif kind == "repeat":
-                with held_step(load_step(path), name=source) as launcher:
-                    save(f"repeat {source}", repeatability(launcher, gpu))
-            elif kind == "stretch":
-                with held_step(load_step(path), name=source) as launcher:
-                    save(f"stretch {source}", in_situ_kernels(launcher))
-            elif kind == "watch":
-                named = StepFile(named=path)
-                log = watch("nvml:0", duration_s=5.0, step=trace(path), run=named)
-                save(f"watch {source}", msgspec.to_builtins(log))
+            save(f"{NAMED.get(kind, kind)} {source}", result(kind, source, to.parent, gpu))
+
+
+def result(kind: str, source: str, folder: Path, gpu: NvmlGpu) -> object:
+    """Run one part.
+
+    Args:
+        kind: Of it.
+        source: Of the step, in the zoo.
+        folder: Where files of it go.
+        gpu: The one it runs on.
+    """
+    path = str(ZOO / source)
+    if kind in {"whole", "brief"}:
+        return whole(path, folder, QUICK if kind == "whole" else BRIEF)
+    if kind == "speed":
+        return speeds(path, gpu)
+    if kind == "streams":
+        return launches(path)
+    if kind == "watch":
+        log = watch("nvml:0", duration_s=5.0, step=trace(path), run=StepFile(named=path))
+        return msgspec.to_builtins(log)
+    of_kernels = {
+        "twins": twins,
+        "repeat": lambda launcher: repeatability(launcher, gpu),
+        "stretch": in_situ_kernels,
+    }
+    with held_step(load_step(path), name=source) as launcher:
+        return of_kernels[kind](launcher)
 
 
 if __name__ == "__main__":
