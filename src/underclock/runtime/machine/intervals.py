@@ -111,6 +111,8 @@ class Intervals:
         """Tell from the steps remembered what is usual."""
         usual_s = [_median(some) for some in zip(*self._history, strict=True)]
         usually_s = math.fsum(usual_s)
+        if not usually_s:  # marks that came at one time tell of none; what was usual stays
+            return
         steps_s = [math.fsum(some) for some in self._history]
         known = len(steps_s) >= 3  # noqa: PLR2004 - two always lie alike about their middle
         apart = deviation([each_s / usually_s - 1.0 for each_s in steps_s])
