@@ -50,6 +50,17 @@ def test_measure_says_what_it_will_take(capsys: pytest.CaptureFixture[str]) -> N
     assert "measurements" not in said.out
 
 
+@pytest.mark.slow
+def test_measure_says_which_kernels_it_did_not_come_to(capsys: pytest.CaptureFixture[str]) -> None:
+    _trace()
+    _measure("--clocks steer --max-samples 2")
+    assert "it ended before any kernel was run alone" in capsys.readouterr().err
+    _measure("--clocks steer --max-samples 12")
+    said = capsys.readouterr().err
+    assert "it ended before any kernel" not in said
+    assert re.search(r"and \d+ more were never run alone and take \d+ % of the step's time", said)
+
+
 def test_a_table_that_answers_at_once_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.csv").write_text(
         "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n"

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from underclock.records import MeasurementSettings, SampleSet
     from underclock.stages.campaign import Campaign
 
+_NONE_ALONE = (
+    "it ended before any kernel was run alone: `underclock measure` with a longer --time-limit, or "
+    "more --max-samples, goes on from here"
+)
+
 
 @click.command(name="measure")
 @file_argument("step", required=False)
@@ -111,6 +116,7 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
+    from underclock.core.costs.unreached import unreached
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
     from underclock.records import Step
@@ -156,7 +162,10 @@ def command(
             expect=lambda expected: say(str(expected), err=True),
             run=step_file(step, source),
         )
-    warn((*sample_set.warnings, *odd_repeats(sample_set), *told(sample_set)))
+    missing = unreached(sample_set).warnings
+    if document is not None and not document.obstacle and not sample_set.samples:
+        missing = (_NONE_ALONE,)
+    warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *told(sample_set)))
     if as_json:
         print_json(_summary(sample_set, output))
         return

@@ -265,6 +265,8 @@ class Position:
 
     def _follow(self, took_s: float, usual_s: float) -> None:
         """Learn from one stretch how fast this step goes."""
+        if usual_s <= 0.0:  # its marks usually come at one time
+            return
         off_s = took_s - self.pace * usual_s
         self._off_s.append(off_s)
         variance = usual_s**2 * self._pace_variance + self._noise_s**2

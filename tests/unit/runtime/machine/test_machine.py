@@ -498,6 +498,13 @@ def test_marks_that_do_not_match_the_plan_are_told() -> None:
     ),
     marks=st.sampled_from([(0,), (0, 4), (0, 1, 5), tuple(range(8))]),
 )
+@example(
+    words=[
+        *[(2, 0.0, 0.0), (4, 0.0, 0.0), (3, 0.0, 0.0), (0, 0.03125, 0.0), (1, 0.0, 0.0)],
+        *[(2, 0.03125, 0.0), (0, 0.03125, 0.0), (3, 0.0, 0.0)],
+    ],
+    marks=tuple(range(8)),
+)
 @example(words=[(2, 0.0, 0.0), (1, 0.0, 0.0), (2, 0.0, 0.0), (1, 0.0, 0.0)], marks=(0, 4))
 def test_whatever_marks_come_only_planned_clocks_are_asked_for(
     words: list[tuple[int, float, float]], marks: tuple[int, ...]
