@@ -173,25 +173,9 @@ def test_of_a_long_step_a_few_rounds_are_timed_however_long_its_window() -> None
     launcher = FakeLauncher(clock, launch_s=2.0)
     reading = _bench(250.0, FakeGpu(clock, 250.0), launcher).measure([_KERNEL] * 3, timed=True)
 
-    assert (reading.window_s or 0.0) > 5 * 1.9
+    assert (reading.window_s or 0.0) > 20 * 1.9
     assert launcher.running is not None
     assert launcher.running.timed_for_s == pytest.approx(3 * 2.0, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("round_s", "kernels", "rounds"),
-    [(0.3, 3, 20), (1.0, 3, 11), (7.0, 3, 6), (7.0, 1, 20)],
-)
-def test_a_long_window_holds_a_few_rounds_of_a_step_whole(
-    round_s: float, kernels: int, rounds: int
-) -> None:
-    clock = FakeClock()
-    launcher = FakeLauncher(clock, launch_s=round_s)
-    gpu = FakeGpu(clock, 250.0)
-    reading = _bench(250.0, gpu, launcher).measure([_KERNEL] * kernels)
-
-    assert (reading.window_s or 0.0) / round_s == pytest.approx(rounds, abs=1.5)
-    assert reading.energy_j == pytest.approx(250.0 * round_s, rel=1e-3)
 
 
 def test_in_a_long_window_the_clock_is_read_ever_less_often_and_evenly() -> None:

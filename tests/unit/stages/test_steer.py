@@ -75,11 +75,10 @@ def steered(file: Path) -> SampleSet:
 
 
 def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSet) -> None:
-    assert [(s.kernel, s.mix) for s in steered.mixed[:7]] == [
-        *[("", ALONE)] * 4,
-        *[("", METERED)] * 2,
-        ("", IDLING),
-    ]
+    done = [(s.kernel, s.mix) for s in steered.mixed]
+    assert done[:4] == [("", ALONE), *[("", METERED)] * 2, ("", IDLING)]
+    alone = [s.kernel for s in steered.mixed if s.kernel and s.mix == ALONE]
+    assert done[5:11] == [*((name, ALONE) for name in alone), *[("", ALONE)] * 3]
     assert len(steered.in_situ) == 4
     assert [s.kernel for s in steered.samples] == ["gemm", "softmax", "copy"]
     assert all(s.asked == AUTO for s in steered.samples)
@@ -353,7 +352,7 @@ def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) 
         kernels=tuple(msgspec.structs.replace(k, count=8 * k.count) for k in small.kernels),
         order=small.order * 8,
     )
-    for most in (5, 20):  # cut off between two looks at the step
+    for most in (2, 20):  # cut off between two looks at the step
         samples = measure(
             long,
             gpu="sim:h200",
@@ -365,8 +364,8 @@ def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) 
     often = [s for s in steps if s.mix.after]
 
     assert steps[0].round_s > 0.1
-    assert [s.mix == ALONE for s in steps[:6]] == [True] * 4 + [False] * 2
-    assert often == steps[4:]
+    assert [s.mix == ALONE for s in steps[:3]] == [True, False, False]
+    assert often == [s for s in steps if s.mix != ALONE]
     assert any(s.mix.hot for s in often)
     assert not any(is_uneven(s) for s in steps)
     model = gpu_model("h200")

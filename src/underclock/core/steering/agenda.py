@@ -1,8 +1,9 @@
 """What a steering campaign measures next, from what is on file alone.
 
 The whole step at auto; what company draws by itself; each kernel alone that matters, the longest
-first; the step in company, which tells the time of every kernel at once; the other kernels, for no
-fit goes without one; and then, for energy, whatever tells most per second.
+first; the step again, for one look at a long step takes minutes; the step in company, which tells
+the time of every kernel at once; the other kernels, for no fit goes without one; and then, for
+energy, whatever tells most per second.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ def first_measurements(kernels: int, *, whole: bool) -> int:
         kernels: Of the step.
         whole: Whether the step is run whole too.
     """
-    steps = len(_STEPS) if whole else 0
+    steps = _WHOLE_STEPS - 1 + len(_STEPS) if whole else 0
     return fewest_measurements(whole=whole) + kernels + steps + len(_LADDER)
 
 
@@ -64,7 +65,7 @@ def fewest_measurements(*, whole: bool) -> int:
     Args:
         whole: Whether the step is run whole too.
     """
-    of_step = _WHOLE_STEPS + _METERED_STEPS if whole else 0
+    of_step = 1 + _METERED_STEPS if whole else 0
     return of_step + len((IDLING, COMPANIONS))
 
 
@@ -129,7 +130,7 @@ class SteeringAgenda:
         done = Counter((sample.kernel, sample.mix) for sample in mixed)
         first: list[Wanted] = []
         if self.samples.order:
-            first += [Wanted("", ALONE)] * _WHOLE_STEPS
+            first += [Wanted("", ALONE)]
             if done["", ALONE]:
                 first += [Wanted("", self._spread(METERED))] * _METERED_STEPS
         first += [Wanted("", IDLING)] + [Wanted("", COMPANIONS)] * self.companion
@@ -138,8 +139,10 @@ class SteeringAgenda:
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
         most, rest = self._alone()
+        again = [Wanted("", ALONE)] * (_WHOLE_STEPS - done["", ALONE]) if self.samples.order else []
         offers = (
             most,
+            again,
             self._ladder(self.bench, _LADDER[:_FIRST_RUNGS]),
             self._steps(self.bench),
             rest,
