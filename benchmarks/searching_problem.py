@@ -204,6 +204,8 @@ def table_problem(path: Path) -> Problem:
 class _Silent:
     """A launcher whose kernels take exactly what the model says."""
 
+    look_s = 0.0  # what ran is known without a profiler
+
     def __init__(self, rig: Rig) -> None:
         self._launcher = VirtualLauncher(rig.device)
         self._device = rig.device
@@ -215,11 +217,6 @@ class _Silent:
             if self._device.running is not None:
                 self._device.running.time_noise = self._device.running.power_noise = 1.0
             yield loop
-
-    @property
-    def look_s(self) -> float:
-        """Return 0: what ran is known without a profiler."""
-        return 0.0
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing."""

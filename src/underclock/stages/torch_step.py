@@ -136,19 +136,19 @@ def running_step(
 
 
 def looked_again(
-    look: Callable[[], Mapping[str, Any]], again: Callable[[], None], looks: int
+    look: Callable[[], Mapping[str, Any]], again: Callable[[], None], most: int
 ) -> Mapping[str, Any]:
     """Return PyTorch's trace of a step; where it does not see all that runs, of another.
 
     Args:
         look: Runs the step once and returns its trace.
         again: Called before it is run once more.
-        looks: How often it may be, 1 or more; the last one counts whatever it saw.
+        most: How often it may be, 1 or more; the last one counts whatever it saw.
 
     Raises:
         DataError: What was returned is no such trace.
     """
-    for _ in range(looks - 1):
+    for _ in range(most - 1):
         trace = look()
         if saw_all(trace):
             return trace

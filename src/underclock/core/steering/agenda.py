@@ -180,13 +180,19 @@ class SteeringAgenda:
 
     def _spread(self, mix: Mix) -> Mix:
         """Return a mix of the whole step with its company where a step of this length needs it."""
-        mixed = self.samples.mixed
-        # One and the same look at the step, so that mixes can be told again from the file.
-        step = next(s for s in mixed if not s.kernel and s.mix == ALONE)
+        step = self._first_step()
+        assert step is not None, "the step was run whole first"  # noqa: S101
         waited_s = waited_shares(self.samples.kernels) * step.kernel_s
         of_step = [float(waited_s[k]) for k in self.samples.order]
-        hot_s = next((s.hot_s for s in mixed if s.hot_s), 0.0)
+        hot_s = next((s.hot_s for s in self.samples.mixed if s.hot_s), 0.0)
         return spread(mix, of_step * mix.launches, hot_s)
+
+    def _first_step(self) -> MixSample | None:
+        """Return the first look at the step run whole and by itself; ``None`` before there is one.
+
+        It is always the same, so that what follows from it can be told again from the file.
+        """
+        return next((s for s in self.samples.mixed if not s.kernel and s.mix == ALONE), None)
 
     def _climb(
         self,
@@ -231,28 +237,27 @@ class SteeringAgenda:
         # At boost a peak of power may hold launches back: what it draws there misleads below.
         return [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ] or seen
 
-    def _alone(self) -> tuple[Iterator[Wanted], Iterator[Wanted]]:
+    def _alone(self) -> tuple[list[Wanted], list[Wanted]]:
         """Offer kernels not measured alone yet: those most of the step's time goes to, the rest.
 
         Longest first, for a time limit may end the campaign anywhere. Where the step never ran
         whole nobody knows which those are: then all come at first, in order.
         """
         kernels = self.samples.kernels
-        step = next((s for s in self.samples.mixed if not s.kernel and s.mix == ALONE), None)
         names, most = [kernel.name for kernel in kernels], len(kernels)
-        if self.samples.order and step is not None:
-            busy_s = {
-                k.name: k.count * each_s for k, each_s in zip(kernels, step.kernel_s, strict=True)
-            }
-            names.sort(key=lambda name: -busy_s[name])
-            sums_s = itertools.accumulate(busy_s[name] for name in names)
-            most = 1 + sum(sum_s < _MOST * sum(busy_s.values()) for sum_s in sums_s)
+        step = self._first_step() if self.samples.order else None
+        if step is not None:
+            taken_s = {k.name: k.count * s for k, s in zip(kernels, step.kernel_s, strict=True)}
+            enough_s = _MOST * sum(taken_s.values())
+            names.sort(key=lambda name: -taken_s[name])
+            sums_s = itertools.accumulate(taken_s[name] for name in names)
+            most = 1 + sum(sum_s < enough_s for sum_s in sums_s)
         done = {s.kernel for s in self.samples.mixed if s.mix == ALONE}
-        first, rest = (
-            (Wanted(name, ALONE) for name in part if name not in done)
+        left = [
+            [Wanted(name, ALONE) for name in part if name not in done]
             for part in (names[:most], names[most:])
-        )
-        return first, rest
+        ]
+        return left[0], left[1]
 
 
 def _bench(samples: SampleSet, apart: Apart) -> Bench:

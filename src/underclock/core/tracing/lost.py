@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from underclock.core.tracing.host import CALLS, complete_events, correlation_of
-from underclock.core.tracing.profile import GPU, while_capturing
+from underclock.core.tracing.host import complete_events, correlation_of
+from underclock.core.tracing.profile import GPU, launching
 from underclock.errors import MeasurementError
-
-_LAUNCHING = ("LaunchKernel", "LaunchCooperativeKernel")  # with every suffix, of either library
+from underclock.records.launches import NodeKind
 
 
 def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:
@@ -20,14 +19,11 @@ def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:
         DataError: It is no such trace.
     """
     events = complete_events(trace)
-    is_captured = while_capturing(events)
     seen = {correlation_of(event) for event in events if event.get("cat") in GPU}
     asked = [
         correlation_of(event)
-        for event in events
-        if event.get("cat") in CALLS
-        and any(mark in event["name"] for mark in _LAUNCHING)
-        and not is_captured(event)
+        for event, kind, is_captured in launching(events)
+        if kind is NodeKind.KERNEL and not is_captured
     ]
     return sum(number not in seen for number in asked), len(asked)
 

@@ -7,7 +7,7 @@ the operators, modules and autograd functions that were open on its thread at th
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -102,14 +102,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     """
     events = complete_events(trace)
     host = host_timeline(events)
-    is_captured = while_capturing(events)
-    calls = [
-        (event, kind)
-        for event in events
-        if event.get("cat") in CALLS and is_captured(event)
-        for mark, kind in _LAUNCHING
-        if mark in event["name"]
-    ]
+    calls = [(event, kind) for event, kind, is_captured in launching(events) if is_captured]
     calls.sort(key=lambda call: float(call[0]["ts"]))
     return tuple(
         msgspec.structs.replace(_activity(event, kind, host), duration_s=0.0)
@@ -117,21 +110,26 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     )
 
 
-def while_capturing(events: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return what says of a call whether a graph was being captured: then it ran nothing.
+def launching(
+    events: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], NodeKind, bool]]:
+    """Yield each call that asks for GPU work, what it asks for, and whether it is captured.
+
+    What is captured runs later, if at all.
 
     Args:
-        events: Complete ones, of the calls too.
+        events: Complete ones.
     """
     marks = {_CAPTURE_BEGINS: True, _CAPTURE_ENDS: False}
     turns = sorted((float(e["ts"]), marks[e["name"]]) for e in events if e["name"] in marks)
     moments = [moment for moment, _ in turns]
-
-    def is_captured(event: Mapping[str, Any]) -> bool:
-        before = bisect_left(moments, float(event["ts"]))
-        return before > 0 and turns[before - 1][1]
-
-    return is_captured
+    for event in events:
+        if event.get("cat") not in CALLS:
+            continue
+        for mark, kind in _LAUNCHING:
+            if mark in event["name"]:
+                before = bisect_left(moments, float(event["ts"]))
+                yield event, kind, before > 0 and turns[before - 1][1]
 
 
 def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

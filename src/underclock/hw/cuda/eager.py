@@ -45,6 +45,8 @@ class EagerLauncher:
         pace: When it may launch; other ranks may have to do so as well.
     """
 
+    look_s = LOOK_S
+
     run: StepFunction
     traced: Traced
     nodes: Sequence[Node]
@@ -112,11 +114,6 @@ class EagerLauncher:
                 company=tuple(place for place, _ in after),
             )
             yield self._running(feed, round_, rounds, launched)
-
-    @property
-    def look_s(self) -> float:
-        """What it takes to begin a look at launches and to read it, besides looking on."""
-        return LOOK_S
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of the step that its numbers do not tell."""

@@ -49,6 +49,8 @@ class CudaLauncher:
         pace: When it may launch; other ranks may have to do so as well.
     """
 
+    look_s = LOOK_S
+
     captured: Captured
     traced: Traced
     snapshot: Snapshot
@@ -82,11 +84,6 @@ class CudaLauncher:
         launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)
         with _naming(launched), running as loop:
             yield loop
-
-    @property
-    def look_s(self) -> float:
-        """What it takes to begin a look at launches and to read it, besides looking on."""
-        return LOOK_S
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of kernels that their numbers do not tell."""

@@ -107,6 +107,8 @@ class VirtualLauncher:
             default locks decide.
     """
 
+    look_s = 0.0  # what ran is known without a profiler
+
     gpu: VirtualGpu
     clock: Clock | None = None
     clocks: tuple[Clocks, ...] = ()
@@ -174,11 +176,6 @@ class VirtualLauncher:
         if constants is None:
             constants = self._constants[kernel] = self.gpu.model.kernel(kernel)
         return constants
-
-    @property
-    def look_s(self) -> float:
-        """Return 0: what ran is known without a profiler."""
-        return 0.0
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a model's kernels are what they are."""

@@ -160,6 +160,8 @@ class ScheduledLauncher:
         schedule: Of the step.
     """
 
+    look_s = 0.0  # what ran is known without a profiler
+
     rig: Rig
     schedule: Scheduled
 
@@ -177,11 +179,6 @@ class ScheduledLauncher:
             )
         with _following(self.rig, kernels, self.schedule) as (loop, _):
             yield loop
-
-    @property
-    def look_s(self) -> float:
-        """Return 0: what ran is known without a profiler."""
-        return 0.0
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a model's kernels are what they are."""
