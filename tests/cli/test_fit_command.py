@@ -93,7 +93,7 @@ def test_two_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "G, fitted to train: measured" in words
     for name in ("voltage rises from", "memory at 5001 MHz", "bytes per cycle at 5001 MHz"):
         assert name in words
-    assert "56 of 64 samples used; the power cap holds at" in words
+    assert "56 rows at known clocks, from 64 samples; the power cap holds at" in words
     assert "keeps its own" in words
     assert "no usable" in words
     assert "common to all kernels" in words

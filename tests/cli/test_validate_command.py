@@ -40,7 +40,7 @@ def test_a_kept_promise_ends_well_and_says_so_last(capsys: pytest.CaptureFixture
     last = capsys.readouterr().out.splitlines()[-1]
 
     assert last.startswith("verdict: kept: energy -40.00 % (")
-    assert "against -40.00 % promised" in last
+    assert "against -40.00 % ± 0.06 % promised" in last
     assert json.loads(Path("v.json").read_text())["verdict"] == "kept"
 
 

@@ -63,8 +63,9 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
         evidence: Of the samples.
         gpu: The GPU they are of.
         workload: Names of the steps or tables.
-        samples: Of all kernels.
-        rows: Of which so many were at clocks that held, away from the power cap.
+        samples: Of all kernels, those in company and of the whole step included.
+        rows: What they tell of single kernels at known clocks. A whole step or a sample in company
+            may tell of several kernels, and one at the power cap of none.
         constants: Of the GPU.
         cap_w: Power that capped samples settle at; ``None`` where none was capped.
         boost_mhz: Least core clock the GPU boosted to by itself; ``None`` where it was not seen.

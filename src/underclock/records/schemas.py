@@ -14,7 +14,7 @@ SCHEMAS: Final = {
     "samples": 7,
     "plan": 6,
     "score": 3,
-    "validation": 3,
+    "validation": 4,
     "latencies": 3,
     "fit": 3,
     "study": 3,

@@ -78,10 +78,12 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
         energy_change: Plan against auto over all ``repeats``² pairs.
         promised_time_change: What the plan said.
         promised_energy_change: What the plan said.
+        promised_time_interval: How sure it said that was, 95 %; ``None`` where it did not say.
+        promised_energy_interval: The same of energy.
         pairs_keeping_energy: Pairs that save at least the promised energy.
         pairs_keeping_time: Pairs no slower, by more than ``tolerance``, than the plan's budget
-            allows or, where time is what it minimises, than it promised; ``None`` where time was
-            free.
+            allows or, where time is what it minimises, than its promise may be; ``None`` where
+            time was free.
         time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
             runs tell no spread.
         energy_interval: Low and high end of the true change of energy at 95 %; ``None`` in the same
@@ -111,6 +113,8 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     energy_change: Spread
     promised_time_change: float
     promised_energy_change: float
+    promised_time_interval: tuple[float, float] | None = None
+    promised_energy_interval: tuple[float, float] | None = None
     pairs_keeping_energy: int
     pairs_keeping_time: int | None
     time_interval: tuple[float, float] | None = None

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from underclock.records import Cost, Objective, Plan, Strategy
-from underclock.report.wording import change_text, no_change
+from underclock.records import Arm, Cost, Objective, Plan, Strategy
+from underclock.report.wording import arm_title, change_text, no_change
 
 ONE_PAIR = (
     "every sample is at one pair of clocks, so there is nothing to choose from: "
@@ -96,7 +96,20 @@ def _nothing_text(plan: Plan) -> str:
     budget = f"at \N{LESS-THAN OR EQUAL TO} {plain_percent(plan.max_slowdown)} % slower"
     if plan.headline.name is Strategy.ACHIEVABLE:
         return f"the plan is auto: no schedule was found that surely saves energy {budget}"
+    better = [arm for arm in plan.arms if _surely_saves(arm)]
+    if better:
+        kind, other = arm_title(plan.chosen), min(better, key=lambda arm: arm.energy_change or 0.0)
+        return (
+            f"the plan is auto: clocks of the kind asked for ({kind}) do not surely save energy "
+            f"{budget}; {arm_title(other.name)} does, {change_text(other.energy_change)}"
+        )
     return f"the plan is auto: no other clocks surely save energy {budget}"
+
+
+def _surely_saves(arm: Arm) -> bool:
+    """Whether an arm saves energy, with 95 % confidence where that is known."""
+    high = arm.energy_change if arm.energy_interval is None else arm.energy_interval[1]
+    return high is not None and high < 0.0 and not no_change(arm)
 
 
 def plain_percent(fraction: float) -> str:

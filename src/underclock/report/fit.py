@@ -36,8 +36,9 @@ def _constants(fitted: GpuFit) -> Table:
         cap = f"the power cap holds at {fitted.cap_w:.4g} W"
     boost = "" if fitted.boost_mhz is None else f"; boosts to {fitted.boost_mhz:.0f} MHz"
     table.caption = Text(
-        f"{fitted.rows} of {fitted.samples} samples used; {cap}{boost}; noise of one sample: time "
-        f"{fitted.time_noise:.2%}, power {fitted.power_noise:.2%}; discrepancy: time "
+        f"{fitted.rows} rows at known clocks, from {fitted.samples} samples; {cap}{boost}; "
+        f"noise of one sample: time {fitted.time_noise:.2%}, power {fitted.power_noise:.2%}; "
+        "discrepancy: time "
         f"{fitted.time_discrepancy:.2%}, power {fitted.power_discrepancy:.2%}; residual: time "
         f"{fitted.time_rms:.2%}, power {fitted.power_rms:.2%}"
     )

@@ -22,6 +22,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
     """
     kernels = ranking.by_savings(plan)
     saved_unit, saved = ranking.joules_column([choice.saved_j for _, choice in kernels])
+    top = ranking.top_savings(plan, figures.MOST_BARS)
     return rendered(
         "page.html.jinja",
         _FILTERS,
@@ -39,7 +40,8 @@ def page(plan: Plan, validation: Validation | None) -> str:
         kernels=kernels,
         saved_unit=saved_unit,
         saved=[_minus(text) for text in saved],
-        top=ranking.top_savings(plan, figures.MOST_BARS),
+        top=top,
+        saved_sentence=ranking.saved_text(plan, top.total_j),
         warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),
         words=wording,
         most_segments=_MOST_SEGMENTS,

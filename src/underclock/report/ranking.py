@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.records import Choice, Plan
+from underclock.records import Choice, Plan, Strategy
 from underclock.report.wording import energy_unit
 
 _MOST_OF_IT = 0.9  # of all that is saved
@@ -46,6 +46,23 @@ def top_savings(plan: Plan, most: int) -> Ranking:
         others=len(everything) - len(rows),
         others_j=others_j,
         total_j=sum(choice.saved_j for _, choice in everything),
+    )
+
+
+def saved_text(plan: Plan, total_j: float) -> str:
+    """Say what all kernels save by themselves, and what the step saves with their clocks.
+
+    The two differ where the step is not the sum of its kernels: they share one power cap.
+    """
+    auto, chosen = plan.arm(Strategy.AUTO).energy_j, plan.arm(plan.chosen).energy_j
+    if auto is None or chosen is None:
+        raise AssertionError("checked when the plan was made")
+    free = "" if plan.headline.name is plan.chosen else " if clocks changed for free, a bound"
+    unit, (kernels, step) = joules_column([total_j, auto - chosen])
+    if kernels == step:
+        return f"{step} {unit} of a step are saved{free}"
+    return (
+        f"{step} {unit} of a step are saved{free}; kernels by themselves add up to {kernels} {unit}"
     )
 
 

@@ -22,7 +22,7 @@ from underclock.report.expected import auto_plan_sentence, bound_words, lent
 from underclock.report.fitting import FittingTable, bare_table
 from underclock.report.latency_tables import latency_tables
 from underclock.report.power_tables import power_tables
-from underclock.report.ranking import joules_column, others_text, top_savings
+from underclock.report.ranking import joules_column, others_text, saved_text, top_savings
 from underclock.report.wording import (
     accounting_text,
     arm_title,
@@ -80,7 +80,7 @@ def savings_table(plan: Plan) -> FittingTable:
     """Return the clocks of the kernels that save most of the step's energy, and the others' sum."""
     ranking = top_savings(plan, _MOST_SAVINGS)
     choices = [choice for _, choice in ranking.rows]
-    unit, saved = joules_column([*(c.saved_j for c in choices), ranking.others_j, ranking.total_j])
+    unit, saved = joules_column([*(c.saved_j for c in choices), ranking.others_j])
     free = "" if plan.headline.name is plan.chosen else ", with free switching, a bound"
     table = bare_table(f"top savings of a step{free}: {plan.evidence}")
     table.add_column("kernel", overflow="fold")
@@ -95,9 +95,9 @@ def savings_table(plan: Plan) -> FittingTable:
             Text(change_text(choice.energy_change)),
         )
     if ranking.others:
-        table.add_row(Text(others_text(ranking)), Text(""), Text(saved[-2]), Text(""), Text(""))
+        table.add_row(Text(others_text(ranking)), Text(""), Text(saved[-1]), Text(""), Text(""))
     table.caption = Text(
-        f"{saved[-1]} {unit} of a step are saved; time and energy against the kernel's own at auto"
+        f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at auto"
     )
     return table
 

@@ -233,13 +233,15 @@ def verdict_text(validation: Validation) -> str:
     energy = (
         f"energy {change_text(validation.energy_change.mean)} "
         f"({interval_text(validation.energy_interval)}) "
-        f"against {change_text(validation.promised_energy_change)} promised"
+        f"against {change_text(validation.promised_energy_change)}"
+        f"{margin_text(validation.promised_energy_interval)} promised"
     )
     if validation.objective is Objective.TIME:
         time = (
             f"time {change_text(validation.time_change.mean)} "
             f"({interval_text(validation.time_interval)}) "
-            f"against {change_text(validation.promised_time_change)} promised"
+            f"against {change_text(validation.promised_time_change)}"
+            f"{margin_text(validation.promised_time_interval)} promised"
         )
         return _judgement(validation, time, energy)
     time = f"time {change_text(validation.time_change.mean)} " + (

@@ -6,6 +6,7 @@ plan, its kernels are measured one by one, and the validation says so.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,9 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     run: StepFunction | StepFile | None = None,
 ) -> Validation:
     """Measure a plan against auto clocks, and say whether it keeps its promise.
+
+    A promise of energy with an interval is kept where what was measured is compatible with it; a
+    time budget is kept or not, whatever was promised.
 
     The whole step runs under the plan: under its schedule where it has one, else with every change
     of clocks taken as free. Where that cannot be run, and with ``Accounting.ISOLATED``, kernels are
@@ -160,20 +164,46 @@ def _check_options(repeats: int, tolerance: float) -> None:
         )
 
 
-def _promise(plan: Plan, course: Course | None) -> Cost:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Promise:
+    """What the arm that ran promises, and how much of it may change at most.
+
+    Attributes:
+        cost: As expected.
+        time_interval: How sure that is, 95 %; ``None`` where it was not worked out.
+        energy_interval: The same of energy.
+        time_bound: Greatest change of time: the budget, or where time is what is minimised the
+            worse end of what was promised; ``None`` where time was free.
+    """
+
+    cost: Cost
+    time_interval: tuple[float, float] | None
+    energy_interval: tuple[float, float] | None
+    time_bound: float | None
+
+    @property
+    def energy_bound(self) -> float:
+        """The worse end of what was promised."""
+        return self.energy_interval[1] if self.energy_interval else self.cost.energy_change
+
+
+def _promise(plan: Plan, course: Course | None) -> _Promise:
     """Return what the arm that ran promises."""
     ran = plan.chosen if course is None else course.arm
-    cost = next((arm.cost for arm in plan.arms if arm.name == ran), None)
-    if cost is None:
+    arm = next((arm for arm in plan.arms if arm.name == ran), None)
+    if arm is None or arm.cost is None:
         raise DataError(
             f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"
         )
-    return cost
-
-
-def _time_bound(plan: Plan, promise: Cost) -> float | None:
-    """Return how much time may change at most: a plan for time promised it; ``None`` if free."""
-    return promise.time_change if plan.objective is Objective.TIME else plan.max_slowdown
+    time_bound = plan.max_slowdown
+    if plan.objective is Objective.TIME:
+        time_bound = arm.time_interval[1] if arm.time_interval else arm.cost.time_change
+    return _Promise(
+        cost=arm.cost,
+        time_interval=arm.time_interval,
+        energy_interval=arm.energy_interval,
+        time_bound=time_bound,
+    )
 
 
 def _judged(
@@ -198,11 +228,11 @@ def _judged(
     promise = _promise(plan, course)
     distinct = turns.distinct("auto", "plan")
     change_s, change_j = _changes(auto[:distinct], planned[:distinct])
-    bound = _time_bound(plan, promise)
+    bound = promise.time_bound
     judged = judge(
         change_j,
         change_s,
-        promise=promise.energy_change,
+        promise=promise.energy_bound,
         budget=bound,
         tolerance=tolerance,
     )
@@ -221,9 +251,11 @@ def _judged(
         plan_energy_j=tuple(planned[:, 1].tolist()),
         time_change=spread(time),
         energy_change=spread(energy),
-        promised_time_change=promise.time_change,
-        promised_energy_change=promise.energy_change,
-        pairs_keeping_energy=count_within(energy, promise.energy_change),
+        promised_time_change=promise.cost.time_change,
+        promised_energy_change=promise.cost.energy_change,
+        promised_time_interval=promise.time_interval,
+        promised_energy_interval=promise.energy_interval,
+        pairs_keeping_energy=count_within(energy, promise.cost.energy_change),
         # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
         pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
         time_interval=change_s.interval,
@@ -257,10 +289,12 @@ def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> 
         plan_energy_j=(),
         time_change=none,
         energy_change=none,
-        promised_time_change=promise.time_change,
-        promised_energy_change=promise.energy_change,
+        promised_time_change=promise.cost.time_change,
+        promised_energy_change=promise.cost.energy_change,
+        promised_time_interval=promise.time_interval,
+        promised_energy_interval=promise.energy_interval,
         pairs_keeping_energy=0,
-        pairs_keeping_time=None if _time_bound(plan, promise) is None else 0,
+        pairs_keeping_time=None if promise.time_bound is None else 0,
         max_slowdown=plan.max_slowdown,
         tolerance=tolerance,
         verdict=Verdict.KEPT,

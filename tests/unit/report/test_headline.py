@@ -182,3 +182,26 @@ def test_a_clock_left_to_the_driver_is_not_set(fixed: Clocks, wanted: str, unwan
 
     assert f"To undo: <code>sudo nvidia-smi -i 0 {wanted}</code>" in text
     assert unwanted not in text
+
+
+def test_an_auto_plan_does_not_deny_what_another_arm_saves() -> None:
+    kept = {
+        name: msgspec.structs.replace(each, core_mhz=None, mem_mhz=None)
+        for name, each in choices(2).items()
+    }
+    arms = tuple(
+        Arm.of(
+            arm.name,
+            cost(-0.001, -0.0825) if arm.name is Strategy.PASS else cost(0.0, 0.0),
+            arm.status,
+            arm.gap,
+        )
+        for arm in ARMS
+    )
+    plan = with_plan(kernels=kept, arms=arms, chosen=Strategy.KERNEL_LOCAL, baseline=AUTO)
+
+    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+
+    assert "no other clocks surely save energy" not in said
+    assert "(kernel, local) do not surely save energy" in said
+    assert "pass-level does, -8.25 %" in said

@@ -129,6 +129,18 @@ def test_savings_are_ranked_by_joules_of_the_step_and_the_rest_is_summed() -> No
     assert sum(saved) + float(rest[2]) == pytest.approx(total, abs=0.1)
 
 
+def test_the_joules_of_a_step_are_those_that_its_arms_differ_by() -> None:
+    plan = with_plan(kernels=choices(12))
+    saved_j = (plan.arm(Strategy.AUTO).energy_j or 0.0) - plan.promise.energy_j
+    said = " ".join(printed(savings_table(plan)).split())
+    alone_j = sum(choice.saved_j for choice in plan.kernels.values())
+
+    assert f"{saved_j:.2f} J of a step are saved; kernels by themselves" in said
+    assert f"add up to {alone_j:.2f} J" in said
+    bound = " ".join(printed(savings_table(LATENCY_PLAN)).split())
+    assert "are saved if clocks changed for free, a bound" in bound
+
+
 def test_a_terminal_shows_what_to_paste_for_the_best_fixed_clock() -> None:
     lines = "".join(printed(part, 40) for part in plan_tables(PLAN)).splitlines()
 

@@ -280,6 +280,26 @@ def test_what_the_measurer_has_to_say_of_its_numbers_is_said_of_the_verdict(tabl
     assert "the fan stood still" in turns.warnings
 
 
+def test_what_lies_within_the_interval_of_a_promise_keeps_it(table: Path) -> None:
+    made = plan(table, underclock.Goal(max_slowdown=0.2))
+    given = made.promise.energy_change
+    repeats = f"replay:{_noisy_table(table, 4)}"
+
+    def verdict(promised: float, margin: float | None) -> Verdict | None:
+        interval = None if margin is None else (promised - margin, promised + margin)
+        arms = tuple(
+            msgspec.structs.replace(arm, energy_change=promised, energy_interval=interval)
+            if arm.name is made.chosen
+            else arm
+            for arm in made.arms
+        )
+        return validate(msgspec.structs.replace(made, arms=arms), gpu=repeats, repeats=4).verdict
+
+    assert verdict(given - 0.02, None) is Verdict.NOT_KEPT
+    assert verdict(given - 0.02, 0.01) is Verdict.NOT_KEPT
+    assert verdict(given - 0.02, 0.04) is Verdict.KEPT
+
+
 def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:
     rows = _TABLE.splitlines()
     table.write_text("\n".join([*rows, *rows[1:]]) + "\n")

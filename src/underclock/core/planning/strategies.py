@@ -1,13 +1,15 @@
 """The strategies of a plan, side by side: auto, one fixed clock, per pass, per kernel.
 
 Every strategy solves the same problem on other groups (`groups`) with the same objective, so their
-figures can be compared line by line. What other time budgets would bring is told beside them.
+figures can be compared line by line; one with more freedom is never worse than one with less. What
+other time budgets would bring is told beside them.
 
 Shape letters: K kernels.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +20,16 @@ from underclock.core.costs.step import against_auto
 from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Problem
 from underclock.core.knapsack.frontier import subsampled, supported
-from underclock.core.planning.best_choice import Task, best_choice
-from underclock.core.planning.chance_constraint import RiskModel
+from underclock.core.planning.best_choice import TIME_POWER, Task, best_choice, tolerance_of
+from underclock.core.planning.chance_constraint import Candidate, RiskModel, room
 from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
 from underclock.core.planning.goal import Goal
-from underclock.records import Aggregate, Arm, Cost, Granularity, Status, Strategy
+from underclock.core.planning.under_cap import Proof
+from underclock.records import Aggregate, Arm, Cost, Granularity, Objective, Status, Strategy
 
 _FRONTIER_POINTS = 200
+_ROUNDING = 1e-9  # of auto's time; a choice may take exactly its budget
+_SMALL = 1e-6  # of auto's time; to what a search for a margin keeps a budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +121,71 @@ def solve_strategies(
             max_slowdown=goal.max_slowdown,
         )
         candidate = best_choice(table, task, risk)
-        if candidate is None:
+        found = None
+        if candidate is not None:
+            own = as_neighbours(table, candidate.setting)
+            found = dataclasses.replace(candidate, setting=own)
+        stricter = [settings[each] for each in _stricter(strategy, goal) if each in settings]
+        found = _at_least(table, goal, risk, found, stricter)
+        if found is None:
             arms.append(Arm.of(strategy, None, Status.INFEASIBLE))
             continue
-        setting, proof = as_neighbours(table, candidate.setting), candidate.proof
+        setting, proof = found.setting, found.proof
         settings[strategy] = setting
         arm = Arm.of(strategy, choice_cost(table, setting), proof.status, proof.gap)
         arms.append(arm if risk is None else with_intervals(arm, risk.predicted_change(setting)))
     return SolvedStrategies(arms=tuple(arms), settings=settings)
+
+
+def _stricter(strategy: Strategy, goal: Goal) -> tuple[Strategy, ...]:
+    """Return the strategies whose every choice this one may make as well, if it keeps the budget.
+
+    A pass or a kernel that keeps a budget by itself may not have the clocks of one that need not.
+    """
+    if strategy is Strategy.KERNEL_GLOBAL:
+        return (Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_LOCAL)
+    together = strategy is Strategy.PASS and goal.aggregate is Aggregate.GLOBAL
+    return (Strategy.BEST_FIXED,) if together else ()
+
+
+def _at_least(
+    table: CostTable,
+    goal: Goal,
+    risk: RiskModel | None,
+    found: Candidate | None,
+    stricter: Sequence[Ints],
+) -> Candidate | None:
+    """Return what was found, or the best choice of stricter strategies where that is better.
+
+    A search for a margin, or below a cap, may miss what was found with less freedom.
+    """
+
+    def value(setting: Ints) -> float:
+        cost = choice_cost(table, setting)
+        if goal.objective is Objective.TIME:
+            return cost.time_s
+        return cost.energy_j * cost.time_s ** TIME_POWER.get(goal.objective, 0)
+
+    kept = [setting for setting in stricter if _keeps(table, goal, risk, setting)]
+    best = min(kept, key=value, default=None)
+    if best is None or (found is not None and value(best) >= value(found.setting)):
+        return found
+    gap = None if found is None else found.proof.gap
+    bound = math.inf if found is None or gap is None else value(found.setting) * (1.0 - gap)
+    known = bound <= value(best)  # else what was proven was not of what costs are here
+    proof = Proof.within(bound, value(best)) if known else Proof(status=Status.BOUNDED, gap=None)
+    return Candidate(setting=best, proof=proof)
+
+
+def _keeps(table: CostTable, goal: Goal, risk: RiskModel | None, setting: Ints) -> bool:
+    """Whether a choice keeps the time budget as a plan has to."""
+    if goal.objective is not Objective.WASTE:
+        return True
+    if risk is None:
+        return choice_cost(table, setting).time_change <= goal.max_slowdown + _ROUNDING
+    change = risk.predicted_change(setting)
+    margin = room(change.time_spread, tolerance_of(table))
+    return change.time_change + margin <= goal.max_slowdown + _SMALL
 
 
 def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> float:

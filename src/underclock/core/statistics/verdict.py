@@ -151,8 +151,9 @@ def judge(
 
     A promise without bias is the expected saving: the truth lies as often above it as below. Held
     to the very number, a plan that is exactly right would stay undecided for ever, and more runs
-    would only find out on which side of it the promise was rounded. So a shortfall of up to
-    ``tolerance`` counts as kept, and both bounds are raised by it:
+    would only find out on which side of it the promise was rounded. So a promise that says how sure
+    it is is held to the worse end of its interval, and a shortfall of up to ``tolerance`` counts as
+    kept: both bounds are raised by it:
 
     * ``kept``: the whole interval of energy is at or below promise + tolerance, and the whole
       interval of time at or below budget + tolerance.
@@ -166,7 +167,8 @@ def judge(
     Args:
         energy: Change of energy.
         time: Change of time.
-        promise: Promised change of energy; a saving is negative.
+        promise: Greatest change of energy that the promise allows: the upper end of its interval,
+            or what it promised where it has none. A saving is negative.
         budget: Greatest change of time allowed; ``None`` where time was free.
         tolerance: How far beyond either bound still counts as kept, as a fraction of auto.
 

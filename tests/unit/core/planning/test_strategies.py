@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
@@ -363,6 +363,62 @@ def test_a_steps_budget_is_kept_to_a_tenth_of_a_point_with_confidence(
     again = choose_kernels(table, Goal(max_slowdown=budget), risk)
     assert again is not None
     assert risk.predicted_change(again).energy_change <= 0.0
+
+
+class KernelRisk:
+    """Knows kernels alone as a table says, each setting with an error of its own."""
+
+    def __init__(self, table: CostTable, seed: int, most: float) -> None:
+        self.table = table
+        self.spread = np.random.default_rng(seed).uniform(0.0, most, table.time_s.shape)
+        self.spread[:, table.baseline] = 0.0
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        rows = np.arange(len(setting))
+        time_s, energy_j = self.table.time_s[rows, setting], self.table.energy_j[rows, setting]
+        errors_s = self.spread[rows, setting] * time_s
+        return PredictedChange(
+            time_change=float(time_s.sum() / self.table.auto_time_s - 1.0),
+            energy_change=float(energy_j.sum() / self.table.auto_energy_j - 1.0),
+            time_spread=float(np.linalg.norm(errors_s) / self.table.auto_time_s),
+            energy_spread=0.01,
+        )
+
+    def time_variance(self, setting: Ints) -> None:
+        """Return nothing: shares of kernels are left out."""
+
+
+def check_nested(compared: ComparedStrategies) -> None:
+    """Check that no arm costs more than one whose clocks it may hold as well."""
+    arms = by_name(compared)
+    for stricter in (Strategy.AUTO, Strategy.BEST_FIXED, Strategy.PASS, Strategy.KERNEL_LOCAL):
+        assert energy(arms[Strategy.KERNEL_GLOBAL]) <= energy(arms[stricter]) * (1 + 1e-9)
+    assert energy(arms[Strategy.PASS]) <= energy(arms[Strategy.BEST_FIXED]) * (1 + 1e-9)
+
+
+@settings(max_examples=300)
+@given(
+    cost_tables(),
+    st.sampled_from([0.0, 0.01, 0.1, 0.4]),
+    st.integers(0, 9),
+    st.sampled_from([0.01, 0.3]),
+)
+def test_arms_are_nested_where_costs_are_unsure(
+    table: CostTable, budget: float, seed: int, most: float
+) -> None:
+    risk = KernelRisk(table, seed, most)
+    compared = compare_strategies(table, Goal(max_slowdown=budget), risk)
+
+    check_nested(compared)
+    for arm in compared.arms:
+        if arm.cost is not None:
+            change = risk.predicted_change(compared.settings[arm.name])
+            assert change.time_change + ONE_SIDED * change.time_spread <= budget + 1e-5
+
+
+@given(steps(), st.sampled_from([0.0, 0.01, 0.1]), st.sampled_from([0.0, 1e-3]))
+def test_arms_of_a_step_are_nested(table: CostTable, budget: float, spread: float) -> None:
+    check_nested(compare_strategies(table, Goal(max_slowdown=budget), StepRisk(table, spread)))
 
 
 @given(cost_tables())
