@@ -11,7 +11,7 @@ import sys
 
 from underclock.errors import DataError, DeviceError, NotSupportedError, UsageError
 from underclock.runtime.trainer import page as pages
-from underclock.runtime.trainer.marks import Marker
+from underclock.runtime.trainer.marks import Marker, say, sentence_of
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.streams import CudaStream, HostStream
 
@@ -142,8 +142,9 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStr
 
 
 def _wait_for(stream: Any) -> None:
-    with contextlib.suppress(OSError, DeviceError):
+    with contextlib.suppress(OSError, DeviceError, UsageError):
         stream.synchronise()
+    stream.close()
 
 
 def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
@@ -175,7 +176,7 @@ def _attach_or_say(torch: Any, path: str) -> None:
     try:
         attach(torch, path)
     except Exception as exc:  # noqa: BLE001 - training must go on
-        print(f"underclock: training goes on without marks: {exc}", file=sys.stderr)  # noqa: T201 - there is no other way to say it in the user's process
+        say(f"training goes on without marks: {sentence_of(exc)}")
 
 
 class _Finder:

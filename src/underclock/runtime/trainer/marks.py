@@ -9,6 +9,7 @@ loaded into the training process, and PyTorch is the user's.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -33,6 +34,62 @@ backward begins, and a backward pass is over."""
 
 _LEAST_SHARE = 0.5  # of the marks must be found where the plan says, or it is another step's
 _MOST_TRIES = 3  # a step may be cut short once: a scaler skips it, gradients are gathered unevenly
+
+
+_STDERR = pages.identity(2)  # as it was: a number that was closed may be a checkpoint's by now
+
+
+def say(words: str) -> None:
+    """Write to the user's stderr, where it is still what it was; there is no other way to."""
+    with contextlib.suppress(Exception):
+        if sys.stderr is not sys.__stderr__ or pages.identity(2) == _STDERR:
+            print(f"underclock: {words}", file=sys.stderr)  # noqa: T201
+
+
+def sentence_of(exc: BaseException) -> str:
+    """Return what an exception says, or what it is."""
+    try:
+        return str(exc) or type(exc).__name__
+    except Exception:  # noqa: BLE001 - it is another's code
+        return type(exc).__name__
+
+
+def _is_a_signals(exc: BaseException) -> bool:
+    """Whether a handler of the trainer's raised it, for a signal that came while we were at work.
+
+    Python runs handlers in the middle of whatever code is running.
+    """
+    import signal  # noqa: PLC0415 - hardly ever
+
+    if isinstance(exc, KeyboardInterrupt | SystemExit):
+        return True
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(each, "__code__", None) for each in handlers} - {None}
+    at = exc.__traceback__
+    while at is not None and at.tb_frame.f_code not in codes:
+        at = at.tb_next
+    return at is not None
+
+
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook of a `Marker` that ends marking where it fails, and never training."""
+
+    def harmless(self: Marker, *of: Any) -> None:
+        if self._over:
+            return
+        try:
+            hook(self, *of)
+        except BaseException as exc:  # whatever a broken stream raises
+            try:
+                is_theirs = _is_a_signals(exc)
+                if not is_theirs:
+                    self._fail(exc)
+            except Exception:  # noqa: BLE001 - there may be no depth left to say it at
+                is_theirs, self._over = False, True
+            if is_theirs:
+                raise
+
+    return harmless
 
 
 class Spot:
@@ -110,37 +167,31 @@ class Marker:
         self._over, self._stream, self._page = True, None, None
 
     def _end(self, state: int, sentence: str) -> None:
+        """Mark no more, say why in the page, and take the hooks away; what fails is left."""
         self._over = True
         stream, self._stream = self._stream, None
-        for handle in self._handles:
-            handle.remove()
-        for _, handles in self._module_handles:
-            for handle in handles:
-                handle.remove()
-        self._handles.clear()
-        self._module_handles.clear()
-        if stream is not None:
-            stream.close()
+        handles = [*self._handles, *(each for _, some in self._module_handles for each in some)]
+        self._handles, self._module_handles = [], []
         if self._page is not None:
-            self._page.tell(state, sentence)
+            with contextlib.suppress(BaseException):
+                self._page.tell(state, sentence)
+        for close in (*(() if stream is None else (stream.close,)), *(h.remove for h in handles)):
+            with contextlib.suppress(BaseException):
+                close()
 
-    def _fail(self, exc: Exception) -> None:
+    def _fail(self, exc: BaseException) -> None:
         """Give up marking, say so once, and let training go on."""
-        sentence = f"{exc}" if str(exc) else type(exc).__name__
+        sentence = sentence_of(exc)
         self._end(pages.REFUSED, sentence)
-        print(f"underclock: training goes on without marks: {sentence}", file=sys.stderr)  # noqa: T201 - there is no other way to say it in the user's process
+        say(f"training goes on without marks: {sentence}")
 
+    @_harmless
     def _stepped(self, optimizer: Any, *_: object) -> None:
         """Begin a step, where the optimiser is the one whose steps count."""
-        if self._over:
-            return
-        try:
-            if self._optimizer is None:
-                self._begin(optimizer)
-            elif self._optimizer() is optimizer:
-                self._next()
-        except Exception as exc:  # noqa: BLE001 - training must go on
-            self._fail(exc)
+        if self._optimizer is None:
+            self._begin(optimizer)
+        elif self._optimizer() is optimizer:
+            self._next()
 
     def _begin(self, optimizer: Any) -> None:
         self._page = self._open_page()
@@ -229,54 +280,38 @@ class Marker:
         ]
         self._module_handles.append((module, handles))
 
+    @_harmless
     def _entered(self, module: Any, _inputs: object) -> None:
-        if self._over:
-            return
-        try:
-            if self._is_of_the_step(module):
-                if id(module) not in self._paths:
-                    for inner, path in paths_below(module).items():
-                        self._paths.setdefault(inner, path)
-                self._hit(ENTER, self._paths[id(module)])
-        except Exception as exc:  # noqa: BLE001 - training must go on
-            self._fail(exc)
+        if self._is_of_the_step(module):
+            if id(module) not in self._paths:
+                for inner, path in paths_below(module).items():
+                    self._paths.setdefault(inner, path)
+            self._hit(ENTER, self._paths[id(module)])
 
+    @_harmless
     def _left(self, module: Any, _inputs: object, output: Any) -> None:
-        if self._over:
+        path = self._paths.get(id(module))
+        if path is None:
             return
-        try:
-            path = self._paths.get(id(module))
-            if path is None:
-                return
-            if self._is_of_the_step(module):
-                self._hit(LEAVE, path)
-            ends = (BACKWARD_END, "") in self._spots
-            if (BACK, path) in self._spots or ends:
-                node = _grad_fn(output)
-                if node is not None:
-                    node.register_prehook(lambda _gradients: self._backward_of(path))
-        except Exception as exc:  # noqa: BLE001 - training must go on
-            self._fail(exc)
+        if self._is_of_the_step(module):
+            self._hit(LEAVE, path)
+        ends = (BACKWARD_END, "") in self._spots
+        if (BACK, path) in self._spots or ends:
+            node = _grad_fn(output)
+            if node is not None:
+                node.register_prehook(lambda _gradients: self._backward_of(path))
 
+    @_harmless
     def _backward_of(self, path: str) -> None:
-        if self._over:
-            return
-        try:
-            task = self._graph_task()
-            if (BACKWARD_END, "") in self._spots and task != self._backward:
-                self._backward = task
-                self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
-            self._hit(BACK, path)
-        except Exception as exc:  # noqa: BLE001 - training must go on
-            self._fail(exc)
+        task = self._graph_task()
+        if (BACKWARD_END, "") in self._spots and task != self._backward:
+            self._backward = task
+            self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
+        self._hit(BACK, path)
 
+    @_harmless
     def _backward_over(self) -> None:
-        if self._over:
-            return
-        try:
-            self._hit(BACKWARD_END, "")
-        except Exception as exc:  # noqa: BLE001 - training must go on
-            self._fail(exc)
+        self._hit(BACKWARD_END, "")
 
     def _is_of_the_step(self, module: Any) -> bool:
         """Tell a step's forward from recomputation in its backward, and from evaluation."""

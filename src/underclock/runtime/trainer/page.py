@@ -1,7 +1,8 @@
-"""The page of marks: one file that a trainer and its conductor both map.
+"""The page of marks: one file that a trainer and its conductor both have open.
 
-A trainer's stream writes into it how far the step is, and the conductor looks. Standard library
-and ctypes only: this is loaded into the training process.
+A trainer's stream writes into it how far the step is, and the conductor looks. Only what a GPU
+writes into is mapped: who touches a mapping of a file that somebody cuts short is killed, and a
+call fails. Standard library and ctypes only: this is loaded into the training process.
 
 Layout, little-endian; what is written while training has cache lines of its own::
 
@@ -15,7 +16,6 @@ Layout, little-endian; what is written while training has cache lines of its own
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import stat
@@ -39,31 +39,33 @@ _MAGIC = b"UNDERCLK"
 _HEADER = struct.Struct("<8sII32sI")
 _PID, _STATE, _LENGTH, _SENTENCE, _MARKS = 128, 132, 136, 140, 512
 _LONGEST = _MARKS - _SENTENCE
+_WORD = 4
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_MARKS = 65536
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 DIGEST_BYTES = 32
 
 
 class Page:
-    """A mapped page.
+    """An open page.
 
     Attributes:
         path: Its file.
         digest: Of the plan and its marks.
         marks: Launch index of each mark, ascending; the first is 0.
+        size: How long it is, in bytes.
     """
 
-    __slots__ = ("_fd", "_map", "_word", "_words", "digest", "marks", "path")
+    __slots__ = ("_claimed", "_fd", "_file", "_mapped", "_mark", "digest", "marks", "path", "size")
 
     def __init__(self, path: str, fd: int) -> None:
-        """Map a file that `create` or `open` has looked at."""
+        """Read a file that `create` or `open` has looked at."""
         self.path = path
-        self._fd = fd
-        self._map = mmap.mmap(fd, 0)
-        _, _, _, self.digest, count = _HEADER.unpack_from(self._map)
-        self.marks: tuple[int, ...] = struct.unpack_from(f"<{count}I", self._map, _MARKS)
-        self._word = ctypes.c_uint32.from_buffer(self._map, MARK_OFFSET)
-        self._words = (ctypes.c_uint32 * 3).from_buffer(self._map, _PID)
+        self._fd, self._file = fd, identity(fd)
+        self._mapped = self._mark = 0
+        self._claimed = False
+        _, _, self.size, self.digest, count = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+        self.marks: tuple[int, ...] = struct.unpack(f"<{count}I", os.pread(fd, 4 * count, _MARKS))
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, digest: bytes, marks: tuple[int, ...]) -> Self:
@@ -89,7 +91,7 @@ class Page:
                 f"{path} is there already", hint="a page belongs to one run: name another file"
             ) from exc
         try:
-            # Not a sparse file: on a full disk a write into its mapping would kill the process.
+            # Not a sparse file: on a full disk a mark would find no room.
             os.posix_fallocate(fd, 0, size)
             body = struct.pack(f"<{len(marks)}I", *marks)
             os.pwrite(fd, body, _MARKS)
@@ -109,7 +111,7 @@ class Page:
             OSError: It cannot be read.
         """
         path = os.fspath(path)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, _FLAGS)
         try:
             _check_file(path, fd)
             return cls(path, fd)
@@ -120,50 +122,75 @@ class Page:
     @property
     def mark(self) -> int:
         """The last mark that was reached, counted from 1; 0 before the first."""
-        return self._word.value
+        word = os.pread(self._fd, _WORD, MARK_OFFSET)
+        if word:  # else somebody cut it short, and `state` says so
+            self._mark = int.from_bytes(word, "little")
+        return self._mark
 
     def write(self, mark: int) -> None:
-        """Write a mark from the host."""
-        self._word.value = mark
+        """Write a mark from the host.
+
+        Raises:
+            OSError: It cannot be written any more.
+        """
+        self._write(MARK_OFFSET, mark.to_bytes(_WORD, "little"))
 
     @property
     def mark_address(self) -> int:
         """Where the mark word is in this process."""
-        return ctypes.addressof(self._word)
+        return self.address + MARK_OFFSET
 
     @property
     def address(self) -> int:
-        """Where the page begins in this process."""
-        return self.mark_address - MARK_OFFSET
+        """Where the page begins in this process; it is mapped when this is asked for first.
 
-    @property
-    def size(self) -> int:
-        """How long it is, in bytes."""
-        return len(self._map)
+        It stays so until the process ends: a GPU may write there at any time.
+
+        Raises:
+            OSError: It cannot be mapped.
+        """
+        if not self._mapped:
+            import ctypes  # noqa: PLC0415 - of who trains on a GPU only
+
+            # Python's own keeps a descriptor of it, and closes that number whoever has it by then.
+            map_ = ctypes.CDLL(None, use_errno=True).mmap
+            map_.restype = ctypes.c_void_p
+            both = mmap.PROT_READ | mmap.PROT_WRITE
+            length, at = ctypes.c_size_t(self.size), ctypes.c_long(0)
+            mapped = map_(None, length, both, mmap.MAP_SHARED, self._fd, at)
+            if mapped == ctypes.c_void_p(-1).value:
+                raise OSError(ctypes.get_errno(), f"{self.path} cannot be mapped")
+            self._mapped = int(mapped)
+        return self._mapped
 
     @property
     def pid(self) -> int:
         """Of the trainer; 0 before there is one."""
-        return self._words[0]
+        return self._read(_PID)
 
     @property
     def state(self) -> int:
-        """Of the trainer."""
-        return self._words[1]
+        """Of the trainer; it is refused where somebody cut the page short."""
+        return self._read(_STATE, REFUSED)
 
     @property
     def sentence(self) -> str:
         """What the trainer has to say of its state; empty for nothing."""
-        length = min(self._words[2], _LONGEST)
-        return self._map[_SENTENCE : _SENTENCE + length].decode(errors="replace")
+        if self._read(_LENGTH, -1) < 0:
+            return f"somebody cut the page of marks {self.path} short: no step is seen any more"
+        length = min(self._read(_LENGTH), _LONGEST)
+        return os.pread(self._fd, length, _SENTENCE).decode(errors="replace")
 
     def tell(self, state: int, sentence: str = "") -> None:
-        """Say, as the trainer, what state it is in."""
-        text = sentence.encode()[:_LONGEST]
-        self._map[_SENTENCE : _SENTENCE + len(text)] = text
-        self._words[2] = len(text)
-        self._words[0] = os.getpid()
-        self._words[1] = state  # last: whoever sees it may read the sentence
+        """Say, as the trainer, what state it is in.
+
+        Raises:
+            OSError: It cannot be written any more.
+        """
+        text = sentence.encode(errors="replace")[:_LONGEST]
+        self._write(_LENGTH, len(text).to_bytes(_WORD, "little") + text)
+        self._write(_PID, os.getpid().to_bytes(_WORD, "little"))
+        self._write(_STATE, state.to_bytes(_WORD, "little"))  # who sees it may read the sentence
 
     def claim(self) -> bool:
         """Take the page for this process, as its trainer; return whether it was free.
@@ -177,22 +204,56 @@ class Page:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        self._words[0] = os.getpid()
+        self._claimed = True
+        self._write(_PID, os.getpid().to_bytes(_WORD, "little"))
         return True
 
-    def close(self) -> None:
-        """Unmap it; the file stays."""
-        if self._fd >= 0:
-            del self._word, self._words  # they hold the mapping
-            self._map.close()
+    def _read(self, offset: int, missing: int = 0) -> int:
+        word = os.pread(self._fd, _WORD, offset)
+        return int.from_bytes(word, "little") if word else missing
+
+    def _write(self, offset: int, data: bytes) -> None:
+        """Write into the page, and into nothing else, whatever the trainer did to descriptors."""
+        if identity(self._fd) != self._file:
+            self._open_again()
+        if os.pwrite(self._fd, data, offset) != len(data):
+            raise OSError(f"{self.path} takes no more")
+
+    def _open_again(self) -> None:
+        """Open the file anew, where the trainer has closed what it did not open.
+
+        Raises:
+            OSError: It is gone, is another, or another process marks it by now.
+        """
+        self._fd = os.open(self.path, _FLAGS)
+        if identity(self._fd) != self._file or (self._claimed and not self.claim()):
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self._file = -1, None
+            raise OSError(f"{self.path} is another's by now")
+
+    def close(self) -> None:
+        """Close it, where that was not done already; the file stays."""
+        if self._file is not None and identity(self._fd) == self._file:
+            os.close(self._fd)
+        self._fd, self._file = -1, None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def identity(fd: int) -> tuple[int, int] | None:
+    """Return which file a descriptor is of; ``None`` where it is of none.
+
+    A number that was closed is soon another file's.
+    """
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _check(digest: bytes, marks: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from underclock.errors import DeviceError, UsageError
+from underclock.runtime.trainer.page import MARK_OFFSET, identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 _LENGTH_BYTES = 4  # before each message, little-endian
-_MARK_OFFSET = 64  # of the mark word in a page of marks
 
 
 class ServedStream:
@@ -27,6 +27,7 @@ class ServedStream:
     def __init__(self, connection: socket.socket, marks: Sequence[int], mark_offset: int) -> None:
         """Use a connection; see `connect`."""
         self._connection = connection
+        self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)
         self._mark_offset = mark_offset
         self._at = 0  # the launch that comes next
@@ -41,7 +42,7 @@ class ServedStream:
         step: str | os.PathLike[str],
         page: str | os.PathLike[str] | None = None,
         marks: Sequence[int] = (),
-        mark_offset: int = _MARK_OFFSET,
+        mark_offset: int = MARK_OFFSET,
     ) -> Self:
         """Load a step on a GPU, and have the server map a page.
 
@@ -138,11 +139,23 @@ class ServedStream:
 
     def close(self) -> None:
         """End the stream: what has not run never will."""
-        self._connection.close()
+        if self._is_ours:
+            self._connection.close()
+        else:
+            self._connection.detach()  # else whoever has that number now would lose it
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether the connection is what it was: a trainer may close what it did not open."""
+        return self._socket is not None and identity(self._connection.fileno()) == self._socket
 
     def _put(self, message: dict[str, Any]) -> None:
-        try:
-            self._connection.sendall(_framed(message))
+        if not self._is_ours or os.getpid() != self._pid:  # a child would write into its parent's
+            raise DeviceError("this process has no connection to the simulated GPU any more")
+        import socket  # noqa: PLC0415
+
+        try:  # without the signal that a trainer may have left to end it
+            self._connection.sendall(_framed(message), socket.MSG_NOSIGNAL)
         except OSError as exc:
             raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
 
@@ -160,7 +173,10 @@ class ServedStream:
     def _take(self, length: int) -> bytes:
         taken = b""
         while len(taken) < length:
-            chunk = self._connection.recv(length - len(taken))
+            try:
+                chunk = self._connection.recv(length - len(taken))
+            except OSError as exc:
+                raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
             if not chunk:
                 raise DeviceError("the simulated GPU is gone", hint="serve it again")
             taken += chunk

@@ -1,8 +1,6 @@
 """What a process asks of its stream: launches, writes into its page, and to be told of the end."""
 
 import contextlib
-import ctypes
-import mmap
 import os
 from collections.abc import Callable, Sequence
 
@@ -18,7 +16,7 @@ from underclock.records import Step
 
 _WAITING = 1024  # launches that a stream holds; whoever launches more waits, as with CUDA
 _LOOK_S = 0.05
-_WORD = ctypes.sizeof(ctypes.c_uint32)
+_WORD = 4
 
 
 class StreamRequests:
@@ -39,7 +37,7 @@ class StreamRequests:
         self._reader = reader
         self._pid = pid
         self._stream: Stream | None = None
-        self._page: mmap.mmap | None = None
+        self._page: tuple[int, int] | None = None  # descriptor and length
         self._greatest = 0  # of the values written
         self._failed = ""  # of what was put there without waiting for an answer
 
@@ -57,13 +55,9 @@ class StreamRequests:
         with self._clock.lock:
             self._clock.catch_up()
             if self._stream is not None:
-                self._stream.close()
-        for fd in self._reader.fds:
+                self._stream.close()  # so that no write of its is left
+        for fd in (*self._reader.fds, *(self._page or ())[:1]):
             os.close(fd)
-        if self._page is not None:
-            # A write that is under way keeps it open a little longer.
-            with contextlib.suppress(BufferError):
-                self._page.close()
 
     def _attach(self, message: Message) -> Message:
         """Load a step, and the page that marks are written to."""
@@ -75,8 +69,7 @@ class StreamRequests:
         step = msgspec.convert(message["step"], Step)
         if self._reader.fds:
             fd = self._reader.fds.pop(0)
-            self._page = mmap.mmap(fd, 0)
-            os.close(fd)
+            self._page = fd, os.fstat(fd).st_size
         with self._clock.lock:
             self._clock.catch_up()
             self._stream = Stream(self._gpus[index], step, pid=self._pid)
@@ -112,15 +105,17 @@ class StreamRequests:
         page, offset, value = self._page, int(message["offset"]), int(message["value"])
         if page is None:
             raise ValueError("no page came with the step")
-        if offset % _WORD or not 0 <= offset <= len(page) - _WORD:
-            raise ValueError(f"there is no word at {offset} in a page of {len(page)} bytes")
+        fd, length = page
+        if offset % _WORD or not 0 <= offset <= length - _WORD:
+            raise ValueError(f"there is no word at {offset} in a page of {length} bytes")
         if not 0 <= value < 1 << 32:
             raise ValueError(f"{value} is no word of 32 bits")
 
         def write() -> None:
             shown = self._shown(stream.gpu, value)
             if shown is not None:
-                ctypes.c_uint32.from_buffer(page, offset).value = shown
+                with contextlib.suppress(OSError):  # a GPU would not mind either
+                    os.pwrite(fd, shown.to_bytes(_WORD, "little"), offset)
 
         self._clock.catch_up()
         stream.then(write)
