@@ -35,6 +35,7 @@ _FINEST = 1e-3  # the first margin is so small a part of what an item costs
 _WIDER = 4.0  # from one margin to the next
 _MORE_LABELS = 10  # times as many labels for a component, where the first were too few
 _SETTING = 20  # labels, for each item, that looking at one setting of the cut item counts as
+_CELLS = 3000  # of the table of switches, to be looked at for an item, that count as a label more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,12 @@ class _GapClosing:
         ahead = forward(ring, lagrangian, np.zeros(len(lagrangian.half)))
         least, choice = cheapest(ring, lagrangian, ahead, lagrangian.half)
         self.best.offer(ring.expanded(choice[:-1]))
-        if least - lagrangian.error - self.limits >= self._sufficient():
-            return least - lagrangian.error - self.limits
+        each = items * _SETTING
+        if len(lagrangian.change) > 1:
+            each += items * lagrangian.change.size // _CELLS
+        bound = least - lagrangian.error - self.limits
+        if bound >= self._sufficient() or self.effort < each:
+            return bound
         through = ahead[:items] + backward(ring, lagrangian, lagrangian.half).any[1 : items + 1]
         if ring.shut is not None:
             through += ring.shut
@@ -141,7 +146,7 @@ class _GapClosing:
         for s in np.argsort(floor, kind="stable").tolist():
             if floor[s] >= self._sufficient() or self.effort < 0:
                 return min(bound, float(floor[s]))
-            self.effort -= _SETTING * items
+            self.effort -= each
             reached = self._close(shortest_cycle(ring, lagrangian, s))
             bound = min(bound, max(float(floor[s]), reached))
         return bound

@@ -5,7 +5,7 @@ before, less the prefix sum at its start; adding the prefix sum at k gives the c
 running minimum serves all segments, and dwell is a matter of which row to read: the last boundary
 from which a segment is long enough. Backward is the mirror image. Each boundary costs one min-plus
 product with the table of switches, in which sources that cannot beat another's dearest switch are
-left out where there are many settings.
+left out where there are many settings; backward only where there is one dwell class.
 
 The segment at the start of a path counts as long enough, which leaves out the dwell of the one
 segment across the cut: what comes out is a bound, and exact where the cut is well placed.
@@ -56,12 +56,14 @@ class _Product:
         self.column: Floats = np.empty((len(self.change), 1))
         self.flat = self.column[:, 0]
         self.least = off.reshape(self.change.shape).min(axis=1)
-        self.most = self.change.max(axis=1)
         # One cost for every change: then the cheapest source is so for all targets.
-        self.change_cost = float(self.most[0])
-        costs = np.append(self.least, self.most)
+        self.change_cost = float(self.change[0].max())
+        costs = np.append(self.least, self.change.max(axis=1))
         self.alike = classes == 1 and bool((costs == self.change_cost).all())
-        self.sparse = classes == 1 and settings > _DENSE
+        self.sparse = settings > _DENSE and (classes == 1 or not reverse)
+        # Of a source's switches, whatever their class.
+        self.dearest = np.where(np.isfinite(self.change), self.change, 0.0).max(axis=1)
+        self.dearest = self.dearest.reshape(-1, settings).max(axis=0)
 
     def into(self, out: Floats) -> None:
         """Combine ``flat`` with the table. Shape of out (S,)."""
@@ -72,10 +74,10 @@ class _Product:
             np.add(self.column, self.change, out=self.cost)
             np.minimum.reduce(self.cost, axis=0, out=out)
             return
-        least_anywhere = (self.flat + self.most).min()
-        on = (self.flat + self.least < least_anywhere).nonzero()[0]
+        reached = self.flat.reshape(-1, len(self.dearest)).max(axis=0) + self.dearest
+        on = (self.flat + self.least < reached.min()).nonzero()[0]
         if len(on) == 0:
-            on = (self.flat + self.most).argmin().reshape(1)
+            on = np.arange(reached.argmin(), len(self.flat), len(reached))
         # A source left out may still be best for its own setting, where it stays for nothing.
         np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
 

@@ -61,8 +61,8 @@ def test_forward_backward_and_the_path_itself_cost_the_same(
     assert cost == pytest.approx(least)
 
 
-def many_settings(switch_s: float) -> Ring:
-    """Draw a ring without dwell whose settings are too many to look at each as a source."""
+def many_settings(switch_s: float, *dwell_s: float) -> Ring:
+    """Draw a ring whose settings are too many to look at each as a source."""
     random = np.random.default_rng(5)
     n, count = 12, 140
     time, energy = random.uniform(0.1, 5.0, (2, n, count))
@@ -73,6 +73,7 @@ def many_settings(switch_s: float) -> Ring:
             order=np.arange(n),
             switch_time_s=switch_s * random.uniform(0.5, 1.0, (count, count)) * (1 - np.eye(count)),
             switch_energy_j=np.zeros((count, count)),
+            dwell_s=random.choice(dwell_s or [0.0], (count, count)) * (1 - np.eye(count)),
         )
     )
     assert ring is not None
@@ -108,6 +109,20 @@ def test_leaving_sources_out_changes_no_cost(switch_s: float) -> None:
 
     assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)
     assert backward(ring, lagrangian, lagrangian.half).any[0].min() == pytest.approx(reference)
+
+
+@pytest.mark.parametrize("switch_s", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize("dwell_s", [(0.0, 3.0, 40.0), (2.0, 5.0)])
+def test_leaving_sources_out_changes_no_cost_where_dwell_differs(
+    switch_s: float, dwell_s: tuple[float, ...]
+) -> None:
+    ring = many_settings(switch_s, *dwell_s)
+    lagrangian = lagrangian_of(ring, 1.3)
+    # Backward, every target is looked at for every source.
+    reference = backward(ring, lagrangian, lagrangian.half).any[0].min()
+
+    assert len(lagrangian.change) == len(dwell_s)
+    assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)
 
 
 @settings(max_examples=20)
