@@ -125,7 +125,7 @@ class Gpt(nn.Module):
 def training_step(config: Config) -> Callable[[], None]:
     """Build a model with its optimizer and data, and return its training step."""
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model: Any = Gpt(config).to(config.dtype)
         for name, weight in model.named_parameters():
             if not name.endswith("bias") and weight.dim() > 1:

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @click.option(
     "--steps",
     metavar="A:B",
-    help="Of a training script: step A is profiled, B-1 captured; counted from 0. [default: 20:22]",
+    help="Of a training script: step A is profiled, B-1 captured; counted from 0. [default: 20:22, "
+    "2:4 with --assume]",
+)
+@click.option(
+    "--assume", is_flag=True, help="Without a GPU: run it on the CPU, and assume a GPU's kernels."
 )
 @json_option
 @force_option
@@ -37,6 +41,7 @@ def command(
     output: Path | None,
     sizes: tuple[str, ...],
     steps: str | None,
+    assume: bool,
     as_json: bool,
     force: bool,
 ) -> None:
@@ -54,6 +59,8 @@ def command(
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
 
+    Example: underclock trace train.py --assume -o step.json -- --lr 3e-4
+
     Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
     """
     from underclock.stages.ranks import Rank, told_of_ranks
@@ -65,13 +72,14 @@ def command(
         output = rank.file(output)
     check_place(output, force=force)
     folder = output.parent if output and output != STDOUT else None
-    what = _what(workload, arguments, steps)
+    what = _what(workload, arguments, steps, assume=assume)
     numbers = dict(_size(text) for text in sizes)
     phases = list(TracePhase)
     with counted_bar("tracing") if tells else nullcontext(_tell_nobody) as show:
         step = trace(
             what,
             folder=folder,
+            assume=assume,
             progress=lambda phase: show(phases.index(phase), len(phases), phase),
             **numbers,
         )
@@ -90,14 +98,16 @@ def _tell_nobody(_done: int, _total: int, _doing: str) -> None:
     """Show no progress: another rank does."""
 
 
-def _what(workload: str, arguments: tuple[str, ...], steps: str | None) -> "str | Script":
+def _what(
+    workload: str, arguments: tuple[str, ...], steps: str | None, *, assume: bool
+) -> "str | Script":
     """Tell a script from all else, which takes neither arguments nor steps."""
     from underclock.stages.script import Script
 
     if workload.endswith(".py"):
         if not Path(workload).is_file():
             raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
-        first, last = _steps(steps or "20:22")
+        first, last = _steps(steps or ("2:4" if assume else "20:22"))
         return Script(path=Path(workload), arguments=arguments, first=first, last=last)
     for given, what in ((arguments, "arguments"), (steps, "--steps")):
         if given:
@@ -117,7 +127,8 @@ def _steps(text: str) -> tuple[int, int]:
 
 def _show(step: Step) -> None:
     launches = len(step.order)
-    say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step")
+    assumed = " (assumed, no GPU was seen)" if step.is_assumed else ""
+    say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step{assumed}")
     for kernel in step.kernels:
         say(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
 

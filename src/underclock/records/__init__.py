@@ -59,9 +59,10 @@ from underclock.records.validated import (
     Validation,
     Verdict,
 )
-from underclock.records.work import Kernel, Kind, Launch, Pass, Step, StepSource
+from underclock.records.work import ASSUMED, Kernel, Kind, Launch, Pass, Step, StepSource
 
 __all__ = [
+    "ASSUMED",
     "AUTO",
     "GREATEST_MHZ",
     "LEAST_MHZ",

@@ -10,6 +10,9 @@ from underclock.records import Pass, Record, Step
 MODULE_MARK = "underclock.module:"
 """Prefix of the annotations in a profile that say which module runs."""
 
+LAUNCH_MARK = "underclock.launch:"
+"""Prefix of the annotations in a profile that say which operator is handed to the device."""
+
 _CALLS = " > "
 
 
@@ -105,6 +108,25 @@ def module_calls_text(paths: Sequence[str]) -> str:
         for outer, path in itertools.pairwise(paths)
     ]
     return _CALLS.join([*paths[:1], *short])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """An operator as it was handed to the device.
+
+    Attributes:
+        name: With its namespace, ``aten::addmm``.
+        shapes: Its input tensors, as in `records.Launch`.
+        elements: Of the largest thing that it reads or writes.
+        bytes_moved: Of all tensors that it reads or writes, each once; what it changes, twice.
+        flops: Of products, convolutions and attention; ``None`` of all else.
+    """
+
+    name: str
+    shapes: str
+    elements: int
+    bytes_moved: int
+    flops: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

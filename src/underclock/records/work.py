@@ -17,6 +17,10 @@ _MOST_FLOPS, _MOST_BYTES = 1e18, 1e15  # of one launch: a quarter of an hour on 
 _LEAST_WAITED = 1e-6  # of a launch: no less, so that what is a rate of its time stays one
 
 
+ASSUMED = "assumed "
+"""What the functions of kernels begin with that no GPU was seen to run."""
+
+
 class Pass(StrEnum):
     """The part of a training step that a kernel belongs to."""
 
@@ -38,7 +42,8 @@ class Launch(Record, frozen=True, kw_only=True):
     """How a traced kernel is launched, and by what: all that decides its cost but the GPU.
 
     Attributes:
-        function: Demangled name of the GPU function; ``memset`` or ``copy`` where none runs.
+        function: Demangled name of the GPU function; ``memset`` or ``copy`` where none runs; after
+            ``assumed`` what it would do, where no GPU was seen.
         grid: Blocks in x, y, z.
         block: Threads of a block in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
@@ -205,6 +210,13 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         if len(counts) != len(self.kernels):
             raise ValueError("the launch order names a kernel that is not listed")
         check_modules(self.modules, self.order)
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether no GPU was seen to run it, only PyTorch's operators."""
+        return any(
+            each.launch and each.launch.function.startswith(ASSUMED) for each in self.kernels
+        )
 
     @property
     def fingerprint(self) -> str:

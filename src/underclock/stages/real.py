@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
-from underclock.errors import MeasurementError, NotSupportedError
+from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.lockstep import Pace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only
@@ -46,7 +46,7 @@ def held_launcher(
         What runs its kernels, and the step as it runs now.
 
     Raises:
-        UsageError: A step that was never traced, or PyTorch runs on another GPU.
+        UsageError: A step that was never traced on a GPU, or PyTorch runs on another GPU.
         NotSupportedError: MIG, or no CUDA.
         MeasurementError: The function is not the step that was traced.
     """
@@ -57,6 +57,11 @@ def held_launcher(
         )
     if step is None:
         raise untraced()
+    if step.is_assumed:
+        raise UsageError(
+            f"the kernels of {step.name} are assumed: it was traced without a GPU",
+            hint="trace it here, without --assume",
+        )
     if run is None:
         run = StepFile()
     what = run.load(step.source) if isinstance(run, StepFile) else run

@@ -1,5 +1,6 @@
 """trace: a workload or a training step in, its kernels in launch order out."""
 
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ def trace(
     what: str | StepFunction | Script,
     *,
     folder: Path | None = None,
+    assume: bool = False,
     progress: Callable[[TracePhase], None] = lambda _phase: None,
     **sizes: int,
 ) -> Step:
@@ -37,6 +39,8 @@ def trace(
             training script, some of whose steps are looked at as it runs.
         folder: Where the step will be written; its source is named relative to that. By default
             the working directory.
+        assume: Whether to run a function or a script on the CPU, and assume the kernels that a GPU
+            would run.
         progress: Told of every phase of tracing a function or a script, as it begins.
         sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`.
@@ -56,6 +60,8 @@ def trace(
         raise UsageError(
             "a step's sizes are its own", hint="change them in its file, not with --size"
         )
+    if assume:
+        return _assumed(what, folder, progress)
     # What needs PyTorch is imported for functions and scripts only.
     if isinstance(what, Script):
         from underclock.stages.torch_script import trace_script  # noqa: PLC0415
@@ -70,6 +76,20 @@ def trace(
     else:
         return trace_step(what, tell=progress).step
     return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
+
+
+def _assumed(
+    what: str | StepFunction | Script, folder: Path | None, progress: Callable[[TracePhase], None]
+) -> Step:
+    """Trace a function or a script on the CPU."""
+    from underclock.stages.assumed_step import assume_step  # noqa: PLC0415 - needs PyTorch
+    from underclock.stages.load_step import load_step  # noqa: PLC0415
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells when it looks on
+    step = assume_step(load_step(what) if isinstance(what, str) else what, tell=progress)
+    if isinstance(what, str | Script):
+        return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
+    return step
 
 
 def is_source(text: str) -> bool:

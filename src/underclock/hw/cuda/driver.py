@@ -7,6 +7,7 @@ from typing import Any
 
 from underclock.errors import DeviceError, NotSupportedError
 
+_WITHOUT = "or trace without a GPU, kernels assumed: underclock trace --assume train.py"
 _MISSING = "in a clone of underclock: pip install '.[cuda]'"
 
 
@@ -24,11 +25,11 @@ def cuda() -> ModuleType:
     return module
 
 
-def torch() -> Any:
-    """Return PyTorch with a CUDA device.
+def installed() -> Any:
+    """Return PyTorch, on whatever device it runs.
 
     Raises:
-        NotSupportedError: It is not installed, too old, without CUDA, or sees no GPU.
+        NotSupportedError: It is not installed.
     """
     try:
         import torch as module  # noqa: PLC0415 - the user's own
@@ -36,16 +37,26 @@ def torch() -> Any:
         raise NotSupportedError(
             "tracing a step needs PyTorch", hint="install torch 2.8 or newer, with CUDA"
         ) from exc
+    return module
+
+
+def torch() -> Any:
+    """Return PyTorch with a CUDA device.
+
+    Raises:
+        NotSupportedError: It is not installed, too old, without CUDA, or sees no GPU.
+    """
+    module = installed()
     if module.version.cuda is None:
         raise NotSupportedError(
             f"this PyTorch ({module.__version__}) was built without CUDA",
-            hint="install a CUDA build of torch, or trace a named workload such as gpt3-xl",
+            hint=f"install a CUDA build of torch; {_WITHOUT}",
         )
     if not module.cuda.is_available():
         raise NotSupportedError(
             "PyTorch sees no CUDA device",
             hint="look at nvidia-smi, CUDA_VISIBLE_DEVICES, and whether the driver is new enough "
-            f"for CUDA {module.version.cuda}",
+            f"for CUDA {module.version.cuda}; {_WITHOUT}",
         )
     return module
 

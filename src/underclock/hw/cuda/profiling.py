@@ -23,10 +23,16 @@ _OURS = (  # what we do brings PyTorch to say
 
 
 @contextmanager
-def recorded() -> Iterator[Mapping[str, Any]]:
-    """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format."""
-    torch = import_torch()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
+    """Yield a mapping that is, after the block, PyTorch's trace of it in the Chrome format.
+
+    Args:
+        host_only: PyTorch, where a GPU is not to be looked at, for there may be none.
+    """
+    torch = host_only or import_torch()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if not host_only:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     seen = torch.profiler.profile(
         activities=activities,
         record_shapes=True,

@@ -41,20 +41,29 @@ def warm_up(step: StepFunction) -> float:
             done += 1
             torch.cuda.synchronize()
             begun_s = clock.now_s()
-            try:
+            with step_errors(torch.OutOfMemoryError):
                 step()
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as exc:
-                raise MeasurementError(
-                    f"the step failed before it was looked at: {type(exc).__name__}: "
-                    f"{reason_of(exc)}",
-                    hint="a step is a function that takes nothing and trains once; run it by "
-                    "itself first",
-                ) from exc
             torch.cuda.synchronize()
             quickest_s = min(quickest_s, clock.now_s() - begun_s)
     return quickest_s
+
+
+@contextmanager
+def step_errors(*others: type[Exception]) -> Iterator[None]:
+    """Say where a step fails that is not yet looked at; errors of other kinds pass.
+
+    Raises:
+        MeasurementError: It does.
+    """
+    try:
+        yield
+    except others:
+        raise
+    except Exception as exc:
+        raise MeasurementError(
+            f"the step failed before it was looked at: {type(exc).__name__}: {reason_of(exc)}",
+            hint="a step is a function that takes nothing and trains once; run it by itself first",
+        ) from exc
 
 
 def warm_ups(torch: Any) -> int:

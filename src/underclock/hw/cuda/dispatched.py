@@ -1,0 +1,154 @@
+"""A step's operators, as PyTorch hands them to whatever device it runs on: a CPU will do."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from underclock.hw.cuda.driver import installed
+from underclock.hw.cuda.profiling import recorded
+from underclock.records.launches import LAUNCH_MARK, Operator
+
+_NO_WORK = {  # beside views: what allocates only, and what a host does
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"),
+    *("_unsafe_view", "_reshape_alias", "lift_fresh", "_local_scalar_dense", "record_stream"),
+    "is_same_size",
+}
+_GATHERS = {"embedding", "index", "index_select", "gather", "nll_loss_forward"}
+_MADE_ANEW = {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_"}
+_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "int64": "i64",
+    "int32": "i32",
+    "uint8": "u8",
+    "int8": "i8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+
+
+@contextmanager
+def operators_seen() -> Iterator[tuple[Mapping[str, Any], list[Operator]]]:
+    """Yield what holds, after the block, PyTorch's trace of it and its operators.
+
+    An optimizer that leaves it open runs as it would on a GPU, with all parameters at once.
+
+    Raises:
+        NotSupportedError: There is no PyTorch.
+    """
+    torch = installed()
+    operators: list[Operator] = []
+    with recorded(torch) as trace, _optimizers_as_on_gpu(), _mode(torch, operators):
+        yield trace, operators
+
+
+def _mode(torch: Any, operators: list[Operator]) -> Any:
+    """Return what notes every operator that does work."""
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - the user's own
+    from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - the user's own
+
+    class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, function: Any, _types: object, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            name = function._schema.name  # noqa: SLF001 - there is no other way to ask
+            bare = name.partition("::")[2]
+            ours = function.is_view or bare in _NO_WORK or name.startswith(("profiler::", "prim::"))
+            if ours or (bare.startswith("_foreach_") and _counts(args[0])):
+                return function(*args, **kwargs)
+            with torch.profiler.record_function(f"{LAUNCH_MARK}{len(operators)}"):
+                result = function(*args, **kwargs)
+            packet = getattr(torch.ops.aten, bare.replace("_for_cpu", ""), None)
+            count = flop_registry.get(packet)
+            flops = None if count is None else float(count(*args, **kwargs, out_val=result))
+            operators.append(_operator(torch, function, args, kwargs, result, flops))
+            return result
+
+    return Noting()  # type: ignore[no-untyped-call]
+
+
+def _operator(
+    torch: Any, function: Any, args: Any, kwargs: Any, result: Any, flops: float | None
+) -> Operator:
+    name = function._schema.name.replace("_for_cpu", "")  # noqa: SLF001
+    bare = name.partition("::")[2]
+    given = [*args, *kwargs.values()]
+    made = list(result) if isinstance(result, tuple | list) else [result]
+    read = [each for each in (_tensors(torch, one) for one in given) if each]
+    new = [
+        each
+        for each in (_tensors(torch, one) for one in made)
+        if each and not any(each[0] is other for others in read for other in others)
+    ]
+    sizes = [sum(map(_bytes, each)) for each in read]
+    if bare in _GATHERS and sizes:  # of a table it reads what it is asked for only
+        sizes[0] = min(sizes[0], sum(sum(map(_bytes, each)) for each in new))
+    changed = 0 if bare in _MADE_ANEW else sum(_changed(torch, function, args, kwargs))
+    return Operator(
+        name=name,
+        shapes=", ".join(map(_shape, read)),
+        elements=max((sum(t.numel() for t in each) for each in read + new), default=0),
+        bytes_moved=sum(sizes) + changed + sum(sum(map(_bytes, each)) for each in new),
+        flops=flops,
+    )
+
+
+def _changed(torch: Any, function: Any, args: Any, kwargs: Any) -> Iterator[int]:
+    """Yield the bytes of what an operator changes where it is."""
+    for at, argument in enumerate(function._schema.arguments):  # noqa: SLF001
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            yield sum(map(_bytes, _tensors(torch, value)))
+
+
+def _counts(tensors: Any) -> bool:
+    """Whether these are the steps that an optimizer counts, which are the host's on a GPU too."""
+    return all(tensor.dim() == 0 for tensor in tensors)
+
+
+def _tensors(torch: Any, value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [each for each in value if torch.is_tensor(each)]
+    return [value] if torch.is_tensor(value) else []
+
+
+def _bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor's memory; what is broadcast counts once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(math.prod(size for size, stride in sizes if stride) * tensor.element_size())
+
+
+def _shape(tensors: list[Any]) -> str:
+    """Return a tensor, or a list of them, as `records.Launch` writes it."""
+    if len(tensors) > 1:
+        return f"{len(tensors)} tensors[{sum(tensor.numel() for tensor in tensors)}]"
+    tensor = tensors[0]
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    text = f"{_DTYPES.get(dtype, dtype)}[{'x'.join(map(str, tensor.shape))}]"
+    return text if tensor.is_contiguous() else f"{text}@{'x'.join(map(str, tensor.stride()))}"
+
+
+@contextmanager
+def _optimizers_as_on_gpu() -> Iterator[None]:
+    """Have optimizers take all parameters at once where the user leaves it open, as on a GPU."""
+    from torch.optim import optimizer as hooks  # noqa: PLC0415 - the user's own
+
+    opened: list[Any] = []
+
+    def choose(optimizer: Any, *_: object) -> None:
+        for group in optimizer.param_groups:
+            if group.get("foreach", True) is None and not group.get("fused"):
+                group["foreach"] = True
+                opened.append(group)
+
+    handle = hooks.register_optimizer_step_pre_hook(choose)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for group in opened:
+            group["foreach"] = None

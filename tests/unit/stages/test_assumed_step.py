@@ -1,0 +1,129 @@
+"""A step traced without a GPU, by PyTorch on the CPU."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from recorded import read
+from underclock.cli import main
+from underclock.core.tracing.kinds import flops_of
+from underclock.errors import MeasurementError, NotSupportedError
+from underclock.records import Kind, Step
+from underclock.records.launches import module_calls
+from underclock.runtime.trainer.places import places_of
+from underclock.stages.trace import trace
+from underclock.store import read_document
+
+pytestmark = pytest.mark.slow
+
+_ROOT = Path(__file__).parents[3]
+_SCRIPT = """
+import sys
+import torch
+sys.path.insert(0, {tests!r})
+from small_training import Model, batches
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = batches()
+
+def step():
+    x, y = next(data)
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+if __name__ == "__main__":
+    for _ in range(int(sys.argv[1])):
+        step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(_SCRIPT.format(tests=str(_ROOT / "tests")))
+    return path
+
+
+def _launches(step: Step) -> list[tuple[str, str]]:
+    launches = [step.kernels[index].launch for index in step.order]
+    return [(each.operator, each.shapes) for each in launches if each]
+
+
+def test_a_gpt_step_has_the_products_that_an_h200_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(_ROOT / "benchmarks" / "zoo"))
+    recorded = read(_ROOT / "tests" / "data" / "traces" / "tiny.json.gz")
+
+    step = trace(f"{_ROOT / 'benchmarks/zoo/gpt.py'}:tiny", assume=True)
+
+    def products(some: list[tuple[str, str, str]]) -> Counter[tuple[str, str, str]]:
+        return Counter(each for each in some if flops_of(*each[:2]))
+
+    assumed = [
+        (*launch, str(step.kernels[index].pass_))
+        for launch, index in zip(_launches(step), step.order, strict=True)
+    ]
+    seen = [(one.operator, one.shapes, str(one.pass_)) for one in recorded.seen]
+    assert products(assumed) == products(seen)
+    flops = sum(each.count * (each.flops or 0) for each in step.kernels if each.kind is Kind.GEMM)
+    assert flops == sum(flops_of(*each[:2]) or 0 for each in seen)
+    for operator in ("native_layer_norm", "_softmax", "gelu", "gelu_backward", "_fused_adamw_"):
+        ran = {(kind, shapes) for kind, shapes, _ in seen if kind == f"aten::{operator}"}
+        assert {name for name, _ in ran} <= {name for name, _, _ in assumed}
+
+
+def test_a_function_is_left_as_it_was(script: Path) -> None:
+    sys.modules.pop("train", None)
+    step = trace(f"{script}:step", assume=True)
+    loaded = sys.modules["train"]
+
+    assert step.is_assumed
+    assert step.source is not None
+    assert step.source.function == "step"
+    torch.manual_seed(0)
+    assert not loaded.optimizer.state
+    assert all(group["foreach"] is None for group in loaded.optimizer.param_groups)
+    assert all(each.grad is None for each in loaded.model.parameters())
+
+
+def test_a_script_and_its_function_are_one_step_whose_modules_can_be_marked(
+    script: Path,
+) -> None:
+    main(["trace", str(script), "--assume", "-o", "script.json", "--", "4"])
+    main(["trace", f"{script}:step", "--assume", "-o", "function.json"])
+
+    of_script = read_document(Path("script.json"), Step)
+    of_function = read_document(Path("function.json"), Step)
+    assert _launches(of_script) == _launches(of_function)
+    assert of_script.modules == of_function.modules
+    assert module_calls(of_script.modules[3]) is not None
+    paths = {
+        place.path
+        for place in places_of(
+            of_script.modules, [of_script.kernels[index].pass_ for index in of_script.order]
+        )
+    }
+    assert {"blocks.0", "blocks.1", "blocks.2"} <= {
+        path.rpartition(".up")[0] or path for path in paths
+    }
+
+
+def test_what_fails_says_what_to_do(script: Path) -> None:
+    script.write_text("def step():\n    raise ValueError('no data')\n")
+    with pytest.raises(MeasurementError, match="no data"):
+        trace(f"{script}:step", assume=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_way_without_one_is_named(script: Path) -> None:
+    with pytest.raises(NotSupportedError) as caught:
+        trace(f"{script}:step")
+    assert "--assume" in caught.value.hint
