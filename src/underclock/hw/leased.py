@@ -4,6 +4,7 @@ A lease of one GPU comes with the first setting, and ends with the connection: t
 back what was set, whatever became of this process. A thread says that it lives.
 """
 
+import contextlib
 import os
 import socket
 import stat
@@ -58,13 +59,19 @@ class Helper:
         """
         with self._lock:
             try:
-                send(self._connection, message)
+                with contextlib.suppress(Gone):  # its last words can still be read
+                    send(self._connection, message)
                 answer = self._reader.receive()
             except Gone as exc:
                 raise HelperGoneError(
                     f"`underclock serve` ended the lease: {exc}",
                     hint="it puts back what it had set; what it says tells why",
                 ) from exc
+        if answer.get("ends"):
+            raise HelperGoneError(
+                f"`underclock serve` ended the connection: {answer.get('error')}",
+                hint=str(answer.get("hint", "")),
+            )
         if "error" in answer:
             raise _refusal(answer)
         return answer

@@ -33,7 +33,10 @@ class Life:
 
     def is_over(self) -> bool:
         """Return whether it has ended."""
-        return self._over or bool(self.fds and select.select(self.fds, [], [], 0.0)[0])
+        looks = select.poll()  # however many descriptors are open
+        for fd in self.fds:
+            looks.register(fd, select.POLLIN)
+        return self._over or bool(looks.poll(0))
 
     def close(self) -> None:
         """Let go of what the kernel holds for it."""

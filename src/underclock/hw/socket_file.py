@@ -39,7 +39,7 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
             _bind(server, made, mode, gid)
-            with _alone_in(path.parent):
+            with _alone_at(path):
                 _make_room(path)
                 made.rename(path)
         except OSError as exc:
@@ -53,7 +53,7 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
         try:
             yield server
         finally:
-            with contextlib.suppress(OSError), _alone_in(path.parent):
+            with contextlib.suppress(OSError), _alone_at(path):
                 if path.stat().st_ino == own:  # nobody else's that came after
                     path.unlink()
 
@@ -72,14 +72,40 @@ def _bind(server: socket.socket, at: Path, mode: int, gid: int | None) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep others from putting sockets into a folder meanwhile."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _alone_at(path: Path) -> Iterator[None]:
+    """Keep others from putting a socket there meanwhile.
+
+    The lock is on a file that nobody else can open: one on the folder could be held for ever by
+    whoever may read it.
+    """
+    beside = path.with_name(f".{path.name}.lock")
+    fd = _locked_file(beside)
+    while not _is_at(beside, fd):  # who had it before took it away
+        os.close(fd)
+        fd = _locked_file(beside)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        beside.unlink()
         os.close(fd)
+
+
+def _locked_file(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o177:
+        os.close(fd)
+        raise UsageError(f"others may open {path}", hint="remove it: it locks a socket")
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return path.lstat().st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _make_room(path: Path) -> None:
@@ -103,8 +129,11 @@ def _make_room(path: Path) -> None:
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # one whose queue is full answers too
         try:
             probe.connect(str(path))
+        except BlockingIOError:
+            return True
         except ConnectionRefusedError:
             return False
     return True

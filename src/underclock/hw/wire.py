@@ -60,25 +60,41 @@ class Unpacker:
         """Take in what came."""
         self._buffer += chunk
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing came that was not returned."""
+        return not self._buffer
+
+    def body(self) -> bytes | None:
+        """Return the next message as it came; ``None`` where it is not whole yet.
+
+        Raises:
+            Gone: It is too long.
+        """
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self._longest:
+            raise Gone(f"sent a message of {length} bytes: {self._longest} are the most")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
     def next(self) -> Message | None:
         """Return the next message; ``None`` where it is not whole yet.
 
         Raises:
             Gone: It is no message.
         """
-        if len(self._buffer) < _LENGTH.size:
+        body = self.body()
+        if body is None:
             return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self._longest:
-            raise Gone(f"a message of {length} bytes is none")
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
         try:
             message = json.loads(body)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise Gone(f"what came is no message: {exc}") from exc
         if not isinstance(message, dict):
             raise Gone("what came is no message: it is no object")

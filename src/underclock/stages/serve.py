@@ -9,11 +9,13 @@ from underclock.errors import NotPermittedError, UsageError
 from underclock.hw import nvml_calls as nvml
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
+from underclock.hw.owners import Owners, rules_in
 from underclock.hw.permission import may_set
 from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.socket_file import listening
+from underclock.runtime.conductor.leases import LIMIT_S, Terms
 from underclock.runtime.conductor.process import asked_to_end
-from underclock.runtime.conductor.serving import LIMIT_S, Service
+from underclock.runtime.conductor.serving import Service
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.restore import left_behind, restore
 
@@ -24,6 +26,7 @@ def serve(
     path: Path,
     *,
     group: str | None = None,
+    rules: Path | None = None,
     limit_s: float = LIMIT_S,
     tell: Callable[[str], None],
 ) -> None:
@@ -32,15 +35,16 @@ def serve(
     Args:
         path: Of the socket.
         group: Who may use it; by default the user who serves, and root.
+        rules: File that says who may lease which GPU; by default the usual one, if there is any.
         limit_s: No lease lasts longer.
         tell: Hears what happens.
 
     Raises:
-        UsageError: No such group or limit, or a socket that cannot be.
-        NotPermittedError: This process may not set GPUs itself.
+        UsageError: No such group or limit, rules that cannot be read, or a socket that cannot be.
+        NotPermittedError: This process may not set GPUs itself, or others may write the rules.
         DeviceError: There is no driver.
     """
-    gid = _gid(group)
+    gid, owners = _gid(group), Owners(rules_in(rules))
     with nvml.nvml_session(), asked_to_end() as asked:
         nvml.check_writable("set clocks for others")
         if not may_set():
@@ -54,18 +58,13 @@ def serve(
         for undone in restore(folder, left, SettableNvmlGpu):
             for line in (*undone.done, *undone.failed):
                 tell(f"left by an earlier run on GPU {undone.uuid}: {line}")
-        service = Service(
-            {uuid: SettableNvmlGpu(uuid) for uuid in uuids},
-            folder,
-            SystemClock(),
-            tell,
-            limit_s=limit_s,
-            pid=os.getpid(),
-            uid=os.getuid(),
-        )
+        terms = Terms(folder=folder, clock=SystemClock(), tell=tell, owners=owners, limit_s=limit_s)
+        gpus = {uuid: SettableNvmlGpu(uuid) for uuid in uuids}
+        service = Service(gpus, terms, pid=os.getpid(), uid=os.getuid())
         mode = _OWNER if gid is None else _GROUP
         with listening(path, mode=mode, gid=gid) as server:
-            tell(f"serving {len(uuids)} GPUs at {path} to {group or 'this user alone'}")
+            whom = f"{group or 'this user alone'}, by policy {owners.rules.policy!s}"
+            tell(f"serving {len(uuids)} GPUs at {path} to {whom}")
             service.run(server, asked.fileno())
 
 

@@ -22,15 +22,20 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.leased import HELPER, Helper, HelperGoneError, LeasedGpu, served_by
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
+from underclock.hw.owners import Owners, Policy, Rules
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
-from underclock.runtime.conductor.serving import SILENT_S, Service
+from underclock.hw.wire import Gone, Reader, send
+from underclock.runtime.conductor.leases import SILENT_S, Terms
+from underclock.runtime.conductor.serving import Service
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
 from underclock.testing import Control, Served, served_gpus, simulated_driver
+
+_LIMIT_S = 20.0
 
 Comes = Callable[[Callable[[], bool]], None]
 
@@ -72,9 +77,14 @@ def serving(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wakes, wake = os.pipe()
     with nvml_session(), listening(made.path) as server:
         gpus = {gpu.uuid(): SettableNvmlGpu(gpu.uuid()) for gpu in (NvmlGpu(0), NvmlGpu(1))}
-        service = Service(
-            gpus, folder, made.clock, made.said.append, limit_s=1000.0, pid=7, uid=os.getuid()
+        terms = Terms(
+            folder=folder,
+            clock=made.clock,
+            tell=made.said.append,
+            owners=Owners(Rules(policy=Policy.ANY)),
+            limit_s=_LIMIT_S,
         )
+        service = Service(gpus, terms, pid=7, uid=os.getuid())
         thread = threading.Thread(target=service.run, args=(server, wakes))
         thread.start()
         try:
@@ -182,16 +192,20 @@ def test_an_owner_who_says_nothing_loses_its_lease(
     comes(lambda: any("said nothing" in line for line in serving.said))
 
 
-def test_a_lease_has_a_limit(
-    leased: LeasedGpu, serving: _Serving, served: Served, comes: Comes
-) -> None:
-    leased.write(Setting.CORE, 900.0)
-    serving.clock.by_s += 1001.0
-    serving.poke()
-    comes(lambda: _as_found(served.gpus[1]))
-    comes(lambda: any("which is the limit" in line for line in serving.said))
-    with pytest.raises((NotPermittedError, HelperGoneError)):
-        leased.write(Setting.CORE, 900.0)
+def test_a_lease_has_a_limit(serving: _Serving, served: Served, comes: Comes) -> None:
+    with contextlib.closing(Helper(str(serving.path))) as helper:
+        uuid = NvmlGpu(1).uuid()
+        helper.ask({"do": "lease", "gpu": uuid})
+        core = {"do": "set", "gpu": uuid, "setting": "core", "value": 900}
+        helper.ask(core)
+        for _ in range(10):
+            assert served.gpus[1].core_lock == (900, 900)
+            serving.clock.by_s += _LIMIT_S / 10
+            helper.ask({"do": "beat"})
+        comes(lambda: _as_found(served.gpus[1]))
+        comes(lambda: any("which is the limit" in line for line in serving.said))
+        with pytest.raises(NotPermittedError, match="has no lease"):
+            helper.ask(core)
 
 
 @pytest.mark.slow
@@ -257,10 +271,11 @@ def test_a_service_that_is_killed_leaves_nothing_behind(
     ("message", "words"),
     [
         ({"do": "lease", "gpu": "GPU-nobody"}, "is not served here"),
-        ({"do": "lease"}, "KeyError"),
-        ({"do": "set", "gpu": "GPU-1", "setting": "core", "value": 900}, "has no lease"),
-        ({"do": "nothing"}, "nothing here can do 'nothing'"),
-        ({}, "nothing here can do None"),
+        ({"do": "lease"}, "missing required field `gpu`"),
+        ({"do": "set", "gpu": "GPU-1", "setting": "core", "value": 900}, "is not served here"),
+        ({"do": "beat", "gpu": "GPU-1"}, "unknown field `gpu`"),
+        ({"do": "nothing"}, "Invalid value 'nothing'"),
+        ({}, "missing required field `do`"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -279,10 +294,12 @@ def test_what_cannot_be_set_is_refused(serving: _Serving, served: Served) -> Non
         with pytest.raises(UsageError, match="leased to this process already"):
             helper.ask({"do": "lease", "gpu": uuid})
         for setting, value, words in (
-            ("voltage", 1.0, "no setting 'voltage'"),
+            ("voltage", 1.0, "Invalid enum value 'voltage'"),
             ("core", -1.0, "no value"),
-            ("core", "900", "no value"),
-            ("core", [1, 2, 3], "no value"),
+            ("core", 1e30, "no value"),
+            ("core", [1, 10**30], "no value"),
+            ("core", "900", "Expected .* got `str`"),
+            ("core", [1, 2, 3], "Expected `array` of length 2"),
             ("limit", None, "is no limit"),
             ("limit", [1, 2], "is no limit"),
             ("limit", 10.0, "Invalid Argument"),
@@ -292,15 +309,44 @@ def test_what_cannot_be_set_is_refused(serving: _Serving, served: Served) -> Non
     assert _as_found(served.gpus[0])
 
 
-@pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\x02\0\0\0{]", b"\x02\0\0\0[]", b"\x02\0"])
-def test_who_talks_nonsense_is_dropped_and_nobody_else(sent: bytes, serving: _Serving) -> None:
+def _framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize(
+    ("sent", "ends"),
+    [
+        (b"\xff\xff\xff\xff", True),
+        (_framed(b"{]"), True),
+        (_framed(b"\xff" * 9), True),
+        (_framed(b"[" * 4000), False),
+        (_framed(b'{"do":"beat","x":' + b"[" * 4000), False),
+        (_framed(b'{"do":"set","gpu":"g","setting":"core","value":Infinity}'), True),
+        (_framed(b'{"do":"set","gpu":"g","setting":"core","value":1e400}'), False),
+        (_framed(b'{"do":"set","gpu":"g","setting":"core","value":1' + b"0" * 400 + b"}"), False),
+        (_framed(b"[]"), False),
+        (_framed(b'{"do":{"do":"beat"}}'), False),
+    ],
+)
+def test_every_fault_is_answered_and_nobody_else_has_the_harm(
+    sent: bytes, *, ends: bool, leased: LeasedGpu, serving: _Serving, served: Served
+) -> None:
+    leased.write(Setting.CORE, 900.0)
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as other:
         other.connect(str(serving.path))
         other.sendall(sent)
-        if len(sent) > 2:
-            with contextlib.suppress(ConnectionResetError):
-                assert other.recv(1) == b""
-        assert served_by(str(serving.path))["pid"] == 7
+        reader = Reader(other)
+        answer = reader.receive()
+        assert answer["kind"] == "UsageError"
+        assert answer.get("ends", False) is ends
+        if ends:
+            with pytest.raises(Gone):
+                reader.receive()
+        else:
+            send(other, {"do": "beat"})
+            assert reader.receive() == {}
+    assert served_by(str(serving.path))["leases"][leased.uuid]["pid"] == os.getpid()
+    assert served.gpus[1].core_lock == (900, 900)
 
 
 def test_a_socket_that_everybody_may_write_to_is_refused(serving: _Serving) -> None:
@@ -392,14 +438,13 @@ def test_a_user_without_permission_goes_through_the_service(
             listening(folder / "h", mode=0o660, gid=nobody) as server,
         ):
             uuid = NvmlGpu().uuid()
-            service = Service(
-                {uuid: SettableNvmlGpu(uuid)},
-                folder / "run",
-                SystemClock(),
-                lambda _line: None,
-                pid=1,
-                uid=0,
+            terms = Terms(
+                folder=folder / "run",
+                clock=SystemClock(),
+                tell=lambda _line: None,
+                owners=Owners(Rules(policy=Policy.ANY)),
             )
+            service = Service({uuid: SettableNvmlGpu(uuid)}, terms, pid=1, uid=0)
             thread = threading.Thread(target=service.run, args=(server, wakes))
             thread.start()
             pid = os.fork()

@@ -1,5 +1,6 @@
 """A socket that is in place only while somebody answers on it."""
 
+import fcntl
 import os
 import socket
 import stat
@@ -134,3 +135,35 @@ def test_the_life_of_a_process_is_known_until_its_end() -> None:
     other = Life(0)  # of another container
     assert not other.is_over()
     other.close()
+
+
+def test_a_lock_on_the_folder_holds_nobody_up(tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with listening(tmp_path / "s"):
+        _connect(tmp_path / "s").close()
+        assert _names(tmp_path) == ["s"]
+    assert _names(tmp_path) == []
+    os.close(held)
+
+
+@pytest.mark.parametrize("what", ["written by others", "link"])
+def test_a_lock_that_others_may_hold_is_refused(what: str, tmp_path: Path) -> None:
+    lock = tmp_path / ".s.lock"
+    if what == "link":
+        lock.symlink_to(tmp_path / "elsewhere")
+    else:
+        lock.touch()
+        lock.chmod(0o666)
+    with pytest.raises(UsageError), listening(tmp_path / "s"):
+        pass
+    assert _names(tmp_path) == [".s.lock"]
+
+
+def test_one_whose_queue_is_full_is_a_live_one(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(0)
+        with _connect(path), pytest.raises(UsageError, match="already listens"), listening(path):
+            pass

@@ -1,124 +1,162 @@
 """`underclock serve`: sets clocks for users who may not, and puts back what they leave behind.
 
-Whoever connects takes a lease of a GPU, and is its owner by what the kernel says of the
-connection. A lease ends with the connection, when its owner is silent for too long, or when its
-time is up; what was set under it is undone then. Should this service end badly, a watcher of its
-own undoes.
+Whoever connects leases a GPU, and is its owner by what the kernel says of the connection. A lease
+ends with the connection, when its owner is silent for too long, or when its time is up; what was
+set under it is undone then. Should this service end badly, watchers of its own undo.
 
-One process does all of it, one thing after the other: a driver takes one setter at a time anyway.
+Clients are not trusted: one may send anything, or nothing, or leave answers unread, and loses its
+own connection by it. This loop waits for nobody; what takes long is done in a thread of each GPU.
 """
 
+import collections
+import contextlib
+import os
 import select
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Annotated
 
-from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
-from underclock.hw.base import Clock
-from underclock.hw.leased import HEARTBEAT_S
+import msgspec
+
+from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.hw.peers import Life, peer_of
-from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
+from underclock.hw.settable import SettableGpu, Setting
 from underclock.hw.wire import Gone, Message, Unpacker, framed
-from underclock.runtime.undo.armed import Armed, arm
-from underclock.runtime.undo.others import refuse_beside_others
+from underclock.runtime.conductor.leases import SILENT_S, Client, Leases, Terms
 from underclock.runtime.undo.ownership import OwnedError
-from underclock.runtime.undo.watching import Watching
 
-SILENT_S = 3 * HEARTBEAT_S
-"""An owner who says nothing for so long has lost its leases."""
-LIMIT_S = 7 * 24 * 3600.0
-"""No lease lasts longer unless the operator says so."""
+MOST, MOST_OF_USER = 256, 32
+"""Connections, in all and of one user."""
+FIRST_S, REST_S, IDLE_S = 5.0, 2.0, 30.0
+"""For a first message, the rest of one (or to take an answer), and without a lease."""
 _LONGEST = 4096  # bytes of a message
-_CHUNK = 4096
-_PATIENCE_S = 0.5  # for an owner to take an answer
-_AGAIN_S = 1.0  # an undo that failed is tried again so often
-_REST_S = 3600.0
-_MOST = 256  # connections
+_UNREAD = 16384  # bytes of answers that the kernel keeps for a client
+_TURN_S, _SHARE = 0.01, 8  # so many messages of a connection are taken in so long
+_ACCEPTED = 64  # in a turn
+_AGAIN_S = 1.0  # to accept once descriptors have run out
+_GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+_Uuid = Annotated[str, msgspec.Meta(max_length=96)]
+_MOST_VALUE = 100_000  # MHz or W
 
 
-@dataclass(slots=True)
-class _Peer:
+class _Request(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do"
+):
+    """What a client may ask."""
+
+
+class _Who(_Request, frozen=True, tag="who"):
+    """Who serves what, and who has it."""
+
+
+class _Beat(_Request, frozen=True, tag="beat"):
+    """That the client lives."""
+
+
+class _Take(_Request, frozen=True, tag="lease"):
+    gpu: _Uuid
+
+
+class _Set(_Request, frozen=True, tag="set"):
+    gpu: _Uuid
+    setting: Setting
+    value: float | tuple[int, int] | None
+
+    def __post_init__(self) -> None:
+        """Reject what nothing can be set to."""
+        values = self.value if isinstance(self.value, tuple) else (self.value or 0.0,)
+        if not all(
+            0 <= value <= _MOST_VALUE for value in values
+        ):  # bounds in the types end msgspec
+            raise ValueError(f"{self.value} is no value of a setting: 0 to {_MOST_VALUE}")
+
+
+_DECODER = msgspec.json.Decoder(_Who | _Beat | _Take | _Set)
+
+
+@dataclass(eq=False)
+class _Peer(Client):
     """Who is connected.
 
     Attributes:
         connection: To it.
-        pid: Its process.
-        uid: Its user.
-        life: Of the process.
+        life: Of its process.
         heard_s: When it last said something.
-        unpacker: Puts together what it says.
+        busy_s: When it last had a lease, or asked for one.
+        part_s: When an unfinished message began, or an answer that it does not take.
+        turn_s: When its share of messages was new.
+        share: Messages that are left of it.
+        unsent: What it has not taken.
+        asked: Of whom it waits for an answer.
+        silent: Whether it never said anything.
+        waiting: Whether a whole message of it may wait for its turn.
+        ends: Why the connection ends once it has the answer; empty where it does not.
     """
 
-    connection: socket.socket
-    pid: int
-    uid: int
-    life: Life
-    heard_s: float
+    connection: socket.socket = field(kw_only=True)
+    life: Life = field(kw_only=True)
+    heard_s: float = field(kw_only=True)
+    busy_s: float = field(kw_only=True)
+    part_s: float | None = None
+    turn_s: float = 0.0
+    share: int = _SHARE
+    unsent: bytes = b""
+    asked: Leases | None = None
+    silent: bool = True
+    waiting: bool = False
+    ends: str = ""
     unpacker: Unpacker = field(default_factory=lambda: Unpacker(_LONGEST))
 
-    def __str__(self) -> str:
-        return f"process {self.pid} of user {self.uid}"
+    @property
+    def is_free(self) -> bool:
+        """Whether its next message may be taken."""
+        return self.asked is None and not self.unsent and not self.ends and self.share > 0
 
-
-@dataclass(slots=True)
-class _Lease:
-    """The right of one owner to have one GPU set.
-
-    Attributes:
-        owner: Whose; ``None`` once it has ended and could not be undone yet.
-        armed: The GPU.
-        watching: Undoes when this process ends badly.
-        until_s: When its time is up, or the undo is tried again.
-    """
-
-    owner: _Peer | None
-    armed: Armed
-    watching: Watching
-    until_s: float
+    def deadline(self, *, has_lease: bool) -> tuple[float, str]:
+        """Return when its connection ends unless it does something, and why."""
+        if self.part_s is not None:
+            what = "takes no answer" if self.unsent else "ends no message"
+            return self.part_s + REST_S, f"{what} within {REST_S:g} s"
+        if self.asked is not None:
+            return float("inf"), ""
+        if has_lease:
+            return self.heard_s + SILENT_S, f"said nothing for {SILENT_S:g} s"
+        if self.silent:
+            return self.busy_s + FIRST_S, f"asked for nothing within {FIRST_S:g} s"
+        return self.busy_s + IDLE_S, f"had no lease for {IDLE_S:g} s"
 
 
 class Service:
-    """Leases, and who has them.
+    """Who is connected, and the leases of each GPU.
 
     Args:
         gpus: What may be leased, by UUID.
-        folder: Where this process keeps locks and journals.
-        clock: The machine's time.
-        tell: Hears what happens, as sentences.
-        limit_s: No lease lasts longer.
+        terms: What holds for all leases.
         pid: Of this process.
         uid: Of its user.
+        peer: Says who is at the other end of a connection.
     """
 
     def __init__(
         self,
         gpus: Mapping[str, SettableGpu],
-        folder: Path,
-        clock: Clock,
-        tell: Callable[[str], None],
+        terms: Terms,
         *,
-        limit_s: float = LIMIT_S,
         pid: int,
         uid: int,
+        peer: Callable[[socket.socket], tuple[int, int, int]] = peer_of,
     ) -> None:
-        if not limit_s > 0:
-            raise UsageError(f"a lease of {limit_s:g} s is none", hint="give it some time")
-        self._gpus = gpus
-        self._folder = folder
-        self._clock = clock
-        self._tell = tell
-        self._limit_s = limit_s
+        self._gpus = {uuid: Leases(gpu, terms) for uuid, gpu in gpus.items()}
+        self._now_s = terms.clock.now_s
         self._pid, self._uid = pid, uid
+        self._peer_of = peer
         self._peers: dict[int, _Peer] = {}
-        self._leases: dict[str, _Lease] = {}
-        self._requests: dict[str, Callable[[_Peer, Message], Message]] = {
-            "who": self._who,
-            "lease": self._lease,
-            "set": self._set,
-            "beat": lambda _peer, _message: {},
-        }
+        self._answers: collections.deque[tuple[_Peer, Message]] = collections.deque()
+        self._answered = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._accept_s = 0.0
 
     def run(self, server: socket.socket, wake: int) -> None:
         """Answer until a descriptor can be read; end every lease on the way out.
@@ -127,213 +165,253 @@ class Service:
             server: Who connects to it is answered.
             wake: Can be read when this should end.
         """
+        server.setblocking(False)
+        for leases in self._gpus.values():
+            leases.start()
         try:
-            while True:
-                watched = [lease.watching.fileno() for lease in self._leases.values()]
-                lives = [fd for peer in self._peers.values() for fd in peer.life.fds]
-                inputs = [wake, server.fileno(), *self._peers, *watched, *lives]
-                ready, _, _ = select.select(inputs, [], [], self._wait_s())
-                if wake in ready:
-                    return
-                for fd, peer in list(self._peers.items()):
-                    if peer.life.is_over():
-                        self._drop(peer, "has ended")
-                    elif fd in ready:
-                        self._hear(peer)
-                if server.fileno() in ready:
-                    self._accept(server)
-                self.tend()
+            while self._turn(server, wake):
+                pass
         finally:
-            self._end_all()
+            for leases in self._gpus.values():
+                leases.stop()
+            for leases in self._gpus.values():
+                leases.join()
+            for peer in list(self._peers.values()):
+                self._drop(peer, "was asked to go")
+            os.close(self._answered)
 
-    def _wait_s(self) -> float:
-        now_s = self._clock.now_s()
-        due_s = [now_s + _REST_S]
-        for lease in self._leases.values():
-            due_s += [lease.until_s, lease.watching.next_s]
-            if lease.owner is not None:
-                due_s.append(lease.owner.heard_s + SILENT_S)
-        return max(0.0, min(due_s) - now_s)
+    def _turn(self, server: socket.socket, wake: int) -> bool:
+        """Wait for something, and give every client its share; return whether to go on."""
+        ready = self._wait(server, wake)
+        if wake in ready:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._answered)
+        for fd, peer in list(self._peers.items()):  # who comes next need not wait for who went
+            if ready.get(fd, 0) & _GONE or any(life in ready for life in peer.life.fds):
+                self._drop(peer, "has ended")
+        while self._answers:
+            peer, answer = self._answers.popleft()
+            peer.asked = None
+            peer.heard_s = peer.busy_s = self._now_s()
+            self._send(peer, answer)
+        for fd, peer in list(self._peers.items()):
+            try:
+                self._hear(peer, ready.get(fd, 0))
+            except Exception as exc:  # noqa: BLE001 - nobody but who did it has the harm
+                self._drop(peer, f"caused {type(exc).__name__}: {exc}")
+        if server.fileno() in ready:
+            self._accept(server)
+        self._end_overdue()
+        return True
+
+    def _wait(self, server: socket.socket, wake: int) -> dict[int, int]:
+        now_s = self._now_s()
+        looks, due_s = select.poll(), [now_s + IDLE_S]
+        looks.register(wake, select.POLLIN)
+        looks.register(self._answered, select.POLLIN)
+        if now_s >= self._accept_s:
+            looks.register(server, select.POLLIN)
+        else:
+            due_s.append(self._accept_s)
+        owners = self._owners()
+        for fd, peer in self._peers.items():
+            hears = select.POLLIN if peer.is_free and not peer.waiting else 0
+            looks.register(fd, hears | (select.POLLOUT if peer.unsent else 0))
+            for life in peer.life.fds:
+                looks.register(life, select.POLLIN)
+            due_s.append(peer.deadline(has_lease=peer in owners)[0])
+            if peer.share <= 0 or (peer.waiting and peer.is_free):
+                due_s.append(peer.turn_s + _TURN_S if peer.share <= 0 else now_s)
+        return dict(looks.poll(max(0.0, (min(due_s) - now_s) * 1e3)))
+
+    def _owners(self) -> set[Client]:
+        return {leases.owner for leases in self._gpus.values() if leases.owner is not None}
 
     def _accept(self, server: socket.socket) -> None:
-        connection, _ = server.accept()
-        pid, uid, _ = peer_of(connection)
-        if len(self._peers) >= _MOST:
+        for _ in range(_ACCEPTED):
+            try:
+                connection, _ = server.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is left
+                self._accept_s = self._now_s() + _AGAIN_S
+                return
+            try:
+                self._admit(connection)
+            except OSError:
+                connection.close()
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Let a client in where there is room; where there is none, who has most makes some."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD)
+        pid, uid, _ = self._peer_of(connection)
+        users = collections.Counter(peer.uid for peer in self._peers.values())
+        refused = f"user {uid} has {users[uid]} connections" if users[uid] >= MOST_OF_USER else ""
+        if not refused and len(self._peers) >= MOST:
+            owners = self._owners()
+            idle = [each for each in self._peers.values() if each not in owners]
+            most = max(idle, key=lambda each: users[each.uid], default=None)
+            if most is not None and users[most.uid] > users[uid] + 1:
+                self._drop(most, "made room")
+            else:
+                refused = f"{len(self._peers)} clients are connected"
+        if refused:
+            hint = "end some of them, or try again"
+            connection.send(framed(_ending(f"{refused}, and no more are served", hint)))
             connection.close()
             return
-        connection.settimeout(_PATIENCE_S)
-        peer = _Peer(connection, pid, uid, Life(pid), self._clock.now_s())
+        now_s, life = self._now_s(), Life(pid)
+        if life.is_over():
+            connection.close()
+            return
+        peer = _Peer(pid, uid, connection=connection, life=life, heard_s=now_s, busy_s=now_s)
         self._peers[connection.fileno()] = peer
 
-    def _hear(self, peer: _Peer) -> None:
-        """Take what an owner says; where it has gone, end its leases."""
-        try:
-            chunk = peer.connection.recv(_CHUNK)
+    def _hear(self, peer: _Peer, events: int) -> None:
+        """Take what a client says, up to its share."""
+        now_s = self._now_s()
+        if now_s >= peer.turn_s + _TURN_S:
+            peer.turn_s, peer.share = now_s, _SHARE
+        if events & select.POLLOUT:
+            self._send(peer)
+        if events & select.POLLIN:
+            try:
+                chunk = peer.connection.recv(_LONGEST)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._drop(peer, "has ended")
+                return
             peer.unpacker.feed(chunk)
-            while (message := peer.unpacker.next()) is not None:
-                peer.heard_s = self._clock.now_s()
-                peer.connection.sendall(framed(self._answer(peer, message)))
-        except (Gone, OSError):
-            chunk = b""
-        if not chunk:
-            self._drop(peer, "has ended")
+            peer.waiting = True
+        while peer.waiting and peer.is_free and not peer.gone:
+            self._take(peer)
 
-    def _answer(self, peer: _Peer, message: Message) -> Message:
+    def _take(self, peer: _Peer) -> None:
+        """Take one message, if it is whole."""
+        now_s = self._now_s()
         try:
-            request = self._requests.get(str(message.get("do")))
-            if request is None:
-                raise UsageError(f"nothing here can do {message.get('do')!r}")
-            return request(peer, message)
-        except UnderclockError as exc:
-            # A kind that only this program has is told as the one that it is of.
-            kind = "UsageError" if isinstance(exc, OwnedError) else type(exc).__name__
-            return {"error": str(exc), "hint": exc.hint, "kind": kind}
-        except (ValueError, KeyError, TypeError) as exc:
-            return {"error": f"{type(exc).__name__}: {exc}", "hint": "", "kind": "UsageError"}
-        except OSError as exc:
-            words = f"the journal cannot be written, so nothing was set: {exc}"
-            return {"error": words, "hint": "the operator's disk is full?", "kind": "DeviceError"}
+            body = peer.unpacker.body()
+        except Gone as exc:
+            self._end(peer, str(exc))
+            return
+        if body is None:
+            peer.waiting = False
+            if peer.unpacker.is_empty:
+                peer.part_s = None
+            elif peer.part_s is None:
+                peer.part_s = now_s
+            return
+        peer.part_s, peer.heard_s, peer.silent = None, now_s, False
+        peer.share -= 1
+        try:
+            request = _DECODER.decode(body)
+        except msgspec.ValidationError as exc:
+            self._send(peer, _refusal(UsageError(f"this is no request: {exc}")))
+        except (msgspec.DecodeError, ValueError, RecursionError) as exc:
+            self._end(peer, f"sent what is no message: {exc}")
+        else:
+            self._answer(peer, request)
 
-    def _who(self, _peer: _Peer, _message: Message) -> Message:
-        leases = {
-            uuid: {"pid": lease.owner.pid, "uid": lease.owner.uid}
-            for uuid, lease in self._leases.items()
-            if lease.owner is not None
-        }
+    def _answer(self, peer: _Peer, request: _Request) -> None:
+        """Answer what this loop knows; leave the rest to the GPU's thread."""
+        match request:
+            case _Who():
+                self._send(peer, self._who())
+            case _Take() | _Set() if request.gpu not in self._gpus:
+                said, served = f"GPU {request.gpu} is not served here", f"served: {[*self._gpus]}"
+                self._send(peer, _refusal(UsageError(said, hint=served)))
+            case _Take():
+                leases = self._gpus[request.gpu]
+                self._ask(peer, leases, partial(leases.take, peer))
+            case _Set():
+                leases = self._gpus[request.gpu]
+                self._ask(peer, leases, partial(leases.set, peer, request.setting, request.value))
+            case _:
+                self._send(peer, {})
+
+    def _ask(self, peer: _Peer, leases: Leases, job: Callable[[], Message]) -> None:
+        def do() -> None:
+            self._answers.append((peer, _answered(job)))
+            os.eventfd_write(self._answered, 1)
+
+        peer.asked = leases
+        leases.post(do)
+
+    def _who(self) -> Message:
+        owners = {uuid: leases.owner for uuid, leases in self._gpus.items()}
+        leases = {uuid: {"pid": it.pid, "uid": it.uid} for uuid, it in owners.items() if it}
         return {"pid": self._pid, "uid": self._uid, "gpus": list(self._gpus), "leases": leases}
 
-    def _lease(self, peer: _Peer, message: Message) -> Message:
-        """Make a peer the owner of a GPU, once an undo is armed."""
-        uuid = str(message["gpu"])
-        if uuid not in self._gpus:
-            raise UsageError(f"GPU {uuid} is not served here", hint=f"served: {list(self._gpus)}")
-        self._make_free(uuid, peer)
-        refuse_beside_others([uuid])
-        watching = Watching(self._folder)
-        try:
-            armed = arm(self._gpus[uuid], self._folder, share_lock=watching.share)
-        except BaseException:
-            watching.close()
-            raise
-        until_s = self._clock.now_s() + self._limit_s
-        self._leases[uuid] = _Lease(peer, armed, watching, until_s)
-        self._tell(f"GPU {uuid} is leased to {peer}")
-        return {"silent_s": SILENT_S, "limit_s": self._limit_s}
+    def _end(self, peer: _Peer, why: str) -> None:
+        """Say why the connection ends, and end it once that is taken."""
+        peer.ends = why
+        self._send(peer, _ending(f"{peer} {why}"))
 
-    def _make_free(self, uuid: str, peer: _Peer) -> None:
-        """End a lease whose owner has gone without our having heard of it yet.
-
-        Raises:
-            OwnedError: Somebody else has it.
-            DeviceError: What the last owner left cannot be put back.
-        """
-        held = self._leases.get(uuid)
-        if held is None:
+    def _send(self, peer: _Peer, message: Message | None = None) -> None:
+        """Send a message and what is unsent, as far as the client takes it."""
+        if peer.gone:
             return
-        if held.owner is not None and held.owner is not peer and not _has_gone(held.owner):
-            raise OwnedError(
-                f"GPU {uuid} is leased to {held.owner}",
-                hint="end that process first: the lease ends with it",
-            )
-        if held.owner is peer:
-            raise UsageError(f"GPU {uuid} is leased to this process already")
-        if held.owner is not None:
-            self._drop(held.owner, "has ended")
-        if uuid in self._leases:
-            raise DeviceError(
-                f"GPU {uuid} still has what its last owner had set",
-                hint="the operator sees why in what `underclock serve` says",
-            )
-
-    def _set(self, peer: _Peer, message: Message) -> Message:
-        """Set something for the owner of a lease."""
-        uuid = str(message["gpu"])
-        lease = self._leases.get(uuid)
-        if lease is None or lease.owner is not peer:
-            raise NotPermittedError(
-                f"{peer} has no lease of GPU {uuid}", hint="it ended: take another"
-            )
-        setting, value = _setting(message["setting"]), _value(message["value"])
-        if setting not in CLOCKS and not isinstance(value, float):
-            raise UsageError(f"{value} is no {setting}", hint="only a clock can be given back")
-        lease.armed.set(setting, value)
-        return {}
-
-    def tend(self) -> None:
-        """End what is over, and keep the watchers alive."""
-        now_s = self._clock.now_s()
-        for uuid, lease in list(self._leases.items()):
-            if lease.owner is None:
-                if now_s >= lease.until_s:
-                    self._end(uuid, "undo was tried again")
-            elif now_s >= lease.until_s:
-                self._end(uuid, f"lasted for {self._limit_s:g} s, which is the limit")
-            elif now_s >= lease.owner.heard_s + SILENT_S and not _has_news(lease.owner):
-                self._drop(lease.owner, f"said nothing for {SILENT_S:g} s")
-            else:
-                self._tend_watcher(uuid, lease, now_s)
-
-    def _tend_watcher(self, uuid: str, lease: _Lease, now_s: float) -> None:
+        if message is not None:
+            peer.unsent += framed(message)
         try:
-            lease.watching.tend(now_s)
-        except DeviceError as exc:  # nothing may stay set with nobody to undo it
-            self._end(uuid, f"lost its watcher: {exc}")
+            sent = peer.connection.send(peer.unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(peer, "has ended")
+            return
+        peer.unsent = peer.unsent[sent:]
+        if not peer.unsent:
+            peer.part_s = None
+            if peer.ends:
+                self._drop(peer, peer.ends)
+        elif peer.part_s is None:
+            peer.part_s = self._now_s()
+
+    def _end_overdue(self) -> None:
+        now_s, owners = self._now_s(), self._owners()
+        for peer in list(self._peers.values()):
+            if peer in owners:
+                peer.busy_s = now_s
+            until_s, why = peer.deadline(has_lease=peer in owners)
+            if now_s >= until_s:
+                self._end(peer, why)
+                self._drop(peer, why)
 
     def _drop(self, peer: _Peer, why: str) -> None:
         """Forget who has gone, and end its leases."""
-        self._peers.pop(peer.connection.fileno(), None)
+        if peer.gone:
+            return
+        peer.gone = True
+        del self._peers[peer.connection.fileno()]
         peer.connection.close()
         peer.life.close()
-        for uuid, lease in list(self._leases.items()):
-            if lease.owner is peer:
-                self._end(uuid, f"is over: {peer} {why}")
-
-    def _end(self, uuid: str, why: str) -> None:
-        """Undo what was set under a lease; where that fails, try again later."""
-        lease = self._leases[uuid]
-        undone = lease.armed.end()
-        said = "; ".join((*undone.done, *undone.failed)) or "nothing was set"
-        self._tell(f"the lease of GPU {uuid} {why}; {said}")
-        if undone.failed:
-            lease.owner, lease.until_s = None, self._clock.now_s() + _AGAIN_S
-            return
-        lease.watching.close()
-        del self._leases[uuid]
-
-    def _end_all(self) -> None:
-        for uuid in list(self._leases):
-            self._end(uuid, "is over: the service ends")
-        for peer in list(self._peers.values()):
-            self._drop(peer, "was asked to go")
+        for leases in self._gpus.values():
+            if leases.owner is peer or leases is peer.asked:
+                leases.post(partial(leases.leave, peer, why))
 
 
-def _has_news(peer: _Peer) -> bool:
-    """Whether something came that we have yet to hear, as while a setter took its time."""
-    return bool(select.select([peer.connection], [], [], 0.0)[0])
-
-
-def _has_gone(peer: _Peer) -> bool:
-    """Whether a peer closed its end, which we may have yet to hear of."""
+def _answered(job: Callable[[], Message]) -> Message:
+    """Do something; whatever goes wrong is an answer."""
     try:
-        closed = _has_news(peer) and not peer.connection.recv(1, socket.MSG_PEEK)
-        return closed or peer.life.is_over()
-    except ConnectionError:
-        return True
+        return job()
+    except UnderclockError as exc:
+        return _refusal(exc)
+    except OSError as exc:
+        words = f"the journal cannot be written, so nothing was set: {exc}"
+        return _refusal(DeviceError(words, hint="the operator's disk is full?"))
+    except Exception as exc:  # noqa: BLE001 - the service goes on, and so do all others' leases
+        return _refusal(UsageError(f"{type(exc).__name__}: {exc}"))
 
 
-def _setting(name: Any) -> Setting:  # noqa: ANN401 - as it came
-    try:
-        return Setting(name)
-    except ValueError as exc:
-        raise UsageError(f"there is no setting {name!r}", hint=", ".join(Setting)) from exc
+def _refusal(error: UnderclockError) -> Message:
+    # A kind that only this program has is told as the one that it is of.
+    kind = "UsageError" if isinstance(error, OwnedError) else type(error).__name__
+    return {"error": str(error), "hint": error.hint, "kind": kind}
 
 
-def _value(given: Any) -> Value:  # noqa: ANN401 - as it came
-    match given:
-        case None:
-            return None
-        case int() | float() if given >= 0:
-            return float(given)
-        case [int() as low, int() as high]:
-            return low, high
-    raise UsageError(f"{given!r} is no value of a setting")
+def _ending(words: str, hint: str = "") -> Message:
+    return {**_refusal(UsageError(words, hint=hint)), "ends": True}

@@ -15,6 +15,7 @@ from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedLook
 from underclock.runtime.undo.saying import say
 
+_THEIRS = 3  # its descriptor of the connection
 _START_S = 10.0
 _MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
 # It ends with the conductor and not before: signals that ask it to are ignored from the start.
@@ -43,10 +44,13 @@ class Watching:
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        theirs.set_inheritable(True)
-        arguments = [sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), str(self._folder)]
-        # It keeps nothing open that others wait to be closed; what it says goes to stderr.
-        quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+        arguments = [sys.executable, "-P", "-c", _CODE, str(_THEIRS), str(self._folder)]
+        # It keeps nothing open that others wait to be closed (a watcher that another thread starts
+        # just now neither); what it says goes to stderr.
+        quiet = [
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, theirs.fileno(), _THEIRS),
+        ]
         self.pid = os.posix_spawn(
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )

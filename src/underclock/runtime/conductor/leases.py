@@ -1,0 +1,270 @@
+"""One GPU that `underclock serve` leases: who has it, and a thread that sets it and puts it back.
+
+Each GPU has its own thread: what takes long on one of them (a driver, a watcher that starts) delays
+nobody's lease of another, and never the loop that hears the clients.
+"""
+
+import contextlib
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from underclock.errors import DeviceError, NotPermittedError, UsageError
+from underclock.hw.base import Clock
+from underclock.hw.leased import HEARTBEAT_S
+from underclock.hw.owners import Owners
+from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
+from underclock.hw.wire import Message
+from underclock.runtime.undo.armed import Armed, arm
+from underclock.runtime.undo.others import refuse_beside_others
+from underclock.runtime.undo.ownership import OwnedError
+from underclock.runtime.undo.watching import Watching
+
+SILENT_S = 3 * HEARTBEAT_S
+"""An owner who says nothing for so long has lost its leases."""
+LIMIT_S = 7 * 24 * 3600.0
+"""No lease lasts longer unless the operator says so."""
+_AGAIN_S = 1.0  # an undo that failed is tried again so often
+_WHOSE_S = 10.0  # whether the owner still is one is looked up so often
+
+
+@dataclass(eq=False)
+class Client:
+    """A process that may lease GPUs.
+
+    Attributes:
+        pid: Its number.
+        uid: Of its user.
+        gone: Whether its connection has ended.
+    """
+
+    pid: int
+    uid: int
+    gone: bool = False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of user {self.uid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What holds for all leases.
+
+    Attributes:
+        folder: Where this process keeps locks and journals.
+        clock: The machine's time.
+        tell: Hears what happens, as sentences.
+        owners: Who may lease what.
+        limit_s: No lease lasts longer.
+    """
+
+    folder: Path
+    clock: Clock
+    tell: Callable[[str], None]
+    owners: Owners
+    limit_s: float = LIMIT_S
+
+    def __post_init__(self) -> None:
+        """Reject a limit of nothing."""
+        if not self.limit_s > 0:
+            raise UsageError(f"a lease of {self.limit_s:g} s is none", hint="give it some time")
+
+
+@dataclass(slots=True)
+class _Lease:
+    """The right of one client to have the GPU set.
+
+    Attributes:
+        armed: The GPU.
+        watching: Undoes when this process ends badly; ``None`` once it is lost.
+        until_s: When its time is up, or the undo is tried again.
+        whose_s: When to look whether the GPU still is the client's.
+    """
+
+    armed: Armed
+    watching: Watching | None
+    until_s: float
+    whose_s: float
+
+
+class Leases:
+    """The leases of one GPU, one after the other. `post` alone may be called by other threads.
+
+    Args:
+        gpu: Which one.
+        terms: What holds for all leases.
+    """
+
+    def __init__(self, gpu: SettableGpu, terms: Terms) -> None:
+        self.owner: Client | None = None
+        self._gpu = gpu
+        self._terms = terms
+        self._lease: _Lease | None = None
+        self._said = ""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def start(self) -> None:
+        """Begin to do what is posted."""
+        self._thread.start()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Have something done in this GPU's thread, after what was posted before."""
+        self._jobs.put(job)
+        os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """Let the thread put back what is set, and end."""
+        self._jobs.put(None)
+        os.eventfd_write(self._wake, 1)
+
+    def join(self) -> None:
+        """Wait until it has."""
+        self._thread.join()
+        os.close(self._wake)
+
+    def _work(self) -> None:
+        while self._do_posted():
+            looks = select.poll()
+            looks.register(self._wake, select.POLLIN)
+            if self._lease is not None and self._lease.watching is not None:
+                looks.register(self._lease.watching.fileno(), select.POLLIN)
+            looks.poll(self._wait_ms())
+        if self._lease is not None:
+            self._end("is over: the service ends")
+
+    def _do_posted(self) -> bool:
+        """Do what was posted and what is due; return whether to go on."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is None:
+                return False
+            job()
+        if self._lease is not None:
+            try:
+                self._tend(self._lease)
+            except Exception as exc:  # noqa: BLE001 - the lease goes on
+                self._tell(f"GPU {self._gpu.uuid}: {type(exc).__name__}: {exc}")
+        return True
+
+    def _tell(self, what: str) -> None:
+        """Say it, if anybody listens."""
+        with contextlib.suppress(OSError, ValueError):
+            self._terms.tell(what)
+
+    def _wait_ms(self) -> float | None:
+        lease = self._lease
+        if lease is None:
+            return None
+        due_s = [lease.until_s]
+        if self.owner is not None:
+            due_s.append(lease.whose_s)
+        if lease.watching is not None:
+            due_s.append(lease.watching.next_s)
+        return max(1.0, (min(due_s) - self._terms.clock.now_s()) * 1e3)
+
+    def take(self, client: Client) -> Message:
+        """Make a client the owner, once an undo is armed.
+
+        Raises:
+            UsageError: Somebody has the GPU.
+            NotPermittedError: It is not this client's.
+            DeviceError: What the last owner left cannot be put back.
+        """
+        uuid = self._gpu.uuid
+        if self.owner is client:
+            raise UsageError(f"GPU {uuid} is leased to this process already")
+        if self.owner is not None:
+            raise OwnedError(
+                f"GPU {uuid} is leased to {self.owner}",
+                hint="end that process first: the lease ends with it",
+            )
+        self._terms.owners.check(uuid, client.uid)
+        if self._lease is not None:
+            raise DeviceError(
+                f"GPU {uuid} still has what its last owner had set",
+                hint="the operator sees why in what `underclock serve` says",
+            )
+        if client.gone:
+            return {}
+        refuse_beside_others([uuid])
+        watching = Watching(self._terms.folder)
+        try:
+            armed = arm(self._gpu, self._terms.folder, share_lock=watching.share)
+        except BaseException:
+            watching.close()
+            raise
+        now_s = self._terms.clock.now_s()
+        until_s = now_s + self._terms.limit_s
+        self._lease = _Lease(armed, watching, until_s, now_s + _WHOSE_S)
+        self.owner = client
+        self._tell(f"GPU {uuid} is leased to {client}")
+        return {"silent_s": SILENT_S, "limit_s": self._terms.limit_s}
+
+    def set(self, client: Client, setting: Setting, value: Value) -> Message:
+        """Set something for the owner.
+
+        Raises:
+            NotPermittedError: The client is not.
+            UnderclockError: It cannot be set.
+        """
+        if self._lease is None or self.owner is not client:
+            raise NotPermittedError(
+                f"{client} has no lease of GPU {self._gpu.uuid}", hint="it ended: take another"
+            )
+        if setting not in CLOCKS and not isinstance(value, float):
+            raise UsageError(f"{value} is no {setting}", hint="only a clock can be given back")
+        self._lease.armed.set(setting, value)
+        return {}
+
+    def leave(self, client: Client, why: str) -> None:
+        """End the lease of a client that has gone, if it has it."""
+        if self.owner is client:
+            self._end(f"is over: {client} {why}")
+
+    def _tend(self, lease: _Lease) -> None:
+        """End what is over, and keep the watcher alive."""
+        now_s, owner = self._terms.clock.now_s(), self.owner
+        if now_s >= lease.until_s:
+            limit = f"lasted for {self._terms.limit_s:g} s, which is the limit"
+            self._end(limit if owner else "is over: undo was tried again")
+        elif owner is not None and now_s >= lease.whose_s:
+            lease.whose_s = now_s + _WHOSE_S
+            if self._terms.owners.has_lost(self._gpu.uuid, owner.uid):
+                self._end(f"is over: the GPU is no longer user {owner.uid}'s")
+        if self._lease is not None and lease.watching is not None:
+            try:
+                lease.watching.tend(now_s)
+            except Exception as exc:  # noqa: BLE001 - nothing may stay set with nobody to undo it
+                lease.watching.close()
+                lease.watching = None
+                self._end(f"lost its watcher: {exc}")
+
+    def _end(self, why: str) -> None:
+        """Undo what was set under the lease; where that fails, try again later."""
+        lease, self.owner = self._lease, None
+        if lease is None:
+            return
+        done: tuple[str, ...] = ()
+        try:
+            undone = lease.armed.end()
+            done, failed = undone.done, undone.failed
+        except Exception as exc:  # noqa: BLE001 - whatever it was, it is tried again
+            failed = (f"the undo failed: {type(exc).__name__}: {exc}",)
+        said = "; ".join((*done, *failed)) or "nothing was set"
+        if said != self._said or not failed:
+            self._tell(f"the lease of GPU {self._gpu.uuid} {why}; {said}")
+        self._said = said
+        if failed:
+            lease.until_s = self._terms.clock.now_s() + _AGAIN_S
+            return
+        if lease.watching is not None:
+            lease.watching.close()
+        self._lease = None
