@@ -30,13 +30,14 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
 
 
 class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
-    """One step of one GPU.
+    """One step of one GPU, or several in a row where nobody looked in between.
 
     Attributes:
         gpu: Local rank.
-        step: Counted from 0.
+        step: Counted from 0; the first of several.
+        steps: How many.
         began_s: On the machine's monotonic clock.
-        time_s: How long it took.
+        time_s: How long it took; here and below, the mean of several.
         state: What the conductor did, in words.
         arm: What was held, where arms are compared; empty else.
         planned: Changes of clocks in the plan's step.
@@ -55,6 +56,7 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
 
     gpu: int
     step: int
+    steps: int = 1
     began_s: float
     time_s: float
     state: str

@@ -96,9 +96,9 @@ class Follower:
             log.flush()
         self._rest()
 
-    def noted(self, mark: int, at_s: float) -> None:
+    def noted(self, mark: int, at_s: float, steps: int) -> None:
         """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
-        self.machine.saw(mark, at_s)
+        self.machine.saw(mark, at_s, steps)
         self._expect()
         self._rest()
 

@@ -73,23 +73,25 @@ class Looking:
         self._close_s = _FIRST_CLOSE_S
         self._looked_s = -math.inf
         self._expected_s = math.inf
-        self.last = 0
+        self.last = (0, 0)
         self.next_s = 0.0
         self.looks = 0
 
-    def look(self) -> tuple[int, float] | None:
-        """Return a mark that is new, and when it was reached."""
+    def look(self) -> tuple[int, float, int] | None:
+        """Return a mark that is new, when it was reached, and the number of its step."""
         self.looks += 1
-        mark = self._page.mark
+        reached = self._page.reached()
         now_s = self._clock.now_s()
         before_s, self._looked_s = self._looked_s, now_s
-        if mark == self.last:
+        if reached == self.last:
             self._look_again(now_s)
             return None
-        self.last = mark
+        self.last = reached
+        mark, steps = reached
         if now_s - self._expected_s <= self._close_s:
             self._close_s = max(_IN_TIME * self._close_s, _LEAST_CLOSE_S)
-        return mark, self._reached_s(self._position.reaches_s(mark - 1), before_s, now_s)
+        expected_s = self._position.reaches_s(mark - 1, steps)
+        return mark, self._reached_s(expected_s, before_s, now_s), steps
 
     def expect(self, mark_s: float, now_s: float) -> None:
         """Say when the next mark is expected; infinite where nothing is known."""
@@ -156,11 +158,11 @@ class LookingOn:
         self._clock = clock
         self._wanted = threading.Event()
         self._looks = threading.Lock()  # held while the thread looks
-        self._pages: list[tuple[Looking, Callable[[int, float], None]]] = []
-        self._seen: list[tuple[Callable[[int, float], None], int, float]] = []
+        self._pages: list[tuple[Looking, Callable[[int, float, int], None]]] = []
+        self._seen: list[tuple[Callable[[int, float, int], None], int, float, int]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, page: Looking, tell: Callable[[int, float], None]) -> None:
+    def add(self, page: Looking, tell: Callable[[int, float, int], None]) -> None:
         """Look at another page; tell of its marks, and when they were reached."""
         self._pages.append((page, tell))
 
@@ -174,8 +176,8 @@ class LookingOn:
             self._wanted.clear()
             with self._looks:
                 seen, self._seen = self._seen, []
-            for tell, mark, at_s in seen:
-                tell(mark, at_s)
+            for tell, mark, at_s, steps in seen:
+                tell(mark, at_s, steps)
 
     def _run(self) -> None:
         while True:
@@ -193,4 +195,4 @@ class LookingOn:
             seen = page.look() if page.next_s <= now_s else None
             if seen is not None:
                 self._seen.append((tell, *seen))
-                page.expect_after(*seen)
+                page.expect_after(*seen[:2])

@@ -183,13 +183,15 @@ class Shown:
 
     def line(self, gpu: int, step: PassedStep, arm: str) -> StepLine:
         """Return a step with what was shown meanwhile."""
-        ended_s = step.began_s + step.time_s
+        ended_s = step.ended_s
         inside = [gauge for gauge in self._gauges if step.began_s <= gauge.at_s <= ended_s]
+        energy_j = self._energy_j(step.began_s, ended_s)
         late_s = tuple(outcome.late_s for outcome in step.outcomes)
         errors_s = tuple(each.error_s for each in step.outcomes if each.error_s is not None)
         return StepLine(
             gpu=gpu,
             step=step.number,
+            steps=step.steps,
             began_s=step.began_s,
             time_s=step.time_s,
             state=str(step.state),
@@ -199,7 +201,7 @@ class Shown:
             hits=sum(abs(each_s) <= _HIT_S for each_s in late_s) if step.closely else None,
             late_s=late_s if step.closely else (),
             error_s=errors_s if step.closely else (),
-            energy_j=self._energy_j(step.began_s, ended_s),
+            energy_j=None if energy_j is None else energy_j / step.steps,
             core_mhz=_mean([gauge.clocks.core_mhz for gauge in inside]),
             mem_mhz=_mean([gauge.clocks.mem_mhz for gauge in inside]),
             power_w=_mean([gauge.power_w for gauge in inside]),

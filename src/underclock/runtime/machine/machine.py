@@ -26,6 +26,10 @@ _LEAST_STILL_S = 0.05
 _LONG_STILL_S = 3.0  # a process that is done training has ended by then, mostly
 _AGAIN_S = 1.0  # after a refusal, giving a clock back is tried again
 _COMPARED_EVERY = 10  # steps, with what the plan says of marks
+_UNCOUNTED = (
+    "steps are not counted: a graph of them is replayed where PyTorch does not see it, so several "
+    "may be taken for one, and nothing is judged by what one takes"
+)
 _SENSIBLE_STEPS = 2  # whole steps whose marks made sense, until they are believed again
 
 
@@ -82,16 +86,24 @@ class Machine:
         if self.state in {State.FOLLOWING, State.STALLED, State.HELD}:
             self._enter(State.HELD)
 
-    def saw(self, mark: int, at_s: float) -> None:
-        """Take note of the page's word: one more than the last mark reached, 0 before any."""
+    def saw(self, mark: int, at_s: float, steps: int | None = None) -> None:
+        """Take note of the page.
+
+        Args:
+            mark: One more than the last mark reached, 0 before any.
+            at_s: When it was.
+            steps: Number of its step; ``None`` where nobody counts.
+        """
         position = self.position
         # Now and then a step stands still, and a median does not mind; one that always does is so.
         learned = {State.FOLLOWING, State.STALLED, State.HELD}
         position.learns = self._even and self._step.state in learned
         expected_s, before_s = position.next_mark_s(), position.at_s
-        seen = position.saw(mark, at_s)
+        seen = position.saw(mark, at_s, steps)
         if seen is Seen.NOTHING:
             return
+        if steps is not None and position.counts is None and position.mark is not None:
+            self._say_once(_UNCOUNTED, at_s, _UNCOUNTED)
         self._lines.moved()
         if seen is Seen.IMPOSSIBLE:
             self._lose(at_s)
@@ -105,7 +117,7 @@ class Machine:
         if self.state is State.FOLLOWING and position.before is not None:
             self._step.outcomes += self._lines.passes()
         if seen is Seen.STEP:
-            self._end_step(at_s)
+            self._end_step(position.step_began_s)
 
     @property
     def next_s(self) -> float:
@@ -304,10 +316,13 @@ class Machine:
             self._lines.enter(self.position.launch)
 
     def _end_step(self, at_s: float) -> None:
+        position = self.position
         self._compare_marks(at_s)
         if self._step.is_whole:
-            number, planned = self.position.rounds - 1, self.timetable.planned
-            self._passed.append(self._step.passed(number, at_s, planned))
+            steps, counted = position.ended, position.counts is not None
+            number, planned = position.rounds - steps, self.timetable.planned
+            step = self._step.passed(number, at_s, planned, steps=steps, counted=counted)
+            self._passed.append(step)
             self._want_marks()
         if self.state is State.LOST:
             self._sensible += 1
@@ -331,7 +346,7 @@ class Machine:
 
     def _compare_marks(self, at_s: float) -> None:
         """Tell, now and then and once, where marks lie otherwise than planned."""
-        if self._mismatch or self.position.rounds % _COMPARED_EVERY:
+        if self._mismatch or self.position.rounds % _COMPARED_EVERY >= self.position.ended:
             return
         self._mismatch = self.position.mismatch() or ""
         if self._mismatch:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from underclock.runtime.machine.intervals import LEAST_SPREAD, REMEMBERED, Intervals, deviation
 from underclock.runtime.machine.stalls import Stalls
 from underclock.runtime.machine.timetable import Timetable
+from underclock.runtime.trainer.page import STEPS
 
 _LEAST_NOISE_S = 20e-6  # of the time at which a mark is seen
 _FIRST_NOISE_S = 200e-6
@@ -59,6 +60,9 @@ class Position:
         self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
         self.pace = 1.0
         self.rounds = 0
+        self.counts: int | None = None  # number of the step of the last mark; None: nobody counts
+        self.ended = 0  # steps that the last mark seen shows to have ended
+        self.step_began_s = math.nan  # about when the step began that the last mark is of
         self.mark: int | None = None  # index of the last one seen
         self.launch = -1  # at which it stands, counted over all rounds
         self.at_s = math.nan  # when
@@ -135,36 +139,65 @@ class Position:
             self._next_s = None
             self._stalls.expect(at_s, stall_s)
 
-    def saw(self, word: int, at_s: float) -> Seen:
+    def saw(self, word: int, at_s: float, steps: int | None = None) -> Seen:
         """Take note of what the page says.
 
         Args:
             word: One more than the index of the last mark that the stream reached; 0 before any.
             at_s: When that was read.
+            steps: Number of that mark's step, which begins anew at `STEPS`; ``None`` where nobody
+                counts: then a mark that is not after the last is taken to be of the next step.
         """
         mark = word - 1
-        if mark == self.mark or mark < 0:
+        if mark < 0:
             return Seen.NOTHING
         if mark >= len(self._missed):
             return Seen.IMPOSSIBLE
         if self.mark is None:
+            self.counts = steps
             self._stand(mark, at_s)
+            self.step_began_s = at_s
             return Seen.STEP if mark == 0 else Seen.ON
-        usual_s = self._intervals.between_s(self.mark, mark)
+        ended = self._ended(mark, steps)
+        if mark == self.mark and not ended:
+            return Seen.NOTHING
+        usual_s = self._usual_s(self.mark, mark, ended)
         took_s = at_s - self.at_s
         took_s -= self._stalls.shown_s(self.at_s, took_s - self.pace * usual_s)
-        is_step = mark < self.mark
+        self.ended = ended
         if self._is_impossible(mark, took_s, usual_s):
-            self._restart(mark, at_s, is_step=is_step)
+            self._restart(mark, at_s)
             return Seen.IMPOSSIBLE
-        self._note(mark, took_s, usual_s)
+        if ended > 1 or (ended and mark >= self.mark):  # which marks were missed says nothing
+            self._lasted_s = [each_s * took_s / usual_s for each_s in self._intervals.usual_s]
+            self._skipped = False
+        else:
+            self._note(mark, took_s, usual_s)
         self.before = self.launch, self.at_s
-        if is_step:
+        if ended:
             self._end_step(mark, took_s, usual_s)
+            ahead_s = self._intervals.ahead_s[mark] * took_s / usual_s if usual_s else 0.0
+            self.step_began_s = max(at_s - ahead_s, self.at_s)
         else:
             self._follow(took_s, usual_s)
         self._stand(mark, at_s)
-        return Seen.STEP if is_step else Seen.ON
+        return Seen.STEP if ended else Seen.ON
+
+    def _ended(self, mark: int, steps: int | None) -> int:
+        """Return how many steps ended between the last mark and another."""
+        at_least = int(self.mark is not None and mark < self.mark)
+        if self.counts is None or steps is None:
+            return at_least
+        ended, self.counts = (steps - self.counts) % STEPS, steps
+        if at_least <= ended < STEPS // 2:
+            return ended
+        self.counts = None  # marks that nobody numbers, as where a graph is replayed unseen
+        return at_least
+
+    def _usual_s(self, mark: int, later: int, ended: int) -> float:
+        """Return how long one mark usually is before another, some steps later."""
+        ahead_s = self._intervals.ahead_s
+        return ended * self._intervals.step_s + ahead_s[later] - ahead_s[mark]
 
     def begins_s(self, launch: int) -> float:
         """Return when a launch is expected to begin; minus infinity where it has.
@@ -223,13 +256,14 @@ class Position:
     def _is_wanted(self, mark: int) -> bool:
         return self.closely or self.wanted is None or mark in self.wanted
 
-    def reaches_s(self, mark: int) -> float:
-        """Return when a mark is expected, of the next round if need be; infinite if unknown."""
+    def reaches_s(self, mark: int, steps: int) -> float:
+        """Return when a mark is expected, of a step of that number; infinite if unknown."""
         if self.mark is None or not 0 <= mark < len(self._missed):
             return math.inf
-        return self._stalls.put_off_s(
-            self.at_s + self.pace * self._intervals.between_s(self.mark, mark)
-        )
+        ended = int(mark <= self.mark)
+        if self.counts is not None and (steps - self.counts) % STEPS < STEPS // 2:
+            ended = max((steps - self.counts) % STEPS, int(mark < self.mark))
+        return self._stalls.put_off_s(self.at_s + self.pace * self._usual_s(self.mark, mark, ended))
 
     def into_s(self, at: int) -> float:
         """Return how far into a round a launch usually begins."""
@@ -286,7 +320,7 @@ class Position:
     def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
         """Learn from the step that ended, and expect the next to be as steps are."""
         intervals = self._intervals
-        self.rounds += 1
+        self.rounds += self.ended
         if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
             intervals.learn(self._lasted_s)
             if self._off_s:
@@ -294,7 +328,11 @@ class Position:
                 self._noise_s = max(0.5 * (self._noise_s + noise_s), _LEAST_NOISE_S)
             self._close_left -= 1
         self._skipped = False
-        due = self._close_left > 0 or self.rounds % _CLOSELY == 0 or intervals.spread > _ALIKE_STEPS
+        due = (
+            self._close_left > 0
+            or self.rounds % _CLOSELY < self.ended
+            or intervals.spread > _ALIKE_STEPS
+        )
         self.closely = self.learns and due
         self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
@@ -305,9 +343,9 @@ class Position:
             self._lasted_s[:mark] = [each_s * stretched for each_s in intervals.usual_s[:mark]]
             self.pace += share * (took_s / usual_s - 1.0)
 
-    def _restart(self, mark: int, at_s: float, *, is_step: bool) -> None:
+    def _restart(self, mark: int, at_s: float) -> None:
         """Believe a mark that makes no sense with those before it, and nothing else."""
-        self.rounds += is_step
+        self.rounds += self.ended
         self._stand(mark, at_s)
         self.before = None
         self._lasted_s = self._unknown_s[:]

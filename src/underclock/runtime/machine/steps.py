@@ -39,12 +39,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedStep:
-    """A step that ended.
+    """A step that ended, or several in a row where nobody looked in between.
 
     Attributes:
-        number: Counted from 0.
-        began_s: When its first mark was seen.
-        time_s: Until the next step's first mark.
+        number: Counted from 0; of the first.
+        began_s: When its first mark was reached.
+        time_s: Until the next step's first mark; the mean of several.
         state: What the machine did all along; `State.FOLLOWING` only where it did nothing else.
         planned: Changes that the timetable has.
         asked: Of which were asked for.
@@ -52,6 +52,8 @@ class PassedStep:
         stalled_s: How long it stood still.
         overruled: Of every lock that was overruled, why; in words.
         closely: Whether all its marks were to be looked at, so that outcomes are exact.
+        steps: How many they are.
+        counted: Whether that is known from their numbers; else one is taken to be one.
     """
 
     number: int
@@ -64,11 +66,13 @@ class PassedStep:
     stalled_s: float = 0.0
     overruled: tuple[str, ...] = ()
     closely: bool = True
+    steps: int = 1
+    counted: bool = True
 
     @property
     def ended_s(self) -> float:
-        """When the next step's first mark was seen."""
-        return self.began_s + self.time_s
+        """When the next step's first mark was reached."""
+        return self.began_s + self.steps * self.time_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,17 +96,21 @@ class RunningStep:
         """Whether its beginning was seen."""
         return not math.isnan(self.began_s)
 
-    def passed(self, number: int, ended_s: float, planned: int) -> PassedStep:
+    def passed(
+        self, number: int, ended_s: float, planned: int, *, steps: int, counted: bool
+    ) -> PassedStep:
         """Return the step as it ended."""
         return PassedStep(
             number=number,
             began_s=self.began_s,
-            time_s=ended_s - self.began_s,
+            time_s=(ended_s - self.began_s) / steps,
             state=self.state,
             planned=planned,
             asked=self.asked,
             outcomes=tuple(self.outcomes),
             stalled_s=self.stalled_s,
             overruled=tuple(self.overruled),
-            closely=self.closely,
+            closely=self.closely and steps == 1,
+            steps=steps,
+            counted=counted,
         )

@@ -17,6 +17,7 @@ from underclock.hw.simulated.work import LaunchLoop
 from underclock.records.latencies import Domain
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask
+from underclock.runtime.trainer.page import STEPS
 
 _LEAST_LENGTH = 0.2  # of a step that varies
 
@@ -131,7 +132,7 @@ class Driven:
     def _look(self) -> None:
         """Show the machine the page, which has the last mark only."""
         if self._machine is not None and not self._stopped:
-            self._machine.saw(self._word, self._gpu.now_s)
+            self._machine.saw(self._word, self._gpu.now_s, len(self.rounds) % STEPS)
             self._look_ahead()
 
     def _look_ahead(self) -> None:

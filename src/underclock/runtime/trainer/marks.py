@@ -19,6 +19,7 @@ from bisect import bisect_left
 from underclock.errors import DataError
 from underclock.hw.cuda.module_paths import WRAPPERS, paths_below
 from underclock.runtime.trainer import page as pages
+from underclock.runtime.trainer.counting import Counting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class Marker:
         self._torch: Any = None
         self._page: Page | None = None
         self._stream: MarkStream | None = None
+        self._counting: Counting | None = None
         self._optimizer: Any = None
         self._paths: dict[int, str] = {}
         self._seen: list[int] | None = None  # marks in the order they came, while learning
@@ -165,6 +167,8 @@ class Marker:
 
     def _fall_silent(self) -> None:
         self._over, self._stream, self._page = True, None, None
+        if self._counting is not None:
+            self._counting.close()
 
     def _end(self, state: int, sentence: str) -> None:
         """Mark no more, say why in the page, and take the hooks away; what fails is left."""
@@ -175,7 +179,8 @@ class Marker:
         if self._page is not None:
             with contextlib.suppress(BaseException):
                 self._page.tell(state, sentence)
-        for close in (*(() if stream is None else (stream.close,)), *(h.remove for h in handles)):
+        closing = [each.close for each in (self._counting, stream) if each is not None]
+        for close in (*closing, *(handle.remove for handle in handles)):
             with contextlib.suppress(BaseException):
                 close()
 
@@ -196,21 +201,30 @@ class Marker:
     def _begin(self, optimizer: Any) -> None:
         self._page = self._open_page()
         self._optimizer = weakref.ref(optimizer)
+        self._counting = Counting(self._page, self._fail)
+        self._counting.stepped()
         self._page.tell(pages.LEARNING)
         self._seen = []
         for module in _modules(self._torch):
             self._watch(module)
 
     def _next(self) -> None:
+        counts = True
         if self._seen is not None and self._page is not None:
-            if self._is_capturing():
-                self._seen.clear()
-            else:
+            counts = not self._is_capturing()
+            if counts:
                 self._learned(self._seen, self._page)
+            else:
+                self._seen.clear()
         for spot in self._spots.values():
             spot.count = 0
-        if self._stream is not None:
-            self._stream.mark(1)
+        if counts and self._counting is not None:
+            self._counting.stepped()
+        self._mark(1)
+
+    def _mark(self, value: int) -> None:
+        if self._stream is not None and self._counting is not None:
+            self._stream.mark(self._counting.word(value))
 
     def _is_capturing(self) -> bool:
         """Whether a graph is being captured: nothing may be set up then, a mark may be captured."""
@@ -243,6 +257,8 @@ class Marker:
                 del self._spots[key]
         self._unwatch_idle()
         self._stream = self._open_stream(page, self._optimizer())
+        if self._counting is not None:
+            self._counting.follow(getattr(self._torch.cuda, "CUDAGraph", None), self._stream)
         page.tell(pages.MARKING, f"{found} of {self._count} marks")
 
     def _unwatch_idle(self) -> None:
@@ -329,8 +345,8 @@ class Marker:
             return
         if self._seen is not None:
             self._seen.append(value)
-        elif self._stream is not None:
-            self._stream.mark(value)
+        else:
+            self._mark(value)
 
 
 class _PutBack:

@@ -1,6 +1,6 @@
 """The page of marks: one file that a trainer and its conductor both have open.
 
-A trainer's stream writes into it how far the step is, and the conductor looks. Only what a GPU
+A trainer's stream writes into it how far which step is, and the conductor looks. Only what a GPU
 writes into is mapped: who touches a mapping of a file that somebody cuts short is killed, and a
 call fails. Standard library and ctypes only: this is loaded into the training process.
 
@@ -8,10 +8,15 @@ Layout, little-endian; what is written while training has cache lines of its own
 
       0  magic, 8 bytes        8  version, 4        12  size of the file, 4
      16  digest, 32 bytes     48  number of marks, 4
-     64  the mark word, 4 bytes
+     64  the mark word, 4 bytes    68  the step word, 4
     128  pid of the trainer, 4    132  its state, 4
-    136  length of its sentence, 4    140  the sentence, 372 bytes
+    136  length of its sentence, 4    140  steps put on the stream, 4
+    144  the sentence, 368 bytes
     512  launch index of each mark, 4 bytes each
+
+The mark word has the mark, counted from 1, in 16 bits and above it the number of its step in 15. In
+a mark that a graph captured, which bit 31 says, that counts from the step word, which the stream
+writes before each replay.
 """
 
 from __future__ import annotations
@@ -27,9 +32,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-VERSION = 1
+VERSION = 2
 MARK_OFFSET = 64
 """Where the mark word is."""
+STEP_OFFSET = 68
+"""Where the step word is."""
+STEPS = 1 << 15
+"""Numbers of steps begin anew here: nobody looks so late."""
+CAPTURED = 1 << 31
+"""The bit of a mark that a graph has."""
 
 WAITING, LEARNING, MARKING, REFUSED, DETACHED = range(5)
 """State of a trainer: not there yet, looking at its first steps, writing marks; it will not, for
@@ -37,11 +48,12 @@ the reason that its sentence says; it is done."""
 
 _MAGIC = b"UNDERCLK"
 _HEADER = struct.Struct("<8sII32sI")
-_PID, _STATE, _LENGTH, _SENTENCE, _MARKS = 128, 132, 136, 140, 512
+_PID, _STATE, _LENGTH, _ENQUEUED, _SENTENCE, _MARKS = 128, 132, 136, 140, 144, 512
+_MARK_BITS = 16
 _LONGEST = _MARKS - _SENTENCE
-_WORD = 4
+_WORD, _WORDS = 4, struct.Struct("<2I")
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_MOST_MARKS = 65536
+_MOST_MARKS = (1 << _MARK_BITS) - 1
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 DIGEST_BYTES = 32
 
@@ -56,13 +68,23 @@ class Page:
         size: How long it is, in bytes.
     """
 
-    __slots__ = ("_claimed", "_fd", "_file", "_mapped", "_mark", "digest", "marks", "path", "size")
+    __slots__ = (
+        "_claimed",
+        "_fd",
+        "_file",
+        "_mapped",
+        "_reached",
+        "digest",
+        "marks",
+        "path",
+        "size",
+    )
 
     def __init__(self, path: str, fd: int) -> None:
         """Read a file that `create` or `open` has looked at."""
         self.path = path
         self._fd, self._file = fd, identity(fd)
-        self._mapped = self._mark = 0
+        self._mapped, self._reached = 0, (0, 0)
         self._claimed = False
         _, _, self.size, self.digest, count = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
         self.marks: tuple[int, ...] = struct.unpack(f"<{count}I", os.pread(fd, 4 * count, _MARKS))
@@ -122,18 +144,45 @@ class Page:
     @property
     def mark(self) -> int:
         """The last mark that was reached, counted from 1; 0 before the first."""
-        word = os.pread(self._fd, _WORD, MARK_OFFSET)
-        if word:  # else somebody cut it short, and `state` says so
-            self._mark = int.from_bytes(word, "little")
-        return self._mark
+        return self.reached()[0]
 
-    def write(self, mark: int) -> None:
-        """Write a mark from the host.
+    def reached(self) -> tuple[int, int]:
+        """Return the last mark that was reached, as `mark`, and the number of its step."""
+        while words := os.pread(self._fd, 2 * _WORD, MARK_OFFSET):
+            word, before = _WORDS.unpack(words)
+            steps = word % CAPTURED >> _MARK_BITS
+            self._reached = mark_of(word), steps
+            if word < CAPTURED:
+                break
+            if os.pread(self._fd, _WORD, MARK_OFFSET) == words[:_WORD]:  # else it went on between
+                self._reached = mark_of(word), (before + steps) % STEPS
+                break
+        return self._reached  # the last, where somebody cut it short: `state` says so
+
+    def write(self, word: int) -> None:
+        """Write a mark from the host, as `word_of` has it.
 
         Raises:
             OSError: It cannot be written any more.
         """
-        self._write(MARK_OFFSET, mark.to_bytes(_WORD, "little"))
+        self._write(MARK_OFFSET, word.to_bytes(_WORD, "little"))
+
+    def write_steps(self, steps: int) -> None:
+        """Write the step word from the host.
+
+        Raises:
+            OSError: It cannot be written any more.
+        """
+        self._write(STEP_OFFSET, steps.to_bytes(_WORD, "little"))
+
+    @property
+    def enqueued(self) -> int:
+        """Steps that the trainer has put on its stream; it counts from its first."""
+        return self._read(_ENQUEUED)
+
+    @enqueued.setter
+    def enqueued(self, steps: int) -> None:
+        self._write(_ENQUEUED, steps.to_bytes(_WORD, "little"))
 
     @property
     def mark_address(self) -> int:
@@ -188,7 +237,8 @@ class Page:
             OSError: It cannot be written any more.
         """
         text = sentence.encode(errors="replace")[:_LONGEST]
-        self._write(_LENGTH, len(text).to_bytes(_WORD, "little") + text)
+        self._write(_SENTENCE, text)
+        self._write(_LENGTH, len(text).to_bytes(_WORD, "little"))
         self._write(_PID, os.getpid().to_bytes(_WORD, "little"))
         self._write(_STATE, state.to_bytes(_WORD, "little"))  # who sees it may read the sentence
 
@@ -254,6 +304,22 @@ def identity(fd: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def word_of(mark: int, steps: int, *, captured: bool = False) -> int:
+    """Return the mark word of a mark.
+
+    Args:
+        mark: Counted from 1.
+        steps: That had begun with it.
+        captured: Whether a graph has it, so that its steps are counted from the step word.
+    """
+    return mark | steps % STEPS << _MARK_BITS | (CAPTURED if captured else 0)
+
+
+def mark_of(word: int) -> int:
+    """Return the mark of a mark word."""
+    return word & _MOST_MARKS
 
 
 def _check(digest: bytes, marks: tuple[int, ...]) -> None:

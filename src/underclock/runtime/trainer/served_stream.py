@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from underclock.errors import DeviceError, UsageError
-from underclock.runtime.trainer.page import MARK_OFFSET, identity
+from underclock.runtime.trainer.page import MARK_OFFSET, STEP_OFFSET, identity, mark_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,12 +24,11 @@ _LENGTH_BYTES = 4  # before each message, little-endian
 class ServedStream:
     """Launches and marks on a served GPU, in the order in which they were put there."""
 
-    def __init__(self, connection: socket.socket, marks: Sequence[int], mark_offset: int) -> None:
+    def __init__(self, connection: socket.socket, marks: Sequence[int]) -> None:
         """Use a connection; see `connect`."""
         self._connection = connection
         self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)
-        self._mark_offset = mark_offset
         self._at = 0  # the launch that comes next
         self.launches = 0
 
@@ -42,7 +41,6 @@ class ServedStream:
         step: str | os.PathLike[str],
         page: str | os.PathLike[str] | None = None,
         marks: Sequence[int] = (),
-        mark_offset: int = MARK_OFFSET,
     ) -> Self:
         """Load a step on a GPU, and have the server map a page.
 
@@ -52,7 +50,6 @@ class ServedStream:
             step: File of the step.
             page: File that writes go to; ``None`` for no writes.
             marks: Launch before which each mark is; `mark` puts the launches before it there too.
-            mark_offset: Where in the page marks go.
 
         Raises:
             DeviceError: Nobody answers there.
@@ -67,7 +64,7 @@ class ServedStream:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(os.fspath(path))
-            stream = cls(connection, marks, mark_offset)
+            stream = cls(connection, marks)
             stream._attach({"do": "attach", "gpu": gpu, "step": content}, page)
         except OSError as exc:
             connection.close()
@@ -112,20 +109,24 @@ class ServedStream:
         """
         self._put({"do": "write", "offset": offset, "value": value})
 
-    def mark(self, value: int) -> None:
-        """Have a mark written as soon as all that was put there before is done.
+    def mark(self, word: int) -> None:
+        """Have a mark word written as soon as all that was put there before is done.
 
         Where it is known which launches lie before it, they are put there first; a mark not
         greater than the one before begins the step again.
         """
         if self._marks:
-            launch = self._marks[value - 1]
+            launch = self._marks[mark_of(word) - 1]
             if launch < self._at or (launch == 0 and self._at > 0):
                 self.work(self._at, self.launches)
                 self._at = 0
             if launch > self._at:
                 self.work(self._at, launch)
-        self.write(self._mark_offset, value)
+        self.write(MARK_OFFSET, word)
+
+    def count(self, steps: int) -> None:
+        """Have the step word written likewise."""
+        self.write(STEP_OFFSET, steps)
 
     def synchronise(self) -> None:
         """Wait until everything that was put there is done.

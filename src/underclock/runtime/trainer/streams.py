@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 
 from underclock.errors import NotSupportedError
+from underclock.runtime.trainer.page import MARK_OFFSET, STEP_OFFSET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     class MarkStream(Protocol):
         """Writes marks in the order of the work around them."""
 
-        def mark(self, value: int) -> None:
-            """Have a mark written as soon as all that was enqueued before is done."""
+        def mark(self, word: int) -> None:
+            """Have a mark word written as soon as all that was enqueued before is done."""
+            ...
+
+        def count(self, steps: int) -> None:
+            """Have the step word written likewise."""
             ...
 
         def close(self) -> None:
@@ -39,6 +44,7 @@ class HostStream:
 
     def __init__(self, page: Page) -> None:
         self.mark: Callable[[int], None] = page.write
+        self.count: Callable[[int], None] = page.write_steps
 
     def close(self) -> None:
         """Hold nothing."""
@@ -76,7 +82,7 @@ class CudaStream:
         self._write = write
         write.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
         self._register(page)
-        self._target = self._device_address() + page.mark_address - page.address
+        self._begin = self._device_address()
 
     def _register(self, page: Page) -> None:
         code = self._driver.cuMemHostRegister_v2(
@@ -102,13 +108,24 @@ class CudaStream:
             )
         return address.value
 
-    def mark(self, value: int) -> None:
-        """Have a mark written as soon as all that was enqueued before is done.
+    def mark(self, word: int) -> None:
+        """Have a mark word written as soon as all that was enqueued before is done.
 
         Raises:
             NotSupportedError: The driver refused.
         """
-        code = self._write(self._current(), self._target, value, 0)
+        self._put(MARK_OFFSET, word)
+
+    def count(self, steps: int) -> None:
+        """Have the step word written likewise.
+
+        Raises:
+            NotSupportedError: The driver refused.
+        """
+        self._put(STEP_OFFSET, steps)
+
+    def _put(self, offset: int, value: int) -> None:
+        code = self._write(self._current(), self._begin + offset, value, 0)
         if code != 0:
             raise NotSupportedError(f"the driver did not take a mark: it returned {code}")
 

@@ -28,7 +28,7 @@ from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.policy import policy_of, scheduled
 from underclock.runtime.trainer import page as pages
-from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.page import Page, word_of
 from underclock.runtime.trainer.places import marked
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
@@ -105,6 +105,7 @@ class Bench:
         self.log = folder / "log.jsonl"
         self.shown = Given()
         self.clock = Virtual()
+        self.begun = 0
         self._follow: Follow | None = None
 
     def follow(self, setter: Callable[[Setting, Value], None] | None) -> Follow:
@@ -125,9 +126,11 @@ class Bench:
         """Let the stream reach every mark of some steps, at the time planned."""
         begins_s = self.clock.now_s() + 0.01
         for step in range(count):
+            self.begun += 1
             for value, launch in enumerate(MARKS, start=1):
                 at_s = begins_s + (step * len(PLAN.order) + launch) * _LAUNCH_S
-                self.clock.at(at_s, functools.partial(self.page.write, value))
+                word = word_of(value, self.begun)
+                self.clock.at(at_s, functools.partial(self.page.write, word))
         self.until(follow, at_s + 0.005)
 
     def until(self, follow: Follow, until_s: float) -> None:
@@ -219,7 +222,7 @@ def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> N
     position = Position(timetable_of(scheduled(PLAN), MARKS))
     looking, others = Looking(bench.page, CLOCK, position), LookingOn(CLOCK)
     seen: list[int] = []
-    others.add(looking, lambda mark, _at_s: seen.append(mark))
+    others.add(looking, lambda mark, _at_s, _steps: seen.append(mark))
 
     def passes() -> None:
         for value in (1, 2, 3):

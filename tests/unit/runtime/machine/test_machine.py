@@ -555,3 +555,47 @@ def _read(lock: Lock, at_s: float, mhz: int) -> bool:
     lock.ask(None, at_s + 0.05)
     lock.accept(at_s + 0.05, at_s + 0.06)
     return overruled
+
+
+@given(
+    looks=st.lists(st.floats(0.1, 5.0), min_size=8, max_size=40),
+    factor=st.sampled_from([0.33, 1.0, 2.5]),
+    held=st.booleans(),
+)
+def test_whoever_looks_late_knows_how_many_steps_ended(
+    looks: list[float], factor: float, *, held: bool
+) -> None:
+    """Two marks a step tell by themselves no step from three."""
+    table = table_of(marks=(0, 4))
+    machine = Machine(table)
+    if held:
+        machine.hold(SLOW)
+    lasts_s, at_s = usual(table, factor), 0.0
+    step_s = sum(lasts_s)
+    machine.saw(1, at_s, 7)
+    for each in looks:
+        at_s += each * step_s
+        steps, into_s = divmod(at_s, step_s)
+        # In a step that is late by far a mark may be impossibly early; then it begins anew.
+        machine.saw(2 if into_s >= lasts_s[0] else 1, at_s, 7 + int(steps))
+
+    passed = machine.passed()
+    assert machine.position.rounds == int(at_s / step_s)
+    assert all(step.counted for step in passed)
+    for step, after in itertools.pairwise(passed):
+        assert after.number >= step.number + step.steps
+    whole = sum(step.steps for step in passed)
+    if machine.state is not State.LOST and whole:
+        assert passed[0].number == 0
+        assert passed[-1].ended_s / whole == pytest.approx(step_s, rel=1.0 / whole)
+
+
+def test_steps_that_nobody_counts_are_told_once() -> None:
+    machine = Machine(table_of(marks=(0, 4)))
+    for step in range(3):
+        machine.saw(1, 0.08 * step, 5)  # a graph has the marks, and their number
+        machine.saw(2, 0.08 * step + 0.04, 5)
+
+    assert [step.counted for step in machine.passed()] == [False, False]
+    assert [text for _, text in machine.events if "not counted" in text]
+    assert len(machine.events) == 1

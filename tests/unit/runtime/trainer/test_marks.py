@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 
 
 class Noted:
-    """A stream that notes its marks."""
+    """A stream that notes its marks, and the numbers of their steps."""
 
     def __init__(self) -> None:
         self.marks: list[int] = []
+        self.steps: list[int] = []
+        self.words: list[int] = []
         self.closed = False
 
-    def mark(self, value: int) -> None:
-        self.marks.append(value)
+    def mark(self, word: int) -> None:
+        self.marks.append(pages.mark_of(word))
+        self.steps.append(word >> 16)
+        self.words.append(word)
+
+    def count(self, steps: int) -> None:
+        self.words.append(-steps)
 
     def close(self) -> None:
         self.closed = True
@@ -94,6 +101,8 @@ def test_every_place_of_a_step_is_marked_in_turn(
     assert page.state == pages.MARKING
     assert page.sentence == f"{len(places)} of {len(places)} marks"
     assert stream.marks == [*every, *every, 1]
+    assert stream.steps == [2] * len(every) + [3] * len(every) + [4]
+    assert page.enqueued == 4
     assert {place.event for place in places} >= {"step", "enter", "leave", "back", "backward end"}
 
 
@@ -209,8 +218,8 @@ def test_a_stream_that_fails_ends_the_marks_and_not_the_training(
     marked: Callable[..., Noted], model: Model, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken(Noted):
-        def mark(self, value: int) -> None:
-            raise OSError(f"no mark {value}")
+        def mark(self, word: int) -> None:
+            raise OSError(f"no mark {pages.mark_of(word)}")
 
     stream = marked(all_places(), Broken())
 
@@ -274,9 +283,9 @@ class HostNoted(Noted):
         super().__init__()
         self._page = page
 
-    def mark(self, value: int) -> None:
-        super().mark(value)
-        self._page.write(value)
+    def mark(self, word: int) -> None:
+        super().mark(word)
+        self._page.write(word)
 
 
 def test_a_marker_does_not_keep_the_optimiser(marked: Callable[..., Noted], model: Model) -> None:

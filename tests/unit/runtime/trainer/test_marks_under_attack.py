@@ -272,7 +272,7 @@ def test_a_served_stream_that_was_closed_writes_into_no_connection_of_the_users(
             os.dup2(mine.fileno(), number)
             mine.close()
 
-        _trains(path, attack, lambda _page: ServedStream(ours, (), pages.MARK_OFFSET))
+        _trains(path, attack, lambda _page: ServedStream(ours, ()))
         os.write(number, b"still there")
 
     with mine, far:
@@ -290,7 +290,7 @@ def test_a_server_that_is_gone_ends_no_trainer_that_a_broken_pipe_would(
 
     def act() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        stream = ServedStream(ours, (), pages.MARK_OFFSET)
+        stream = ServedStream(ours, ())
         _trains(path, lambda _: theirs.shutdown(socket.SHUT_RDWR), lambda _page: stream)
 
     assert _ended(act) == 0
@@ -302,7 +302,7 @@ def test_a_served_streams_child_writes_nothing_into_it(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
-    stream = ServedStream(ours, (), pages.MARK_OFFSET)
+    stream = ServedStream(ours, ())
 
     assert _ended(stream.synchronise) == 1
 

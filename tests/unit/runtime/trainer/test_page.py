@@ -71,7 +71,7 @@ def test_a_page_is_not_written_over(path: Path) -> None:
     ("digest", "marks", "reason"),
     [
         (b"short", (0,), "32 bytes"),
-        (DIGEST, (), "1 to 65536 marks"),
+        (DIGEST, (), "1 to 65535 marks"),
         (DIGEST, (1, 2), "ascend from launch 0"),
         (DIGEST, (0, 2, 2), "ascend from launch 0"),
     ],

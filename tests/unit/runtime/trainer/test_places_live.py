@@ -16,7 +16,7 @@ from underclock.hw.cuda.profiling import named_modules
 from underclock.records.launches import module_calls_text
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
-from underclock.runtime.trainer.page import Page
+from underclock.runtime.trainer.page import Page, mark_of
 from underclock.runtime.trainer.places import places_of
 
 _LAUNCHING = {
@@ -167,8 +167,11 @@ class _Noted:
     def __init__(self) -> None:
         self.marks: list[int] = []
 
-    def mark(self, value: int) -> None:
-        self.marks.append(value)
+    def mark(self, word: int) -> None:
+        self.marks.append(mark_of(word))
+
+    def count(self, steps: int) -> None:
+        """No graph is replayed."""
 
     def close(self) -> None:
         """Nothing is held."""

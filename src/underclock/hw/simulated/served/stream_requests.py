@@ -17,6 +17,7 @@ from underclock.records import Step
 _WAITING = 1024  # launches that a stream holds; whoever launches more waits, as with CUDA
 _LOOK_S = 0.05
 _WORD = 4
+_MARK = 0xFFFF  # of a word: above it is the number of the step
 
 
 class StreamRequests:
@@ -38,7 +39,7 @@ class StreamRequests:
         self._pid = pid
         self._stream: Stream | None = None
         self._page: tuple[int, int] | None = None  # descriptor and length
-        self._greatest = 0  # of the values written
+        self._greatest = 0  # of the marks written
         self._failed = ""  # of what was put there without waiting for an answer
 
     def table(self) -> dict[str, Callable[[Message], Message | None]]:
@@ -139,9 +140,10 @@ class StreamRequests:
 
     def _shown(self, gpu: VirtualGpu, value: int) -> int | None:
         """Return what a write leaves in memory; ``None`` where it never comes."""
-        self._greatest = max(self._greatest, value)
+        mark = value & _MARK
+        self._greatest = max(self._greatest, mark)
         if FaultKind.MARKS_STUCK in gpu.faults:
             return None
         if FaultKind.MARKS_BACKWARDS in gpu.faults:
-            return self._greatest + 1 - value
+            return value - mark + self._greatest + 1 - mark
         return value
