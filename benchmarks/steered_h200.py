@@ -120,10 +120,10 @@ alike.
 
 A shorter fading mean explains the long step of `xl-5` and spoils the layer, and a delay mends the
 layer only: no pair of a fading mean (10 to 100 ms) and a delay (0 to 50 ms) does well on both. Two
-fading means of 20 ms in series did on the first six files. `xl-7` was measured after these loops were
-chosen, on another board, and no loop explains it: its kernels by themselves say that the step draws
-less than it does, in both passes alike, so the clock comes out 90 MHz too high whatever the mean. The
-step at auto mends that (b). The model keeps 100 ms.
+fading means of 20 ms in series did on the first six files. `xl-7` was measured on another board
+after these loops were chosen, and no loop explains it: its kernels by themselves say that the step
+draws less than it does, in both passes alike, so its clock comes out 90 MHz too high whatever the
+mean. The step at auto mends that (b). The model keeps 100 ms.
 """
 _REST = """
 ## How times follow the core clock
