@@ -51,7 +51,7 @@ bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 
 evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
 	$(BIN)/python benchmarks/replayed.py
-	$(BIN)/underclock check ../shared/data/measured/rtx_laptop_repeats.csv --seed 7 --markdown \
+	$(BIN)/underclock check ../shared/data/measured/rtx_laptop_repeats.csv --seed 7 --splits 100 --markdown \
 		> docs/evidence/calibration_of_promises.md
 
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data

@@ -22,7 +22,7 @@ from underclock.records import Clocks
     multiple=True,
     help="Time budget: 1% or 0.01; more than once for several. [default: 0, 1%, 5%]",
 )
-@click.option("--splits", default=100, show_default=True, help="How often repeats are split.")
+@click.option("--splits", default=25, show_default=True, help="How often repeats are split.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
 @click.option("--markdown", is_flag=True, help="Print a page of Markdown, with intervals.")

@@ -25,7 +25,7 @@ from underclock.stages.sources import as_kernel_samples
 from underclock.units import format_percent
 
 BUDGETS = (0.0, 0.01, 0.05)
-SPLITS = 100
+SPLITS = 25
 
 Progress = Callable[[int, int, str], None]
 
@@ -59,7 +59,10 @@ def check(
         InfeasibleError: No choice keeps a budget.
     """
     if splits < 1:
-        raise UsageError(f"cannot check {splits} splits", hint="--splits 100 takes some minutes")
+        raise UsageError(
+            f"cannot check {splits} splits",
+            hint="--splits 100 takes some minutes, the usual 25 one",
+        )
     budgets = tuple(dict.fromkeys(slowdowns))
     if not budgets:
         raise UsageError("there is no time budget to check", hint="for example --max-slowdown 1%")
@@ -186,7 +189,7 @@ class _Checker:
         on_table = repeated_table(mine, baseline=self.auto)
         self._execute(CostSource.TABLE, on_table.table, on_table, other)
         try:
-            fitted = estimate(mine, baseline=self.auto, isolated=True)
+            fitted = estimate(mine, baseline=self.auto, isolated=True, repeated=on_table)
         except CannotFitError as exc:
             sentence = f"plans on a fit are not checked: {exc}"
             self.warnings += [] if sentence in self.warnings else [sentence]

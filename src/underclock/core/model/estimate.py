@@ -35,7 +35,12 @@ from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior, with_means, with_measured
 from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import auto_of_runs, repeated_table, with_excess
+from underclock.core.model.repeated import (
+    RepeatedTable,
+    auto_of_runs,
+    repeated_table,
+    with_excess,
+)
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
@@ -46,7 +51,11 @@ from underclock.records import GREATEST_MHZ, Clocks, Evidence, Sample, SampleSet
 
 
 def estimate(
-    sample_set: SampleSet, *, baseline: Clocks | None = None, isolated: bool = False
+    sample_set: SampleSet,
+    *,
+    baseline: Clocks | None = None,
+    isolated: bool = False,
+    repeated: RepeatedTable | None = None,
 ) -> CostEstimate:
     """Fit a sample_set and predict every setting it set out to visit.
 
@@ -55,6 +64,7 @@ def estimate(
         baseline: The setting to call auto; as for `cost_table`.
         isolated: Whether costs are those of kernels alone even where the step was run whole, as in
             arXiv 2601.08539.
+        repeated: What `repeated_table` makes of the same, where that is known already.
 
     Raises:
         DataError: The samples cannot be costed or fitted.
@@ -74,7 +84,7 @@ def estimate(
         posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
     can = answered & known
-    of_runs = _auto_of_runs(sample_set, rows, posterior, auto, beside_j)
+    of_runs = _auto_of_runs(sample_set, rows, posterior, auto, beside_j, repeated)
     warnings = (*odd_repeats(sample_set), *told(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j, of_runs)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
@@ -187,7 +197,12 @@ def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Po
 
 
 def _auto_of_runs(
-    sample_set: SampleSet, rows: Rows, posterior: Posterior, auto: Clocks, beside_j: Floats
+    sample_set: SampleSet,
+    rows: Rows,
+    posterior: Posterior,
+    auto: Clocks,
+    beside_j: Floats,
+    repeated: RepeatedTable | None,
 ) -> Baseline | None:
     """Return what auto costs in a table with repeats; ``None`` for other samples.
 
@@ -197,13 +212,14 @@ def _auto_of_runs(
         posterior: Of kernels.
         auto: The setting called so.
         beside_j: Energy of the step that launches beside others draw. Shape (K,).
+        repeated: The table by itself, where that is known already.
     """
     if sample_set.evidence is not Evidence.REPLAYED or sample_set.is_exact:
         return None
     if auto.core_mhz is None and rows.run_variance is None:
         of_runs = auto_of_runs(sample_set, posterior, auto)
     else:
-        of_runs = repeated_table(sample_set, baseline=auto).auto
+        of_runs = (repeated or repeated_table(sample_set, baseline=auto)).auto
     return dataclasses.replace(of_runs, energy_j=of_runs.own_j + beside_j, beside_j=beside_j)
 
 

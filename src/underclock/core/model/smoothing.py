@@ -25,6 +25,7 @@ _LIKE_KERNEL = 2.0  # rows at like clocks that the kernel's usual size is worth
 _FACTOR = 1.4  # by which kernels differ in either, as a logarithm
 _ENOUGH = 64  # rows to choose them by
 _SETTLED = 1e-3
+_VAST = 1e300  # more than any means come to, however little they scatter
 _BOUND = 4.0  # deviations that a row counts for at most, where a wild run may be all there is of it
 _ATTESTED = 1.5  # runs: from here on one has another beside it
 
@@ -142,20 +143,23 @@ def likeliest(
     own, noise = np.diag(shape[some]), np.diag(noise2[some])
     # A wild run is no reason to take all rows for wild. Runs of a row that agree are not wild.
     most = np.where(counted[some] < _ATTESTED, _BOUND**2, np.inf)
-    best = -np.inf, _BENDS[0], _OWN[0]
-    owns = np.array(_OWN)
-    for deviation in _BENDS:
-        shared = line + noise + deviation**2 * bend
-        factors = np.linalg.cholesky(shared + owns[:, None, None] ** 2 * own)
-        white = np.linalg.solve(factors, np.broadcast_to(centred[:, None], (*factors.shape[:2], 1)))
-        misfit = np.minimum(white[..., 0] ** 2, most).sum(axis=1)
-        likelihood = -0.5 * misfit - np.log(np.einsum("ijj->ij", factors)).sum(axis=1)
-        if usual is not None:
-            away = np.log([np.full(len(owns), deviation / usual[0]), owns / usual[1]]) / _FACTOR
-            likelihood -= 0.5 * (away**2).sum(axis=0)
-        first = int(np.argmax(likelihood))
-        best = max(best, (float(likelihood[first]), deviation, _OWN[first]))
-    return best[1:]
+    bends2, owns2 = np.square(_BENDS)[:, None, None, None], np.square(_OWN)[:, None, None]
+    covariance = line + noise + bends2 * bend + owns2 * own
+    # Of a matrix that has the means as one row more, the last row of the factor whitens them.
+    whole = np.empty((*covariance.shape[:2], len(some) + 1, len(some) + 1))
+    whole[..., :-1, :-1], whole[..., -1, :-1], whole[..., -1, -1] = covariance, centred, _VAST
+    factors = np.linalg.cholesky(whole)
+    misfit = np.minimum(factors[..., -1, :-1] ** 2, most).sum(axis=-1)
+    spread = np.log(np.diagonal(factors, axis1=-2, axis2=-1)[..., :-1]).sum(axis=-1)
+    likelihood = -0.5 * misfit - spread
+    if usual is not None:
+        away = [
+            np.log(np.divide(each, one)) for each, one in zip((_BENDS, _OWN), usual, strict=True)
+        ]
+        likelihood -= 0.5 * np.add.outer(away[0] ** 2, away[1] ** 2) / _FACTOR**2
+    # Of those that explain the means alike, the greatest bend and the least of a row's own.
+    bend_, own_ = np.divmod(likelihood[::-1].argmax(), len(_OWN))
+    return _BENDS[len(_BENDS) - 1 - int(bend_)], _OWN[int(own_)]
 
 
 def _spread_evenly(rows: int) -> Ints:

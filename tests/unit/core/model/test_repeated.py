@@ -1,5 +1,6 @@
 """A table with repeats is a sample of the GPU: what is expected of it, and how surely."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from underclock.core.model.repeated import (
     repeated_table,
 )
 from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
-from underclock.core.model.smoothing import smoothed
+from underclock.core.model.smoothing import bends, likeliest, smoothed
 from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.repeats import Runs
@@ -388,3 +389,37 @@ def test_promises_hold_on_tables_of_a_known_gpu() -> None:
         assert came.time_change < 0.06
     assert sum(held) >= 10
     assert abs(float(np.mean(off))) < 0.02
+
+
+def _likeliest_one_by_one(
+    bend: Floats, line: Floats, noise2: Floats, means: Floats, counted: Floats
+) -> tuple[float, float]:
+    """Do what `likeliest` does by its definition: a factor and a solution for each pair."""
+    order = np.argsort(counted < 1.5, kind="stable")
+    most = np.where(counted[order] < 1.5, 16.0, np.inf)
+    best: list[tuple[float, float, float]] = []
+    for bends_by, own in itertools.product(
+        (0.003, 0.01, 0.03, 0.1, 0.3), (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+    ):
+        whole = line + bends_by**2 * bend + np.diag(noise2) + own**2 * np.eye(len(means))
+        factor = np.linalg.cholesky(whole[np.ix_(order, order)])
+        white = np.linalg.solve(factor, means[order])
+        misfit = float(np.minimum(white**2, most).sum())
+        best.append((-0.5 * misfit - float(np.log(np.diag(factor)).sum()), bends_by, own))
+    return max(best)[1:]
+
+
+def test_the_likeliest_sizes_are_those_of_the_definition() -> None:
+    random = np.random.default_rng(4)
+    found = set()
+    for scale in np.geomspace(1e-3, 3.0, 25).tolist():
+        rows = int(random.integers(2, 30))
+        core_mhz, mem_mhz = random.uniform(200, 2000, rows), np.full(rows, 5001.0)
+        bend = bends(core_mhz, mem_mhz, core_mhz, mem_mhz)
+        line = np.full((rows, rows), 4.0)
+        noise2, counted = random.uniform(1e-6, 1e-4, rows), random.uniform(1.0, 3.0, rows)
+        means = scale * random.standard_normal(rows)
+        sizes = likeliest(bend, line, noise2, means, np.ones(rows), counted)
+        assert sizes == _likeliest_one_by_one(bend, line, noise2, means, counted)
+        found.add(sizes)
+    assert len(found) > 3
