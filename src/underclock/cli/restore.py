@@ -7,17 +7,18 @@ import click
 from underclock.cli.common import json_option
 from underclock.cli.printing import print_json
 from underclock.cli.terminal import say
-from underclock.errors import DeviceError
+from underclock.errors import DataError, DeviceError
 
 
 @click.command(name="restore")
 @click.option("--gpu", metavar="GPU", help="Only this one, such as nvml:0.")
-@click.option("--all", "everybody", is_flag=True, help="Of all users, as root after a job.")
+@click.option("--all", "everybody", is_flag=True, help="Of other users too, as root after a job.")
 @json_option
 def command(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
     """Undo what was left set by an Underclock that was killed, its watcher too.
 
     It puts back what that run found, and only what it changed. Harmless where nothing is left.
+    Where what it found cannot be read, clocks are given back, and it ends with 4 that one time.
 
     Example: underclock restore --all
     """
@@ -40,3 +41,5 @@ def command(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
             say("nothing was left behind")
     if any(one.failed for one in undone):
         sys.exit(DeviceError.exit_code)
+    if any(one.unreadable for one in undone):
+        sys.exit(DataError.exit_code)

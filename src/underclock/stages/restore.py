@@ -1,33 +1,34 @@
 """restore: undo what an Underclock that was killed left set."""
 
+import contextlib
+import functools
 import os
-from collections.abc import Iterator
+import pwd
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from underclock.errors import NotPermittedError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import CLOCKS, SettableNvmlGpu, Setting, Value
+from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.ways_to_set import settable_gpu
+from underclock.runtime.undo import protocol
 from underclock.runtime.undo.armed import Undone
-from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder, usual_folder
+from underclock.runtime.undo.protocol import Act, carry_out
 from underclock.runtime.undo.restore import left_behind
 from underclock.runtime.undo.restore import restore as undo_in
 from underclock.stages.gpu_names import parse_gpu
 
-
-class _ClocksOnly(SettableNvmlGpu):
-    """A GPU on which another user's journal may give clocks back, and set nothing."""
-
-    def write(self, setting: Setting, value: Value) -> None:
-        """Give a clock back; anything else would be that user's word for it."""
-        if setting not in CLOCKS:
-            raise NotPermittedError(
-                f"will not set the {setting} because another user's journal says so",
-                hint="that user's own `underclock restore` does",
-            )
-        del value
-        super().write(setting, None)
+_SESSIONS = Path("/run/user")
+_EACH_S, _ALL_S = 5.0, 30.0  # another user's folder may hang whoever looks into it
+_NOBODY = 65534
+_KEPT = (SIMULATOR, "PATH")  # of root's environment, for those who act as others
+_CODE = "from underclock.stages.restore import restore_for_others; restore_for_others()"
 
 
 def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone, ...]:
@@ -35,35 +36,109 @@ def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone,
 
     Args:
         gpu: Only of this one, such as ``nvml:0``.
-        everybody: Whether to look in the folders of all users, as root does after a job. What they
-            locked is given back to the driver; a power limit is put back from the own folder only.
+        everybody: Whether to look in the folders of other users too, as root does after a job. What
+            those say is done as far as that user could do it himself, and never fails this.
 
     Raises:
         UsageError: No such GPU.
         DeviceError: The driver does not answer.
     """
-    own = runtime_folder()
-    folders = [own, *(other for other in _others() if everybody and other != own)]
-    left = {folder: uuids for folder in folders if (uuids := left_behind(folder))}
+    undone: tuple[Undone, ...] = ()
+
+    def restore_own() -> None:
+        nonlocal undone
+        undone = _restore_own(gpu)
+
+    own, *others = protocol.RESTORE_ALL
+    carry_out((own,), {Act.RESTORE_OWN: restore_own})
+    if everybody and os.geteuid() == 0 and others:
+        _look_at_others()
+    return undone
+
+
+def _restore_own(gpu: str | None) -> tuple[Undone, ...]:
+    folder = runtime_folder()
+    left = left_behind(folder)
     if not left and gpu is None:
         return ()
     with nvml_session():
         only = None if gpu is None else NvmlGpu(parse_gpu(gpu).index).uuid()
-        undone: list[Undone] = []
-        for folder, uuids in left.items():
-            opened = settable_gpu if folder == own else _ClocksOnly
-            wanted = [uuid for uuid in uuids if only in {None, uuid}]
-            undone.extend(undo_in(folder, wanted, opened))
-    return tuple(undone)
+        return undo_in(folder, [uuid for uuid in left if only in {None, uuid}], settable_gpu)
 
 
-def _others() -> Iterator[Path]:
-    """Yield the folders where other users' runs keep their files by default."""
-    for parent, pattern in (
-        ("/run", "underclock"),
-        ("/run/user", "*/underclock"),
-        ("/tmp", "underclock-*"),  # noqa: S108 - what is read there is not trusted
-    ):
-        for folder in Path(parent).glob(pattern):
-            if folder.is_dir() and not folder.is_symlink() and os.access(folder, os.W_OK):
-                yield folder
+def _look_at_others() -> None:
+    """Have a process look at other users' folders, for as long as it may."""
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it was killed
+        subprocess.run(
+            [sys.executable, "-P", "-c", _CODE],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ALL_S,
+            check=False,
+        )
+
+
+def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None) -> None:
+    """As root, restore each other user's folder in a process that has that user's rights alone.
+
+    Args:
+        sessions: Where users with a session have a folder.
+        temporary: Where those without one have.
+    """
+    for uid, folder in _others(sessions, temporary or usual_folder(0).parent):
+        _in_child(functools.partial(_restore_as, uid, folder))
+
+
+def _restore_as(uid: int, folder: Path) -> None:
+    def become() -> None:
+        gid, groups = _groups(uid)
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+    def restore_theirs() -> None:
+        if folder.is_dir():
+            os.environ[RUNTIME_DIR] = str(folder)
+            _restore_own(None)
+
+    _, *acts = protocol.RESTORE_ALL
+    carry_out(acts, {Act.BECOME_OWNER: become, Act.RESTORE_OWN: restore_theirs})
+
+
+def _others(sessions: Path, temporary: Path) -> Iterator[tuple[int, Path]]:
+    """Yield users and the folders where their runs keep their files by default."""
+    usual = usual_folder(0).name.removesuffix("0")
+    for parent, before, after in ((sessions, "", "underclock"), (temporary, usual, "")):
+        for path in parent.glob(f"{before}[0-9]*"):
+            with contextlib.suppress(OSError, ValueError):
+                found, uid = path.lstat(), int(path.name.removeprefix(before))
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == uid != 0:
+                    yield uid, path / after
+
+
+def _groups(uid: int) -> tuple[int, list[int]]:
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return _NOBODY, []
+    return user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
+
+
+def _in_child(do: Callable[[], None]) -> None:
+    """Do something in a process of its own; whatever becomes of it, this one goes on in time."""
+    child = os.fork()
+    if child == 0:
+        try:
+            do()
+        finally:
+            os._exit(0)  # nobody asks how it went
+    pidfd = os.pidfd_open(child)
+    if not select.select([pidfd], [], [], _EACH_S)[0]:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], _EACH_S)
+    os.close(pidfd)
+    os.waitpid(child, os.WNOHANG)

@@ -1,6 +1,13 @@
+import fcntl
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +23,12 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
 from underclock.runtime.undo.armed import arm
+from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.restore import left_behind
 from underclock.stages.apply import holding
 from underclock.store import write_document
 from underclock.testing import Control
+from users import NOBODY, as_root
 
 FIXED = Clocks(core_mhz=1200, mem_mhz=9251)
 
@@ -233,20 +243,92 @@ def test_restore_that_is_refused_ends_with_the_drivers_code(
     assert rig.is_clean()
 
 
-def test_another_users_journal_gives_clocks_back_and_sets_no_limit(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_journal_that_cannot_be_read_is_said_once_and_ends_with_its_own_code(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SettableNvmlGpu(rig.uuid).write(Setting.CORE, 1200)
+    os.mkfifo(rig.folder / f"{rig.uuid}.journal")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["restore"])
+
+    assert ended.value.code == 4
+    assert "is not a journal of Underclock (it is no file)" in capsys.readouterr().out
+    assert rig.is_clean()
+    main(["restore"])
+    assert capsys.readouterr().out == "nothing was left behind\n"
+
+
+def _hostile(folder: Path, journal: str, lock: str) -> None:
+    """What a user may leave in the folder of his own runs."""
+    (folder / "GPU-1.journal").symlink_to("/etc/shadow")
+    os.mkfifo(folder / "GPU-2.journal")
+    (folder / "GPU-3.journal").write_text("[" * 100_000)
+    with (folder / "GPU-4.journal").open("wb") as file:
+        file.truncate(64 << 30)
+    for name, text in (("journal", journal), ("lock", lock)):
+        (folder / f"{json.loads(journal)['uuid']}.{name}").write_text(text)
+
+
+@as_root
+def test_no_user_steers_what_root_restores(
+    rig: Rig,
+) -> None:
+    """He takes nothing off a live run, has nobody killed, and fails and hangs nothing."""
+    temporary = Path(tempfile.mkdtemp())
+    temporary.chmod(0o755)
+    one = arm(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+    one.set(Setting.CORE, 1200)
+    theirs = temporary / f"underclock-{NOBODY}"
+    theirs.mkdir(mode=0o700)
+    journal = (rig.folder / f"{rig.uuid}.journal").read_text()
+    with subprocess.Popen(["/bin/sleep", "100"]) as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        named = json.dumps({"conductor": Process.of(stopped.pid), "watcher": None})
+        _hostile(theirs, journal, named)
+        _owned_by_nobody(theirs)
+        (temporary / "underclock-1").mkdir()  # not that user's
+        (temporary / "underclock-7").symlink_to(rig.folder)
+        (temporary / "underclock-x").mkdir()
+        holding = os.open(theirs / f"{rig.uuid}.lock", os.O_RDWR)
+        fcntl.flock(holding, fcntl.LOCK_EX)
+
+        begun_s = time.monotonic()
+        subprocess.run(_for_others(temporary), check=True, timeout=20)
+
+        assert time.monotonic() - begun_s < 12
+        assert stopped.poll() is None
+        stopped.kill()
+    os.close(holding)
+    assert rig.state()[0] == (1200, 1200)
+    assert left_behind(rig.folder) == (rig.uuid,)
+    one.end()
+    shutil.rmtree(temporary)
+
+
+def _owned_by_nobody(folder: Path) -> None:
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
+def _for_others(temporary: Path) -> list[str]:
+    code = f"""
+# Loaded while it may be: the package may lie where only root can read.
+import underclock.hw.simulated.served.client, underclock.hw.zeusd, underclock.hw.leased
+from pathlib import Path
+from underclock.stages.restore import restore_for_others
+restore_for_others(Path("/nowhere"), Path({str(temporary)!r}))
+"""
+    return [sys.executable, "-P", "-c", code]
+
+
+def test_root_restores_its_own_whatever_lies_in_the_folders_of_others(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _left_by_a_run(rig)
-    own = tmp_path / "own"
-    own.mkdir(mode=0o700)
-    monkeypatch.setattr("underclock.stages.restore.runtime_folder", lambda: own)
-    monkeypatch.setattr("underclock.stages.restore._others", lambda: iter([rig.folder]))
 
-    with pytest.raises(SystemExit):
-        main(["restore", "--all"])
+    main(["restore", "--all"])
 
-    said = capsys.readouterr()
-    assert "core given back to the driver" in said.out
-    assert "will not set the limit because another user's journal says so" in said.err
-    state = SettableNvmlGpu(rig.uuid)
-    assert (state.read(Setting.CORE), state.read(Setting.LIMIT)) == (None, 300.0)
+    assert "core given back to the driver" in capsys.readouterr().out
+    assert rig.is_clean()

@@ -170,7 +170,7 @@ def ends(
 
 
 def _share(connection: socket.socket, lock: Ownership) -> None:
-    socket.send_fds(connection, [lock.uuid.encode()], [lock.descriptor])
+    socket.send_fds(connection, [lock.uuid.encode()], list(lock.descriptors))
 
 
 def test_a_watcher_undoes_when_the_conductor_has_ended(

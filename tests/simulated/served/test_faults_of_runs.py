@@ -111,13 +111,11 @@ def test_a_log_that_cannot_be_read_again_is_not(bench: Bench) -> None:
     assert (ran.code, ran.summary.steps) == (0, 0)
 
 
-def test_where_no_journal_can_be_written_nothing_is_set_and_the_reason_is_told(
-    bench: Bench,
-) -> None:
+def test_where_there_can_be_no_lock_nothing_is_set_and_the_reason_is_told(bench: Bench) -> None:
     """A full disk is the benchmark's; here something else is in the way."""
-    (bench.folder / f".{examine('nvml:0').gpus[0].gpu.uuid}.journal.new").mkdir()
+    (bench.folder / f"{examine('nvml:0').gpus[0].gpu.uuid}.lock").mkdir()
 
-    with pytest.raises(UnderclockError, match=r"cannot go on: .* Is a directory"):
+    with pytest.raises(UnderclockError, match=r"cannot open the lock .* Is a directory"):
         run(plan(), [sys.executable, "-S", "-c", "raise SystemExit(9)"], bench.how())
 
     assert bench.state() == (None, None, 350.0, False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import statistics
@@ -27,6 +28,7 @@ from underclock.stages.held_run import held_run
 from underclock.stages.how_to_run import HowToRun
 from underclock.stages.run import run
 from underclock.testing import Control, Served
+from users import as_root
 
 _TESTS = Path(__file__).parents[2]
 _STEPS = 24
@@ -380,12 +382,31 @@ def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
     run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=True)
     page = Path(run_.gpus[0].page)
     left = run_.folder.rename(folder / "run-999999999-1-abcdef")
-    orphan = page.rename(page.with_name(f"{left.name}.0.page"))
+    orphan = page.parent.rename(page.parent.with_name(f"underclock-{left.name}"))
 
     tidy()
 
     assert not left.exists()
     assert not orphan.exists()
+
+
+@as_root
+def test_pages_lie_where_nobody_can_foresee_and_others_folders_stay_theirs(folder: Path) -> None:
+    from underclock.runtime.trainer.places import marked
+
+    runs = [Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=False) for _ in "12"]
+    places = [Path(each.gpus[0].page).parent for each in runs]
+    assert places[0] != places[1]
+    assert all(len(each.name.rpartition("-")[2]) == 16 for each in places)
+    runs[1].remove()
+    assert not places[1].exists()
+
+    left = runs[0].folder.rename(folder / "run-999999999-1-abcdef")
+    foreign = places[0].rename(places[0].with_name(f"underclock-{left.name}"))
+    os.chown(foreign, 65534, 65534)  # as if another had made it
+    tidy()
+    assert foreign.exists()
+    shutil.rmtree(foreign)
 
 
 def test_only_its_owner_may_write_the_files_of_a_run(folder: Path) -> None:

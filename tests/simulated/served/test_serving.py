@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.errors import DeviceError, NotPermittedError, UsageError
+from underclock.errors import DataError, DeviceError, NotPermittedError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.leased import HELPER, Helper, HelperGoneError, LeasedGpu, served_by
 from underclock.hw.nvml import NvmlGpu
@@ -471,12 +471,14 @@ def test_a_user_without_permission_goes_through_the_service(
 def test_where_no_journal_can_be_written_nothing_is_set(
     leased: LeasedGpu, serving: _Serving, served: Served
 ) -> None:
-    (serving.path.parent / "run" / f".{leased.uuid}.journal.new").mkdir()
-    with pytest.raises(DeviceError, match="the journal cannot be written"):
-        leased.write(Setting.CORE, 900.0)
-    assert _as_found(served.gpus[1])
+    leased.write(Setting.CORE, 900.0)
+    journal = serving.path.parent / "run" / f"{leased.uuid}.journal"
+    journal.unlink()
+    (journal / "within").mkdir(parents=True)
+    with pytest.raises(DataError, match="so nothing is set: Is a directory"):
+        leased.write(Setting.MEMORY, 5001.0)
+    assert served.gpus[1].mem_lock is None
     leased.close()
-    (serving.path.parent / "run" / f".{leased.uuid}.journal.new").rmdir()
 
 
 def test_another_underclock_keeps_its_gpu(serving: _Serving) -> None:

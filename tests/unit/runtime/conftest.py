@@ -1,11 +1,13 @@
 """A GPU that only remembers, and a folder for what runs keep."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from underclock.errors import DeviceError, UnderclockError
 from underclock.hw.settable import Setting, Value
+from users import AsNobody, second_user
 
 
 class RememberingGpu:
@@ -46,3 +48,9 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "run"
     made.mkdir(mode=0o700)
     return made
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[AsNobody]:
+    with second_user() as made:
+        yield made

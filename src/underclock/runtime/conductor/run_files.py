@@ -1,9 +1,10 @@
 """The files of one run: what the trainer reads, what the conductor reads, and a page per GPU.
 
-They lie in a folder of their own and go with the run. A run whose launcher died leaves them; the
-next one tidies up.
+They lie in folders of their own, of names that nobody can foresee, and go with the run. A run whose
+launcher died leaves them; the next one tidies up.
 """
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -96,8 +97,10 @@ class Run:
                 write_document(step, whole)
             write_document(folder / _PLAN, plan)
             told = []
+            pages_in = _pages(folder)
+            pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
-                path = _pages(folder) / f"{folder.name}.{rank}.page"
+                path = pages_in / f"{rank}.page"
                 digest = bytes.fromhex(marked.digest)
                 Page.create(path, digest=digest, marks=marked.marks).close()
                 where = str(step) if simulated else ""
@@ -107,7 +110,7 @@ class Run:
         except OSError as exc:
             raise UsageError(
                 f"cannot write the files of a run: {exc}",
-                hint="name another folder with UNDERCLOCK_RUNTIME_DIR",
+                hint=f"see to {exc.filename or _SHM}: its disk may be full",
             ) from exc
         return run
 
@@ -140,9 +143,7 @@ class Run:
 
     def remove(self) -> None:
         """Remove them; who has a page mapped keeps it."""
-        for gpu in self.gpus:
-            Path(gpu.page).unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
 
 
 def tidy() -> None:
@@ -154,29 +155,29 @@ def tidy() -> None:
         except ValueError:
             continue
         if not lives:
-            for page in _pages(folder).glob(f"{folder.name}.*.page"):
-                page.unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a run has, and nothing of other users."""
+    for each in (_pages(folder), folder):
+        with contextlib.suppress(OSError):
+            if each.lstat().st_uid == os.geteuid():
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def _new_folder() -> Path:
     me = Process.of(os.getpid())
     if me is None:
         raise AssertionError("this process runs")
-    folder = runtime_folder() / f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(3)}"
+    folder = runtime_folder() / f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(8)}"
     folder.mkdir(mode=0o700)
     return folder
 
 
 def _pages(folder: Path) -> Path:
-    """Return where pages go: into memory, for a GPU can write nowhere else."""
-    if not os.access(_SHM, os.W_OK):
-        return folder
-    own = _SHM / f"underclock-{os.getuid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    if own.is_symlink() or own.stat().st_uid != os.getuid():
-        return folder
-    return own
+    """Return where a run's pages go: into memory, for a GPU can write nowhere else."""
+    return _SHM / f"underclock-{folder.name}" if os.access(_SHM, os.W_OK) else folder
 
 
 def _run_file(marked: MarkedStep, gpus: tuple[RunGpu, ...]) -> RunFile:

@@ -19,8 +19,8 @@ from underclock.errors import (
 )
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
 from underclock.runtime.undo import protocol
-from underclock.runtime.undo.journal import Journal, JournalFile
-from underclock.runtime.undo.ownership import Ownership
+from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
+from underclock.runtime.undo.ownership import MACHINE, Ownership
 from underclock.runtime.undo.protocol import Act, carry_out
 
 _TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
@@ -35,12 +35,14 @@ class Undone(NamedTuple):
         done: What it put back, as sentences.
         failed: What it could not put back, as sentences; the journal stays.
         kept: Who sets this GPU now, so that it was left alone; empty for nobody.
+        unreadable: Whether a journal could not be read, so that only clocks were given back.
     """
 
     uuid: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     kept: str = ""
+    unreadable: bool = False
 
 
 def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
@@ -49,9 +51,15 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
         journal = file.read()
     except DataError as exc:  # what is certain: a lock is better given back
         done, failed = _put_back(gpu, dict.fromkeys(CLOCKS))
-        return Undone(gpu.uuid, done, (*failed, str(exc)))
+        said = f"{exc}; {exc.hint}"
+        if failed:  # then it stays, and it is tried again
+            return Undone(gpu.uuid, done, (*failed, said))
+        return Undone(gpu.uuid, (*done, said), unreadable=True)
     if journal is None:
         return Undone(gpu.uuid)
+    if journal.boot != boot_id():
+        why = f"the journal {file.path} is of an earlier boot, which ended all that it tells of"
+        return Undone(gpu.uuid, (f"{why}: it is set aside as *.earlier",))
     back = {
         setting: journal.found[setting]
         for setting, asked in journal.asked.items()
@@ -154,6 +162,7 @@ class Armed:
         self._journal = Journal(
             uuid=self.uuid,
             pid=os.getpid(),
+            boot=boot_id(),
             found={setting: self.gpu.read(setting) for setting in Setting},
             asked={},
         )
@@ -227,7 +236,7 @@ def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], Non
 
     def take() -> None:
         nonlocal armed
-        lock = Ownership.take(folder, gpu.uuid)
+        lock = Ownership.take(folder, gpu.uuid, machine=_above(gpu))
         lock.name(os.getpid())
         armed = Armed(gpu, file, lock)
 
@@ -252,6 +261,15 @@ def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], Non
     return taken()
 
 
+def _above(gpu: SettableGpu) -> Path | None:
+    """Return where root's locks are, if whoever sets this GPU is not root nor asks its service."""
+    if os.geteuid() == 0:
+        return None
+    from underclock.hw.leased import LeasedGpu  # noqa: PLC0415 - no watcher needs it
+
+    return None if isinstance(gpu, LeasedGpu) else MACHINE
+
+
 def give_back(
     acts: Sequence[Act],
     gpu: SettableGpu,
@@ -259,6 +277,8 @@ def give_back(
     hands: _Hands,
 ) -> Undone:
     """Undo by the journal as one of the protocol's sequences; where that fails, it stays.
+
+    Whatever fails on this GPU is told and not raised: there may be others to undo.
 
     Args:
         acts: Which sequence.
@@ -271,11 +291,18 @@ def give_back(
 
     def put_back() -> None:
         nonlocal undone
-        undone = undo(gpu, file)
+        try:
+            undone = undo(gpu, file)
+        except Exception as exc:  # noqa: BLE001 - others are undone whatever this driver does
+            undone = Undone(gpu.uuid, failed=(f"the undo failed: {type(exc).__name__}: {exc}",))
 
     def remove() -> None:
-        if not undone.failed:
-            file.remove()
+        nonlocal undone
+        try:
+            if not undone.failed:
+                file.remove()
+        except DataError as exc:
+            undone = undone._replace(failed=(f"{exc}; {exc.hint}",))
 
     carry_out(acts, {Act.UNDO: put_back, Act.REMOVE_JOURNAL: remove, **hands})
     return undone

@@ -1,12 +1,14 @@
 """What was found on a GPU and what we set there, on disk before the first change.
 
 A journal is a small file that is replaced whole: written beside its place, synced, renamed, and
-the folder synced. So there is an old one, a new one or none, never half of one. Where it lies in
-memory (``/run``), it ends with the machine, and so do the clocks.
+the folder synced. So there is an old one, a new one or none, never half of one. What is set ends
+with the machine's run, so a journal names the boot that it is of, and is worth nothing in another.
+One that cannot be read, or is worth nothing, is set aside under another name, for people.
 """
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +16,16 @@ from typing import Any, NamedTuple
 
 from underclock.errors import DataError
 from underclock.hw.settable import CLOCKS, Setting, Value
+from underclock.runtime.undo.ownership import CAREFULLY, read_trusted
 
-_KIND, _VERSION = "underclock journal", 1
+_KIND, _VERSION = "underclock journal", 2
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MOST = 1e5  # MHz or W that a GPU may have
+
+
+def boot_id() -> str:
+    """Return what this boot of the machine is called."""
+    return _BOOT.read_text().strip()
 
 
 class Journal(NamedTuple):
@@ -24,12 +34,14 @@ class Journal(NamedTuple):
     Attributes:
         uuid: Which GPU.
         pid: Of the conductor that sets it.
+        boot: The boot of the machine in which.
         found: What was set before us; ``None`` where that cannot be read.
         asked: Every value that we may have set, so that what is set now can be told to be ours.
     """
 
     uuid: str
     pid: int
+    boot: str
     found: Mapping[Setting, Value]
     asked: Mapping[Setting, tuple[Value, ...]]
 
@@ -58,8 +70,9 @@ class JournalFile:
 
     def __init__(self, folder: Path, uuid: str) -> None:
         self.path = folder / f"{uuid}.journal"
-        self._new = folder / f".{uuid}.journal.new"
+        self._new = self.path  # until one is written beside it
         self._uuid = uuid
+        self._aside = ""  # under which ending it is to be set aside; empty where it can be used
 
     def read(self) -> Journal | None:
         """Return what is on disk; ``None`` where there is none.
@@ -67,21 +80,29 @@ class JournalFile:
         Raises:
             DataError: It is not a journal.
         """
+        self._aside = ""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            journal = _journal(json.loads(read_trusted(self.path)), self._uuid)
         except FileNotFoundError:
             return None
-        except OSError as exc:
-            raise DataError(f"cannot read the journal {self.path}: {exc.strerror}") from exc
-        with os.fdopen(descriptor, "rb") as file:
-            text = file.read()
-        try:
-            return _journal(json.loads(text), self._uuid)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            ArithmeticError,
+            RecursionError,
+        ) as exc:
+            self._aside = "unreadable"
+            why = (isinstance(exc, OSError) and exc.strerror) or f"{exc}"[:100]
             raise DataError(
-                f"{self.path} is not a journal of Underclock: {exc}",
-                hint="after `nvidia-smi -rgc -rmc` on this GPU, remove the file",
+                f"{self.path} is not a journal of Underclock ({why}): it is set aside as "
+                f"*.{self._aside}, and a power limit that it told of is not put back",
+                hint="see `nvidia-smi -q -d POWER`",
             ) from exc
+        if journal.boot != boot_id():
+            self._aside = "earlier"
+        return journal
 
     def write(self, journal: Journal) -> None:
         """Write it beside its place.
@@ -89,8 +110,11 @@ class JournalFile:
         Raises:
             DataError: The disk is full, or the folder cannot be written.
         """
+        self._new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}")
         with self._on_disk():
-            self._new.write_text(json.dumps(_document(journal)))
+            descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps(_document(journal)))
 
     def sync(self) -> None:
         """Bring to disk what was written beside its place."""
@@ -118,10 +142,26 @@ class JournalFile:
             ) from exc
 
     def remove(self) -> None:
-        """Forget it; harmless where there is none."""
-        for path in (self.path, self._new):
+        """Forget it; harmless where there is none. One that was read and is of no use is set aside.
+
+        Raises:
+            DataError: It stays where it is.
+        """
+        try:
             with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+                if self._aside:
+                    name = f"{self.path.name}.{os.urandom(4).hex()}.{self._aside}"
+                    self.path.rename(self.path.with_name(name))
+                else:
+                    self.path.unlink()
+        except OSError as exc:
+            raise DataError(
+                f"cannot remove the journal {self.path}: {exc.strerror}",
+                hint="remove it, once `underclock restore` says that nothing else failed",
+            ) from exc
+        for path in self.path.parent.glob(f".{self.path.name}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()  # of a process that ended while it wrote
 
 
 def _sync(path: Path) -> None:
@@ -138,29 +178,46 @@ def _document(journal: Journal) -> dict[str, Any]:
         "version": _VERSION,
         "uuid": journal.uuid,
         "pid": journal.pid,
+        "boot": journal.boot,
         "found": dict(journal.found),
         "asked": {setting: list(values) for setting, values in journal.asked.items()},
     }
 
 
-def _journal(document: dict[str, Any], uuid: str) -> Journal:
+def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JSON there was
     if (document["kind"], document["version"]) != (_KIND, _VERSION):
-        raise ValueError(f"it is a {document['kind']!r} of version {document['version']}")
+        raise ValueError(f"it is a {document['kind']!r} of version {document['version']!r}")
     if document["uuid"] != uuid:
-        raise ValueError(f"it is of GPU {document['uuid']}")
-    return Journal(
-        uuid=uuid,
-        pid=int(document["pid"]),
-        found={Setting(name): _value(value) for name, value in document["found"].items()},
-        asked={
-            Setting(name): tuple(_value(value) for value in values)
-            for name, values in document["asked"].items()
-        },
-    )
+        raise ValueError(f"it is of GPU {document['uuid']!r}")
+    found = {Setting(name): _value(name, value) for name, value in dict(document["found"]).items()}
+    asked = {
+        Setting(name): tuple(_value(name, value) for value in list(values))
+        for name, values in dict(document["asked"]).items()
+    }
+    for setting in asked:
+        if found[setting] is None and setting not in CLOCKS:
+            raise ValueError(f"it sets the {setting} without what was found")
+    pid, boot = document["pid"], document["boot"]
+    if not (isinstance(pid, int) and isinstance(boot, str)):
+        raise TypeError(f"it is of process {pid!r} of boot {boot!r}")
+    return Journal(uuid=uuid, pid=pid, boot=boot, found=found, asked=asked)
 
 
-def _value(value: float | list[int] | None) -> Value:
-    if isinstance(value, list):
-        low, high = value
+def _value(name: str, given: Any) -> Value:  # noqa: ANN401 - whatever JSON there was
+    """Return a value of a setting as JSON has it.
+
+    Raises:
+        ValueError: It is none that a GPU may have.
+    """
+    numbers = given if isinstance(given, list) else [] if given is None else [given]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{number!r} is no {name}")
+        if not (math.isfinite(number) and 0 <= number <= _MOST):
+            raise ValueError(f"{number} is no {name}")
+    if isinstance(given, list):
+        low, high = given
+        if name not in CLOCKS:
+            raise ValueError(f"{given} is no {name}")
         return int(low), int(high)
-    return None if value is None else float(value)
+    return None if given is None else float(given)

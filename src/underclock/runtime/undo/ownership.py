@@ -1,10 +1,15 @@
-"""The right to set one GPU: a lock per GPU that names who has it.
+"""The right to set one GPU: a lock per GPU that names who has it, in a folder that can be trusted.
 
 The lock is on an open file, which conductor and watcher share: it is free as soon as both have
 ended, however they ended, and not before. What the file says is for people and for `restore`.
+
+What root writes lies in one folder per machine, where nobody else may write: root reads nothing
+else as root. A lock there is nobody's but root's, unless the operator gives the folder a group:
+whoever may open a lock may have it.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,8 +22,14 @@ from underclock.errors import DataError, NotPermittedError, UsageError
 from underclock.runtime.undo.processes import Process, kill
 
 RUNTIME_DIR = "UNDERCLOCK_RUNTIME_DIR"
+MACHINE = Path("/run/underclock")
+"""Where root's locks and journals are."""
+CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+MOST_BYTES = 64 * 1024
 
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _WAIT_S, _LOOK_S = 1.0, 0.005
+_MOST_PID = 2**22
 
 
 class OwnedError(UsageError):
@@ -33,45 +44,96 @@ def runtime_folder() -> Path:
     """
     named = os.environ.get(RUNTIME_DIR)
     if named:
-        return _checked(Path(named))
-    if os.access("/run", os.W_OK):
-        return _checked(Path("/run/underclock"))
+        return _checked(Path(named).absolute())
+    if os.geteuid() == 0 and os.access(MACHINE.parent, os.W_OK):
+        return _checked(MACHINE, mode=0o755)  # everybody may see who has a lock
     session = os.environ.get("XDG_RUNTIME_DIR")
     if session and os.access(session, os.W_OK):
         return _checked(Path(session) / "underclock")
-    return _checked(Path(f"/tmp/underclock-{os.getuid()}"))  # noqa: S108 - checked to be ours
+    return _checked(usual_folder(os.geteuid()))
 
 
-def _checked(folder: Path) -> Path:
-    hint = f"name another folder with {RUNTIME_DIR}"
+def usual_folder(uid: int) -> Path:
+    """Return where a user's runs keep their files if he has no session."""
+    return Path(f"/tmp/underclock-{uid}")  # noqa: S108 - checked to be that user's
+
+
+def _checked(folder: Path, *, mode: int = 0o700) -> Path:
+    hint = f"name another folder: export {RUNTIME_DIR}=$(mktemp -d)"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         found = folder.lstat()
+        if found.st_uid == os.geteuid() and found.st_mode & mode != mode:
+            folder.chmod(found.st_mode & 0o7777 | mode)  # whatever the umask was
     except OSError as exc:
         raise NotPermittedError(f"cannot make the folder {folder}: {exc}", hint=hint) from exc
     if not stat.S_ISDIR(found.st_mode):
         raise NotPermittedError(f"{folder} is not a folder", hint=hint)
-    if found.st_uid not in {0, os.getuid()} or found.st_mode & 0o022:
-        raise NotPermittedError(
-            f"others may write to {folder}, so its locks and journals cannot be trusted",
-            hint=f"chmod 700 {folder}, or {hint}",
-        )
+    for each in (folder, *folder.parents):  # whoever may write above may put another in its place
+        found = each.lstat()
+        if each != folder and (os.geteuid() != 0 or found.st_mode & stat.S_ISVTX):
+            continue  # a sticky folder keeps others from that; above a user's own, he decides
+        if found.st_uid not in {0, os.geteuid()} or found.st_mode & _OTHERS_WRITE:
+            raise NotPermittedError(
+                f"others may write to {each}, so locks and journals in {folder} cannot be trusted",
+                hint=f"chmod go-w {each} as its owner, or {hint}",
+            )
     return folder
+
+
+def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a file that root or this user wrote; waits for nobody, and follows no link.
+
+    Raises:
+        OSError: It cannot be opened, or not be trusted.
+    """
+    descriptor = os.open(path, flags | CAREFULLY, mode)
+    found = os.fstat(descriptor)
+    wrong = {
+        "it is no file": not stat.S_ISREG(found.st_mode),
+        f"it is of user {found.st_uid}": found.st_uid not in {0, os.geteuid()},
+        "others may write to it": bool(found.st_mode & _OTHERS_WRITE),
+        f"it has {found.st_nlink} names": found.st_nlink != 1,
+        f"it has {found.st_size} bytes": found.st_size > MOST_BYTES,
+    }
+    if any(wrong.values()):
+        os.close(descriptor)
+        why = next(why for why, is_so in wrong.items() if is_so)
+        raise OSError(errno.EPERM, why, str(path))
+    return descriptor
+
+
+def read_trusted(path: Path) -> bytes:
+    """Read such a file.
+
+    Raises:
+        OSError: As `open_trusted`.
+    """
+    with os.fdopen(open_trusted(path), "rb") as file:
+        return file.read(MOST_BYTES + 1)
 
 
 class Ownership:
     """The right to set one GPU; the system gives it up when nobody has its file open any more."""
 
-    def __init__(self, uuid: str, descriptor: int) -> None:
+    def __init__(self, uuid: str, *descriptors: int) -> None:
         self.uuid = uuid
-        self.descriptor = descriptor
+        self.descriptors = descriptors
 
     @classmethod
-    def take(cls, folder: Path, uuid: str, *, wait_s: float = _WAIT_S) -> Self:
+    def take(
+        cls, folder: Path, uuid: str, *, wait_s: float = _WAIT_S, machine: Path | None = None
+    ) -> Self:
         """Take the lock of a GPU, waiting a little for a watcher that is just giving it back.
 
         Owners of which none can act, because all that live were stopped, are killed: what they set
         would stay as long as they do.
+
+        Args:
+            folder: Where this user's runs keep their files.
+            uuid: Which GPU.
+            wait_s: How long to wait.
+            machine: Where root's locks are, for a user who sets this GPU past them.
 
         Raises:
             OwnedError: Somebody else has it; the error says who and since when.
@@ -88,9 +150,14 @@ class Ownership:
                     _end_stopped(one)
             if conductor in acts or time.monotonic() > until_s:
                 os.close(descriptor)
-                raise _owned(uuid, acts[0] if acts else None)
+                raise _owned(uuid, acts[0] if acts else Process.of(_holder(path) or 0))
             time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
-        return cls(uuid, descriptor)
+        try:
+            above = () if machine in {None, folder} else _above(machine / f"{uuid}.lock", uuid)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(uuid, descriptor, *above)
 
     def name(self, conductor: int, watcher: int | None = None) -> None:
         """Say who has it.
@@ -101,8 +168,8 @@ class Ownership:
         who = {"conductor": Process.of(conductor), "watcher": watcher and Process.of(watcher)}
         text = json.dumps(who).encode()
         try:
-            os.pwrite(self.descriptor, text, 0)  # before it is cut: what it has takes no more room
-            os.ftruncate(self.descriptor, len(text))
+            os.pwrite(self.descriptors[0], text, 0)  # before it is cut: that takes no more room
+            os.ftruncate(self.descriptors[0], len(text))
         except OSError as exc:
             raise DataError(
                 f"cannot write the lock of GPU {self.uuid}, so nothing is set: {exc.strerror}",
@@ -111,30 +178,69 @@ class Ownership:
 
     def release(self) -> None:
         """Give up this process's share of it; harmless when it was given up."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptors, self.descriptors = self.descriptors, ()
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def named_in(path: Path) -> tuple[Process | None, Process | None]:
     """Return the conductor and the watcher that a lock names; ``None`` for who is not named."""
     try:
-        who = json.loads(path.read_bytes())
+        who = json.loads(read_trusted(path))
         conductor, watcher = who["conductor"], who["watcher"]
-        return conductor and Process(*conductor), watcher and Process(*watcher)
-    except (OSError, ValueError, KeyError, TypeError):
+        return conductor and _process(*conductor), watcher and _process(*watcher)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None, None
+
+
+def _process(pid: int, started: int) -> Process:
+    if not (isinstance(pid, int) and isinstance(started, int) and 0 < pid <= _MOST_PID):
+        raise ValueError(f"{pid} is no process")
+    return Process(pid, started)
 
 
 def _opened(path: Path) -> int:
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(path, flags, 0o600)
+        return open_trusted(path, os.O_RDWR | os.O_CREAT, 0o640)
     except OSError as exc:
         raise NotPermittedError(
             f"cannot open the lock {path}: {exc.strerror}",
-            hint="run as whoever set this GPU, or as root",
+            hint="remove it if no run has this GPU, or run as whoever set it",
         ) from exc
+
+
+def _above(path: Path, uuid: str) -> tuple[int, ...]:
+    """Take root's lock too, as far as the operator lets this user; else see that nobody has it.
+
+    Raises:
+        OwnedError: Somebody does.
+    """
+    try:
+        descriptor = open_trusted(path)
+    except OSError:
+        holder = _holder(path)
+        if holder is not None:
+            raise _owned(uuid, Process.of(holder)) from None
+        return ()
+    if not _locked(descriptor, path):
+        os.close(descriptor)
+        raise _owned(uuid, Process.of(_holder(path) or 0))
+    return (descriptor,)
+
+
+def _holder(path: Path) -> int | None:
+    """Return the process that took the lock of a file, by the kernel's word.
+
+    The file may be closed to us, and the process may have ended: others then share what it took.
+    """
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, *_, pid, file, _, _ = line.split()
+            if kind == "FLOCK" and file == device:
+                return int(pid)
+    return None
 
 
 def _locked(descriptor: int, path: Path) -> bool:
@@ -152,13 +258,14 @@ def _locked(descriptor: int, path: Path) -> bool:
 
 
 def _end_stopped(owner: Process | None) -> None:
-    """Kill a process that lives and was stopped."""
+    """Kill one of our processes that lives and was stopped."""
     if owner is None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         pidfd = os.pidfd_open(owner.pid)
         try:
-            if owner.lives and owner.stopped:  # the number is still that process's
+            # Looked at last, the start time says that all of it was of the process that we hold.
+            if owner.is_ours and owner.stopped and owner.lives:
                 kill(pidfd)
         finally:
             os.close(pidfd)
@@ -170,7 +277,8 @@ def _owned(uuid: str, owner: Process | None) -> OwnedError:
             f"GPU {uuid} is set by another Underclock", hint="it has only just begun: look again"
         )
     return OwnedError(
-        f"GPU {uuid} is set by another Underclock: process {owner.pid}, for {_span(owner.age_s)}",
+        f"GPU {uuid} is set by another Underclock: process {owner.pid}, for {_span(owner.age_s)}"
+        f"{owner.whose}",
         hint=f"end it first, with `kill {owner.pid}`: it gives back what it set",
     )
 

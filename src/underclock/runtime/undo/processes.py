@@ -42,6 +42,30 @@ class Process(NamedTuple):
         return fields is not None and fields[0] in "Tt"
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is an Underclock of this user, by its executable and its command line."""
+        proc = Path(f"/proc/{self.pid}")
+        try:
+            is_python = (proc / "exe").readlink().name.startswith("python")
+            words = (proc / "cmdline").read_bytes()
+        except OSError:
+            return False
+        return is_python and b"underclock" in words and self._uid == os.geteuid()
+
+    @property
+    def whose(self) -> str:
+        """Words on its user, if that is another."""
+        uid = self._uid
+        return "" if uid in {None, os.geteuid()} else f", of user {uid}"
+
+    @property
+    def _uid(self) -> int | None:
+        try:
+            return Path(f"/proc/{self.pid}").stat().st_uid
+        except OSError:
+            return None
+
+    @property
     def age_s(self) -> float:
         """How long ago it started."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / _TICKS_PER_S

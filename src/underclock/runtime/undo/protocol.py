@@ -4,13 +4,15 @@ Each sequence below is what the processes carry out, act by act (`carry_out`), a
 exhaustive test takes apart: it lets every process die, stop or be overtaken between any two acts.
 So the order that is proven is the order that runs.
 
-Three rules make it safe.
+Four rules make it safe.
 
 * Clocks are set only while a journal says, on disk, what was found.
 * Only a process that has the GPU's lock writes to it or to its journal. Conductor and watcher have
   one lock together (one open file), which is free when both have ended.
 * The watcher writes only once the conductor has ended. One that hangs or is stopped it ends itself,
   so nothing can be set afterwards by a process that wakes up late.
+* Root reads only what root wrote. What another user's files say is done with that user's rights: he
+  may write anything at any time, and could have done as much himself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,8 @@ class Act(StrEnum):
     UNDO = "put back what the journal says was changed"
     REMOVE_JOURNAL = "remove the journal"
     RELEASE_LOCK = "give the lock back"
+    BECOME_OWNER = "give up all rights but those of whose files come next"
+    RESTORE_OWN = "restore what is left in one's own folder, GPU by GPU"
 
 
 _JOURNAL = (Act.WRITE_JOURNAL, Act.SYNC_JOURNAL, Act.PLACE_JOURNAL, Act.SYNC_FOLDER)
@@ -43,6 +47,7 @@ REFUSED = (Act.REMOVE_JOURNAL,)  # where the driver took nothing of this run: no
 END = (*_MEND, Act.RELEASE_LOCK)
 TAKE_OVER = (Act.END_CONDUCTOR, *_MEND, Act.RELEASE_LOCK)
 RESTORE = (Act.TAKE_LOCK, *_MEND, Act.RELEASE_LOCK)
+RESTORE_ALL = (Act.RESTORE_OWN, Act.BECOME_OWNER, Act.RESTORE_OWN)  # the second in a child
 
 
 def carry_out(acts: Sequence[Act], hands: Mapping[Act, Callable[[], None]]) -> None:

@@ -1,5 +1,6 @@
 """Undoing what is left behind once conductor and watcher have both ended."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from underclock.runtime.undo.armed import Undone, give_back
 from underclock.runtime.undo.ownership import OwnedError, Ownership
 from underclock.runtime.undo.protocol import Act
 
+_JOURNAL = re.compile(r"([\w-]+)\.journal", re.ASCII)
+
 
 def left_behind(folder: Path) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
-    return tuple(sorted(path.stem for path in folder.glob("*.journal")))
+    names = (_JOURNAL.fullmatch(path.name) for path in folder.glob("*.journal"))
+    return tuple(sorted(name[1] for name in names if name))
 
 
 def restore_left(

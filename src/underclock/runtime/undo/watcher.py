@@ -99,7 +99,7 @@ class Watcher:
         answer = BEAT
         if message != BEAT:
             uuid = message.decode()
-            lock = Ownership(uuid, fds[0])
+            lock = Ownership(uuid, *fds)
             with contextlib.suppress(DataError):  # one watches though nobody can read who
                 lock.name(self._pid, os.getpid())
             self._gpus.append(Watched(settable_gpu(uuid), lock))

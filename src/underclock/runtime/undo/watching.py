@@ -98,7 +98,7 @@ class Watching:
         self._unanswered = (self._unanswered or 0) + 1
         with contextlib.suppress(OSError):  # its end is noticed where its answer is read
             uuid = lock.uuid.encode()
-            socket.send_fds(self._connection, [uuid], [lock.descriptor])
+            socket.send_fds(self._connection, [uuid], list(lock.descriptors))
 
     def tend(self, now_s: float) -> None:
         """Take its answers, send it a beat where one is due, and replace it where it has ended.

@@ -18,6 +18,7 @@ from underclock.runtime.undo.ownership import (
     runtime_folder,
 )
 from underclock.runtime.undo.processes import Process
+from users import NOBODY, AsNobody, as_root
 
 _HOLD = """
 import fcntl, json, os, sys
@@ -32,9 +33,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def owner(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Another process that has the lock."""
-    command = [sys.executable, "-I", "-S", "-c", _HOLD, str(folder / "GPU-0.lock")]
+def owner(folder: Path, word: str = "underclock") -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process that has the lock, with a word on its command line."""
+    command = [sys.executable, "-I", "-S", "-c", _HOLD, str(folder / "GPU-0.lock"), word]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -66,29 +67,138 @@ def test_an_owner_that_was_stopped_does_not_keep_a_gpu(folder: Path) -> None:
         assert other.wait() == -signal.SIGKILL
 
 
-def test_a_lock_whose_owner_is_not_named_yet_is_owned_all_the_same(folder: Path) -> None:
+def test_a_stopped_process_that_is_no_underclock_is_named_and_not_killed(folder: Path) -> None:
+    with owner(folder, word="sleep") as other:
+        other.send_signal(signal.SIGSTOP)
+        os.waitpid(other.pid, os.WUNTRACED)
+
+        with pytest.raises(OwnedError, match=f"process {other.pid}, for 0 s"):
+            Ownership.take(folder, "GPU-0", wait_s=0)
+
+        assert Path(f"/proc/{other.pid}").exists()
+        assert other.poll() is None
+
+
+def test_a_lock_whose_owner_is_not_named_yet_is_told_by_the_kernel(folder: Path) -> None:
     first = Ownership.take(folder, "GPU-0")
 
-    with pytest.raises(OwnedError, match="set by another Underclock") as refused:
+    with pytest.raises(OwnedError, match=f"set by another Underclock: process {os.getpid()}, for"):
         Ownership.take(folder, "GPU-0", wait_s=0)
 
-    assert "only just begun" in refused.value.hint
     first.release()
     first.release()  # harmless
 
 
-def test_a_name_that_is_another_process_by_now_owns_nothing(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"conductor": [1, 99], "watcher": null}',
+        b'{"conductor": ["1/../1", 99], "watcher": [-1, 2]}',
+        b"[" * 60_000,
+        b'{"conductor": [%s, 1]}' % (b"9" * 5000),
+    ],
+)
+def test_a_name_that_is_another_process_by_now_or_none_owns_nothing(
+    text: bytes, folder: Path
+) -> None:
     first = Ownership.take(folder, "GPU-0")
     first.name(os.getpid())
     conductor, watcher = named_in(folder / "GPU-0.lock")
     assert conductor == Process.of(os.getpid())
     assert watcher is None
 
-    os.ftruncate(first.descriptor, 0)
-    os.pwrite(first.descriptor, b'{"conductor": [1, 99], "watcher": null}', 0)
+    os.ftruncate(first.descriptors[0], 0)
+    os.pwrite(first.descriptors[0], text, 0)
 
-    with pytest.raises(OwnedError, match=r"set by another Underclock$"):
+    with pytest.raises(OwnedError, match="set by another Underclock"):
         Ownership.take(folder, "GPU-0", wait_s=0)
+
+
+def test_a_user_who_sets_a_gpu_past_root_gives_way_to_root(tmp_path: Path) -> None:
+    own, machine = tmp_path / "own", tmp_path / "machine"
+    own.mkdir(mode=0o700)
+    machine.mkdir()
+    first = Ownership.take(machine, "GPU-0")
+
+    with pytest.raises(OwnedError, match=f"process {os.getpid()}, for"):
+        Ownership.take(own, "GPU-0", machine=machine)
+
+    Ownership.take(own, "GPU-1", machine=machine).release()  # of which root has no lock yet
+    first.release()
+    Ownership.take(own, "GPU-0", machine=machine).release()
+
+
+@as_root
+def test_a_lock_that_this_user_may_not_open_is_seen_all_the_same(as_nobody: AsNobody) -> None:
+    own, machine = as_nobody.folder, as_nobody.folder.with_name("machine")
+    machine.mkdir()
+    code = f"""
+from pathlib import Path
+from underclock.runtime.undo.ownership import OwnedError, Ownership
+try:
+    Ownership.take(Path({str(own)!r}), "GPU-0", machine=Path({str(machine)!r})).release()
+    print("taken")
+except OwnedError as exc:
+    print(exc)
+"""
+    first = Ownership.take(machine, "GPU-0")
+
+    assert f"set by another Underclock: process {os.getpid()}, for" in as_nobody(code)
+    assert "of user 0" in as_nobody(code)
+    first.release()
+    assert as_nobody(code) == "taken\n"
+
+
+@as_root
+def test_nobody_but_root_can_have_roots_lock(as_nobody: AsNobody) -> None:
+    machine = as_nobody.folder.with_name("machine")
+    machine.mkdir()
+    Ownership.take(machine, "GPU-0").release()
+    code = f"""
+import fcntl, os
+for flags in (os.O_RDONLY, os.O_RDWR):
+    try:
+        fcntl.flock(os.open("{machine}/GPU-0.lock", flags), fcntl.LOCK_EX)
+        print("taken")
+    except PermissionError:
+        pass
+"""
+
+    assert as_nobody(code) == ""
+
+
+@as_root
+def test_whom_the_operator_lets_open_a_lock_has_it_against_root(as_nobody: AsNobody) -> None:
+    machine = as_nobody.folder.with_name("machine")
+    machine.mkdir()
+    Ownership.take(machine, "GPU-0").release()
+    os.chown(machine / "GPU-0.lock", 0, NOBODY)
+    code = f"""
+import sys
+from pathlib import Path
+from underclock.runtime.undo.ownership import Ownership
+lock = Ownership.take(Path({str(as_nobody.folder)!r}), "GPU-0", machine=Path({str(machine)!r}))
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+    with as_nobody.started(code) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "taken\n"
+        with pytest.raises(OwnedError, match=f"process {holder.pid}, for .*, of user {NOBODY}"):
+            Ownership.take(machine, "GPU-0", wait_s=0)
+    Ownership.take(machine, "GPU-0").release()
+
+
+@as_root
+def test_root_does_not_trust_a_folder_below_another_users(
+    as_nobody: AsNobody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(as_nobody.folder / "mine"))
+    (as_nobody.folder / "mine").mkdir(mode=0o700)
+
+    with pytest.raises(NotPermittedError, match="others may write to"):
+        runtime_folder()
 
 
 def test_a_lock_that_is_a_link_is_refused(folder: Path, tmp_path: Path) -> None:

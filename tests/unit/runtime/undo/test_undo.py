@@ -1,7 +1,10 @@
+import functools
 import json
 import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -15,10 +18,11 @@ from underclock.errors import (
 )
 from underclock.hw.settable import Setting, Value
 from underclock.records.latencies import Domain
-from underclock.runtime.undo.armed import Armed, arm
-from underclock.runtime.undo.journal import JournalFile
+from underclock.runtime.undo.armed import Armed, Undone, arm
+from underclock.runtime.undo.journal import boot_id
 from underclock.runtime.undo.ownership import OwnedError, Ownership
 from underclock.runtime.undo.restore import left_behind, restore
+from users import NOBODY, as_root
 
 
 class Gpu(Protocol):
@@ -167,7 +171,7 @@ def test_a_domain_that_this_gpu_does_not_have_is_nothing_to_undo(gpu: Gpu, folde
     with pytest.raises(NotSupportedError):
         one.set(Setting.MEMORY, 5001)
 
-    assert one.end() == ("GPU-0", (), (), "")
+    assert one.end() == Undone("GPU-0")
     assert left_behind(folder) == ()
 
 
@@ -206,12 +210,16 @@ def test_a_failure_is_no_answer_so_the_journal_stays(gpu: Gpu, folder: Path) -> 
 
 def test_a_full_disk_sets_nothing(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
-    (folder / ".GPU-0.journal.new").symlink_to("/dev/full")
-
-    with pytest.raises(DataError, match="so nothing is set: No space left on device"):
-        one.set(Setting.CORE, 1200)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # Python ignores its signal
+    try:
+        with pytest.raises(DataError, match="so nothing is set: File too large"):
+            one.set(Setting.CORE, 1200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert gpu.written == []
+    assert left_behind(folder) == ()
 
 
 def test_a_folder_that_is_gone_sets_nothing(gpu: Gpu, folder: Path) -> None:
@@ -270,32 +278,187 @@ def test_restore_beside_an_owner_leaves_it_alone(gpu: Gpu, folder: Path) -> None
     assert gpu.values[Setting.CORE] == 1200
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"kind": "underclock plan", "version": 1}',
-        '{"kind": "underclock journal", "version": 9, "uuid": "GPU-0"}',
-        '{"kind": "underclock journal", "version": 1, "uuid": "GPU-1", "pid": 1}',
-        '{"kind": "underclock journal", "version": 1, "uuid": "GPU-0", "pid": 1, "found": {"x":1}}',
-    ],
-)
-def test_a_damaged_journal_gives_clocks_back_and_says_so(text: str, gpu: Gpu, folder: Path) -> None:
-    (folder / "GPU-0.journal").write_text(text)
+GOOD: dict[str, Any] = {
+    "kind": "underclock journal",
+    "version": 2,
+    "uuid": "GPU-0",
+    "pid": 1,
+    "boot": boot_id(),
+    "found": {"core": None, "memory": None, "limit": 350.0, "persistence": 0.0},
+    "asked": {"core": [1200.0], "limit": [300.0]},
+}
+
+
+def _but(**changed: Any) -> str:
+    return json.dumps(GOOD | changed)
+
+
+DAMAGED = {
+    "empty": "",
+    "cut": _but()[:-9],
+    "a list": "[]",
+    "a number": "7",
+    "text": '"GPU-0"',
+    "no text": "\xff\xfe\x00",
+    "another kind": _but(kind="underclock plan"),
+    "another version": _but(version=1),
+    "nothing but its kind": '{"kind": "underclock journal", "version": 2}',
+    "another GPU": _but(uuid="GPU-1"),
+    "a GPU that cannot be printed": _but(uuid="\ud800"),
+    "no process": _but(pid="1"),
+    "no boot": _but(boot=None),
+    "a setting there is not": _but(asked={"fan": [1.0]}),
+    "asked of what was not found": _but(found={"core": None}),
+    "a limit that was not found": _but(found=GOOD["found"] | {"limit": None}),
+    "found is a list": _but(found=[1, 2]),
+    "asked is nothing": _but(asked=None),
+    "a value that is text": _but(asked={"core": ["1200"]}),
+    "a value that is a record": _but(asked={"core": [{}]}),
+    "a value that is true": _but(found=GOOD["found"] | {"limit": True}),
+    "three values of a lock": _but(found=GOOD["found"] | {"core": [1, 2, 3]}),
+    "two values of a limit": _but(found=GOOD["found"] | {"limit": [200.0, 300.0]}),
+    "infinite": _but(found=GOOD["found"] | {"limit": float("inf")}),
+    "not a number": _but(found=GOOD["found"] | {"limit": float("nan")}),
+    "too large for a float": _but(found=GOOD["found"] | {"limit": 10**400}),
+    "too large for a number": _but().replace("350.0", "9" * 5000),
+    "no limit of any GPU": _but(found=GOOD["found"] | {"limit": 1e9}),
+    "negative": _but(found=GOOD["found"] | {"limit": -1.0}),
+    "deep": "[" * 60_000,
+    "deep records": '{"found":' * 7_000,
+    "long": "[" * 100_000,
+}
+
+
+def _holds(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("latin-1"))
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(64 << 30)
+
+
+def _twice(path: Path) -> None:
+    path.write_text(_but())
+    path.with_suffix(".other").hardlink_to(path)
+
+
+def _open_to_all(path: Path) -> None:
+    path.write_text(_but())
+    path.chmod(0o666)
+
+
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    **{name: functools.partial(_holds, text=text) for name, text in DAMAGED.items()},
+    "a FIFO": os.mkfifo,
+    "a folder": lambda path: (path / "within").mkdir(parents=True),
+    "a link": lambda path: path.symlink_to("/etc/passwd"),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "64 GB": _sparse,
+    "of two names": _twice,
+    "of another's making": _open_to_all,
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_a_journal_that_cannot_be_read_gives_clocks_back_and_is_set_aside(
+    how: str, gpu: Gpu, folder: Path
+) -> None:
+    UNREADABLE[how](folder / "GPU-0.journal")
 
     (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
 
     assert gpu.written == [(Setting.CORE, None), (Setting.MEMORY, None)]
-    assert "is not a journal of Underclock" in undone.failed[0]
+    assert undone.unreadable
+    assert not undone.failed
+    assert "is not a journal of Underclock" in undone.done[-1]
+    assert "nvidia-smi" in undone.done[-1]
+    assert left_behind(folder) == ()
+    assert len(list(folder.glob("GPU-0.journal.*.unreadable"))) == 1
+
+
+def test_a_run_goes_on_over_a_journal_that_cannot_be_read(gpu: Gpu, folder: Path) -> None:
+    (folder / "GPU-0.journal").mkdir()
+
+    one = armed(gpu, folder)
+    one.set(Setting.CORE, 1200)
+
+    assert one.mended.unreadable
+    assert one.end() == Undone("GPU-0", ("core given back to the driver",))
+    assert left_behind(folder) == ()
+
+
+def test_a_journal_that_cannot_be_read_stays_until_clocks_are_given_back(
+    gpu: Gpu, folder: Path
+) -> None:
+    (folder / "GPU-0.journal").write_text("")
+    gpu.refused[Setting.CORE] = DeviceError("it is lost")
+
+    (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
+
+    assert "the core STAYS set" in undone.failed[0]
     assert left_behind(folder) == ("GPU-0",)
 
 
-def test_a_journal_that_is_a_link_is_not_followed(gpu: Gpu, folder: Path) -> None:
-    (folder / "GPU-0.journal").symlink_to("/etc/passwd")
+def test_a_journal_of_an_earlier_boot_is_never_applied(gpu: Gpu, folder: Path) -> None:
+    (folder / "GPU-0.journal").write_text(_but(boot="2020"))
 
-    with pytest.raises(DataError, match="cannot read the journal"):
-        JournalFile(folder, gpu.uuid).read()
+    (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
+
+    assert gpu.written == []
+    assert "of an earlier boot" in undone.done[0]
+    assert not undone.failed
+    assert not undone.unreadable
+    assert left_behind(folder) == ()
+    (folder / "GPU-0.journal").write_text(_but())  # of this boot it is
+    restore(folder, left_behind(folder), lambda _: gpu)
+    assert gpu.written == [(Setting.CORE, None), (Setting.LIMIT, 350.0)]
+
+
+@as_root
+def test_a_journal_that_another_user_wrote_is_none(gpu: Gpu, folder: Path) -> None:
+    (folder / "GPU-0.journal").write_text(_but())
+    os.chown(folder / "GPU-0.journal", NOBODY, NOBODY)
+
+    (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
+
+    assert undone.unreadable
+    assert (Setting.LIMIT, 350.0) not in gpu.written
+
+
+@pytest.mark.parametrize("trouble", ["its journal cannot be removed", "its driver fails"])
+def test_what_fails_on_one_gpu_is_told_and_the_others_are_undone(
+    trouble: str, gpu: Gpu, folder: Path
+) -> None:
+    bad = type(gpu)()
+    bad.uuid = "GPU-bad"
+    runs = [armed(one, folder) for one in (bad, gpu)]
+    for run in runs:
+        run.set(Setting.CORE, 1200)
+
+    def write(setting: Setting, value: Value) -> None:
+        if trouble == "its driver fails":
+            raise OSError("the driver's socket broke")
+        (folder / "GPU-bad.journal").unlink()
+        (folder / "GPU-bad.journal" / "within").mkdir(parents=True)
+        bad.values[setting] = value
+
+    bad.write = write  # type: ignore[method-assign]
+    undone = [run.end() for run in runs]
+
+    words = "cannot remove the journal" if trouble.startswith("its journal") else "socket broke"
+    assert words in undone[0].failed[0]
+    assert undone[1].done == ("core given back to the driver",)
+    assert left_behind(folder) == ("GPU-bad",)
+    for uuid in ("GPU-bad", "GPU-0"):
+        Ownership.take(folder, uuid, wait_s=0).release()  # both locks were given back
+
+
+def test_names_that_are_no_gpus_are_no_journals(folder: Path) -> None:
+    for name in ("GPU 0.journal", "\udc80.journal", ".journal", "GPU-0.journal.1f.unreadable"):
+        (folder / name).touch()
+
+    assert left_behind(folder) == ()
 
 
 def test_a_gpu_that_is_gone_does_not_keep_others_from_being_restored(
