@@ -4,6 +4,7 @@ import contextlib
 import grp
 import json
 import os
+import select
 import signal
 import socket as sockets
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from hostile import connect, ending, framed
 from underclock.cli import main
 from underclock.errors import DataError, DeviceError, NotPermittedError, UsageError
 from underclock.hw.clock import SystemClock
@@ -30,7 +32,7 @@ from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.wire import Gone, Reader, send
 from underclock.runtime.conductor.leases import SILENT_S, Terms
-from underclock.runtime.conductor.serving import Service
+from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
 from underclock.testing import Control, Served, served_gpus, simulated_driver
@@ -309,23 +311,19 @@ def test_what_cannot_be_set_is_refused(serving: _Serving, served: Served) -> Non
     assert _as_found(served.gpus[0])
 
 
-def _framed(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "little") + body
-
-
 @pytest.mark.parametrize(
     ("sent", "ends"),
     [
         (b"\xff\xff\xff\xff", True),
-        (_framed(b"{]"), True),
-        (_framed(b"\xff" * 9), True),
-        (_framed(b"[" * 4000), False),
-        (_framed(b'{"do":"beat","x":' + b"[" * 4000), False),
-        (_framed(b'{"do":"set","gpu":"g","setting":"core","value":Infinity}'), True),
-        (_framed(b'{"do":"set","gpu":"g","setting":"core","value":1e400}'), False),
-        (_framed(b'{"do":"set","gpu":"g","setting":"core","value":1' + b"0" * 400 + b"}"), False),
-        (_framed(b"[]"), False),
-        (_framed(b'{"do":{"do":"beat"}}'), False),
+        (framed(b"{]"), True),
+        (framed(b"\xff" * 9), True),
+        (framed(b"[" * 4000), False),
+        (framed(b'{"do":"beat","x":' + b"[" * 4000), False),
+        (framed(b'{"do":"set","gpu":"g","setting":"core","value":Infinity}'), True),
+        (framed(b'{"do":"set","gpu":"g","setting":"core","value":1e400}'), False),
+        (framed(b'{"do":"set","gpu":"g","setting":"core","value":1' + b"0" * 400 + b"}"), False),
+        (framed(b"[]"), False),
+        (framed(b'{"do":{"do":"beat"}}'), False),
     ],
 )
 def test_every_fault_is_answered_and_nobody_else_has_the_harm(
@@ -347,6 +345,29 @@ def test_every_fault_is_answered_and_nobody_else_has_the_harm(
             assert reader.receive() == {}
     assert served_by(str(serving.path))["leases"][leased.uuid]["pid"] == os.getpid()
     assert served.gpus[1].core_lock == (900, 900)
+
+
+@pytest.mark.parametrize(
+    ("sent", "within_s", "why"),
+    [
+        (b"", FIRST_S, "asked for nothing within"),
+        (framed(b'{"do":"beat"}')[:-3], REST_S, "ends no message within"),
+        (framed(b'{"do":"beat"}') + b"\0", REST_S, "ends no message within"),
+        (framed(b'{"do":"beat"}'), IDLE_S, "had no lease for"),
+    ],
+)
+def test_who_waits_loses_its_connection_and_is_told_why(
+    sent: bytes, within_s: float, why: str, serving: _Serving
+) -> None:
+    with connect(serving.path, os.getuid()) as other:
+        other.sendall(sent)
+        serving.poke()
+        serving.clock.by_s += within_s - 1.0
+        serving.poke()
+        assert not select.select([other], [], [], 0.0)[0] or b"ends" not in other.recv(4096)
+        serving.clock.by_s += 1.1
+        serving.poke()
+        assert why in ending(other)
 
 
 def test_a_socket_that_everybody_may_write_to_is_refused(serving: _Serving) -> None:
