@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import stdtrit
 
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
+from underclock.core.statistics.student import student_quantile
 from underclock.records import MOST_REPEATS, TOLERANCE, Verdict
 
 RESAMPLES = 10_000
@@ -192,11 +192,6 @@ def judge(
             [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
         )
     return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
-
-
-def student_quantile(freedom: float) -> float:
-    """Return Student's t that is exceeded by 2.5 %, for one or more degrees of freedom."""
-    return float(stdtrit(freedom, 1.0 - _TAIL))
 
 
 def _side(change: MeanChange, bound: float) -> Verdict:

@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from underclock.arrays import Floats
 from underclock.core.statistics.pairs import pair_changes
-from underclock.core.statistics.verdict import (
-    Judgement,
-    MeanChange,
-    judge,
-    mean_change,
-    student_quantile,
-)
+from underclock.core.statistics.student import student_quantile
+from underclock.core.statistics.verdict import Judgement, MeanChange, judge, mean_change
 from underclock.records import MOST_REPEATS, Verdict
 
 _NOISE = 0.005
@@ -63,6 +59,11 @@ def _verdict(
 )
 def test_students_t_is_that_of_the_tables(freedom: float, expected: float) -> None:
     assert student_quantile(freedom) == pytest.approx(expected, abs=1e-4)
+
+
+@given(st.floats(1.0, 1e4))
+def test_students_t_is_that_of_scipy(freedom: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-6)
 
 
 @given(arms)

@@ -1,9 +1,13 @@
 """What the guard does with steps that are slower than promised."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from underclock.runtime.policy.guard import Finding, Guard, Move, Stage
+from underclock.core.statistics.verdict import mean_change
+from underclock.runtime.policy.guard import Finding, Guard, Move, Stage, slowdown
 
 WINDOW = 8
 
@@ -103,3 +107,43 @@ def test_steps_that_stood_still_do_not_count() -> None:
 def test_what_cannot_be_judged_is_refused(options: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Guard(**({"max_slowdown": 0.0, "has_fixed": True} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("noises", [(1e-3, 1e-3), (1e-3, 1e-2), (2e-2, 1e-3)])
+def test_steps_are_judged_nearly_as_validation_judges_runs(noises: tuple[float, float]) -> None:
+    random, shares = np.random.default_rng(0), []
+    for _ in range(50):
+        auto, steps = (1.0 + each * random.standard_normal(20) for each in noises)
+        wanted = mean_change(auto, 1.03 * steps, random)
+        change, low = slowdown(auto.tolist(), (1.03 * steps).tolist())
+
+        assert wanted.interval is not None
+        assert change == pytest.approx(wanted.mean)
+        shares.append((change - low) / (change - wanted.interval[0]))
+    assert np.mean(shares) == pytest.approx(1.0, abs=0.02)  # one resamples, the other does not
+
+
+def test_of_steps_that_are_not_slower_one_in_forty_is_thought_so() -> None:
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(2000):
+        auto, steps = (1.0 + 1e-2 * random.standard_normal(5) for _ in range(2))
+        wrong += slowdown(auto.tolist(), steps.tolist())[1] > 0.0
+
+    assert 0.01 <= wrong / 2000 <= 0.035
+
+
+def test_nothing_heavy_is_loaded_to_judge() -> None:
+    """It happens while clocks are held."""
+    code = """
+import sys
+from underclock.runtime.policy.guard import Guard, Stage
+guard = Guard(max_slowdown=0.01, has_fixed=False, window=3)
+before = set(sys.modules)
+for time_s in (1.0, 1.0, 1.0, 1.01, 1.0, 1.2, 1.2, 1.2, 1.21, 1.2, 1.0, 1.0, 1.0, 1.01, 1.0):
+    guard.stepped(time_s)
+print(guard.stage.name, set(sys.modules) - before, {"numpy", "scipy"} & set(sys.modules))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "REDUCED set() set()\n"
