@@ -16,6 +16,8 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
         planned_s: What a step of the plan is expected to take.
         energy_change: What the plan promised against auto; ``None`` where it promises nothing.
         time_change: Likewise.
+        arms: That take turns, as after ``--arms``; empty for none.
+        seed: Of their order.
     """
 
     evidence: Evidence
@@ -27,6 +29,8 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     planned_s: float
     energy_change: float | None
     time_change: float | None
+    arms: str = ""
+    seed: int = 0
 
 
 class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
@@ -113,11 +117,19 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
         cpu_s: Of the conductor's processor time.
         wall_s: Meanwhile.
         looks: At pages.
+        enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
+        executed: Of which the GPUs were seen to have begun; likewise.
+        counted: Whether those are all there were.
+        energy_j: That GPUs drew meanwhile; ``None`` where a counter did not tell.
     """
 
     cpu_s: float
     wall_s: float
     looks: int
+    enqueued: int = 0
+    executed: int = 0
+    counted: bool = True
+    energy_j: float | None = None
 
 
 class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
@@ -132,7 +144,7 @@ class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
         time_interval: Its 95 % confidence interval; ``None`` of a single round.
         energy_change: Mean; ``None`` where the counter could not tell.
         energy_interval: Its interval.
-        verdict: On the plan's promise; empty where there is none.
+        verdict: On the plan's promise, or why there can be none; empty where nothing was promised.
     """
 
     gpu: int
@@ -156,7 +168,9 @@ class RunSummary(Record, frozen=True, kw_only=True):
         run: What it was of; ``None`` where it never began.
         marks: In a step, as planned.
         steps: That were seen whole.
-        followed: Of which the plan was followed from end to end.
+        enqueued: That trainers put on their streams, the first ones too; ``None`` where that is
+            not known.
+        followed: Of those seen, in which the plan was followed from end to end.
         step_s: Median time of those that were followed, or of all.
         step_j: Mean energy of the same.
         asks: Clocks asked for in a followed step, on average.
@@ -170,11 +184,13 @@ class RunSummary(Record, frozen=True, kw_only=True):
         looks_hz: How often it looked at pages.
         events: What a reader should know.
         arms: What each did against auto, where arms took turns.
+        energy_j: That the GPUs drew in all of the run.
     """
 
     run: RunLine | None
     marks: int
     steps: int
+    enqueued: int | None
     followed: int
     step_s: float | None
     step_j: float | None
@@ -188,3 +204,4 @@ class RunSummary(Record, frozen=True, kw_only=True):
     looks_hz: float | None
     events: tuple[str, ...]
     arms: tuple[ArmLine, ...] = ()
+    energy_j: float | None = None

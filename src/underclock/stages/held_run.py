@@ -2,6 +2,7 @@
 
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -248,6 +249,7 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         "dry": how.dry,
         "arms": how.arms,
         "window": window,
+        "seed": secrets.randbits(32),
         "metrics_port": how.metrics_port,
     }
     held = HeldRun(run, marks, how, options)

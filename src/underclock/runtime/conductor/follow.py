@@ -72,11 +72,17 @@ class Follow:
         """Write what is left to write."""
         for each in self.followers:
             each.flush(self._log)
+        energies_j = [each.energy_j for each in self.followers]
+        positions = [each.machine.position for each in self.followers]
         self._log.write(
             EndLine(
                 cpu_s=time.process_time() - self._cpu_s,
                 wall_s=time.monotonic() - self._began_s,
                 looks=sum(each.looking.looks for each in self.followers),
+                enqueued=sum(each.page.enqueued for each in self.followers),
+                executed=sum(each.first + each.rounds for each in positions),
+                counted=all(each.counts is not None for each in positions if each.rounds),
+                energy_j=None if None in energies_j else math.fsum(filter(None, energies_j)),
             )
         )
         self._log.close()
@@ -88,7 +94,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     Args:
         gpus: By UUID; none for a dry run.
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
-            nothing is set; ``arms`` and ``window``: as `policy.policy_of` takes them;
+            nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
             ``metrics_port``: where Prometheus may ask, or nothing.
 
     Raises:
@@ -106,7 +112,9 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             _try(setter, plan)
         gpu = NvmlGpu(told.index)
         machine = Machine(timetable_of(scheduled(plan), page.marks), low_mhz=_low_mhz(gpu))
-        policy = policy_of(machine, plan, arms=options["arms"], window=options["window"])
+        policy = policy_of(
+            machine, plan, arms=options["arms"], window=options["window"], seed=options["seed"]
+        )
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
         gauges = Gauges(gpu, clock, closely_s=closely_s)
@@ -125,6 +133,8 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             planned_s=math.fsum(schedule.launch_s),
             energy_change=None if cost is None else cost.energy_change,
             time_change=None if cost is None else cost.time_change,
+            arms=options["arms"],
+            seed=options["seed"],
         )
     )
     wake_on_time()

@@ -223,12 +223,20 @@ class Follower:
         self._take_note()
         while self._waiting:
             self._write_step(log)
-        for each in self.policy.differences():
+        words = self.policy.ends() if self.machine.state is not State.WAITING else ""
+        if words:
+            log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
+        for each in self.policy.differences(self._shown.limit_w, self.page.enqueued):
             log.write(_arm_line(self.rank, each))
+
+    @property
+    def energy_j(self) -> float | None:
+        """What the GPU drew so far; ``None`` where its counter told nothing, or stands still."""
+        return self._shown.energy_j or None
 
 
 def _arm_line(rank: int, of: ArmDifference) -> ArmLine:
-    energy, judgement = of.energy, of.judgement
+    energy = of.energy
     return ArmLine(
         gpu=rank,
         arm=str(of.arm),
@@ -238,5 +246,5 @@ def _arm_line(rank: int, of: ArmDifference) -> ArmLine:
         time_interval=of.time.interval,
         energy_change=None if energy is None else energy.mean,
         energy_interval=None if energy is None else energy.interval,
-        verdict="" if judgement is None else str(judgement.verdict),
+        verdict=of.verdict,
     )

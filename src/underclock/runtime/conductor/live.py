@@ -14,11 +14,13 @@ def live_line(lines: Sequence[Line]) -> str:
     steps = [line for line in lines if isinstance(line, StepLine)]
     if not steps:
         return ""
-    last, count = steps[-1], len(steps)
-    parts = [f"step {last.step}", f"{1e3 * sum(s.time_s for s in steps) / count:.4g} ms"]
-    energies = [step.energy_j for step in steps if step.energy_j is not None]
+    last, count = steps[-1], sum(step.steps for step in steps)
+    time_s = sum(step.steps * step.time_s for step in steps)
+    parts = [f"step {last.step + last.steps - 1}", f"{1e3 * time_s / count:.4g} ms"]
+    energies = [(s.steps, s.energy_j) for s in steps if s.energy_j is not None]
     if energies:
-        parts.append(f"{sum(energies) / len(energies):.4g} J")
+        energy_j = sum(some * each_j for some, each_j in energies)
+        parts.append(f"{energy_j / sum(some for some, _ in energies):.4g} J")
     if last.core_mhz is not None:
         parts.append(f"{last.core_mhz:.0f} MHz")
     hits = [(step.hits, step.planned) for step in steps if step.hits is not None]

@@ -51,9 +51,9 @@ class Metrics:
             self._asks.labels(gpu=line.gpu, domain=line.domain).inc()
         if not isinstance(line, StepLine):
             return
-        self._steps.labels(gpu=line.gpu, state=line.state).inc()
+        self._steps.labels(gpu=line.gpu, state=line.state).inc(line.steps)
         for counter, value in (
-            (self._joules, line.energy_j),
+            (self._joules, None if line.energy_j is None else line.steps * line.energy_j),
             (self._planned, None if line.hits is None else line.planned),
             (self._hits, line.hits),
             (self._overruled, len(line.overruled)),

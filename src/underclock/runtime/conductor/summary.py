@@ -1,7 +1,7 @@
 """What a run's log says in a few numbers."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from underclock.records.runs import (
     ArmLine,
@@ -34,7 +34,8 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     steps = [line for line in lines if isinstance(line, StepLine)]
     followed = [line for line in steps if line.state == State.FOLLOWING]
     counted = followed or steps
-    energies_j = [line.energy_j for line in counted if line.energy_j is not None]
+    known = [(line.energy_j, line.steps) for line in counted if line.energy_j is not None]
+    energy_j = sum(each_j * steps for each_j, steps in known)
     told = list(_told(followed))
     errors_s = [(abs(each_s), count) for line, count in told for each_s in line.error_s]
     late_s = [(each_s, count) for line, count in told for each_s in line.late_s]
@@ -46,11 +47,12 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     return RunSummary(
         run=run,
         marks=0 if run is None else run.marks,
-        steps=len(steps),
-        followed=len(followed),
-        step_s=_quantile([(line.time_s, 1) for line in counted], _P50),
-        step_j=sum(energies_j) / len(energies_j) if energies_j else None,
-        asks=len(asks) / len(steps) if steps else None,
+        steps=_count(steps),
+        enqueued=sum(line.enqueued for line in ends) if ends else None,
+        followed=_count(followed),
+        step_s=_quantile([(line.time_s, line.steps) for line in counted], _P50),
+        step_j=energy_j / sum(steps for _, steps in known) if known else None,
+        asks=len(asks) / _count(steps) if steps else None,
         hits=sum(each for each, _ in hits) / planned if planned else None,
         error_p50_s=_quantile(errors_s, _P50),
         error_p99_s=_quantile(errors_s, _P99),
@@ -60,7 +62,19 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         looks_hz=sum(line.looks for line in ends) / wall_s if wall_s else None,
         events=tuple(line.text for line in lines if isinstance(line, EventLine)),
         arms=tuple(line for line in lines if isinstance(line, ArmLine)),
+        energy_j=_sum(line.energy_j for line in ends),
     )
+
+
+def _count(lines: Sequence[StepLine]) -> int:
+    return sum(line.steps for line in lines)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return a sum, where all of it is known and there is anything."""
+    some = list(values)
+    known = [each for each in some if each is not None]
+    return sum(known) if known and len(known) == len(some) else None
 
 
 def _told(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:
@@ -70,7 +84,7 @@ def _told(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:
     """
     waiting: defaultdict[int, int] = defaultdict(int)
     for line in steps:
-        waiting[line.gpu] += 1
+        waiting[line.gpu] += line.steps
         if line.hits is not None:
             yield line, waiting.pop(line.gpu)
 

@@ -119,7 +119,8 @@ class Shown:
         self._energy: deque[tuple[float, float]] = deque(maxlen=_MOST)
         self._climbed_s = float("-inf")
         self._stands = False
-        self._limit_w: float | None = None
+        self.limit_w: float | None = None
+        self.energy_j = 0.0  # by which the counter climbed
         self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
 
     def __len__(self) -> int:
@@ -154,6 +155,7 @@ class Shown:
         """Take note of the energy counter; return what is wrong with it, as soon as it is."""
         last_s, last_j = self._energy[-1] if self._energy else (at_s, float("-inf"))
         self._energy.append((at_s, energy_j))
+        self.energy_j += max(0.0, energy_j - last_j) if last_j >= 0.0 else 0.0
         if energy_j == last_j:
             if at_s - self._climbed_s < _STANDS_S:
                 return ""
@@ -173,7 +175,7 @@ class Shown:
 
     def _limited(self, limit_w: float) -> str:
         """Take note of the power limit; return who must have changed it."""
-        last_w, self._limit_w = self._limit_w, limit_w
+        last_w, self.limit_w = self.limit_w, limit_w
         if last_w is None or last_w == limit_w:
             return ""
         return (

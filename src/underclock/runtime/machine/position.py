@@ -61,6 +61,7 @@ class Position:
         self.pace = 1.0
         self.rounds = 0
         self.counts: int | None = None  # number of the step of the last mark; None: nobody counts
+        self.first = 0  # number of the step that was seen first
         self.ended = 0  # steps that the last mark seen shows to have ended
         self.step_began_s = math.nan  # about when the step began that the last mark is of
         self.mark: int | None = None  # index of the last one seen
@@ -154,7 +155,7 @@ class Position:
         if mark >= len(self._missed):
             return Seen.IMPOSSIBLE
         if self.mark is None:
-            self.counts = steps
+            self.counts, self.first = steps, steps or 0
             self._stand(mark, at_s)
             self.step_began_s = at_s
             return Seen.STEP if mark == 0 else Seen.ON

@@ -1,11 +1,15 @@
 """Ways of choosing clocks that take turns on a training job, block by block, and what they differ.
 
-Every round holds one block of each arm, in an order drawn anew: drift falls on all alike, and no
-arm always follows the same one. The first steps of a block are left out, for clocks and heat move.
-Differences are taken within a round, so that what changes from round to round cancels.
+A job warms up first. Then every round holds one block of each arm, in an order that is drawn, and
+the next round in the reverse one: drift falls on all alike, no arm always follows the same one,
+and none comes first more often than others. The first steps of a block are left out, for clocks and
+heat move. Time and energy are those of all other steps of a block together, however many of them
+were seen one by one. Differences are taken within a round, so that what changes from round to
+round cancels. Where what was seen cannot be, there is no verdict.
 """
 
 import dataclasses
+import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -14,12 +18,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from underclock.errors import UsageError
-from underclock.records import TOLERANCE
 
 if TYPE_CHECKING:  # it loads SciPy, which is for the end: a conductor is to start at once
     from underclock.core.statistics.verdict import Judgement, MeanChange
 
-_SEED = 0  # equal steps are judged equally
+LEAST_ROUNDS = 3
+"""So many tell how far rounds scatter, and so how sure a difference is."""
+CANNOT_TELL = "cannot tell, because "
+_OTHER_STEP = 1.25  # times the plan's, or the plan's that much more: it is another step
+_ABOVE_LIMIT = 1.05  # of the power limit: no board draws that for long
+_LEAST_SEEN = 0.9  # of the steps that were put on the stream; and what a queue may hold at the end
+_QUEUED = 10
 
 
 class ArmName(StrEnum):
@@ -28,16 +37,19 @@ class ArmName(StrEnum):
     AUTO = "auto"
     PLAN = "plan"
     BEST_FIXED = "best-fixed"
+    AGAIN = "auto-again"
 
 
 def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
-    """Read what a user writes after ``--arms``.
+    """Read what a user writes after ``--arms``; ``auto,auto`` shows what comparing errs by.
 
     Raises:
         UsageError: An arm that is not known, twice the same, one that is not to be had, or nothing
             to compare.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
+    if names == [ArmName.AUTO, ArmName.AUTO]:
+        names[1] = ArmName.AGAIN
     known = ", ".join(ArmName)
     for name in names:
         if name not in set(ArmName):
@@ -58,15 +70,56 @@ def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmStep:
-    """A step that counts.
+    """A step that counts, or some in a row.
 
     Attributes:
-        time_s: What it took.
+        time_s: What it took; the mean of some.
         energy_j: From the counter; ``None`` where it could not be told.
+        steps: How many.
+        counted: Whether that is known.
     """
 
     time_s: float
     energy_j: float | None
+    steps: int = 1
+    counted: bool = True
+
+
+@dataclass(slots=True)
+class Block:
+    """What the steps of a block that count took together.
+
+    Attributes:
+        steps: How many.
+        time_s: Of all.
+        energy_j: Of all; ``None`` where it could not be told of one.
+    """
+
+    steps: int = 0
+    time_s: float = 0.0
+    energy_j: float | None = 0.0
+
+    def add(self, step: ArmStep) -> None:
+        """Count a step."""
+        self.steps += step.steps
+        self.time_s += step.steps * step.time_s
+        known = None if step.energy_j is None else step.steps * step.energy_j
+        self.energy_j = None if self.energy_j is None or known is None else self.energy_j + known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is known of a run from elsewhere; a verdict needs it to fit what was seen.
+
+    Attributes:
+        auto_s: What a step takes at auto by the plan; ``None`` where that is not known.
+        limit_w: The board's power limit; likewise.
+        enqueued: Steps that the trainer put on its stream; likewise.
+    """
+
+    auto_s: float | None = None
+    limit_w: float | None = None
+    enqueued: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +133,7 @@ class ArmDifference:
         time: Mean change.
         energy: Mean change; ``None`` where the counter could not tell.
         judgement: Whether the plan's promise was kept; ``None`` for arms that promised nothing.
+        doubts: Why what was seen cannot be believed, or not yet; without any it can.
     """
 
     arm: ArmName
@@ -88,6 +142,14 @@ class ArmDifference:
     time: "MeanChange"
     energy: "MeanChange | None"
     judgement: "Judgement | None"
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """On the plan's promise, or why there is none; empty where nothing was promised."""
+        if self.doubts:
+            return CANNOT_TELL + "; ".join(self.doubts)
+        return "" if self.judgement is None else str(self.judgement.verdict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,28 +160,39 @@ class Arms:
         names: Of the arms; auto is among them.
         block: Steps in a block.
         settling: Of which the first so many do not count.
+        warming: Steps at auto before the first block.
         seed: Of the order.
-        arm: Whose block it is.
+        arm: Whose block it is; ``None`` while the job warms up.
+        seen: Steps so far.
+        counted: Whether that number is known.
     """
 
     names: tuple[ArmName, ...]
     block: int = 20
     settling: int = 4
+    warming: int = 0
     seed: int = 0
-    arm: ArmName = field(init=False)
-    _rounds: list[dict[ArmName, list[ArmStep]]] = field(init=False, default_factory=list)
+    arm: ArmName | None = field(init=False, default=None)
+    seen: int = field(init=False, default=0)
+    counted: bool = field(init=False, default=True)
+    _rounds: list[dict[ArmName, Block]] = field(init=False, default_factory=list)
     _orders: Iterator[tuple[ArmName, ...]] = field(init=False)
     _left: list[ArmName] = field(init=False, default_factory=list)
     _in_block: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        """Begin the first block."""
+        """Warm up, or begin the first block."""
         if not 0 <= self.settling < self.block:
             raise ValueError(
                 f"a block of {self.block} steps cannot leave out its first {self.settling}"
             )
         self._orders = _orders(self.names, self.seed)
-        self._next_block()
+        if not self.warming:
+            self._next_block()
+
+    def needs(self, rounds: int) -> int:
+        """Return how many steps some rounds take, with those before the first."""
+        return self.warming + rounds * len(self.names) * self.block
 
     def stepped(self, step: ArmStep, *, stalled: bool = False) -> ArmName | None:
         """Take note of a step; return whose block begins with the next one, where one does.
@@ -128,10 +201,13 @@ class Arms:
             step: That ended.
             stalled: Whether it stood still: then it does not count, and the block is no longer.
         """
-        self._in_block += 1
-        if self._in_block > self.settling and not stalled:
-            self._rounds[-1].setdefault(self.arm, []).append(step)
-        if self._in_block < self.block:
+        self.seen += step.steps
+        self.counted &= step.counted
+        has_settled = self._in_block >= self.settling
+        self._in_block += step.steps
+        if self.arm is not None and has_settled and not stalled:
+            self._rounds[-1].setdefault(self.arm, Block()).add(step)
+        if self._in_block < (self.warming if self.arm is None else self.block):
             return None
         self._next_block()
         return self.arm
@@ -141,36 +217,70 @@ class Arms:
         *,
         promise: float | None = None,
         budget: float | None = None,
-        tolerance: float = TOLERANCE,
+        expected: Expected | None = None,
     ) -> tuple[ArmDifference, ...]:
         """Compare every arm with auto, over the rounds in which both ran.
 
         Args:
             promise: Change of energy that the plan promised.
             budget: Greatest change of time that it allows; ``None`` where time was free.
-            tolerance: How far beyond either still counts as kept.
+            expected: What must fit before there is a verdict; by default nothing but rounds.
         """
         others = [name for name in self.names if name is not ArmName.AUTO]
-        compared = [self._against_auto(name) for name in others]
-        return tuple(
-            _judged(each, promise, budget, tolerance) if each.arm is ArmName.PLAN else each
+        compared = [each for name in others if (each := self._against_auto(name)) is not None]
+        judged = [
+            _judged(each, promise, budget) if each.arm is ArmName.PLAN else each
             for each in compared
-            if each is not None
+        ]
+        expected = expected or Expected()
+        return tuple(
+            dataclasses.replace(each, doubts=self._doubts(each, expected)) for each in judged
         )
+
+    def _doubts(self, of: ArmDifference, expected: Expected) -> tuple[str, ...]:
+        """Say why a difference cannot be believed, or not yet."""
+        blocks = [block for one in self._rounds for block in one.values() if block.steps]
+        autos = [one[ArmName.AUTO] for one in self._rounds if ArmName.AUTO in one]
+        auto_s = sum(each.time_s for each in autos) / sum(each.steps for each in autos)
+        powers_w = [each.energy_j / each.time_s for each in blocks if each.energy_j is not None]
+        power_w = max(powers_w, default=0.0)
+        least = 0 if expected.enqueued is None else _LEAST_SEEN * expected.enqueued - _QUEUED
+        most = math.inf if expected.enqueued is None else expected.enqueued
+        times = 1.0 if expected.auto_s is None else auto_s / expected.auto_s
+        found = (
+            not self.counted and "steps are not counted, and several may be taken for one",
+            not least <= self.seen <= most
+            and f"{self.seen} steps were seen where {expected.enqueued} were taken",
+            not 1.0 / _OTHER_STEP <= times <= _OTHER_STEP
+            and f"a step at auto takes {times:.3g} times what the plan says: it is another step",
+            expected.limit_w is not None
+            and power_w > _ABOVE_LIMIT * expected.limit_w
+            and f"steps drew {power_w:.0f} W by what was seen, and the limit is "
+            f"{expected.limit_w:g} W",
+            of.energy is None and "what steps drew is not known",
+            of.rounds < LEAST_ROUNDS
+            and f"{of.rounds} rounds are too few: {LEAST_ROUNDS} take {self.needs(LEAST_ROUNDS)} "
+            f"steps, and there were {self.seen}",
+        )
+        return tuple(words for words in found if words)
 
     def _against_auto(self, arm: ArmName) -> ArmDifference | None:
         """Compare an arm with auto; ``None`` before both ran."""
         done = self._rounds[:-1]  # the last has not ended
         both = [(of[ArmName.AUTO], of[arm]) for of in done if {ArmName.AUTO, arm} <= of.keys()]
+        known = [
+            (auto.energy_j / auto.steps, mine.energy_j / mine.steps)
+            for auto, mine in both
+            if auto.energy_j is not None and mine.energy_j is not None
+        ]
         if not both:
             return None
-        energies = [(_mean_j(auto), _mean_j(mine)) for auto, mine in both]
-        known = [(auto, mine) for auto, mine in energies if auto is not None and mine is not None]
+        times = [(auto.time_s / auto.steps, mine.time_s / mine.steps) for auto, mine in both]
         return ArmDifference(
             arm=arm,
             rounds=len(both),
-            steps=sum(len(mine) for _, mine in both),
-            time=paired_change([(_mean_s(auto), _mean_s(mine)) for auto, mine in both]),
+            steps=sum(mine.steps for _, mine in both),
+            time=paired_change(times),
             energy=paired_change(known) if len(known) == len(both) else None,
             judgement=None,
         )
@@ -186,46 +296,49 @@ class Arms:
 def paired_change(pairs: Sequence[tuple[float, float]]) -> "MeanChange":
     """Return the mean change from the first to the second of each pair, and its interval.
 
-    What both of a pair share is in neither: the ratios are one sample, held against exactly one.
+    What both of a pair share is in neither: the logarithms of the ratios are one sample, and
+    Student's t says how far its mean may be off.
     """
-    import numpy as np  # noqa: PLC0415
+    from underclock.core.statistics.student import student_quantile  # noqa: PLC0415
+    from underclock.core.statistics.verdict import MeanChange  # noqa: PLC0415
 
-    from underclock.core.statistics.verdict import mean_change  # noqa: PLC0415
-
-    ratios = np.array([second / first for first, second in pairs])
-    return mean_change(np.ones(len(ratios)), ratios, np.random.default_rng(_SEED))
+    logs = [math.log(second / first) for first, second in pairs]
+    mean, count = statistics.fmean(logs), len(logs)
+    if count == 1:
+        return MeanChange(mean=math.expm1(mean), interval=None, repeats=1)
+    error = statistics.stdev(logs) / math.sqrt(count)
+    reach = student_quantile(count - 1) * error
+    return MeanChange(
+        mean=math.expm1(mean),
+        interval=(math.expm1(mean - reach), math.expm1(mean + reach)),
+        repeats=count,
+        standard_error=error * math.exp(mean),
+        freedom=count - 1.0,
+    )
 
 
 def _judged(
-    difference: ArmDifference, promise: float | None, budget: float | None, tolerance: float
+    difference: ArmDifference, promise: float | None, budget: float | None
 ) -> ArmDifference:
     """Hold the plan's arm against what it promised."""
     from underclock.core.statistics.verdict import judge  # noqa: PLC0415
 
     if promise is None or difference.energy is None:
         return difference
-    judgement = judge(
-        difference.energy, difference.time, promise=promise, budget=budget, tolerance=tolerance
-    )
+    judgement = judge(difference.energy, difference.time, promise=promise, budget=budget)
     return dataclasses.replace(difference, judgement=judgement)
 
 
-def _mean_s(steps: Sequence[ArmStep]) -> float:
-    return statistics.fmean(step.time_s for step in steps)
-
-
-def _mean_j(steps: Sequence[ArmStep]) -> float | None:
-    energies = [step.energy_j for step in steps if step.energy_j is not None]
-    return statistics.fmean(energies) if len(energies) == len(steps) else None
-
-
 def _orders(names: Sequence[ArmName], seed: int) -> Iterator[tuple[ArmName, ...]]:
-    """Return an order for each round: cyclic shifts of a drawn one, so that places balance.
+    """Return an order for each round: cyclic shifts of a drawn one, each there and back.
 
-    Within as many rounds as arms every arm has every place once.
+    Within twice as many rounds as arms every arm has every place twice, and within as many every
+    arm comes first once.
     """
     draw = random.Random(seed)  # noqa: S311 - an order that can be made again
     while True:
         drawn = draw.sample(names, len(names))
-        for shift in draw.sample(range(len(names)), len(names)):
-            yield (*drawn[shift:], *drawn[:shift])
+        for shift in range(len(drawn)):
+            order = (*drawn[shift:], *drawn[:shift])
+            yield order
+            yield order[::-1]

@@ -98,6 +98,11 @@ class Guard:
         if not self.max_slowdown > -1.0:
             raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
 
+    @property
+    def needs(self) -> int:
+        """Steps at auto, until the plan is held."""
+        return _SETTLING + self.window
+
     def resume(self) -> None:
         """Begin anew, because somebody asked."""
         self._enter(Stage.LEARNING)

@@ -8,11 +8,19 @@ import math
 from typing import Protocol
 
 from underclock.errors import UsageError
-from underclock.records import AUTO, ClockSchedule, Plan
+from underclock.records import AUTO, ClockSchedule, Plan, Strategy
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
-from underclock.runtime.policy.arms import ArmDifference, ArmName, Arms, ArmStep, parse_arms
+from underclock.runtime.policy.arms import (
+    LEAST_ROUNDS,
+    ArmDifference,
+    ArmName,
+    Arms,
+    ArmStep,
+    Expected,
+    parse_arms,
+)
 from underclock.runtime.policy.guard import Guard, Stage
 from underclock.runtime.policy.reducing import without_least_paying, without_locks
 
@@ -41,8 +49,19 @@ class Policy(Protocol):
         """Take note of launches whose locks the power cap overrules; return words for the log."""
         ...
 
-    def differences(self) -> tuple[ArmDifference, ...]:
-        """Return what arms differ by, as far as is known."""
+    def differences(
+        self, limit_w: float | None = None, enqueued: int | None = None
+    ) -> tuple[ArmDifference, ...]:
+        """Return what arms differ by, as far as is known.
+
+        Args:
+            limit_w: The board's power limit, if that is known.
+            enqueued: Steps that the trainer put on its stream, if that is known.
+        """
+        ...
+
+    def ends(self) -> str:
+        """Return what a reader should know of how far it came; empty for nothing."""
         ...
 
 
@@ -85,9 +104,16 @@ class Following:
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
 
-    def differences(self) -> tuple[ArmDifference, ...]:
+    def differences(
+        self, limit_w: float | None = None, enqueued: int | None = None
+    ) -> tuple[ArmDifference, ...]:
         """Compare nothing."""
+        del limit_w, enqueued
         return ()
+
+    def ends(self) -> str:
+        """Say nothing: the plan was followed."""
+        return ""
 
     def _schedule(self) -> ClockSchedule:
         """Return the plan's schedule without locks that the cap forbids."""
@@ -120,12 +146,23 @@ class Guarded(Following):
         return self._guard.stage in {Stage.PLAN, Stage.REDUCED}
 
     def passed(self, step: PassedStep) -> str:
-        """Let the guard judge the step."""
+        """Let the guard judge the step; one that may be several tells nothing."""
+        if not step.counted:
+            return ""
         move = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
         if move is None:
             return ""
         self._do(move.stage)
         return move.words
+
+    def ends(self) -> str:
+        """Say where the plan was never held."""
+        if self._guard.stage is not Stage.LEARNING:
+            return ""
+        return (
+            f"the plan was never held: the run ended before {self._guard.needs} steps had shown "
+            "what one takes at auto, after which it is; --guard 0 holds it from the first step"
+        )
 
     def _do(self, stage: Stage) -> None:
         if stage.at_auto:
@@ -145,21 +182,20 @@ class Guarded(Following):
 class Alternating(Following):
     """Lets arms take turns."""
 
-    def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...]) -> None:
-        """Begin the first block."""
+    def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...], seed: int) -> None:
+        """Warm up."""
         super().__init__(machine, plan)
         step_s = math.fsum(scheduled(plan).launch_s)
         # A block is left when its last step's energy is known: some steps of the next are past.
         settling = max(_LEAST_SETTLING, math.ceil(_ENERGY_KNOWN_S / step_s))
-        self._arms = Arms(
-            names=names, block=max(_LEAST_BLOCK, _BLOCKS * settling), settling=settling
-        )
-        self._do(self._arms.arm)
+        block = max(_LEAST_BLOCK, _BLOCKS * settling)
+        self._arms = Arms(names=names, block=block, settling=settling, warming=block, seed=seed)
+        machine.hold(AUTO)
 
     @property
     def label(self) -> str:
         """Whose block it is."""
-        return str(self._arms.arm)
+        return str(self._arms.arm or "warm-up")
 
     @property
     def follows(self) -> bool:
@@ -168,18 +204,36 @@ class Alternating(Following):
 
     def known(self, step: PassedStep, energy_j: float | None) -> str:
         """Count the step for its arm."""
-        counted = ArmStep(time_s=step.time_s, energy_j=energy_j)
+        counted = ArmStep(
+            time_s=step.time_s, energy_j=energy_j, steps=step.steps, counted=step.counted
+        )
         begins = self._arms.stepped(counted, stalled=step.stalled_s > 0.0)
         if begins is not None:
             self._do(begins)
         return ""
 
-    def differences(self) -> tuple[ArmDifference, ...]:
+    def differences(
+        self, limit_w: float | None = None, enqueued: int | None = None
+    ) -> tuple[ArmDifference, ...]:
         """Compare the arms over the rounds that are over."""
         cost = self._plan.headline.cost
+        autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
         return self._arms.differences(
             promise=None if cost is None else cost.energy_change,
             budget=self._plan.max_slowdown,
+            expected=Expected(
+                auto_s=autos[0].time_s if autos else None, limit_w=limit_w, enqueued=enqueued
+            ),
+        )
+
+    def ends(self) -> str:
+        """Say where no round was run whole."""
+        arms = self._arms
+        if self.differences():
+            return ""
+        return (
+            f"arms were not compared: warming up and one round take {arms.needs(1)} steps, a "
+            f"verdict {arms.needs(LEAST_ROUNDS)}, and {arms.seen} were seen"
         )
 
     def _do(self, arm: ArmName) -> None:
@@ -190,7 +244,7 @@ class Alternating(Following):
             self._machine.hold(fixed if arm is ArmName.BEST_FIXED and fixed else AUTO)
 
 
-def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int) -> Policy:
+def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int, seed: int = 0) -> Policy:
     """Return what decides.
 
     Args:
@@ -198,12 +252,14 @@ def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int) -> Policy
         plan: What is held.
         arms: As after ``--arms``; empty for none.
         window: Steps that a guard judges together; 0 for no guard.
+        seed: Of the order in which arms take turns.
 
     Raises:
         UsageError: Arms that cannot be compared.
     """
     if arms:
-        return Alternating(machine, plan, parse_arms(arms, has_fixed=plan.fixed is not None))
+        names = parse_arms(arms, has_fixed=plan.fixed is not None)
+        return Alternating(machine, plan, names, seed)
     return Guarded(machine, plan, window) if window else Following(machine, plan)
 
 

@@ -1,28 +1,40 @@
 """Arms that take turns: what is compared with what, and how it is judged."""
 
+import dataclasses
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from underclock.errors import UsageError
 from underclock.records import Verdict
-from underclock.runtime.policy.arms import ArmName, Arms, ArmStep, paired_change, parse_arms
+from underclock.runtime.policy.arms import (
+    ArmName,
+    Arms,
+    ArmStep,
+    Expected,
+    paired_change,
+    parse_arms,
+)
 
-ALL = tuple(ArmName)
+ALL = (ArmName.AUTO, ArmName.PLAN, ArmName.BEST_FIXED)
+TWO = (ArmName.AUTO, ArmName.PLAN)
 
 
 def run(
     arms: Arms, rounds: int, *, drift: float = 0.0, energy: bool = True, noise: float = 1e-3
-) -> list[ArmName]:
+) -> list[ArmName | None]:
     """Run rounds in which the plan takes 1 % more time and 8 % less energy."""
     random = np.random.default_rng(1)
-    order = [arms.arm]
+    order: list[ArmName | None] = [arms.arm] if arms.arm else []
     for index in range(rounds * len(arms.names) * arms.block):
         settling = index % arms.block < arms.settling
         slow, saves = {"auto": (1.0, 1.0), "plan": (1.01, 0.92), "best-fixed": (1.01, 0.97)}[
-            arms.arm
+            arms.arm or "auto"
         ]
         factor = (1.0 + drift * index) * (1.0 + noise * float(random.standard_normal()))
         step = ArmStep(
@@ -45,6 +57,9 @@ def test_every_arm_has_every_place_equally_often_and_orders_differ() -> None:
         assert Counter(one[place] for one in rounds) == dict.fromkeys(ALL, 10)
     assert len(set(rounds)) == 6
     assert any(a != b for a, b in pairwise(rounds))
+    for first in range(28):  # and none comes first more often than its share
+        if first % 3 == 0:
+            assert len({one[0] for one in rounds[first : first + 3]}) == 3
     assert order == run(Arms(names=ALL, block=2, settling=1), 30)
     assert order != run(Arms(names=ALL, block=2, settling=1, seed=1), 30)
 
@@ -78,37 +93,41 @@ def test_drift_cancels_and_steps_that_settle_do_not_count() -> None:
 def test_the_plan_is_held_against_its_promise(
     promise: float, budget: float | None, verdict: Verdict
 ) -> None:
-    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=10, settling=2)
+    arms = Arms(names=TWO, block=10, settling=2)
     run(arms, 12, noise=1e-4)
     (plan,) = arms.differences(promise=promise, budget=budget)
 
     assert plan.judgement is not None
     assert plan.judgement.verdict is verdict
+    assert plan.verdict == verdict
 
 
 def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> None:
-    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=4, settling=1)
+    arms = Arms(names=TWO, block=4, settling=1)
     assert arms.differences(promise=-0.08, budget=0.01) == ()
     run(arms, 1)
     (plan,) = arms.differences(promise=-0.08, budget=0.01)
     assert plan.judgement is not None
     assert plan.judgement.verdict is Verdict.INCONCLUSIVE
+    assert plan.verdict.startswith("cannot tell, because 1 rounds are too few: 3 take 24 steps")
     for _ in range(5):
         arms.stepped(ArmStep(time_s=100.0, energy_j=1.0))
-    assert arms.differences(promise=-0.08, budget=0.01) == (plan,)
+    (after,) = arms.differences(promise=-0.08, budget=0.01)
+    assert (after.rounds, after.time, after.energy) == (1, plan.time, plan.energy)
 
 
 def test_without_energy_only_time_is_told() -> None:
-    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=4, settling=1)
+    arms = Arms(names=TWO, block=4, settling=1)
     run(arms, 4, energy=False)
     (plan,) = arms.differences(promise=-0.08, budget=0.01)
 
     assert (plan.energy, plan.judgement) == (None, None)
+    assert plan.verdict == "cannot tell, because what steps drew is not known"
     assert plan.time.mean == pytest.approx(0.01, abs=2e-3)
 
 
 def test_stalled_steps_do_not_count() -> None:
-    arms = Arms(names=(ArmName.AUTO, ArmName.PLAN), block=3, settling=0)
+    arms = Arms(names=TWO, block=3, settling=0)
     for _ in range(4):
         arms.stepped(ArmStep(time_s=1.0, energy_j=1.0))
         arms.stepped(ArmStep(time_s=60.0, energy_j=1.0), stalled=True)
@@ -117,6 +136,64 @@ def test_stalled_steps_do_not_count() -> None:
 
     assert plan.steps == 4
     assert plan.time.mean == pytest.approx(0.0)
+
+
+def test_a_job_warms_up_first() -> None:
+    arms = Arms(names=TWO, block=4, settling=1, warming=10)
+    begins = [
+        at
+        for at in range(10 + 16)
+        if arms.stepped(ArmStep(time_s=9.0 if at < 10 else 1.0, energy_j=1.0)) is not None
+    ]
+
+    assert begins == [9, 13, 17, 21, 25]
+    assert (arms.needs(1), arms.needs(3)) == (18, 34)
+    (plan,) = arms.differences()
+    assert (plan.rounds, plan.time.mean) == (2, 0.0)
+
+
+@given(seen=st.lists(st.integers(1, 5), min_size=60, max_size=120), seed=st.integers(0, 99))
+def test_a_block_tells_the_same_however_many_steps_are_seen_at_once(
+    seen: list[int], seed: int
+) -> None:
+    """Where the plan's steps are seen one by one and auto's three at once, nothing is saved."""
+    arms = Arms(names=TWO, block=8, settling=2, seed=seed)
+    for many in seen:
+        steps = many if arms.arm is ArmName.AUTO else 1
+        arms.stepped(ArmStep(time_s=0.1, energy_j=30.0, steps=steps))
+
+    assert arms.seen >= len(seen)
+    for each in arms.differences():
+        assert each.energy is not None
+        assert each.time.mean == pytest.approx(0.0)
+        assert each.energy.mean == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "step", "reason"),
+    [
+        (Expected(auto_s=0.36), {}, "at auto takes 0.333 times what the plan says"),
+        (Expected(auto_s=0.04), {}, "at auto takes 3 times what the plan says"),
+        (Expected(limit_w=350.0), {"energy_j": 61.8}, "drew 515 W by what was seen"),
+        (Expected(enqueued=300), {}, "80 steps were seen where 300 were taken"),
+        (Expected(enqueued=40), {}, "80 steps were seen where 40 were taken"),
+        (Expected(), {"counted": False}, "steps are not counted"),
+    ],
+)
+def test_there_is_no_verdict_on_what_cannot_be(
+    expected: Expected, step: dict[str, Any], reason: str
+) -> None:
+    arms = Arms(names=TWO, block=10, settling=2)
+    for _ in range(80):
+        arms.stepped(dataclasses.replace(ArmStep(time_s=0.12, energy_j=30.0), **step))
+    (plan,) = arms.differences(promise=0.0, budget=0.01, expected=expected)
+
+    assert plan.judgement is not None
+    assert plan.verdict.startswith("cannot tell, because ")
+    assert reason in plan.verdict
+    fits = Expected(auto_s=0.11, limit_w=600.0, enqueued=85)
+    if step != {"counted": False}:
+        assert arms.differences(promise=0.0, budget=0.01, expected=fits)[0].verdict == "kept"
 
 
 def test_pairs_cancel_what_both_share() -> None:
@@ -131,6 +208,7 @@ def test_pairs_cancel_what_both_share() -> None:
     [
         ("auto,planned", "no arm 'planned'"),
         ("auto,plan,auto", "named twice"),
+        ("plan,plan", "named twice"),
         ("plan,best-fixed", "compares nothing with auto"),
         ("auto", "compares nothing with auto"),
         ("", "compares nothing with auto"),
@@ -148,6 +226,10 @@ def test_arms_are_read_in_the_order_given() -> None:
         ArmName.AUTO,
         ArmName.BEST_FIXED,
     )
+
+
+def test_auto_can_be_compared_with_itself() -> None:
+    assert parse_arms("auto,auto", has_fixed=False) == (ArmName.AUTO, ArmName.AGAIN)
 
 
 def test_a_block_must_leave_steps() -> None:

@@ -1,5 +1,7 @@
 """What decides over a machine: the plan alone, a guard, or arms that take turns."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -79,15 +81,40 @@ def test_arms_take_turns_and_are_compared() -> None:
     for number in range(700):
         held[policy.label] = _holds(machine)
         slower = 1.01 if policy.label == "plan" else 1.0
-        energy_j = {"auto": 20.0, "plan": 18.0, "best-fixed": 19.0}[policy.label]
+        energy_j = {"plan": 18.0, "best-fixed": 19.0}.get(policy.label, 20.0)
         policy.known(_step(number, 0.11 * slower), energy_j)
 
-    assert held == {"auto": AUTO, "plan": None, "best-fixed": PLAN.fixed}
+    assert held == {"warm-up": AUTO, "auto": AUTO, "plan": None, "best-fixed": PLAN.fixed}
     by_arm = {str(each.arm): each for each in policy.differences()}
     assert by_arm["plan"].energy is not None
     assert by_arm["plan"].energy.mean == pytest.approx(-0.1)
     assert by_arm["plan"].time.mean == pytest.approx(0.01)
     assert by_arm["plan"].judgement is not None
+    assert policy.ends() == ""
+
+
+def test_who_ends_too_soon_is_told_how_many_steps_would_do() -> None:
+    arms = policy_of(_machine(), PLAN, arms="auto,plan", window=0)
+    guarded = policy_of(_machine(), PLAN, arms="", window=5)
+    for policy in (arms, guarded):
+        _run(policy, 6)
+
+    assert arms.ends() == (
+        "arms were not compared: warming up and one round take 150 steps, a verdict 350, and 6 "
+        "were seen"
+    )
+    assert "ended before 7 steps" in guarded.ends()
+    _run(guarded, 1)
+    assert guarded.ends() == ""
+
+
+def test_a_guard_judges_nothing_that_may_be_several_steps() -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="", window=5)
+    for number in range(40):
+        policy.passed(dataclasses.replace(_step(number), counted=False))
+
+    assert (policy.label, _holds(machine)) == ("learning", AUTO)
 
 
 def test_short_steps_make_long_blocks_for_energies_are_known_late() -> None:
