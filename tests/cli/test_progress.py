@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 from contextlib import redirect_stderr
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from underclock import Tally
 from underclock.cli import progress
-from underclock.cli.progress import counted_bar, progress_bar, share_bar, times_text
+from underclock.cli.progress import Lines, counted_bar, progress_bar, share_bar, times_text
 
 
 class _Terminal(io.StringIO):
@@ -81,12 +82,72 @@ def test_pieces_of_work_are_counted_and_named(shown: _Terminal) -> None:
     assert "at 6 ms\\u001b[2J" in _plain(shown)
 
 
-def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_said_of_what_is_soon_over(capsys: pytest.CaptureFixture[str]) -> None:
     with share_bar("predicting") as show:
         show(0.25)
     with progress.progress_bar("measuring") as tell:
         tell(_tally(1, 2, 1.0))
     assert capsys.readouterr().err == ""
+
+
+class _Pipe(io.StringIO):
+    """Stderr that is no terminal; somebody waits for what comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = threading.Semaphore(0)
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if "\n" in text:
+            self.came.release()
+        return written
+
+
+def test_plain_lines_come_where_stderr_is_piped() -> None:
+    for bar, told, words in (
+        (share_bar, (0.25,), "work: 25%; 0:00:00, "),
+        (counted_bar, (3, 11, "at 6 ms\x1b[2J"), "work: 3/11, at 6 ms\\u001b[2J; 0:00:00, "),
+        (progress_bar, (_tally(10, 40, 60.0),), "work: 10/40, 1 min of GPU time, a at auto; "),
+    ):
+        pipe = _Pipe()
+        with redirect_stderr(pipe), bar("work", every_s=0.01) as show:
+            show(*told)
+            for _ in range(3):
+                assert pipe.came.acquire(timeout=10.0)
+        lines = pipe.getvalue().splitlines()
+        assert lines[-1].startswith(words)
+        assert lines[-1].endswith(" left")
+        assert "\x1b" not in pipe.getvalue()
+        before = len(lines)
+        assert not pipe.came.acquire(timeout=0.03) or len(pipe.getvalue().splitlines()) == before
+
+
+class _Clock:
+    """Time that a test lets pass."""
+
+    now = 100.0
+
+    def now_s(self) -> float:
+        return self.now
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.now += duration_s
+
+
+def test_a_line_says_how_long_each_phase_takes() -> None:
+    clock = _Clock()
+    lines = Lines("measuring", clock)
+    clock.sleep_s(10.0)
+    assert lines.line() == "measuring: 0:00:10"
+    lines.show(description="measuring: first", completed=0.5, total=1.0, count="1/2")
+    clock.sleep_s(30.0)
+    assert lines.line() == "measuring: first: 1/2; 0:00:40, 0:00:30 left"
+    lines.show(description="measuring: second", completed=0.0, total=None, count="3")
+    assert lines.line() == "measuring: second: 3; 0:00:40"
+    clock.sleep_s(6.0)
+    lines.show(description="measuring: second", completed=3, total=4)
+    assert lines.line() == "measuring: second: 3; 0:00:46, 0:00:02 left"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from underclock.cli.validate import show_validation
 def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, force: bool) -> None:
     """Plan GPT-3 XL's training step on a simulated RTX 3080 Ti, and write a page about it.
 
+    After Ctrl-C, the same command goes on where it stopped.
+
     Example: underclock demo -o underclock-demo
     """
     from underclock.report import plan_tables

@@ -39,7 +39,7 @@ _COMMANDS = {
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
 }
 
-_RESUMED = {"measure", "refine"}  # their samples are on disk as soon as they are taken
+_RESUMED = {"measure", "refine", "demo"}  # their samples are on disk as soon as they are taken
 _CODES = (
     "0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, 5 the numbers cannot be "
     "trusted, 6 no clocks, or no schedule under the latency, meet the budget, 7 a plan did not "

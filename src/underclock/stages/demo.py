@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from underclock.core.planning.goal import Goal
-from underclock.errors import UsageError
-from underclock.records import Plan, Validation
+from underclock.errors import UnderclockError, UsageError
+from underclock.records import Plan, Step, Validation
 from underclock.stages.measure import Tally, measure
 from underclock.stages.plan import plan
 from underclock.stages.report import write_report
 from underclock.stages.trace import trace
 from underclock.stages.validate import validate
-from underclock.store import check_output, write_document
+from underclock.store import check_output, read_document, write_document
 
 _GPU = "sim:rtx3080ti"
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
@@ -37,6 +37,8 @@ def run_demo(
 ) -> Demo:
     """Trace, measure, plan, validate and report into a folder.
 
+    A demo that was interrupted goes on: what it had measured is kept.
+
     Args:
         folder: Made if it is missing.
         max_slowdown: Time budget, as a fraction above auto.
@@ -45,7 +47,7 @@ def run_demo(
         progress: Told of every sample.
 
     Raises:
-        UsageError: The folder holds an earlier demo or cannot be written.
+        UsageError: The folder holds an earlier demo, or what is none, or cannot be written.
         InfeasibleError: No choice meets the time budget.
     """
     try:
@@ -56,11 +58,14 @@ def run_demo(
     except OSError as exc:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
     step_file, samples, plan_file, validation_file, page = (folder / name for name in _FILES)
-    for path in (step_file, samples, plan_file, validation_file, page):
-        check_output(path, force=force, over_samples=path == samples)
-    samples.unlink(missing_ok=True)
     step = trace("gpt3-xl")
-    write_document(step_file, step, force=force)
+    goes_on = not force and not page.exists() and _holds(step_file, step)
+    for path in (step_file, samples, plan_file, validation_file, page):
+        check_output(path, force=force or goes_on, over_samples=path == samples)
+    if not goes_on:
+        samples.unlink(missing_ok=True)
+        write_document(step_file, step, force=force)
+    force |= goes_on
     sample_set = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
     made = plan(sample_set, goal)
     write_document(plan_file, made, force=force)
@@ -68,3 +73,11 @@ def run_demo(
     write_document(validation_file, validated, force=force)
     write_report(made, to=page, validation=validated, force=force)
     return Demo(made, validated, page)
+
+
+def _holds(path: Path, step: Step) -> bool:
+    """Return whether a demo began to fill this folder."""
+    try:
+        return read_document(path, Step) == step
+    except UnderclockError:
+        return False
