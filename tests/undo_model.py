@@ -2,7 +2,13 @@
 
 The acts are `runtime.protocol`'s own sequences. The world around them is the worst possible: a
 process may end or be stopped between any two acts, a setter may be refused, and when the host
-crashes the GPU keeps its clocks while only what was synced is sure to be on disk.
+crashes the GPU keeps its clocks while only what was synced is sure to be on disk. Or the machine
+starts anew: the GPU is clean, and a journal is of an earlier boot.
+
+A second user writes whatever he may write, at any time: into his own folder, which `restore --all`
+reads. So each act there finds anything that there is to find, which stands for every moment at
+which he could have written it: lies, rubbish, what hangs or fails its reader, a lock that names
+anybody.
 
 States are canonical (a dead process has no memory), so all of them are visited, whatever the number
 of crashes.
@@ -16,11 +22,12 @@ from typing import NamedTuple
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.protocol import Act
 
-FOUND, OURS = 0, 1
+FOUND, OURS, LIE = 0, 1, 2
 SETTINGS = (0, 1)
 AS_FOUND = (FOUND, FOUND)
 LIVE, STOPPED, DEAD, NEVER = "live", "stopped", "dead", "never"
 TORN = "torn"  # a journal of which only the name came to disk
+EARLIER = "earlier"  # one of an earlier boot
 
 
 class Sequences(NamedTuple):
@@ -32,6 +39,10 @@ class Sequences(NamedTuple):
     end: tuple[Act, ...] = protocol.END
     take_over: tuple[Act, ...] = protocol.TAKE_OVER
     restore: tuple[Act, ...] = protocol.RESTORE
+    restore_theirs: tuple[Act, ...] = protocol.RESTORE
+    restore_all: tuple[Act, ...] = protocol.RESTORE_ALL
+    applies_earlier: bool = False  # journals of another boot
+    clocks_only: bool = False  # whether lies may give clocks back, and set nothing
 
 
 class Written(NamedTuple):
@@ -56,7 +67,8 @@ class Disk(NamedTuple):
         return {self.durable, seen}
 
 
-Todo = tuple[tuple[Act, int], ...]
+Todo = tuple[tuple[Act, int, bool], ...]
+"""Acts, the setting that each is about, and whether it is on the hostile user's files."""
 
 
 class Process(NamedTuple):
@@ -66,6 +78,8 @@ class Process(NamedTuple):
     todo: Todo = ()
     lock: bool = False
     refused: bool = False  # whether the driver did not let it undo
+    is_root: bool = True
+    is_over: bool = False  # whether it has seen to what root left
 
     @property
     def exists(self) -> bool:
@@ -151,7 +165,7 @@ def check(state: State) -> None:
         one
         for group in state.groups
         for one in group[:2]
-        if one.exists and one.todo and one.todo[0][0] in {Act.SET, Act.UNDO}
+        if one.exists and one.todo and one.todo[0][0] in {Act.SET, Act.UNDO} and not one.todo[0][2]
     ]
     if len(writers) > 1:
         raise Violation("two processes may write at once")
@@ -166,25 +180,47 @@ def moves(state: State, sequences: Sequences) -> Iterator[tuple[str, State]]:
     if state.groups or state.disk.placed != state.disk.durable:
         for journal in state.disk.after_crash():
             yield "host crashes", State(state.gpu, Disk(placed=journal, durable=journal))
+            earlier = Disk(placed=journal and EARLIER, durable=journal and EARLIER)
+            yield "machine starts anew", State(AS_FOUND, earlier)
 
 
 def _starts(state: State, sequences: Sequences) -> Iterator[tuple[str, State]]:
     """A run or a restore begins; whoever is stopped and keeps the lock alone is killed."""
-    if any(group.has_lock and group.lives for group in state.groups) or len(state.groups) > 1:
+    if len(state.groups) > 1:
+        return
+    both = _all(sequences)
+    if any(group.has_lock and group.lives for group in state.groups):
+        todo = tuple(step for step in both if step[2])  # it finds its own lock taken, and goes on
+        restore = Group(Process(LIVE, todo, is_over=True), arming=False)
+        yield "restore begins beside", _with(state, len(state.groups), restore)
         return
     left = tuple(group for group in state.groups if not group.has_lock)
-    for name, acts in (("run", sequences.arm), ("restore", sequences.restore)):
-        todo, lock = _todo(acts), acts[0] is Act.TAKE_LOCK  # who finds it taken ends at once
+    for name, todo in (("run", _todo(sequences.arm)), ("restore", both)):
+        lock = todo[0][0] is Act.TAKE_LOCK and not todo[0][2]  # who finds it taken ends at once
         group = Group(Process(LIVE, todo[1:] if lock else todo, lock=lock), arming=name == "run")
         yield f"{name} begins", _with(state._replace(groups=left), len(left), group)
 
 
-def _todo(acts: tuple[Act, ...], setting: int = 0) -> Todo:
+def _todo(acts: tuple[Act, ...], setting: int = 0, *, theirs: bool = False) -> Todo:
     """Take the undo apart into its setters; crashes come between them."""
-    steps: list[tuple[Act, int]] = []
+    steps: list[tuple[Act, int, bool]] = []
     for act in acts:
-        steps.extend((act, one) for one in (SETTINGS if act is Act.UNDO else (setting,)))
+        apart = SETTINGS if act is Act.UNDO and not theirs else (setting,)
+        steps.extend((act, one, theirs) for one in apart)
     return tuple(steps)
+
+
+def _all(sequences: Sequences) -> Todo:
+    """Take `restore --all` apart."""
+    steps: Todo = ()
+    for act in sequences.restore_all:
+        if act is Act.RESTORE_OWN:
+            steps += _todo(sequences.restore)
+        elif act is Act.RESTORE_THEIRS:
+            steps += _todo(sequences.restore_theirs, theirs=True)
+        else:
+            steps += ((act, 0, True),)
+    return steps
 
 
 def _with(state: State, at: int, group: Group) -> State:
@@ -246,6 +282,10 @@ class _Doing:
     group: Group
     gpu: tuple[int, int]
     disk: Disk
+    applies_earlier: bool
+
+    def become_owner(self) -> None:
+        self.process = self.process._replace(is_root=False)
 
     def take_lock(self) -> None:
         if any(one.has_lock for one in self.state.groups):
@@ -286,6 +326,10 @@ class _Doing:
 
     def undo(self) -> None:
         journal = self.disk.placed
+        if not self.process.is_root:
+            return
+        if journal is EARLIER and self.applies_earlier:
+            self.gpu = _put(self.gpu, self.setting, LIE)
         if isinstance(journal, Written) and self.setting in journal.asked:
             self.gpu = _put(self.gpu, self.setting, journal.found[self.setting])
 
@@ -296,7 +340,8 @@ class _Doing:
     def release_lock(self) -> None:
         if not self.process.refused and (self.gpu != AS_FOUND or self.disk.placed is not None):
             raise Violation("it ends before everything is as found")
-        self.process = self.process._replace(lock=False) if self.process.todo else Process(DEAD)
+        over = self.process._replace(lock=False, is_over=True)
+        self.process = over if self.process.todo else Process(DEAD)
 
 
 def _step(
@@ -304,20 +349,51 @@ def _step(
 ) -> Iterator[tuple[str, State]]:
     """Do the next act of a process; an undo may be refused instead."""
     process: Process = getattr(group, who)
-    (act, setting), *rest = process.todo
+    (act, setting, theirs), *rest = process.todo
     name = f"{who}: {act}"
+    if theirs and act is not Act.BECOME_OWNER:
+        yield from _on_theirs(state, at, group, sequences)
+        return
     if act is Act.UNDO and state.disk.placed is not None:
         yield f"{name}, refused", _with(state, at, _refused(group, who))
     if act is Act.SET:
         todo = () if group.accepted else _todo(sequences.refused)
         yield f"{name}, refused", _with(state, at, _of(group, who, process._replace(todo=todo)))
     left = process._replace(todo=tuple(rest))
-    doing = _Doing(state, who, setting, left, group, state.gpu, state.disk)
+    earlier = sequences.applies_earlier
+    doing = _Doing(state, who, setting, left, group, state.gpu, state.disk, earlier)
     getattr(doing, act.name.lower())()
     after = _of(doing.group, who, doing.process)
     if not rest and after.arming and who == "conductor":
         after = after._replace(arming=False, armed=True)
     yield name, _with(state._replace(gpu=doing.gpu, disk=doing.disk), at, after)
+
+
+def _on_theirs(
+    state: State, at: int, group: Group, sequences: Sequences
+) -> Iterator[tuple[str, State]]:
+    """Do the next act on what the hostile user wrote, whatever that is.
+
+    Raises:
+        Violation: Root does by his word what it may not.
+    """
+    process = group.conductor
+    (act, setting, _), *rest = process.todo
+    name = f"on theirs: {act}"
+    if act is Act.TAKE_LOCK and process.is_root:
+        raise Violation("somebody is killed because a hostile lock names him")
+    if act is Act.UNDO:
+        if not process.is_over:
+            raise Violation("a hostile file that hangs its reader keeps root's own from its undo")
+        lies = (FOUND,) if sequences.clocks_only else (FOUND, LIE)
+        for value in lies if process.is_root else ():
+            owned = any(one.has_lock for one in state.groups)
+            if owned and value is FOUND and state.gpu[setting] != FOUND:
+                raise Violation("a hostile journal takes clocks off a live run")
+            yield f"{name} {value}", state._replace(gpu=_put(state.gpu, setting, value))
+    following = process._replace(todo=tuple(rest)) if rest else Process(DEAD)
+    yield name, _with(state, at, group._replace(conductor=following))
+    yield f"{name}, fails or hangs", _with(state, at, group._replace(conductor=Process(DEAD)))
 
 
 def _of(group: Group, who: str, process: Process) -> Group:
@@ -338,7 +414,7 @@ def _put(gpu: tuple[int, int], setting: int, value: int) -> tuple[int, int]:
 def _refused(group: Group, who: str) -> Group:
     """Go on without removing the journal; one that was arming ends."""
     process: Process = getattr(group, who)
-    if any(act is Act.READ_FOUND for act, _ in process.todo):
+    if any(act is Act.READ_FOUND for act, _, _ in process.todo):
         return _of(group, who, Process(DEAD))
     kept = tuple(step for step in process.todo[1:] if step[0] is not Act.REMOVE_JOURNAL)
     return _of(group, who, process._replace(todo=kept, refused=True))
@@ -347,8 +423,8 @@ def _refused(group: Group, who: str) -> Group:
 def _faults(state: State, at: int, group: Group) -> Iterator[tuple[str, State]]:
     for who in ("conductor", "watcher"):
         process: Process = getattr(group, who)
-        if not process.exists:
-            continue
+        if not process.exists or not process.is_root:
+            continue  # one without rights fails or hangs in `_on_theirs`, and nobody waits for it
         yield f"{who} killed", _with(state, at, _of(group, who, Process(DEAD)))
         other = STOPPED if process.status == LIVE else LIVE
         switched = _of(group, who, process._replace(status=other))

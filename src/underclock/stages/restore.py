@@ -43,17 +43,15 @@ def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone,
         UsageError: No such GPU.
         DeviceError: The driver does not answer.
     """
-    undone: tuple[Undone, ...] = ()
-
-    def restore_own() -> None:
-        nonlocal undone
-        undone = _restore_own(gpu)
-
-    own, *others = protocol.RESTORE_ALL
-    carry_out((own,), {Act.RESTORE_OWN: restore_own})
-    if everybody and os.geteuid() == 0 and others:
-        _look_at_others()
-    return undone
+    undone: list[Undone] = []
+    hands = {
+        Act.RESTORE_OWN: lambda: undone.extend(_restore_own(gpu)),
+        Act.BECOME_OWNER: lambda: None,  # done by those who look into the folders
+        Act.RESTORE_THEIRS: _look_at_others,
+    }
+    as_root = everybody and os.geteuid() == 0
+    carry_out(protocol.RESTORE_ALL if as_root else (Act.RESTORE_OWN,), hands)
+    return tuple(undone)
 
 
 def _restore_own(gpu: str | None) -> tuple[Undone, ...]:
@@ -105,8 +103,7 @@ def _restore_as(uid: int, folder: Path) -> None:
             os.environ[RUNTIME_DIR] = str(folder)
             _restore_own(None)
 
-    _, *acts = protocol.RESTORE_ALL
-    carry_out(acts, {Act.BECOME_OWNER: become, Act.RESTORE_OWN: restore_theirs})
+    carry_out(protocol.THEIRS, {Act.BECOME_OWNER: become, Act.RESTORE_THEIRS: restore_theirs})
 
 
 def _others(sessions: Path, temporary: Path) -> Iterator[tuple[int, Path]]:
@@ -138,7 +135,8 @@ def _in_child(do: Callable[[], None]) -> None:
             os._exit(0)  # nobody asks how it went
     pidfd = os.pidfd_open(child)
     if not select.select([pidfd], [], [], _EACH_S)[0]:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         select.select([pidfd], [], [], _EACH_S)
     os.close(pidfd)
     os.waitpid(child, os.WNOHANG)

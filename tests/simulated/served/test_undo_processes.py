@@ -1,21 +1,26 @@
 """Conductor and watcher as processes, and what they leave on a GPU that outlives them."""
 
+import fcntl
 import os
 import random
 import signal
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from kills import Rig, kill_once
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError
 from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.ownership import OwnedError
 from underclock.runtime.undo.processes import Process
 from underclock.runtime.undo.restore import left_behind
-from underclock.testing import Control
+from underclock.testing import Control, Served
 
 Comes = Callable[[Callable[[], bool]], None]
 HOLD = "underclock.runtime.conductor.hold:begin"
@@ -242,6 +247,44 @@ def test_a_lost_gpu_keeps_its_journal(
     assert "the core STAYS set" in undone["failed"][0]
     assert left_behind(rig.folder) == (rig.uuid,)
     control.heal()  # it comes back without locks
+
+
+@contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    """A file that not even root can remove, for the length of a block."""
+    set_flags, immutable = 0x40086602, 0x10  # FS_IOC_SETFLAGS, FS_IMMUTABLE_FL
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, set_flags, struct.pack("l", immutable))
+    except OSError as exc:
+        pytest.skip(f"no file can be made immutable here: {exc}")
+    try:
+        yield
+    finally:
+        fcntl.ioctl(descriptor, set_flags, struct.pack("l", 0))
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("ends", ["conductor", "watcher"])
+def test_a_journal_that_cannot_be_removed_keeps_no_other_gpu_locked(
+    ends: str, rig: Rig, served: Served, trainer: "subprocess.Popen[bytes]", comes: Comes
+) -> None:
+    uuids = [NvmlGpu(index).uuid() for index in range(2)]
+    options = {uuid: {"core": 1200} for uuid in uuids}
+    conducting = Conducting.start(uuids, work=HOLD, options=options, trainer_pid=trainer.pid)
+    conducting.armed()
+
+    with immutable(rig.folder / f"{uuids[0]}.journal"):
+        if ends == "conductor":
+            first, second = conducting.end()["undone"]
+            assert "cannot remove the journal" in first["failed"][0]
+            assert second["done"] == ["core given back to the driver"]
+        else:
+            conducting.process.kill()
+        comes(lambda: left_behind(rig.folder) == (uuids[0],))
+        comes(lambda: [gpu.core_lock for gpu in served.gpus] == [None, None])
+    conducting.close()
+    comes(lambda: not left_behind(rig.folder))  # the watcher tries again
 
 
 def test_a_limit_that_another_sets_meanwhile_stays_theirs(

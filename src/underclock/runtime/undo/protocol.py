@@ -35,7 +35,8 @@ class Act(StrEnum):
     REMOVE_JOURNAL = "remove the journal"
     RELEASE_LOCK = "give the lock back"
     BECOME_OWNER = "give up all rights but those of whose files come next"
-    RESTORE_OWN = "restore what is left in one's own folder, GPU by GPU"
+    RESTORE_OWN = "restore by one's own folder, GPU by GPU"
+    RESTORE_THEIRS = "restore by another user's folder, GPU by GPU"
 
 
 _JOURNAL = (Act.WRITE_JOURNAL, Act.SYNC_JOURNAL, Act.PLACE_JOURNAL, Act.SYNC_FOLDER)
@@ -47,7 +48,8 @@ REFUSED = (Act.REMOVE_JOURNAL,)  # where the driver took nothing of this run: no
 END = (*_MEND, Act.RELEASE_LOCK)
 TAKE_OVER = (Act.END_CONDUCTOR, *_MEND, Act.RELEASE_LOCK)
 RESTORE = (Act.TAKE_LOCK, *_MEND, Act.RELEASE_LOCK)
-RESTORE_ALL = (Act.RESTORE_OWN, Act.BECOME_OWNER, Act.RESTORE_OWN)  # the second in a child
+THEIRS = (Act.BECOME_OWNER, Act.RESTORE_THEIRS)  # in a process that others do not wait for
+RESTORE_ALL = (Act.RESTORE_OWN, *THEIRS)
 
 
 def carry_out(acts: Sequence[Act], hands: Mapping[Act, Callable[[], None]]) -> None:

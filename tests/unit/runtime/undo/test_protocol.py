@@ -5,10 +5,11 @@ from underclock.runtime.undo.protocol import Act, carry_out
 from undo_model import Sequences, Violation, explore
 
 
-def test_nothing_is_left_behind_by_any_interleaving_of_deaths_stops_and_crashes() -> None:
+@pytest.mark.slow
+def test_no_death_stop_crash_or_hostile_user_leaves_anything_behind_in_any_interleaving() -> None:
     states, depth = explore(Sequences())
 
-    assert states > 1000
+    assert states > 10_000
     assert depth >= 12
 
 
@@ -67,6 +68,30 @@ WRONG = {
 def test_a_wrong_order_is_found_out(wrong: str) -> None:
     with pytest.raises(Violation):
         explore(WRONG[wrong])
+
+
+_AS_ROOT = _without(protocol.RESTORE_ALL, Act.BECOME_OWNER)
+_KILLS_NOBODY = _without(protocol.RESTORE, Act.TAKE_LOCK)
+TRUSTING = {
+    "killed because a hostile lock names him": Sequences(restore_all=_AS_ROOT),
+    "what is set is not in the journal": Sequences(
+        restore_all=_AS_ROOT, restore_theirs=_KILLS_NOBODY
+    ),
+    "takes clocks off a live run": Sequences(
+        restore_all=_AS_ROOT, restore_theirs=_KILLS_NOBODY, clocks_only=True
+    ),
+    "keeps root's own from its undo": Sequences(restore_all=(*protocol.THEIRS, Act.RESTORE_OWN)),
+    "set is not in the journal": Sequences(applies_earlier=True),
+    "is not in the journal|before everything is as found": Sequences(
+        restore_all=_moved(protocol.RESTORE_ALL, Act.BECOME_OWNER, Act.RESTORE_OWN)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TRUSTING)
+def test_trust_in_what_a_hostile_user_or_an_earlier_boot_wrote_is_found_out(what: str) -> None:
+    with pytest.raises(Violation, match=what):
+        explore(TRUSTING[what])
 
 
 def test_acts_are_carried_out_in_order_until_one_fails() -> None:
