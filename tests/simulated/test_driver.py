@@ -23,6 +23,7 @@ from underclock.hw.simulated.installed import LOCKED_CLOCKS, installed
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Clocks, Kernel, ThrottleReason
 from underclock.records.latencies import Domain
+from underclock.stages.real import real_notes
 from underclock.testing import simulated_driver
 
 _MODEL = gpu_model("rtx3080ti")
@@ -256,6 +257,67 @@ def test_a_call_the_driver_lacks_is_not_found(rig: Rig) -> None:
     del rig
     with pytest.raises(pynvml.NVMLError_FunctionNotFound):
         pynvml.nvmlDeviceGetNvLinkState(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
+
+
+class Older(SimulatedDriver):
+    """A driver that lacks some functions, as every one but the newest does."""
+
+    def __init__(self, *lacks: str) -> None:
+        self._lacks = lacks
+        super().__init__([VirtualGpu(_MODEL, seed=0)])
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name in self.__dict__.get("_lacks", ()):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "read", "found"),
+    [
+        ("nvmlDeviceGetComputeRunningProcesses_v3", NvmlGpu.neighbours, None),
+        ("nvmlDeviceGetProcessUtilization", NvmlGpu.neighbours, {}),
+        ("nvmlDeviceGetCurrentClocksEventReasons", NvmlGpu.throttle_reasons, 1),
+        ("nvmlDeviceGetMigMode", NvmlGpu.is_partitioned, False),
+        ("nvmlGpmQueryDeviceSupport", lambda gpu: gpu.utilisation()(), None),
+        (
+            "nvmlDeviceGetPowerManagementLimitConstraints",
+            lambda gpu: gpu.info().power_range_w,
+            None,
+        ),
+    ],
+)
+def test_what_a_driver_cannot_tell_is_unknown_and_no_error(
+    lacks: str, read: Callable[[NvmlGpu], object], found: object
+) -> None:
+    with installed(Older(lacks)), nvml_session():
+        assert read(NvmlGpu()) == found
+
+
+@pytest.mark.parametrize(
+    ("lacks", "read"),
+    [
+        ("nvmlDeviceGetTotalEnergyConsumption", NvmlGpu.energy_j),
+        ("nvmlDeviceGetUUID", NvmlGpu.uuid),
+        ("nvmlDeviceSetMemoryLockedClocks", lambda gpu: gpu.lock(Clocks(mem_mhz=5001))),
+    ],
+)
+def test_what_cannot_be_done_without_is_refused_with_the_reason(
+    lacks: str, read: Callable[[NvmlGpu], object]
+) -> None:
+    with (
+        installed(Older(lacks)),
+        nvml_session(),
+        pytest.raises(NotSupportedError, match="could not") as refused,
+    ):
+        read(NvmlGpu())
+
+    assert refused.value.hint == "the driver is too old for this"
+
+
+def test_a_measurement_says_that_the_driver_names_no_processes() -> None:
+    with installed(Older("nvmlDeviceGetComputeRunningProcesses_v3")), nvml_session():
+        assert "does not tell which processes compute" in real_notes(NvmlGpu())[0]
 
 
 def test_several_gpus_are_told_apart() -> None:

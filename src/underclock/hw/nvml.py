@@ -94,7 +94,11 @@ class NvmlGpu:
 
     def throttle_reasons(self) -> ThrottleReason:
         """Return why the clocks are what they are."""
-        bits = self._get("throttle reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons)
+        what, since_535 = "throttle reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons
+        try:
+            bits = self._get(what, since_535)
+        except NotSupportedError:  # the same under its older name
+            bits = self._get(what, pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return ThrottleReason(int(bits))
 
     def utilisation(self) -> Callable[[], Utilisation | None]:
@@ -129,12 +133,15 @@ class NvmlGpu:
             return False
         return bool(now)
 
-    def neighbours(self) -> dict[int, float | None]:
+    def neighbours(self) -> dict[int, float | None] | None:
         """Return the processes that compute on the GPU, and what share of it each took lately.
 
-        A share is ``None`` where the driver does not tell it.
+        A share, or all of it, is ``None`` where the driver does not tell it.
         """
-        running = self._get("processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
+        try:
+            running = self._get("processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
+        except NotSupportedError:  # drivers before 510
+            return None
         try:
             used = self._get("shares", pynvml.nvmlDeviceGetProcessUtilization, 0)
         except UnderclockError:  # none sampled yet, or not told

@@ -92,12 +92,21 @@ def gpu_count() -> int:
 
 
 def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML, turning its errors into ours at this one boundary."""
+    """Call NVML, turning its errors into ours at this one boundary.
+
+    Raises:
+        NotSupportedError: The GPU cannot, or its driver has no such function.
+        UnderclockError: Anything else.
+    """
     try:
         return function(*arguments)
     except pynvml.NVMLError as exc:
-        kind, hint = _ERRORS.get(exc.value, (DeviceError, ""))
-        raise kind(f"could not {what}: {exc}", hint=hint) from exc
+        cause, code = exc, exc.value
+    # Of functions that had other arguments in older drivers, nvidia-ml-py says so in its own way.
+    except (pynvml.NVMLLibraryMismatchError, AttributeError) as exc:
+        cause, code = exc, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    kind, hint = _ERRORS.get(code, (DeviceError, ""))
+    raise kind(f"could not {what}: {cause}", hint=hint) from cause
 
 
 def check_writable(what: str) -> None:

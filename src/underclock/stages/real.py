@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 _NOT_LOCKED = "clocks may not be set here: they are left to the driver"
+_NOT_TOLD = (
+    "the driver does not tell which processes compute on the GPU: what others draw is counted"
+)
 
 
 @contextmanager
@@ -100,12 +103,15 @@ def may_lock() -> bool:
     return may_set() and not is_read_only()
 
 
-def neighbour_notes(neighbours: dict[int, float | None]) -> tuple[str, ...]:
+def neighbour_notes(neighbours: dict[int, float | None] | None) -> tuple[str, ...]:
     """Say which other processes compute on the GPU, and with what share of it.
 
     Args:
-        neighbours: Process numbers and their shares, this process among them.
+        neighbours: Process numbers and their shares, this process among them; ``None`` where the
+            driver does not tell.
     """
+    if neighbours is None:
+        return (_NOT_TOLD,)
     return tuple(
         f"process {pid} also computes on this GPU"
         + (f" and took {share:.0%} of it lately" if share is not None else "")

@@ -113,9 +113,9 @@ def test_it_is_a_process_of_its_own_to_who_looks(
     bench: _Bench, stream: ServedStream, served: Served
 ) -> None:
     with nvml_session():
-        assert list(NvmlGpu().neighbours()) == [os.getpid()]
+        assert list(NvmlGpu().neighbours() or ()) == [os.getpid()]
         other = bench.connect()
-        assert len(NvmlGpu().neighbours()) == 1  # the same process, twice
+        assert len(NvmlGpu().neighbours() or ()) == 1  # the same process, twice
         other.close()
         assert NvmlGpu(1).neighbours() == {}
     assert served.gpus[0].running is not None
