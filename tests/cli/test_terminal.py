@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,16 @@ def test_what_stays_locked_is_said_beside_the_error(
         "  hint: mend it",
         r"underclock: the clocks STAY locked: could not unlock\u001b; paste this",
     ]
+
+
+@pytest.mark.parametrize(("err", "code"), [("True", 0), ("False", 1)])
+def test_a_full_disk_behind_stderr_ends_nothing_and_behind_stdout_is_an_error(
+    err: str, code: int
+) -> None:
+    """A file that takes nothing stands for the disk."""
+    program = f"from underclock.cli.terminal import say; say('words', err={err})"
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(command, check=False, stdout=full, stderr=full)
+
+    assert min(ended.returncode, 1) == code

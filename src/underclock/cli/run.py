@@ -1,5 +1,6 @@
 """``underclock run``."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -90,10 +91,16 @@ def command(
     ran = run(plan, command_line, how)
     if ran.code < 0:
         how.tell(f"the command was ended by {signal.Signals(-ran.code).name}")
-    if as_json:
-        print_json(ran)
-    else:
-        print_table(run_table(ran.summary))
+    try:
+        if as_json:
+            print_json(ran)
+        else:
+            print_table(run_table(ran.summary))
+    except (OSError, SystemExit) as exc:  # which rich raises where the reader has gone
+        # Our code is that of the command; at exit Python must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        how.tell(f"how the run went cannot be printed: {exc}")
+    if not as_json:
         for line in ran.undone:
             say(line, err=True)
     sys.exit(ran.code if ran.code >= 0 else _BY_SIGNAL - ran.code)

@@ -1,5 +1,7 @@
 """Text to a terminal: names come from files and drivers, and may carry escape sequences."""
 
+import contextlib
+
 import click
 
 _KEPT = "\n\t"
@@ -17,5 +19,9 @@ def clean(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line for a person, or JSON for a machine."""
-    click.echo(clean(text), err=err)
+    """Print a line for a person, or JSON for a machine.
+
+    What nobody reads on stderr, for its disk is full or its reader has gone, ends nothing.
+    """
+    with contextlib.suppress(*((OSError, ValueError) if err else ())):
+        click.echo(clean(text), err=err)

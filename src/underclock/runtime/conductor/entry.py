@@ -17,6 +17,7 @@ from underclock.runtime.undo.watching import Watching
 
 def main() -> None:
     """Carry out the order that is this process's first argument; tell how it goes on stdout."""
+    _open_the_first_three()
     try:
         # Where this process ends before it has set anything, the watcher ends by itself.
         watching = Watching(runtime_folder())
@@ -30,6 +31,16 @@ def main() -> None:
         sys.exit(ours.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})
+
+
+def _open_the_first_three() -> None:
+    """Keep a file or a connection of ours from being what somebody takes for stderr.
+
+    Whoever started us may have closed it, and our watcher inherits it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr's number
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _of_a_file(exc: OSError) -> DataError:

@@ -7,5 +7,5 @@ import sys
 
 def say(sentence: str) -> None:
     """Write a sentence to stderr, if somebody still reads it."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be closed, or none
         os.write(sys.stderr.fileno(), f"underclock: {sentence}\n".encode())
