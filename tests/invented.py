@@ -144,13 +144,10 @@ SCORE = Score(
     evidence=Evidence.REPLAYED,
     gpu=GPU,
     plan=Strategy.KERNEL_GLOBAL,
-    time_s=12.38,
-    energy_j=3600.0,
-    time_change=0.006,
-    energy_change=-0.1453,
+    **msgspec.structs.asdict(cost(0.006, -0.1453)),
     promised_time_change=0.0,
     promised_energy_change=-0.1564,
-    arms=(ARMS[0], ARMS[4]),
+    arms=(ARMS[0], Arm.of(Strategy.KERNEL_GLOBAL, cost(0.006, -0.1453), Status.GIVEN)),
 )
 
 

@@ -24,7 +24,7 @@ HEADER = SampleSet(
     evidence=Evidence.SIMULATED,
     gpu=GpuInfo(name="a GPU", driver="1.2", power_limit_w=350.0),
     workload="a step",
-    kernels=(Kernel(name="gemm", count=24), Kernel(name="copy")),
+    kernels=(Kernel(name="gemm", count=24), Kernel(name="copy", count=24)),
     fingerprint="0123456789abcdef",
     expected_samples=10,
     order=(0, 1) * 24,

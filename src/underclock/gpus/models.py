@@ -5,6 +5,8 @@ measured sweep, one JSON file a GPU, written by ``make calibrate``. A user's cal
 of the same form.
 """
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -113,9 +115,19 @@ class GpuModel:
 
     def __post_init__(self) -> None:
         """Reject tables no driver has."""
-        for table in (self.core_mhz, self.mem_mhz):
+        tables = (self.core_mhz, self.mem_mhz, self.constants.mem_points_mhz)
+        for table in tables:
             if not table or list(table) != sorted(set(table)) or table[0] <= 0:
                 raise ValueError("clock tables must be positive, distinct and ascending")
+        default_w, least_w, most_w = self.limit_w
+        if not 0 < least_w <= default_w <= most_w:
+            raise ValueError(f"a default power limit lies between least and most: {self.limit_w}")
+        if not 0 <= self.cap_margin_w < least_w:
+            raise ValueError(f"a margin of {self.cap_margin_w} W is no part of {least_w} W")
+        _check_numbers(self.constants, may_be_negative=("ambient_c", "boost_knee_c"))
+        for each in (self.throughput, self.switching, *(own.constants for own in self.own)):
+            if each is not None:
+                _check_numbers(each)
         if self.peak_w is not None and not self.peak_w > self.limit_w[2]:
             raise ValueError(
                 f"a peak of {self.peak_w} W is below the greatest power limit, {self.limit_w[2]} W"
@@ -157,11 +169,24 @@ def decode(body: bytes, where: str) -> GpuModel:
         if isinstance(schema, int) and schema > 0:
             check_schema(where, "GPU model", schema, "make it anew with `underclock calibrate`")
         return msgspec.json.decode(body, type=GpuModel)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(
             f"{where} is not a readable GPU model: {exc}",
             hint="make it anew with `underclock calibrate`",
         ) from exc
+
+
+def _check_numbers(
+    constants: GpuConstants | KernelConstants | Throughput | SwitchingModel,
+    may_be_negative: tuple[str, ...] = (),
+) -> None:
+    """Reject constants that no GPU has: a negative power would have its counter run backwards."""
+    for name, value in dataclasses.asdict(constants).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, int | float):
+                continue
+            if not abs(number) < math.inf or (number < 0 and name not in may_be_negative):
+                raise ValueError(f"{name} must be finite and not negative, got {number}")
 
 
 def _rounded(value: object) -> object:

@@ -3,7 +3,16 @@
 from enum import StrEnum
 from typing import Self
 
-from underclock.records.common import Clocks, Record, check_gap, check_mhz, check_positive
+from underclock.records.common import (
+    Clocks,
+    Record,
+    check_change,
+    check_gap,
+    check_interval,
+    check_mhz,
+    check_positive,
+    check_same,
+)
 
 
 class Objective(StrEnum):
@@ -82,6 +91,7 @@ class Choice(Record, frozen=True, kw_only=True):
         """Reject clocks that no GPU has, and impossible costs."""
         check_mhz(self, "core_mhz", "mem_mhz")
         check_positive(self, "auto_time_s", "auto_energy_j")
+        check_change(self, "time_change", "energy_change")
 
     @property
     def clocks(self) -> Clocks:
@@ -105,6 +115,12 @@ class Cost(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Reject a step that takes nothing."""
         check_positive(self, "time_s", "energy_j")
+        check_change(self, "time_change", "energy_change")
+
+    def check_against(self, auto: "Cost") -> None:
+        """Reject changes that are not those of its time and energy against auto's."""
+        check_same("time_change", self.time_change, self.time_s / auto.time_s - 1.0)
+        check_same("energy_change", self.energy_change, self.energy_j / auto.energy_j - 1.0)
 
 
 class Arm(Record, frozen=True, kw_only=True):
@@ -136,9 +152,16 @@ class Arm(Record, frozen=True, kw_only=True):
     energy_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Reject a step that takes nothing, and a gap that is none."""
+        """Reject a step that takes nothing, half a cost, and a gap or an interval that is none."""
         check_positive(self, "time_s", "energy_j")
+        check_change(self, "time_change", "energy_change")
         check_gap(self.gap)
+        check_interval(self, "time_interval", self.time_change)
+        check_interval(self, "energy_interval", self.energy_change)
+        parts = (self.time_s, self.energy_j, self.time_change, self.energy_change)
+        known = sum(part is not None for part in parts)
+        if known not in {0, len(parts)} or (known and self.status is Status.INFEASIBLE):
+            raise ValueError(f"the arm {self.name!r} is {self.status}, and has {known} of 4 costs")
 
     @classmethod
     def of(

@@ -6,6 +6,8 @@ from enum import StrEnum
 import msgspec
 
 LEAST_MHZ, GREATEST_MHZ = 10, 20_000  # no GPU has had a clock outside; kHz and GHz are
+COLDEST_C, HOTTEST_C = -60, 200  # kelvin and millidegrees are outside
+ROUNDING = 5e-5  # of a number that others make: half of the last digit of a per cent shown
 
 
 class Evidence(StrEnum):
@@ -38,6 +40,58 @@ def check_mhz(record: Record, *names: str) -> None:
         mhz = getattr(record, name)
         if mhz is not None and not LEAST_MHZ <= mhz <= GREATEST_MHZ:
             raise ValueError(f"{name} must be from {LEAST_MHZ} to {GREATEST_MHZ} MHz, got {mhz}")
+
+
+def check_not_negative(record: Record, *names: str) -> None:
+    """Reject negative and non-finite quantities; ``None`` means unknown and passes."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+def check_change(record: Record, *names: str) -> None:
+    """Reject changes that leave nothing or less of what changes; ``None`` is unknown and passes."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not -1 < value < math.inf:
+            raise ValueError(f"{name} must be finite and above -1, which is all of it, got {value}")
+
+
+def check_interval(record: Record, name: str, value: float | None = None) -> None:
+    """Reject an interval that does not ascend, or does not hold a value; ``None`` passes.
+
+    Args:
+        record: Holds the interval.
+        name: Of the interval.
+        value: What it is the interval of, where that is known.
+    """
+    interval = getattr(record, name)
+    if interval is None:
+        return
+    low, high = interval
+    if not -math.inf < low <= high < math.inf:
+        raise ValueError(f"{name} must be finite and ascend, got {low} to {high}")
+    if value is not None and not low - ROUNDING <= value <= high + ROUNDING:
+        raise ValueError(f"{name} is {low} to {high} and does not hold {value}, which it is of")
+
+
+def check_same(what: str, stated: float, worked_out: float) -> None:
+    """Reject a number that is not what others of the same record make of it."""
+    if not abs(stated - worked_out) <= ROUNDING * max(1.0, abs(worked_out)):
+        raise ValueError(f"{what} says {stated}, and what it rests on makes {worked_out}")
+
+
+def check_celsius(celsius: float | None) -> None:
+    """Reject temperatures at which no GPU works; ``None`` means unknown and passes."""
+    if celsius is not None and not COLDEST_C <= celsius <= HOTTEST_C:
+        raise ValueError(f"a GPU is at {COLDEST_C} to {HOTTEST_C} °C, got {celsius}")
+
+
+def check_budget(max_slowdown: float | None) -> None:
+    """Reject time budgets that no plan is made for; ``None`` passes, where time was free."""
+    if max_slowdown is not None and not -1 < max_slowdown < 1:
+        raise ValueError(f"max_slowdown must be above -1 and below 1, got {max_slowdown}")
 
 
 def check_gap(gap: float | None) -> None:

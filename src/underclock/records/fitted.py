@@ -1,6 +1,7 @@
 """What a fit says of a GPU and of the kernels measured on it."""
 
 from underclock.records import SCHEMAS, Clocks, Evidence, GpuInfo, Record
+from underclock.records.common import check_not_negative
 
 
 class Constant(Record, frozen=True, kw_only=True):
@@ -20,6 +21,10 @@ class Constant(Record, frozen=True, kw_only=True):
     value: float
     error: float
     told: float
+
+    def __post_init__(self) -> None:
+        """Reject an error that is none."""
+        check_not_negative(self, "error", "told")
 
 
 class KernelFit(Record, frozen=True, kw_only=True):
@@ -54,6 +59,11 @@ class KernelFit(Record, frozen=True, kw_only=True):
     power_rms: float | None = None
     serial: bool = False
     described: bool
+
+    def __post_init__(self) -> None:
+        """Reject counts, shares and errors that cannot be."""
+        check_not_negative(self, "samples", "rows", "core_share", "dram_share", "fixed_share")
+        check_not_negative(self, "energy_j", "energy_error_j", "time_rms", "power_rms")
 
 
 class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
@@ -99,3 +109,9 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
     common_share: float
     kernels: tuple[KernelFit, ...]
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject counts and errors that cannot be."""
+        check_not_negative(self, "samples", "rows", "cap_w", "boost_mhz", "time_noise")
+        check_not_negative(self, "power_noise", "time_discrepancy", "power_discrepancy")
+        check_not_negative(self, "time_rms", "power_rms", "common_share")

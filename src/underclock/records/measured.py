@@ -7,9 +7,17 @@ from enum import IntFlag
 
 import msgspec
 
-from underclock.records.common import AUTO, Clocks, Evidence, Record, check_positive
+from underclock.records.common import (
+    AUTO,
+    Clocks,
+    Evidence,
+    Record,
+    check_celsius,
+    check_not_negative,
+    check_positive,
+)
 from underclock.records.shown import as_html, as_line
-from underclock.records.work import Kernel, StepSource
+from underclock.records.work import Kernel, StepSource, check_modules, check_order
 
 
 class GpuInfo(Record, frozen=True, kw_only=True):
@@ -191,8 +199,8 @@ class Sample(Record, frozen=True, kw_only=True, gc=False):
             check_positive(self, "time_s", "energy_j")
         if self.window_s is not None:
             check_positive(self, "window_s")
-        if self.repeat < 0:
-            raise ValueError(f"repeat must not be negative, got {self.repeat}")
+        check_not_negative(self, "repeat", "ticks")
+        check_celsius(self.temperature_c)
 
 
 class Mix(Record, frozen=True, kw_only=True):
@@ -280,6 +288,7 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         """Reject impossible quantities."""
         check_positive(self, "core_mhz", "round_s", "round_j", "window_s")
         check_positive(self, "hot_s", "idle_s", "spin_mhz")
+        check_celsius(self.temperature_c)
         for name in ("kernel_s", "kernel_mhz"):
             if not all(0 < each < math.inf for each in getattr(self, name)):
                 raise ValueError(f"every {name} must be positive and finite")
@@ -347,6 +356,14 @@ class SampleSet(Record, frozen=True, kw_only=True):
     sampled: bool = False
     lacking: dict[str, tuple[Clocks, ...]] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject launches of other kernels, or not as often as they count."""
+        if self.order:
+            check_order(self.kernels, self.order)
+        check_modules(self.modules, self.order)
+        check_positive(self, "repeats")
+        check_not_negative(self, "expected_samples")
 
     @property
     def launches(self) -> tuple[Kernel, ...]:

@@ -13,12 +13,19 @@ from underclock.records.choices import (
     Objective,
     Strategy,
 )
-from underclock.records.common import Clocks, Evidence, Record, check_mhz
+from underclock.records.common import (
+    Clocks,
+    Evidence,
+    Record,
+    check_budget,
+    check_mhz,
+    check_positive,
+)
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
-from underclock.records.work import Kernel, StepSource, check_modules
+from underclock.records.work import Kernel, StepSource, check_modules, check_order
 from underclock.units import format_percent
 
 
@@ -101,10 +108,22 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         check_mhz(self.baseline, "core_mhz", "mem_mhz")
         if self.fixed is not None:
             check_mhz(self.fixed, "core_mhz", "mem_mhz")
+        check_budget(self.max_slowdown)
+        check_positive(self, "power_limit_w")
+        self._check_arms()
         if self.runs:
             self._check_runs()
         if self.order:
             self._check_order()
+
+    def _check_arms(self) -> None:
+        """Reject arms that are there twice, and costs that are not what they say against auto."""
+        if len({arm.name for arm in self.arms}) < len(self.arms):
+            raise ValueError("every arm is compared once")
+        auto = self.arm("auto").cost
+        for cost in (*(arm.cost for arm in self.arms), *self.frontier):
+            if cost is not None and auto is not None:
+                cost.check_against(auto)
 
     def _check_runs(self) -> None:
         """Reject kernels without clocks, and clocks without a kernel."""
@@ -122,17 +141,7 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     def _check_order(self) -> None:
         """Reject launches of kernels that are not listed, or not as often as they count."""
         check_modules(self.modules, self.order)
-        launches = Counter(self.order)
-        outside = launches.keys() - set(range(len(self.runs)))
-        if outside:
-            raise ValueError(
-                f"the launch order names kernel {min(outside)}, but {len(self.runs)} are listed"
-            )
-        for index, kernel in enumerate(self.runs):
-            if launches[index] != kernel.count:
-                raise ValueError(
-                    f"{kernel.name!r} has count {kernel.count} but is launched {launches[index]} x"
-                )
+        check_order(self.runs, self.order)
         if self.schedule is not None:
             scheduled = sum(segment.launches for segment in self.schedule.segments)
             if scheduled != len(self.order):

@@ -3,7 +3,16 @@
 import itertools
 import math
 
-from underclock.records.common import Clocks, Record, check_gap, check_mhz, check_positive
+from underclock.records.common import (
+    Clocks,
+    Record,
+    check_change,
+    check_gap,
+    check_mhz,
+    check_not_negative,
+    check_positive,
+    check_same,
+)
 from underclock.records.latencies import LatencyTable
 
 
@@ -30,8 +39,9 @@ class Segment(Record, frozen=True, kw_only=True):
         """Reject empty stretches, impossible clocks and aims."""
         check_positive(self, "launches")
         check_mhz(self, "core_mhz", "mem_mhz")
-        if not math.isfinite(self.aim_s):
-            raise ValueError(f"aim_s must be finite, got {self.aim_s}")
+        for name in ("aim_s", "pays_j"):
+            if not math.isfinite(getattr(self, name) or 0.0):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
 
     @property
     def clocks(self) -> Clocks:
@@ -65,6 +75,9 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
             )
         if not all(0 < each_s < math.inf for each_s in self.launch_s):
             raise ValueError("every launch_s must be positive and finite")
+        before = (*self.segments[-1:], *self.segments[:-1])
+        changes = sum(a.clocks != b.clocks for a, b in zip(before, self.segments, strict=True))
+        check_same("switches", self.switches, changes)
 
     @property
     def clocks(self) -> tuple[Clocks, ...]:
@@ -103,6 +116,8 @@ class PowerPoint(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Reject a step that takes nothing."""
         check_positive(self, "limit_w", "auto_time_s", "time_s")
+        check_change(self, "time_change", "energy_change")
+        check_same("time_change", self.time_change, self.time_s / self.auto_time_s - 1.0)
 
 
 class LatencyPoint(Record, frozen=True, kw_only=True):
@@ -126,8 +141,13 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     hardware: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a gap that is none."""
+        """Reject a gap that is none, and costs that cannot be."""
         check_gap(self.gap)
+        check_not_negative(self, "latency_s", "switches")
+        check_change(self, "time_change", "energy_change")
+        found = {each is None for each in (self.time_change, self.energy_change, self.switches)}
+        if len(found) > 1:
+            raise ValueError("a schedule was found, with all that it costs, or none was")
 
 
 class Proposal(Record, frozen=True, kw_only=True):
@@ -146,3 +166,8 @@ class Proposal(Record, frozen=True, kw_only=True):
     time_change: float
     energy_change: float
     switches: int
+
+    def __post_init__(self) -> None:
+        """Reject costs that cannot be."""
+        check_change(self, "time_change", "energy_change")
+        check_not_negative(self, "switches")

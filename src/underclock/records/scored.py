@@ -1,7 +1,7 @@
 """What a plan costs on a table that it was not made on."""
 
 from underclock.records.choices import Arm, Strategy
-from underclock.records.common import Evidence, Record
+from underclock.records.common import Evidence, Record, check_change, check_positive, check_same
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
 
@@ -32,3 +32,16 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
     promised_energy_change: float
     arms: tuple[Arm, ...]
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject costs that cannot be, or that are not those of its arms."""
+        check_positive(self, "time_s", "energy_j")
+        names = ("time_change", "energy_change")
+        check_change(self, *names, *(f"promised_{name}" for name in names))
+        costs = {arm.name: arm.cost for arm in self.arms}
+        auto, mine = costs.get(Strategy.AUTO), costs.get(self.plan)
+        if mine is not None:
+            for name in ("time_s", "energy_j", *names):
+                check_same(name, getattr(self, name), getattr(mine, name))
+            if auto is not None:
+                mine.check_against(auto)

@@ -1,9 +1,21 @@
 """What became of a plan that was executed."""
 
+import math
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Self
 
 from underclock.records.choices import Accounting, Objective, Strategy
-from underclock.records.common import Clocks, Evidence, Record
+from underclock.records.common import (
+    Clocks,
+    Evidence,
+    Record,
+    check_budget,
+    check_change,
+    check_interval,
+    check_not_negative,
+    check_same,
+)
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
 from underclock.records.shown import as_html, as_line
@@ -23,7 +35,26 @@ class Spread(Record, frozen=True, kw_only=True):
     best: float
     worst: float
 
+    def check_of(self, auto: tuple[float, ...], other: tuple[float, ...]) -> None:
+        """Reject what is not the change of all pairs of runs; nothing where none was run."""
+        if not auto:
+            return
+        inverse = math.fsum(1.0 / each for each in auto) / len(auto)
+        check_same("mean", self.mean, math.fsum(other) / len(other) * inverse - 1.0)
+        check_same("best", self.best, min(other) / max(auto) - 1.0)
+        check_same("worst", self.worst, max(other) / min(auto) - 1.0)
 
+
+def check_runs(repeats: int, **runs: tuple[float, ...]) -> None:
+    """Reject totals that are not one for each repeat, positive and finite."""
+    for name, totals in runs.items():
+        if len(totals) != repeats:
+            raise ValueError(f"{name} has {len(totals)} totals of {repeats} repeats")
+        if not all(0 < total < math.inf for total in totals):
+            raise ValueError(f"every {name} must be positive and finite")
+
+
+_ROUNDING = 1e-9  # of sums of floats
 TOLERANCE = 0.001  # how far beyond its promise a plan may be and still have kept it
 MOST_REPEATS = 1000  # more than anybody runs: where these would not decide, no number is named
 
@@ -34,6 +65,23 @@ class Verdict(StrEnum):
     KEPT = "kept"
     NOT_KEPT = "not kept"
     INCONCLUSIVE = "inconclusive"
+
+    @classmethod
+    def of(cls, interval: tuple[float, float] | None, bound: float) -> Self:
+        """Say on which side of a bound an interval lies; ``None`` is of a single run."""
+        if interval is None:
+            return cls.INCONCLUSIVE
+        low, high = interval
+        if high <= bound + _ROUNDING:
+            return cls.KEPT
+        return cls.NOT_KEPT if low > bound + _ROUNDING else cls.INCONCLUSIVE
+
+    @classmethod
+    def of_all(cls, sides: Sequence[Self]) -> Self:
+        """Return the verdict where each of several bounds must be kept."""
+        if cls.NOT_KEPT in sides:
+            return cls.NOT_KEPT
+        return cls.KEPT if all(side is cls.KEPT for side in sides) else cls.INCONCLUSIVE
 
 
 class OtherArm(Record, frozen=True, kw_only=True):
@@ -125,6 +173,54 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     further_repeats: int | None = None
     others: tuple[OtherArm, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject runs that cannot be, and what its parts do not say of each other."""
+        check_not_negative(self, "repeats", "pairs_keeping_energy", "pairs_keeping_time")
+        check_not_negative(self, "tolerance", "further_repeats")
+        check_change(self, "promised_time_change", "promised_energy_change")
+        check_budget(self.max_slowdown)
+        for name in ("time", "energy"):
+            promised = getattr(self, f"promised_{name}_change")
+            check_interval(self, f"promised_{name}_interval", promised)
+            check_interval(self, f"{name}_interval")
+        if max(self.pairs_keeping_energy, self.pairs_keeping_time or 0) > self.repeats**2:
+            raise ValueError(f"{self.repeats} repeats make {self.repeats**2} pairs at most")
+        self._check_runs("plan", self.plan_time_s, self.plan_energy_j, self)
+        for other in self.others:
+            check_interval(other, "time_interval")
+            check_interval(other, "energy_interval")
+            self._check_runs(other.name, other.time_s, other.energy_j, other)
+        self._check_verdict()
+
+    def _check_runs(
+        self,
+        name: str,
+        time_s: tuple[float, ...],
+        energy_j: tuple[float, ...],
+        told: "Validation | OtherArm",
+    ) -> None:
+        """Reject runs that are not one a repeat, and changes that are not theirs."""
+        auto = {"auto_time_s": self.auto_time_s, "auto_energy_j": self.auto_energy_j}
+        check_runs(self.repeats, **auto, **{f"{name}_time_s": time_s, f"{name}_energy_j": energy_j})
+        told.time_change.check_of(self.auto_time_s, time_s)
+        told.energy_change.check_of(self.auto_energy_j, energy_j)
+
+    def _check_verdict(self) -> None:
+        """Reject a verdict that is not what the intervals say, where runs were judged."""
+        if self.verdict is None or self.tolerance is None or self.repeats == 0:
+            return
+        promised = self.promised_energy_interval or (0.0, self.promised_energy_change)
+        sides = [Verdict.of(self.energy_interval, promised[1] + self.tolerance)]
+        budget = self.max_slowdown
+        if self.objective is Objective.TIME:
+            budget = (self.promised_time_interval or (0.0, self.promised_time_change))[1]
+        if budget is not None:
+            sides.append(Verdict.of(self.time_interval, budget + self.tolerance))
+        if self.verdict is not Verdict.of_all(sides):
+            raise ValueError(
+                f"the verdict is {self.verdict!r}, and the intervals say {Verdict.of_all(sides)!r}"
+            )
 
     def __repr__(self) -> str:
         return as_line("Validation", self._heading, self._facts)

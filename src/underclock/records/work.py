@@ -156,6 +156,25 @@ class StepSource(Record, frozen=True, kw_only=True):
         return " ".join([f"{self.file} --steps {first}:{last + 1}", *self.arguments])
 
 
+def check_order(kernels: Sequence[Kernel], order: Sequence[int]) -> None:
+    """Reject launches of kernels that are not listed, or not as often as they count.
+
+    Raises:
+        ValueError: They are.
+    """
+    launches = Counter(order)
+    outside = launches.keys() - set(range(len(kernels)))
+    if outside:
+        raise ValueError(
+            f"the launch order names kernel {min(outside)}, but {len(kernels)} are listed"
+        )
+    for index, kernel in enumerate(kernels):
+        if launches[index] != kernel.count:
+            raise ValueError(
+                f"{kernel.name!r} has count {kernel.count} but is launched {launches[index]} x"
+            )
+
+
 def check_modules(modules: Sequence[str], order: Sequence[int]) -> None:
     """Reject modules that are not one for each launch.
 
@@ -201,14 +220,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         twice = [n for n, c in Counter(k.name for k in self.kernels).items() if c > 1]
         if twice:
             raise ValueError(f"kernel names must be unique; repeated: {twice[0]!r}")
-        counts = Counter(self.order)
-        for index, kernel in enumerate(self.kernels):
-            if counts[index] != kernel.count:
-                raise ValueError(
-                    f"{kernel.name!r} has count {kernel.count} but is launched {counts[index]} x"
-                )
-        if len(counts) != len(self.kernels):
-            raise ValueError("the launch order names a kernel that is not listed")
+        check_order(self.kernels, self.order)
         check_modules(self.modules, self.order)
 
     @property

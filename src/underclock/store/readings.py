@@ -6,9 +6,10 @@ from typing import Protocol
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import Clocks, Sample, ThrottleReason, Utilisation
+from underclock.records import Clocks, Sample, ThrottleReason, Utilisation, check_mhz
 
 _CLOCKS = ("observed_core_mhz", "observed_mem_mhz")
+_BITS = 2**63  # of the driver's reasons, and of a column of SQLite
 _BUSY = ("sm", "tensor", "fp32", "dram")
 READINGS = (*_CLOCKS, "temperature_c", "throttle_reasons", *_BUSY)
 """Columns a table may have: the running clocks, heat, the driver's throttle reasons as a number,
@@ -38,10 +39,15 @@ def with_readings(sample: Sample, row: Row) -> Sample:
     if None in busy and any(value is not None for value in busy):
         raise DataError(f"{row.where}: utilisation needs all of {', '.join(_BUSY)}, or none")
     reasons = values.get("throttle_reasons")
+    if reasons is not None and not 0 <= reasons < _BITS:
+        raise DataError(f"{row.where}: throttle_reasons are bits of a number, got {reasons:g}")
     try:
+        observed = Clocks(core_mhz=_whole(core), mem_mhz=_whole(mem)) if core or mem else None
+        if observed is not None:
+            check_mhz(observed, *observed.__struct_fields__)
         return msgspec.structs.replace(
             sample,
-            observed=Clocks(core_mhz=_whole(core), mem_mhz=_whole(mem)) if core or mem else None,
+            observed=observed,
             temperature_c=values.get("temperature_c"),
             throttle_reasons=None if reasons is None else ThrottleReason(round(reasons)),
             utilisation=None

@@ -50,7 +50,7 @@ mhz = st.none() | st.integers(10, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 CHANGES = {"core_mhz": None, "mem_mhz": None, "time_change": 0.0, "energy_change": 0.0}
 _POINT = {"time_change": 0.0, "energy_change": 0.0}
-COST = Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=-0.1)
+COST = Cost(time_s=1.0, energy_j=90.0, time_change=0.0, energy_change=-0.1)
 
 _SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
 
@@ -174,9 +174,9 @@ def test_a_step_agrees_with_its_order_or_is_refused(step: Step) -> None:
     assert rebuilt() == step
     with pytest.raises(ValueError, match="is launched"):
         rebuilt(order=[*step.order, 0])
-    with pytest.raises(ValueError, match="not listed"):
+    with pytest.raises(ValueError, match="the launch order names kernel"):
         rebuilt(order=[*step.order, len(step.kernels)])
-    with pytest.raises(ValueError, match="not listed"):
+    with pytest.raises(ValueError, match="the launch order names kernel"):
         rebuilt(order=[*step.order, -1])
     with pytest.raises(ValueError, match="at least one kernel"):
         rebuilt(kernels=[], order=[])
@@ -307,12 +307,13 @@ def test_an_arm_has_all_of_its_cost_or_none() -> None:
     assert infeasible.gap is None
     for field in ("time_s", "energy_j", "time_change", "energy_change"):
         assert getattr(infeasible, field) is None
-        assert msgspec.structs.replace(feasible, **{field: None}).cost is None
+        with pytest.raises(ValueError, match="3 of 4 costs"):
+            msgspec.structs.replace(feasible, **{field: None})
 
 
 AUTO_ARM = Arm.of(
     Strategy.AUTO,
-    Cost(time_s=2.0, energy_j=2.0, time_change=0.0, energy_change=0.0),
+    Cost(time_s=1.0, energy_j=100.0, time_change=0.0, energy_change=0.0),
     Status.BASELINE,
 )
 BEST_ARM = Arm.of(Strategy.KERNEL_GLOBAL, COST, Status.OPTIMAL, gap=0.0)

@@ -152,7 +152,7 @@ def test_nothing_faster_is_said_in_words() -> None:
 
 
 def test_a_gain_that_is_unsure_is_doubted_by_its_time() -> None:
-    unsure = with_arm(PLAN, msgspec.structs.replace(PLAN.arms[-1], time_interval=(-0.01, 0.002)))
+    unsure = with_arm(PLAN, msgspec.structs.replace(PLAN.arms[-1], time_interval=(-0.07, 0.002)))
 
     assert doubt_sentence(PLAN) is None
     assert "the plan may be no faster" in str(doubt_sentence(unsure))

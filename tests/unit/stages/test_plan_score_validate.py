@@ -288,7 +288,12 @@ def test_what_lies_within_the_interval_of_a_promise_keeps_it(table: Path) -> Non
     def verdict(promised: float, margin: float | None) -> Verdict | None:
         interval = None if margin is None else (promised - margin, promised + margin)
         arms = tuple(
-            msgspec.structs.replace(arm, energy_change=promised, energy_interval=interval)
+            msgspec.structs.replace(
+                arm,
+                energy_j=made.promise.energy_j * (1.0 + promised) / (1.0 + given),
+                energy_change=promised,
+                energy_interval=interval,
+            )
             if arm.name is made.chosen
             else arm
             for arm in made.arms

@@ -121,7 +121,7 @@ def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_fil
     header = read_samples(begun)
     kernels = tuple(msgspec.structs.replace(k, waited_for=0.5) for k in header.kernels)
     check_same(begun, header, msgspec.structs.replace(header, kernels=kernels))
-    fewer = msgspec.structs.replace(header, kernels=kernels[1:])
+    fewer = msgspec.structs.replace(header, kernels=kernels[1:], order=())
 
     with pytest.raises(UsageError, match="another set of kernels"):
         check_same(begun, header, fewer)
@@ -228,7 +228,7 @@ class TestDamagedPlan:
             (("arms", 1, "gap"), -1.0, "gap must be finite and not negative"),
             (("arms", 0, "time_s"), 0.0, "time_s must be positive"),
             (("kernels",), {}, "no clocks for 'a', which it runs"),
-            (("frontier", 0, "energy_change"), 1e300, "beyond all use"),
+            (("frontier", 0, "energy_change"), 1e300, "energy_change says 1e+300"),
         ],
     )
     def test_it_is_refused_with_a_sentence(

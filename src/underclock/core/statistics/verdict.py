@@ -180,28 +180,13 @@ def judge(
     bounded = [_Bounded(energy, promise + tolerance)]
     if budget is not None:
         bounded.append(_Bounded(time, budget + tolerance))
-    sides = [_side(each.change, each.bound) for each in bounded]
-    further = None
-    if Verdict.NOT_KEPT in sides:
-        verdict = Verdict.NOT_KEPT
-    elif all(side is Verdict.KEPT for side in sides):
-        verdict = Verdict.KEPT
-    else:
-        verdict = Verdict.INCONCLUSIVE
+    sides = [Verdict.of(each.change.interval, each.bound) for each in bounded]
+    further, verdict = None, Verdict.of_all(sides)
+    if verdict is Verdict.INCONCLUSIVE:
         further = _further_repeats(
             [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
         )
     return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
-
-
-def _side(change: MeanChange, bound: float) -> Verdict:
-    """Say on which side of its bound an interval lies."""
-    if change.interval is None:
-        return Verdict.INCONCLUSIVE
-    low, high = change.interval
-    if high <= bound + _ROUNDING:
-        return Verdict.KEPT
-    return Verdict.NOT_KEPT if low > bound + _ROUNDING else Verdict.INCONCLUSIVE
 
 
 def _further_repeats(undecided: Sequence[_Bounded]) -> int | None:
