@@ -134,7 +134,7 @@ def cells(table: CostTable, sample_set: SampleSet) -> Iterator[Cell]:
             rules = Rules(latencies=latencies(latency_s), max_slowdown=budget)
             problem = sequence_problem(table, sample_set.order, rules)
             begun = time.perf_counter()
-            arm, schedule = achieved(table, problem, starts)
+            arm, schedule, _ = achieved(table, problem, starts)
             follows = not violations(problem, arms.settings[Strategy.PASS][problem.order])
             yield Cell(
                 budget=budget,

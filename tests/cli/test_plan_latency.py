@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from underclock import Campaign, LatencyTable, measure, trace
+from underclock import Campaign, Goal, LatencyTable, measure, plan, trace
 from underclock.cli import main
 from underclock.hw.measurer import BRISK
 from underclock.records import (
@@ -18,7 +19,8 @@ from underclock.records import (
     SampleSet,
 )
 from underclock.records.latencies import Domain
-from underclock.store import SampleFile, read_document, write_document
+from underclock.report.answer import switching_sentence
+from underclock.store import SampleFile, read_document, read_samples, write_document
 
 pytestmark = pytest.mark.slow
 
@@ -62,13 +64,74 @@ def test_a_latency_adds_an_arm_a_schedule_and_a_curve(
     launches = sum(s["launches"] for s in schedule["segments"])  # type: ignore[index]
     assert launches == len(plan["order"])  # type: ignore[arg-type]
     assert len(plan["latency_curve"]) > 8  # type: ignore[arg-type]
-    assert plan["proposals"]
+    own = next(p for p in plan["latency_curve"] if p["latency_s"] == 6e-3)  # type: ignore[attr-defined]
+    assert own["energy_change"] == arms["achievable"]["energy_change"]  # one latency, one number
+    frontier = [cost["energy_change"] for cost in plan["achievable_frontier"]]  # type: ignore[attr-defined]
+    assert len(frontier) > 1
+    assert arms["achievable"]["energy_change"] in frontier
+    assert frontier == sorted(frontier, reverse=True)
 
 
-def test_without_a_latency_switching_is_free(
+def test_only_what_saves_more_than_the_step_as_it_is_is_proposed(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for latency in ("6ms", "150ms"):
+        plan = planned(capsys, samples, "--latency", latency)
+        arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+        now = arms["achievable"]["energy_change"]
+        assert all(way["energy_change"] < now for way in plan["proposals"])  # type: ignore[attr-defined]
+
+
+def test_without_a_latency_what_is_reported_of_such_gpus_is_planned_for(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--raw", "--max-slowdown", "1%")
+    assert run("plan", samples, *given) == 0
+    said = " ".join(capsys.readouterr().out.split())
     plan = planned(capsys, samples)
+    assert plan["latency_range_s"] == [6e-3, 0.15]
+    ends = {point["latency_s"]: point["energy_change"] for point in plan["latency_curve"]}  # type: ignore[attr-defined]
+    arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+    assert ends[0.15] == arms["achievable"]["energy_change"]
+    assert ends[6e-3] < ends[0.15]
+    assert said.startswith("No saving to promise where clocks take 150 ms to change, -")
+    assert f" {100 * ends[6e-3]:.2f} % energy at " in said
+    assert "where they take 6 ms, simulated on" in said
+    assert "With free switching, a bound: " in said
+    assert plan["schedule"]["latencies"]["switches"][0]["delay_s"] == 0.15  # type: ignore[index]
+
+
+def test_what_was_measured_of_the_gpu_comes_before_what_is_reported(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = tmp_path / "samples.db"
+    copied.write_bytes(samples.read_bytes())
+    write_document(copied.with_suffix(".latency.json"), LatencyTable.constant(5e-3))
+    plan = planned(capsys, copied)
+    assert plan["latency_range_s"] is None
+    assert plan["schedule"]["latency"] == "as measured"  # type: ignore[index]
+
+
+def test_of_a_gpu_of_which_nothing_is_reported_some_latencies_stand_beside_the_bound(
+    samples: Path,
+) -> None:
+    known = read_samples(samples)
+    gpu = msgspec.structs.replace(known.gpu, name="a GPU of tomorrow")
+    made = plan(
+        msgspec.structs.replace(known, gpu=gpu), Goal(max_slowdown=0.01), latency="known", raw=True
+    )
+    assert made.schedule is None
+    assert made.headline.name == made.chosen
+    assert [point.latency_s for point in made.latency_curve] == [1e-3, 6e-3, 0.02, 0.15]
+    said = str(switching_sentence(made))
+    assert "How long a GPU of tomorrow takes is not known: it would be -" in said
+
+
+@pytest.mark.parametrize("latency", ["free", "ideal", "0", "0ms"])
+def test_switching_may_be_taken_as_free(
+    samples: Path, capsys: pytest.CaptureFixture[str], latency: str
+) -> None:
+    plan = planned(capsys, samples, "--latency", latency)
     assert "achievable" not in [arm["name"] for arm in plan["arms"]]  # type: ignore[attr-defined]
     assert plan["schedule"] is None
     assert plan["latency_curve"] == []
@@ -112,7 +175,7 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
     [
         ("--latency soon", 2, "soon"),
         ("--latency -5ms", 2, "-5ms"),
-        ("--max-switches 3", 2, "limits on switching need a latency"),
+        ("--latency free --max-switches 3", 2, "limits on switching need a latency"),
         ("--latency 5ms --max-switches -3", 2, "max_switches must not be negative"),
         ("--latency 5ms --objective edp", 2, "no time budget"),
     ],
@@ -152,7 +215,7 @@ def test_where_a_budget_gives_nothing_the_answer_is_what_more_time_would_give(
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("No saving to promise, simulated on RTX 3080 Ti:")
     assert "no schedule was found that surely saves energy at ≤ 0 % slower" in said
-    assert "with free switching: a bound, not promised" in said
+    assert "time budgets, not promised" in said
     assert "+0.00 %" not in said
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from underclock.errors import NotAppliedError
 from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.switching import SwitchingModel, reported_latency
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
@@ -242,3 +242,30 @@ def test_a_lock_over_a_range_lets_the_clock_move_in_it() -> None:
     gpu.end()
     gpu.advance(1.0)
     assert gpu.core_mhz == 600
+
+
+@pytest.mark.parametrize(
+    ("model", "range_s"),
+    [
+        ("RTX 3080 Ti", (6e-3, 0.15)),
+        ("NVIDIA GeForce RTX 4090 D", (6e-3, 0.15)),
+        ("NVIDIA A100-SXM4-80GB", (6e-3, 0.15)),
+        ("NVIDIA RTX A4000", (6e-3, 0.15)),
+        ("NVIDIA L40S", (6e-3, 0.15)),
+        ("NVIDIA H200", (6e-3, 0.1)),
+        ("NVIDIA GH200 480GB", (6e-3, 0.1)),
+        ("NVIDIA B200", (1e-5, 1e-4)),
+        ("NVIDIA GeForce RTX 5090", (1e-5, 1e-4)),
+        ("NVIDIA RTX PRO 6000 Blackwell", (1e-5, 1e-4)),
+        ("Tesla V100-SXM2-16GB", (24.5e-3, 24.5e-3)),
+        ("Quadro RTX 6000", (0.15, 0.15)),
+        ("TITAN X (Pascal)", None),
+        ("AMD Instinct MI300X", None),
+        ("G", None),
+    ],
+)
+def test_what_is_reported_of_a_model_is_found_by_its_name(
+    model: str, range_s: tuple[float, float] | None
+) -> None:
+    found = reported_latency(model)
+    assert (None if found is None else (found.least_s, found.most_s)) == range_s

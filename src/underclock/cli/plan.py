@@ -61,9 +61,10 @@ if TYPE_CHECKING:
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
 @click.option(
     "--latency",
-    default="ideal",
+    default="known",
     show_default=True,
-    help="What changing clocks takes: ideal, measured, a duration or a file.",
+    help="What changing clocks takes: free, measured, a duration or a file; known: measured beside "
+    "SAMPLES, or what is reported of GPUs like it.",
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
@@ -98,21 +99,26 @@ def command(
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
-    With a latency the answer is what this GPU can achieve; free switching is a bound. Exit codes:
-    0 planned; 6 nothing keeps the time budget. Where only free switching does, the plan is written.
+    The answer is what this GPU can achieve at the latency of its clocks, as far as that is known;
+    free switching is a bound. Exit codes: 0 planned; 6 nothing keeps the time budget. Where only
+    free switching does, the plan is written.
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
     from underclock.stages.plan import plan
+    from underclock.stages.sources import as_samples
+    from underclock.stages.switching import switching_of
 
     goal = replace(
         _goal(objective, max_slowdown, granularity, aggregate), power_limit_w=_watts(power_limit)
     )
     check_place(output, force=force, inputs=(samples, Path(latency)))
-    switching = _switching(latency, samples, max_switches, min_dwell)
+    sample_set = as_samples(samples)
+    found = switching_of(latency, sample_set, goal, samples)
+    switching = _limited(found, max_switches, min_dwell)
     with counted_bar("planning") as show:
         made = plan(
-            samples,
+            sample_set,
             goal,
             baseline=baseline,
             switching=switching,
@@ -172,17 +178,14 @@ def _watts(power_limit: float | None) -> float | None:
     return power_limit
 
 
-def _switching(
-    latency: str, samples: Path, max_switches: int | None, min_dwell_s: float | None
+def _limited(
+    switching: "Switching | None", max_switches: int | None, min_dwell_s: float | None
 ) -> "Switching | None":
-    """Return what changing clocks takes; ``None`` where it is free.
+    """Return what changing clocks takes, within the user's limits; ``None`` where it is free.
 
     Raises:
         UsageError: Limits without a latency, or ones that mean nothing.
     """
-    from underclock.stages.switching import latencies_of
-
-    switching = latencies_of(latency, samples)
     if switching is not None:
         try:
             return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)

@@ -1,7 +1,11 @@
-"""How a virtual GPU's clocks follow its locks: late, each target with a delay of its own."""
+"""How a GPU's clocks follow its locks: what is reported of models, and how a virtual one does it.
+
+A virtual GPU's clocks follow late, each target with a delay of its own.
+"""
 
 import functools
 import math
+import re
 import zlib
 from dataclasses import dataclass
 
@@ -16,6 +20,51 @@ Bounds = tuple[int, int]
 # Measured on an A800: median 4.5 ms, mean 6 ms, 99 % within 13 ms. No log-normal has all three;
 # a median and a 99th percentile like these would give it a mean of 5 ms.
 _SETTER = Latency(shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=(3.5e-3, 4.5e-3, 7e-3, 13e-3, 16e-3))
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedLatency:
+    """From call to new clock, as others report it: no more than a first guess for a board.
+
+    Attributes:
+        least_s: The least that was reported.
+        most_s: The greatest.
+        source: Of which GPUs, and how well known.
+    """
+
+    least_s: float
+    most_s: float
+    source: str
+
+
+_REPORTED = (
+    (
+        r"[BG]?B[123]00|RTX 50\d\d|Blackwell",
+        ReportedLatency(1e-5, 1e-4, "of Blackwell GPUs, unpublished"),
+    ),
+    (
+        r"G?H[128]00|H20",
+        ReportedLatency(6e-3, 0.1, "of Hopper GPUs, second-hand"),
+    ),
+    (r"V100", ReportedLatency(24.5e-3, 24.5e-3, "of a V100")),
+    (
+        r"Quadro RTX \d+|TITAN RTX|RTX 20\d\d|T4",
+        ReportedLatency(0.15, 0.15, "of a Quadro RTX 6000, second-hand"),
+    ),
+    (
+        r"A\d+0|A\d000|RTX [34]0\d\d|L4|L40",
+        ReportedLatency(6e-3, 0.15, "of Hopper and Turing GPUs"),
+    ),
+)
+"""What names of models hold, as whole words, and what is reported of those GPUs."""
+
+
+def reported_latency(model: str) -> ReportedLatency | None:
+    """Return what is reported of a GPU model, by its name; ``None`` where nothing is."""
+    for names, reported in _REPORTED:
+        if re.search(rf"\b(?:{names})S?(?: Ti| D)?\b", model, re.IGNORECASE):
+            return reported
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,13 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         """Assume that changing clocks takes no time, as arXiv 2601.08539 does."""
         return cls.constant(0.0)
 
+    @property
+    def constant_s(self) -> float | None:
+        """What every change takes, and nothing else; ``None`` where they differ or scatter."""
+        totals_s = {switch.total_s for switch in self.switches if switch.from_mhz is None}
+        others = any(s.jitter_s or s.stall_s or s.call_s or s.from_mhz for s in self.switches)
+        return totals_s.pop() if len(totals_s) == 1 and not others else None
+
     def check_gpu(self, info: GpuInfo) -> tuple[str, ...]:
         """Make sure that the table may be used for a GPU; return what the reader must be told.
 

@@ -59,8 +59,12 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
+        latency_range_s: Least and greatest latency reported of GPUs like this one, where nobody
+            measured it; the schedule keeps the greatest. ``None`` where one was planned for.
         latency_curve: What could be achieved at other latencies, shortest first; empty where
             switching was taken as free.
+        achievable_frontier: What schedules under the same latency cost at other time budgets,
+            fastest first; empty where switching was taken as free.
         power_curve: The fastest step at other power limits, least first; empty unless time is
             what is minimised.
         proposals: What longer segments would bring, greatest saving first; empty where switching
@@ -93,7 +97,9 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     provenance: Provenance | None = None
     version: str | None = None
     schedule: ClockSchedule | None = None
+    latency_range_s: tuple[float, float] | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
+    achievable_frontier: tuple[Cost, ...] = ()
     power_curve: tuple[PowerPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -160,6 +166,11 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def _chosen(self) -> Arm:
         return self.arm(self.chosen)
+
+    @property
+    def at_best(self) -> LatencyPoint | None:
+        """What the least latency of a range would give; ``None`` where one was planned for."""
+        return self.latency_curve[0] if self.latency_range_s and self.latency_curve else None
 
     @property
     def limit_w(self) -> float | None:

@@ -8,6 +8,7 @@ from underclock.report.wording import (
     change_text,
     changes_text,
     clocks_text,
+    duration_text,
     interval_text,
     no_change,
 )
@@ -25,10 +26,21 @@ def saving(plan: Plan) -> str:
     arm = plan.headline
     if arm.cost is None:
         return f"No schedule keeps {change_text(plan.max_slowdown)} time"
+    best = plan.at_best
     if gives_nothing(plan) or no_change(arm):
         faster = plan.objective is Objective.TIME
-        return "No faster step to promise" if faster else "No saving to promise"
-    return changes_text(plan, arm.energy_change, arm.time_change)
+        nothing = "No faster step to promise" if faster else "No saving to promise"
+        if best is None or no_change(best):
+            return nothing
+        least = changes_text(plan, best.energy_change, best.time_change)
+        most, quick = (duration_text(p.latency_s) for p in (plan.latency_curve[-1], best))
+        return f"{nothing} where clocks take {most} to change, {least} where they take {quick}"
+    if best is None or no_change(best):
+        return changes_text(plan, arm.energy_change, arm.time_change)
+    changes = interval_text((arm.energy_change or 0.0, best.energy_change or 0.0))
+    latencies = " and ".join(duration_text(p.latency_s) for p in reversed(plan.latency_curve))
+    time = change_text(arm.time_change)
+    return f"{changes} energy at {time} time, where clocks take {latencies} to change"
 
 
 def basis(plan: Plan) -> str:
@@ -72,10 +84,25 @@ def switching_sentence(plan: Plan) -> str | None:
         return None
     if arm.name is Strategy.BEST_FIXED:
         return "One clock pair holds for the whole step, so no clocks change during it."
-    return (
-        "Changing clocks is taken as free, so this is a bound on what a GPU can follow; a plan "
-        "that is given a latency says what is achievable."
-    )
+    bound = "Changing clocks is taken as free, so this is a bound on what a GPU can follow."
+    return f"{bound} {_safe(plan)}"
+
+
+def _safe(plan: Plan) -> str:
+    """Say what is left of a bound: at latencies that GPUs have, and with one clock pair for all."""
+    told = "`--latency` says what is achievable."
+    if plan.latency_curve:
+        ends = (plan.latency_curve[0], plan.latency_curve[-1])
+        at = " and ".join(
+            f"{change_text(point.energy_change)} at {duration_text(point.latency_s)}"
+            for point in ends
+        )
+        told = f"How long {plan.gpu.name} takes is not known: it would be {at}."
+    fixed = _arm(plan, Strategy.BEST_FIXED)
+    if fixed is None or fixed.cost is None or no_change(fixed):
+        return told
+    one = changes_text(plan, fixed.energy_change, fixed.time_change)
+    return f"{told} Whatever it is, the best fixed clock gives {one}."
 
 
 def _schedule_sentence(plan: Plan) -> str:
@@ -84,7 +111,15 @@ def _schedule_sentence(plan: Plan) -> str:
     if gives_nothing(plan):
         return f"No saving is achievable with {_latency_text(plan)}."
     changes = 0 if plan.schedule is None else plan.schedule.switches
-    return f"This is achievable with {_latency_text(plan)}, {changes} changes of clocks per step."
+    if plan.latency_range_s is None:
+        return (
+            f"This is achievable with {_latency_text(plan)}, {changes} changes of clocks per step."
+        )
+    most = duration_text(plan.latency_range_s[1])
+    return (
+        f"This is achievable at latencies that are reported of GPUs like this one; what is held is "
+        f"for {most}, {changes} changes of clocks per step. `underclock latency` measures it."
+    )
 
 
 def _bound_sentence(plan: Plan) -> str:

@@ -47,18 +47,23 @@ def gives_nothing(plan: Plan) -> bool:
 def lent(plan: Plan) -> tuple[tuple[float, float], ...]:
     """Return what greater time budgets would bring: each, and the energy change expected with it.
 
-    With changes of clocks taken as free, as on the frontier; nothing where time is what is
-    minimised, for then none is lent.
+    As on the frontier that counts; nothing where time is what is minimised, for then none is lent.
     """
+    frontier = frontier_of(plan)
     if plan.objective is Objective.TIME:
         return ()
     return tuple(
         (slowdown, change)
         for slowdown in _LENT
-        if len(plan.frontier) > 1  # a single point knows of nothing else
+        if len(frontier) > 1  # a single point knows of nothing else
         and slowdown > (plan.max_slowdown or 0.0)
-        and (change := expected_energy_change(plan.frontier, slowdown)) is not None
+        and (change := expected_energy_change(frontier, slowdown)) is not None
     )
+
+
+def frontier_of(plan: Plan) -> Sequence[Cost]:
+    """Return the frontier that counts: under the plan's latency where it has one."""
+    return plan.achievable_frontier or plan.frontier
 
 
 def auto_plan_sentence(plan: Plan) -> str | None:
@@ -82,7 +87,7 @@ def auto_plan_sentence(plan: Plan) -> str | None:
 
 def bound_words(plan: Plan) -> str:
     """Say what numbers of the frontier are worth."""
-    if plan.chosen is Strategy.BEST_FIXED:
+    if plan.chosen is Strategy.BEST_FIXED or plan.achievable_frontier:
         return "not promised"
     return "with free switching: a bound, not promised"
 

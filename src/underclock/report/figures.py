@@ -20,7 +20,7 @@ from underclock.report.chart import (
     Series,
     Shade,
 )
-from underclock.report.expected import expected_energy_change
+from underclock.report.expected import expected_energy_change, frontier_of
 from underclock.report.plot import both, draw
 from underclock.report.power_tables import power_chart
 from underclock.report.ranking import top_savings
@@ -70,13 +70,15 @@ def power(plan: Plan) -> str:
 
 
 def shown_frontier(plan: Plan) -> tuple[Cost, ...]:
-    """Return the part of the frontier that is drawn, from its fastest point on."""
-    if not plan.frontier:
-        return ()
+    """Return the part that is drawn of the frontier that counts, from its fastest point on."""
+    return _shown(plan, frontier_of(plan))
+
+
+def _shown(plan: Plan, frontier: Sequence[Cost]) -> tuple[Cost, ...]:
     limit = _slowest_shown(plan)
-    shown = [cost for cost in plan.frontier if cost.time_change <= limit]
-    if 0 < len(shown) < len(plan.frontier):
-        shown.append(_at(plan, limit))
+    shown = [cost for cost in frontier if cost.time_change <= limit]
+    if 0 < len(shown) < len(frontier):
+        shown.append(_at(plan, frontier, limit))
     return tuple(shown)
 
 
@@ -84,8 +86,19 @@ def frontier_chart(plan: Plan) -> Chart:
     """Return the arms over the frontier as a chart."""
     arms = [(arm, arm.cost) for arm in plan.arms if arm.cost is not None]
     seen = [(arm, cost) for arm, cost in arms if arm.name == "auto" or not _is_auto(cost)]
-    line = [_percent(cost) for cost in shown_frontier(plan)]
-    lines = [Series(name="frontier", points=tuple(line), colour=BLUE)] if len(line) > 1 else []
+    # The first line is the one that the page's slider follows.
+    drawn = [("frontier", BLUE, plan.frontier)]
+    if plan.achievable_frontier:
+        drawn = [
+            ("achievable here", GREEN, plan.achievable_frontier),
+            ("with free switching, a bound", BLUE, plan.frontier),
+        ]
+    lines = [
+        Series(name=name, points=tuple(map(_percent, shown)), colour=colour)
+        for name, colour, frontier in drawn
+        if len(shown := _shown(plan, frontier)) > 1
+    ]
+    line = [point for series in lines for point in series.points]
     places = [_percent(cost)[0] for _, cost in arms] + [x for x, _ in line]
     low, high = min(places), 100.0 * _slowest_shown(plan)
     budget = plan.max_slowdown
@@ -170,10 +183,10 @@ def _slowest_shown(plan: Plan) -> float:
     return max(_SHOWN, _BEYOND * max(marks))
 
 
-def _at(plan: Plan, time_change: float) -> Cost:
-    """Return the place of the frontier at a time between two of its points."""
+def _at(plan: Plan, frontier: Sequence[Cost], time_change: float) -> Cost:
+    """Return the place of a frontier at a time between two of its points."""
     auto = plan.arm("auto")
-    energy_change = expected_energy_change(plan.frontier, time_change)
+    energy_change = expected_energy_change(frontier, time_change)
     if energy_change is None or auto.time_s is None or auto.energy_j is None:
         raise AssertionError("between two points, and auto has costs")
     return Cost(

@@ -60,9 +60,19 @@ def latency_tables(plan: Plan) -> tuple[Table, ...]:
     if plan.schedule is not None:
         table.caption = Text(
             f"this plan's own latency: {plan.schedule.latency}, "
-            f"{plan.schedule.switches} switches per step"
+            f"{plan.schedule.switches} switches per step{no_way_text(plan)}"
         )
-    return (table, _proposals_table(plan))
+    return (table, _proposals_table(plan)) if plan.proposals else (table,)
+
+
+def no_way_text(plan: Plan) -> str:
+    """Say that no way to lengthen segments pays, where such ways were looked for; else nothing."""
+    looked = plan.schedule is not None and plan.latency_range_s is None
+    return (
+        "; no way that was tried to lengthen them (larger micro-batches, other orders) saves more"
+        if looked and not plan.proposals
+        else ""
+    )
 
 
 def _proposals_table(plan: Plan) -> Table:

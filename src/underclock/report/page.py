@@ -6,7 +6,7 @@ from typing import Any
 from underclock.records import Plan, Validation
 from underclock.report import answer, expected, figures, ranking, wording
 from underclock.report.axes import MINUS
-from underclock.report.latency_tables import has_latencies
+from underclock.report.latency_tables import has_latencies, no_way_text
 from underclock.report.templating import rendered
 from underclock.units import format_mhz
 
@@ -34,6 +34,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         nothing=expected.gives_nothing(plan),
         all_zero=all(wording.no_change(arm) for arm in plan.arms),
         has_latencies=has_latencies(plan),
+        frontier=expected.frontier_of(plan),
         lent=expected.lent(plan),
         bound=expected.bound_words(plan),
         counts={kernel.name: kernel.count for kernel in plan.runs},
@@ -47,6 +48,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         most_segments=_MOST_SEGMENTS,
         answer=answer,
         auto_sentence=expected.auto_plan_sentence(plan),
+        no_way=no_way_text(plan),
         frontier_figure=figures.frontier(plan),
         frontier_points=[
             (round(cost.time_change, 7), round(cost.energy_change, 7))

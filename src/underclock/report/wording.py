@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from underclock.records import (
     MOST_REPEATS,
+    TOLERANCE,
     Accounting,
     Aggregate,
     Arm,
@@ -117,7 +118,8 @@ def promise_text(plan: Plan) -> str | None:
     if plan.max_slowdown is None:
         return f"{text}, {change_text(arm.time_change)} time (95 %)"
     slower = format_percent(plan.max_slowdown).removeprefix("+")
-    return f"{text} at ≤ {slower} slower (95 %)"
+    kept = "" if plan.accounting is Accounting.ISOLATED else f" + {100.0 * TOLERANCE:.2f}"
+    return f"{text} at ≤ {slower}{kept} slower (95 %)"
 
 
 def margin_text(interval: tuple[float, float] | None) -> str:

@@ -67,7 +67,7 @@ def run_demo(
         write_document(step_file, step, force=force)
     force |= goes_on
     sample_set = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
-    made = plan(sample_set, goal)
+    made = plan(sample_set, goal, latency="known")
     write_document(plan_file, made, force=force)
     validated = validate(made, gpu=_GPU, seed=seed, progress=progress)
     write_document(validation_file, validated, force=force)

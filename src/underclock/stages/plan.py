@@ -42,16 +42,17 @@ from underclock.report.answer import doubt_sentence
 from underclock.report.expected import ONE_PAIR, auto_plan_sentence
 from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.stages.sources import as_samples
-from underclock.stages.switching import Achievable, Switching, achievable
+from underclock.stages.switching import Achievable, Switching, achievable, switching_of
 from underclock.units import format_percent
 
 
-def plan(
+def plan(  # noqa: PLR0913 - a caller's options, flat as on the command line
     samples: SampleSet | str | Path,
     goal: Goal | None = None,
     *,
     baseline: Clocks | None = None,
     switching: Switching | None = None,
+    latency: str | None = None,
     raw: bool | None = None,
     isolated: bool = False,
     progress: Progress | None = None,
@@ -65,6 +66,8 @@ def plan(
             fastest clocks that every kernel has.
         switching: What changing clocks takes; by default nothing, as in arXiv 2601.08539. With it
             the plan gains the arm ``achievable``, its schedule and the curve over the latency.
+        latency: The same in words: ``known``, ``free``, ``measured``, ``6ms`` or a file of
+            latencies, as `underclock plan --latency` takes it.
         raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
             2601.08539. By default a model is fitted to all samples together, and the time budget
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
@@ -74,12 +77,16 @@ def plan(
             next.
 
     Raises:
-        UsageError: Switching with an objective that has no time budget.
+        UsageError: Switching with an objective that has no time budget, or said twice.
         DataError: The samples cannot be planned on, or the latencies are another GPU's.
         InfeasibleError: No choice meets the time budget.
     """
     goal = goal or Goal()
     sample_set = as_samples(samples)
+    if latency is not None:
+        if switching is not None:
+            raise UsageError("the latency is given twice", hint="give switching or latency")
+        switching = switching_of(latency, sample_set, goal, samples)
     whole = is_only_whole(sample_set)
     if whole:
         goal = _of_the_step(goal, switching)
@@ -99,7 +106,7 @@ def plan(
             goal = _within_confidence(goal, risk, compared)
         sure = risk if isinstance(risk, CostEstimate) else None
         gained = achievable(sample_set, table, goal, switching, compared, progress, sure)
-    return _plan(sample_set, goal, costs, compared, gained)
+    return _plan(sample_set, goal, costs, compared, gained, switching)
 
 
 def _of_the_step(goal: Goal, switching: Switching | None) -> Goal:
@@ -150,6 +157,7 @@ def _plan(
     costs: PlanCosts,
     compared: ComparedStrategies,
     gained: Achievable,
+    switching: Switching | None,
 ) -> Plan:
     """Write down what was decided."""
     table = costs.table
@@ -183,7 +191,9 @@ def _plan(
         provenance=sample_set.provenance,
         version=underclock.__version__,
         schedule=gained.schedule,
+        latency_range_s=None if switching is None else switching.range_s,
         latency_curve=gained.curve,
+        achievable_frontier=gained.frontier,
         power_curve=_power_curve(sample_set, goal, costs.known),
         proposals=gained.proposals,
         warnings=(*table.warnings, *told, *gained.warnings, *_nothing_to_choose(sample_set)),

@@ -1,25 +1,44 @@
 """What changing clocks takes, and what a plan gains where it is not free."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from underclock.core.costs.only_whole import is_only_whole
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import (
+    QUICK,
+    SOLVER,
     ScheduleRisk,
     achieved,
     as_record,
     fastest_change,
 )
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import Progress, latency_curve
+from underclock.core.planning.latency_curve import Own, Progress, budget_curve, latency_curve
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
 from underclock.errors import UsageError
-from underclock.records import Arm, ClockSchedule, LatencyPoint, Proposal, SampleSet
+from underclock.gpus.switching import reported_latency
+from underclock.records import (
+    Arm,
+    ClockSchedule,
+    Cost,
+    Granularity,
+    LatencyPoint,
+    Objective,
+    Proposal,
+    SampleSet,
+)
 from underclock.records.latencies import LatencyTable
 from underclock.store import read_document
-from underclock.units import format_percent, parse_duration
+from underclock.units import format_duration, format_percent, parse_duration
+
+KNOWN = "known"
+"""What is written for whatever is known of the GPU."""
+_FREE = {"free", "ideal"}
+_ASSUMED_S = (1e-3, 6e-3, 20e-3, 0.15)  # of a GPU of which nothing is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +55,10 @@ class Switching:
     """Whether to plan at other latencies too, and with longer segments."""
     wording: str = "as measured"
     """Which latency it is, in words."""
+    range_s: tuple[float, float] | None = None
+    """The least and the greatest latency reported, where it is the greatest that is planned for."""
+    is_known: bool = True
+    """Whether any is; else other latencies are planned at, and nothing is held."""
 
     def __post_init__(self) -> None:
         """Reject limits that mean nothing."""
@@ -51,25 +74,31 @@ class Switching:
         )
 
 
-def latencies_of(text: str, samples: Path) -> Switching | None:
+def latencies_of(text: str, samples: Path | None) -> Switching | None:
     """Read what a user writes after ``--latency``.
 
     Args:
-        text: ``ideal``, ``measured``, a duration such as ``6ms``, or a file that `underclock
+        text: ``free``, ``measured``, a duration such as ``6ms``, or a file that `underclock
             latency` wrote.
-        samples: The samples planned on; ``measured`` is looked for beside them.
+        samples: The samples planned on; ``measured`` is looked for beside them. ``None`` where they
+            are no file.
 
     Returns:
-        ``None`` for ``ideal``.
+        ``None`` for ``free``, and for no time at all.
 
     Raises:
         UsageError: It is none of these, or nothing was measured.
         DataError: The file cannot be read.
     """
-    if text == "ideal":
+    if text in _FREE:
         return None
     if text == "measured":
-        beside = samples.with_suffix(".latency.json")
+        beside = None if samples is None else samples.with_suffix(".latency.json")
+        if beside is None:
+            raise UsageError(
+                "these samples are no file, so no measured latencies can lie beside them",
+                hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
+            )
         if not beside.is_file():
             raise UsageError(
                 f"there are no measured latencies beside {samples}",
@@ -80,7 +109,68 @@ def latencies_of(text: str, samples: Path) -> Switching | None:
     if path.is_file():
         return Switching(latencies=read_document(path, LatencyTable), wording=f"of {path.name}")
     duration_s = parse_duration(text)
+    if duration_s == 0.0:
+        return None
     return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
+
+
+def switching_of(
+    text: str, sample_set: SampleSet, goal: Goal, samples: SampleSet | str | Path
+) -> Switching | None:
+    """Return what changing clocks takes, in a user's words: as `latencies_of`, and ``known``.
+
+    Args:
+        text: The words.
+        sample_set: What is planned on.
+        goal: What for.
+        samples: The same as it was given; measured latencies may lie beside a file.
+
+    Raises:
+        UsageError: As of `latencies_of`.
+        DataError: Likewise.
+    """
+    file = None if isinstance(samples, SampleSet) else Path(samples)
+    return known_switching(sample_set, goal, file) if text == KNOWN else latencies_of(text, file)
+
+
+def known_switching(sample_set: SampleSet, goal: Goal, samples: Path | None) -> Switching | None:
+    """Return what is known of how long this GPU takes to change clocks: measured, else reported.
+
+    Plans at it look less far than those at a latency that the user names, for nobody asked.
+
+    Args:
+        sample_set: What is planned on.
+        goal: What for.
+        samples: Its file; measured latencies may lie beside it.
+
+    Returns:
+        ``None`` where clocks would not change within the step, or none could be planned to.
+
+    Raises:
+        DataError: What lies beside the samples cannot be read.
+    """
+    if (
+        goal.objective is not Objective.WASTE
+        or goal.granularity is Granularity.STEP
+        or is_only_whole(sample_set)
+        or not sample_set.order
+    ):
+        return None
+    if samples is not None and samples.with_suffix(".latency.json").is_file():
+        measured = latencies_of("measured", samples)
+        if measured is not None and measured.latencies.gpu in {None, sample_set.gpu}:
+            return replace(measured, curve=False)
+    reported = reported_latency(sample_set.gpu.name)
+    if reported is None:
+        return Switching(latencies=LatencyTable.free(), curve=False, is_known=False)
+    least_s, most_s = reported.least_s, reported.most_s
+    words = f"{format_duration(most_s)}, reported {reported.source}"
+    return Switching(
+        latencies=LatencyTable.constant(most_s),
+        curve=False,
+        wording=words,
+        range_s=(least_s, most_s) if least_s < most_s else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +180,7 @@ class Achievable:
     arms: tuple[Arm, ...] = ()
     schedule: ClockSchedule | None = None
     curve: tuple[LatencyPoint, ...] = ()
+    frontier: tuple[Cost, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -111,10 +202,15 @@ def achievable(
     latencies = switching.latencies
     warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
     rules = switching.rules(goal.max_slowdown)
-    starts = list(compared.settings.values())
-    problem = sequence_problem(table, sample_set.order, rules)
-    arm, solution = achieved(table, problem, starts, risk)
+    order, starts = sample_set.order, list(compared.settings.values())
+    if not switching.is_known:
+        curve = latency_curve(table, order, rules, starts, progress, latencies_s=_ASSUMED_S)
+        return Achievable(curve=curve)
+    problem = sequence_problem(table, order, rules)
+    solver = QUICK if switching.range_s else SOLVER
+    arm, solution, aim = achieved(table, problem, starts, risk, solver)
     schedule = None
+    frontier: tuple[Cost, ...] = ()
     if arm.cost is None:
         least = format_percent(fastest_change(table, problem))
         warnings += (
@@ -124,12 +220,27 @@ def achievable(
         schedule = as_record(
             table, problem, solution, latencies=latencies, wording=switching.wording
         )
-    if not switching.curve:
-        return Achievable(arms=(arm,), schedule=schedule, warnings=warnings)
-    return Achievable(
-        arms=(arm,),
-        schedule=schedule,
-        curve=latency_curve(table, sample_set.order, rules, starts, progress),
-        proposals=proposals(table, sample_set.order, rules, progress),
-        warnings=warnings,
+        per_launch = [*(start[problem.order] for start in starts), solution.choice]
+        kept = aim - goal.max_slowdown
+        frontier = budget_curve(table, problem, arm.cost, kept, per_launch)
+    found = Achievable(arms=(arm,), schedule=schedule, frontier=frontier, warnings=warnings)
+    if not switching.curve and switching.range_s is None:
+        return found
+    # Whatever the plan keeps below its budget, for want of sureness, its curves keep as well.
+    aimed = replace(rules, max_slowdown=aim)
+    constant_s = latencies.constant_s
+    own = None if constant_s is None or arm.cost is None else Own(constant_s, arm, solution)
+    if switching.range_s is not None:
+        curve = latency_curve(table, order, aimed, starts, latencies_s=switching.range_s, own=own)
+        return replace(found, curve=curve)
+    return replace(
+        found,
+        curve=latency_curve(table, order, aimed, starts, progress, own=own),
+        proposals=proposals(
+            table,
+            order,
+            aimed,
+            progress,
+            below=math.inf if arm.energy_change is None else arm.energy_change,
+        ),
     )

@@ -1,5 +1,7 @@
 """What a plan answers first, in the terminal and on the page."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -10,6 +12,7 @@ from underclock.records import (
     Arm,
     Clocks,
     Granularity,
+    LatencyPoint,
     Plan,
     Status,
     Strategy,
@@ -205,3 +208,48 @@ def test_an_auto_plan_does_not_deny_what_another_arm_saves() -> None:
     assert "no other clocks surely save energy" not in said
     assert "(kernel, local) do not surely save energy" in said
     assert "pass-level does, -8.25 %" in said
+
+
+def test_where_a_range_is_reported_both_ends_are_the_headline() -> None:
+    best = LatencyPoint(latency_s=6e-3, time_change=0.0, energy_change=-0.11, switches=12, gap=0.0)
+    worst = LatencyPoint(
+        latency_s=0.15, time_change=-0.001, energy_change=-0.0512, switches=2, gap=0.0
+    )
+    plan = msgspec.structs.replace(
+        LATENCY_PLAN, latency_range_s=(6e-3, 0.15), latency_curve=(best, worst), proposals=()
+    )
+    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+
+    assert said.startswith(
+        "-5.12 to -11.00 % energy at -0.10 % time, where clocks take 150 ms and 6 ms to change"
+    )
+    assert "what is held is for 150 ms, 2 changes of clocks per step" in said
+    assert "With free switching, a bound: -15.64 % energy" in said
+    assert "proposed" not in said
+    assert "no way" not in said  # none was looked for
+
+
+def test_without_a_latency_the_bound_names_what_is_safe() -> None:
+    said = " ".join("".join(printed(part) for part in plan_tables(with_plan())).split())
+
+    assert "this is a bound on what a GPU can follow" in said
+    assert "Whatever it is, the best fixed clock gives -1.13 % energy at -0.04 % time" in said
+
+
+def test_the_slider_follows_what_is_achievable_where_a_latency_is_given() -> None:
+    line = (cost(-0.001, -0.0512), cost(0.01, -0.07), cost(0.02, -0.08))
+    text = page(msgspec.structs.replace(LATENCY_PLAN, achievable_frontier=line), None)
+
+    points = json.loads(text.split('id="frontier-points">')[1].split("<")[0])
+    assert points == [[-0.001, -0.0512], [0.01, -0.07], [0.02, -0.08]]
+    first = text.split("<polyline points=")[1].split("/>")[0]
+    assert first.count(",") == len(line)  # the mark moves on the line of these very points
+
+
+def test_where_longer_segments_were_looked_for_and_none_pays_that_is_said() -> None:
+    plan = msgspec.structs.replace(LATENCY_PLAN, proposals=())
+    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+
+    assert "no way that was tried to lengthen them" in said
+    assert "no way that was tried to lengthen them" in Seen(page(plan, None)).text
+    assert "proposed" not in said

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -45,7 +45,8 @@ _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 
 SOLVER = CyclicExact(gap=1e-4, effort=600_000, max_labels=1_000_000, component_labels=50_000)
 """Stops at a ten-thousandth of the energy, or after half a second of looking."""
-_QUICK = CyclicExact(gap=1e-3, effort=60_000, max_labels=100_000, component_labels=5_000)
+QUICK = CyclicExact(gap=1e-3, effort=60_000, max_labels=100_000, component_labels=5_000)
+"""Looks a tenth as far."""
 _WINDOW_ROUNDS = 3  # schedules looked for at multipliers of windows
 _FEW_LABELS = 20_000
 
@@ -58,12 +59,21 @@ class ScheduleRisk(Protocol):
         ...
 
 
+class Achieved(NamedTuple):
+    """A schedule, what it costs, and the time budget that the solver was given to find it."""
+
+    arm: Arm
+    schedule: Schedule
+    aim: float
+
+
 def achieved(
     table: CostTable,
     problem: SequenceProblem,
     per_kernel: Sequence[Ints],
     risk: ScheduleRisk | None = None,
-) -> tuple[Arm, Schedule]:
+    solver: CyclicExact = SOLVER,
+) -> Achieved:
     """Find the best schedule, no worse than any given choice that keeps the rules.
 
     Where costs are those of the step, the solver knows nothing of the cap, and expected costs are
@@ -75,20 +85,23 @@ def achieved(
         problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
         risk: How sure the costs of the step are; ``None`` takes them as certain.
+        solver: How far to look.
     """
     starts = [choice[problem.order] for choice in per_kernel]
     if table.power_cap is None:
-        schedule = SOLVER.solve(problem, starts)
-        return _arm(schedule, schedule_cost(table, problem, schedule), None), schedule
-    step = _Step(table=table, problem=problem, starts=starts, risk=risk)
+        schedule = solver.solve(problem, starts)
+        arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
+        return Achieved(arm, schedule, problem.budget_s / table.auto_time_s - 1.0)
+    step = _Step(table=table, problem=problem, starts=starts, risk=risk, solver=solver)
     found = step.aimed()
     if step.is_held:
         found = step.better(found, step.below())
     found = step.better(found, step.given())
     if found is not None:
-        return found.arm, found.schedule
+        return Achieved(found.arm, found.schedule, step.aim)
     if step.budget < 0.0:
-        return Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE), infeasible()
+        arm = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
+        return Achieved(arm, infeasible(), step.aim)
     schedule = Schedule(
         status=Status.BOUNDED,
         choice=np.full(len(problem.order), table.baseline),
@@ -97,7 +110,8 @@ def achieved(
         bound_j=min(step.bound_j, table.auto_energy_j),
         switches=0,
     )
-    return _arm(schedule, schedule_cost(table, problem, schedule), None), schedule
+    arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
+    return Achieved(arm, schedule, step.aim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +132,8 @@ class _Step:
         problem: What to keep.
         starts: Schedules to start from. Shapes (n,).
         risk: How sure the costs of the step are.
+        solver: How far to look.
+        aim: The last that a schedule was found at that keeps the budget; to begin with the first.
         bound_j: No schedule that keeps the budget and the limit takes less.
         is_held: Whether the cap holds a schedule that was looked at.
     """
@@ -126,8 +142,14 @@ class _Step:
     problem: SequenceProblem
     starts: list[Ints]
     risk: ScheduleRisk | None
+    solver: CyclicExact
+    aim: float = math.nan
     bound_j: float = math.inf
     is_held: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin at the whole budget."""
+        self.aim = self.budget + 0.5 * TOLERANCE
 
     @property
     def budget(self) -> float:
@@ -140,16 +162,17 @@ class _Step:
         Returns:
             ``None`` where none that saves keeps it.
         """
-        aim = self.budget + 0.5 * TOLERANCE
+        aim = self.aim
         best: _Kept | None = None
         for _ in range(_ROUNDS):
-            schedule = SOLVER.solve(self._at(aim), self.starts)
+            schedule = self.solver.solve(self._at(aim), self.starts)
             self.bound_j = min(self.bound_j, schedule.bound_j)
             if schedule.status is Status.INFEASIBLE:
                 break
             self.is_held = self.is_held or is_held(self.table, schedule.choice)
             overrun, kept = self._kept(schedule)
             better = self.better(best, kept)
+            self.aim = aim if better is kept is not None else self.aim
             if -_LITTLE <= overrun <= _SMALL or (best is not None and better is best):
                 return better
             best = better
@@ -170,7 +193,7 @@ class _Step:
 
         choice = WindowedSequence(
             problem=problem, windows=windows_of(cap), judge=settled_j
-        ).cheapest(_QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
+        ).cheapest(QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
         return None if choice is None else self._kept(self._of(choice))[1]
 
     def given(self) -> _Kept | None:

@@ -5,15 +5,16 @@ Shape letters: K kernels.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.costs.table import CostTable
-from underclock.core.planning.achievable import SOLVER, schedule_cost
+from underclock.core.planning.achievable import QUICK, SOLVER, schedule_cost
 from underclock.core.planning.sequence import Rules, sequence_problem
-from underclock.core.switching import SequenceProblem, infeasible
-from underclock.records import LatencyPoint
+from underclock.core.switching import Schedule, SequenceProblem, infeasible
+from underclock.records import Arm, Cost, LatencyPoint
 from underclock.records.latencies import LatencyTable
 from underclock.units import format_duration
 
@@ -30,6 +31,16 @@ KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
 """Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
 
 CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
+_BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)  # as fractions above auto
+_ROUNDING = 1e-9  # of auto's time or energy
+
+
+class Own(NamedTuple):
+    """What a plan holds, which stands on its curve as it is: one latency has one number."""
+
+    latency_s: float
+    arm: Arm
+    schedule: Schedule
 
 
 def latency_curve(
@@ -38,6 +49,9 @@ def latency_curve(
     rules: Rules,
     per_kernel: Sequence[Ints],
     progress: Progress | None = None,
+    *,
+    latencies_s: Sequence[float] = (),
+    own: Own | None = None,
 ) -> tuple[LatencyPoint, ...]:
     """Plan at every latency of a curve.
 
@@ -49,6 +63,8 @@ def latency_curve(
         rules: All but the latencies.
         per_kernel: Choices to start from. Shapes (K,).
         progress: Told before every latency, and at the end.
+        latencies_s: Where to plan, looking less far; by default everywhere.
+        own: What the plan holds, where its latency is one of this kind.
 
     Raises:
         DataError: As `achievable.sequence_problem`.
@@ -59,19 +75,23 @@ def latency_curve(
     problem = sequence_problem(table, order, free)
     points: list[LatencyPoint] = []
     starts = [choice[problem.order] for choice in per_kernel]
-    latencies_s = sorted({*CURVE_S, *hardware}, reverse=True)
+    solver = QUICK if latencies_s else SOLVER
+    latencies_s = latencies_s or (*CURVE_S, *hardware)
+    downwards_s = sorted({*latencies_s, *(() if own is None else (own.latency_s,))}, reverse=True)
     # What cannot be done at the shortest latency cannot be at a longer one.
-    shortest = SOLVER.solve(_at(problem, rules, latencies_s[-1]), starts)
+    shortest = solver.solve(_at(problem, rules, downwards_s[-1]), starts)
     schedule = infeasible()
     # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
-    for latency_s in latencies_s:
-        tell(len(points), len(latencies_s), f"plans at a latency of {format_duration(latency_s)}")
-        if schedule.energy_j * (1.0 - SOLVER.gap) <= shortest.bound_j:
+    for latency_s in downwards_s:
+        tell(len(points), len(downwards_s), f"plans at a latency of {format_duration(latency_s)}")
+        if own is not None and latency_s == own.latency_s:
+            schedule = own.schedule
+        elif schedule.energy_j * (1.0 - solver.gap) <= shortest.bound_j:
             least_j = min(shortest.bound_j, schedule.energy_j)
             schedule = dataclasses.replace(schedule, bound_j=least_j)
         else:
             previous = [] if schedule.gap is None else [schedule.choice]
-            schedule = SOLVER.solve(_at(problem, rules, latency_s), [*starts, *previous])
+            schedule = solver.solve(_at(problem, rules, latency_s), [*starts, *previous])
         cost = schedule_cost(table, problem, schedule)
         points.append(
             LatencyPoint(
@@ -79,12 +99,48 @@ def latency_curve(
                 time_change=cost.time_change if cost else None,
                 energy_change=cost.energy_change if cost else None,
                 switches=schedule.switches if cost else None,
-                gap=schedule.gap,
+                gap=own.arm.gap if own and schedule is own.schedule else schedule.gap,
                 hardware=hardware.get(latency_s, ""),
             )
         )
     tell(len(points), len(points), "plans at other latencies")
     return tuple(reversed(points))
+
+
+def budget_curve(
+    table: CostTable, problem: SequenceProblem, own: Cost, kept: float, starts: Sequence[Ints]
+) -> tuple[Cost, ...]:
+    """Plan at other time budgets, under the same latency.
+
+    Args:
+        table: What every kernel costs.
+        problem: What the plan's schedule solves.
+        own: What that costs.
+        kept: How much more time the solver was given than the plan's own budget, to keep that.
+        starts: Schedules to start from. Shapes (n,).
+
+    Returns:
+        What schedules cost, fastest first, the plan's own among them; energy falls.
+    """
+    found = []
+    tried = list(starts)
+    for budget in _BUDGETS:
+        budget_s = table.auto_time_s * (1.0 + budget + kept)
+        schedule = QUICK.solve(dataclasses.replace(problem, budget_s=budget_s), tried)
+        cost = schedule_cost(table, problem, schedule)
+        if cost is not None:
+            found.append(cost)
+            tried = [*starts, schedule.choice]
+    beside = [
+        cost
+        for cost in found
+        if (cost.time_change - own.time_change) * (cost.energy_change - own.energy_change) < 0.0
+    ]
+    falling: list[Cost] = []
+    for cost in sorted([own, *beside], key=lambda cost: (cost.time_change, cost.energy_change)):
+        if not falling or cost.energy_change < falling[-1].energy_change - _ROUNDING:
+            falling.append(cost)
+    return tuple(falling)
 
 
 def _at(problem: SequenceProblem, rules: Rules, latency_s: float) -> SequenceProblem:

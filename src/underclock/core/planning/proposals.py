@@ -5,6 +5,7 @@ and proposed with what it would save. Shape letters: K kernels, S settings, n in
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,10 +20,16 @@ from underclock.records import Kernel, Pass, Proposal, Status
 
 _BATCHES = (2, 4)
 _MICRO_BATCHES = 4
+_WORTH = 0.001  # of auto's energy
 
 
 def proposals(
-    table: CostTable, order: Sequence[int], rules: Rules, progress: Progress | None = None
+    table: CostTable,
+    order: Sequence[int],
+    rules: Rules,
+    progress: Progress | None = None,
+    *,
+    below: float = math.inf,
 ) -> tuple[Proposal, ...]:
     """Plan every proposal under the same rules.
 
@@ -31,6 +38,8 @@ def proposals(
         order: The launch sequence, of one micro-batch and the optimizer.
         rules: What to keep.
         progress: Told before every proposal, and at the end.
+        below: What the step as it is changes in energy: what is not better by a tenth of a point
+            does not pay.
 
     Returns:
         The greatest saving first; those that no schedule can follow are left out.
@@ -58,7 +67,8 @@ def proposals(
             )
         )
     tell(len(changed_steps), len(changed_steps), "plans longer segments")
-    return tuple(sorted(planned, key=lambda proposal: proposal.energy_change))
+    better = [proposal for proposal in planned if proposal.energy_change < below - _WORTH]
+    return tuple(sorted(better, key=lambda proposal: proposal.energy_change))
 
 
 def _changed_steps(

@@ -62,7 +62,7 @@ def rules(latency_s: float = 1e-4, **fields: object) -> Rules:
 
 def plan(costs: CostTable, kept: Rules) -> tuple[float, float, int]:
     problem = sequence_problem(costs, order_of(costs), kept)
-    arm, schedule = achieved(costs, problem, [np.full(len(costs.kernels), costs.baseline)])
+    arm, schedule, _ = achieved(costs, problem, [np.full(len(costs.kernels), costs.baseline)])
     assert arm.cost is not None
     assert not violations(problem, schedule.choice)
     return arm.cost.time_change, arm.cost.energy_change, schedule.switches
@@ -89,7 +89,7 @@ def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed:
     costs = table(seed=seed)
     arms = compare_strategies(costs, Goal(max_slowdown=0.02))
     problem = sequence_problem(costs, order_of(costs), rules(5e-3, max_slowdown=0.02))
-    arm, _ = achieved(costs, problem, list(arms.settings.values()))
+    arm, *_ = achieved(costs, problem, list(arms.settings.values()))
     assert arm.energy_change is not None
     for name, setting in arms.settings.items():
         if not violations(problem, setting[problem.order]):
@@ -297,7 +297,7 @@ def test_rules_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
 def test_a_budget_nobody_meets_says_what_the_fastest_takes() -> None:
     costs = table()
     problem = sequence_problem(costs, order_of(costs), rules(max_slowdown=-0.5))
-    arm, schedule = achieved(costs, problem, [])
+    arm, schedule, _ = achieved(costs, problem, [])
     assert arm.cost is None
     assert schedule.status is Status.INFEASIBLE
     assert fastest_change(costs, problem) == pytest.approx(0.0, abs=1e-9)
@@ -310,7 +310,7 @@ def test_a_schedule_is_told_as_its_segments() -> None:
     costs = table()
     order = order_of(costs)
     problem = sequence_problem(costs, order, rules(max_slowdown=0.02))
-    _, schedule = achieved(costs, problem, [])
+    _, schedule, _ = achieved(costs, problem, [])
     told = as_record(
         costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
     )

@@ -230,7 +230,7 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     found = _found(0.0, 0.0)
     rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
     problem = sequence_problem(found.table, _ORDER, rules)
-    arm, schedule = achieved(found.table, problem, list(_solved().settings.values()), found)
+    arm, schedule, _ = achieved(found.table, problem, list(_solved().settings.values()), found)
     drawn = as_record(
         found.table, problem, schedule, latencies=rules.latencies, wording="a constant one"
     )

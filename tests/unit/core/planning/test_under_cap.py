@@ -305,7 +305,7 @@ def test_one_clock_for_all_is_the_fastest_as_it_settles() -> None:
 def schedule(table: CostTable, budget: float, latency_s: float, sure: Sure | None = None) -> Arm:
     rules = Rules(latencies=LatencyTable.constant(latency_s), max_slowdown=budget)
     problem = sequence_problem(table, order_of(table).tolist(), rules)
-    arm, found = achieved(table, problem, [np.full(3, table.baseline)], sure)
+    arm, found, _ = achieved(table, problem, [np.full(3, table.baseline)], sure)
     if arm.cost is not None:
         cost = schedule_cost(table, problem, found)
         assert cost is not None
@@ -367,7 +367,7 @@ def test_a_schedule_that_the_cap_holds_claims_no_more_than_its_gap() -> None:
         table = step(seed, limit=0.7, each=6)
         rules = Rules(latencies=LatencyTable.free(), max_slowdown=budget)
         problem = sequence_problem(table, order_of(table).tolist(), rules)
-        arm, found = achieved(table, problem, [])
+        arm, found, _ = achieved(table, problem, [])
         if arm.cost is not None and is_held(table, found.choice):
             arms.append(arm)
             assert arm.energy_j is not None
