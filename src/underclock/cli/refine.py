@@ -55,6 +55,7 @@ def command(
     from underclock.report import plan_tables
     from underclock.stages.plan import plan as plan_on
     from underclock.stages.refine import refine
+    from underclock.stages.switching import switching_as_of
     from underclock.store import read_document
 
     given = read_document(plan, Plan)
@@ -69,7 +70,9 @@ def command(
         )
     goal = Goal.of(given)
     with share_bar("planning"):
-        refined = plan_on(sample_set, goal, baseline=given.baseline)
+        refined = plan_on(
+            sample_set, goal, baseline=given.baseline, switching=switching_as_of(given)
+        )
 
     def shown() -> None:
         print_table(*plan_tables(refined))
@@ -87,7 +90,7 @@ def _beside(output: Path) -> Path:
 
 def _compared(refined: Plan, given: Plan, sample_set: SampleSet) -> str:
     """Say what refining changed, and what it took."""
-    new, old = refined.promise, given.promise
+    new, old = (plan.headline.cost or plan.promise for plan in (refined, given))
     return (
         f"refined with {len(sample_set.samples) + len(sample_set.in_situ)} samples: "
         f"energy {format_percent(new.energy_change)}, time {format_percent(new.time_change)}; "

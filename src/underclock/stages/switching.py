@@ -28,6 +28,7 @@ from underclock.records import (
     Granularity,
     LatencyPoint,
     Objective,
+    Plan,
     Proposal,
     SampleSet,
 )
@@ -131,6 +132,18 @@ def switching_of(
     """
     file = None if isinstance(samples, SampleSet) else Path(samples)
     return known_switching(sample_set, goal, file) if text == KNOWN else latencies_of(text, file)
+
+
+def switching_as_of(plan: Plan) -> Switching | None:
+    """Return what a plan took changing clocks to take; ``None`` where that was nothing."""
+    if plan.schedule is None:
+        return None
+    return Switching(
+        latencies=plan.schedule.latencies,
+        curve=False,
+        wording=plan.schedule.latency,
+        range_s=plan.latency_range_s,
+    )
 
 
 def known_switching(sample_set: SampleSet, goal: Goal, samples: Path | None) -> Switching | None:
