@@ -1,12 +1,19 @@
 """Work for a conductor that is about to be killed: it sets one thing after the other."""
 
+import sys
 import time
 from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
+from underclock.errors import UnderclockError
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
+from underclock.hw.ways_to_set import settable_gpu
+from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.armed import Armed
+from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.restore import restore_left
 
 PERIOD_S = 2e-3
 _CHANGES: tuple[tuple[Setting, Value], ...] = (
@@ -45,3 +52,31 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Restless:
     work = Restless(gpu, int(options["first"]) % len(_CHANGES))
     work.wake(time.monotonic())
     return work
+
+
+def launch() -> None:
+    """Start a conductor with this work, as `underclock run` does, and wait for its end.
+
+    Where that ends without a word, or is stopped and its watcher too, undo what they left.
+    """
+    uuid, first, trainer = sys.argv[1:]
+
+    def rescue() -> None:
+        with nvml_session():
+            restore_left(runtime_folder(), [uuid], settable_gpu)
+
+    conducting = Conducting.start(
+        [uuid],
+        work="kills_work:begin",
+        options={"first": int(first)},
+        rescue=rescue,
+        trainer_pid=int(trainer),
+    )
+    print(conducting.process.pid, flush=True)
+    try:
+        conducting.armed()
+        print("armed", flush=True)
+        conducting.ended()
+    except UnderclockError:
+        rescue()
+    conducting.close()

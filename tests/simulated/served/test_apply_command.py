@@ -271,9 +271,8 @@ def _hostile(folder: Path, journal: str, lock: str) -> None:
 
 
 @as_root
-def test_no_user_steers_what_root_restores(
-    rig: Rig,
-) -> None:
+@pytest.mark.parametrize("is_held", [True, False])
+def test_no_user_steers_what_root_restores(*, is_held: bool, rig: Rig) -> None:
     """He takes nothing off a live run, has nobody killed, and fails and hangs nothing."""
     temporary = Path(tempfile.mkdtemp())
     temporary.chmod(0o755)
@@ -292,7 +291,8 @@ def test_no_user_steers_what_root_restores(
         (temporary / "underclock-7").symlink_to(rig.folder)
         (temporary / "underclock-x").mkdir()
         holding = os.open(theirs / f"{rig.uuid}.lock", os.O_RDWR)
-        fcntl.flock(holding, fcntl.LOCK_EX)
+        if is_held:
+            fcntl.flock(holding, fcntl.LOCK_EX)
 
         begun_s = time.monotonic()
         subprocess.run(_for_others(temporary), check=True, timeout=20)

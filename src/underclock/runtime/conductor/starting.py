@@ -12,7 +12,7 @@ from underclock.errors import DeviceError, UnderclockError
 from underclock.runtime.conductor.hearing import can_be_read
 from underclock.runtime.undo.processes import Process, StoppedLook
 
-LOOK_S = 0.5
+LOOK_S = 0.05
 """Between looks whether it was stopped."""
 _CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
