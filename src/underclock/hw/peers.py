@@ -1,9 +1,16 @@
-"""Who is at the other end of a Unix socket, and whether it still lives."""
+"""Who is at the other end of a Unix socket, whether it still lives, and who computes on a GPU."""
 
+import contextlib
 import os
 import select
 import socket
 import struct
+from pathlib import Path
+
+import pynvml
+
+from underclock.errors import NotSupportedError
+from underclock.hw.nvml_calls import call
 
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
@@ -43,3 +50,22 @@ class Life:
         for fd in self.fds:
             os.close(fd)
         self.fds = ()
+
+
+def computing(uuid: str) -> set[int]:
+    """Return which users compute on a GPU; inside an `nvml_session`.
+
+    Raises:
+        UnderclockError: The driver does not tell.
+    """
+    handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    running = list(call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
+    with contextlib.suppress(NotSupportedError):  # a driver that lists no clients of MPS apart
+        running += call("list processes", pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
+    users = set()
+    for process in running:
+        try:
+            users.add(Path(f"/proc/{process.pid}").stat().st_uid)
+        except OSError:  # it has ended, or is of another container
+            continue
+    return users

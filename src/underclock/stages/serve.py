@@ -9,11 +9,11 @@ from underclock.errors import NotPermittedError, UsageError
 from underclock.hw import nvml_calls as nvml
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.owners import Owners, rules_in
 from underclock.hw.permission import may_set
 from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.socket_file import listening
 from underclock.runtime.conductor.leases import LIMIT_S, Terms
+from underclock.runtime.conductor.owners import Owners, rules_in
 from underclock.runtime.conductor.process import asked_to_end
 from underclock.runtime.conductor.serving import Service
 from underclock.runtime.undo.ownership import runtime_folder
@@ -41,10 +41,10 @@ def serve(
 
     Raises:
         UsageError: No such group or limit, rules that cannot be read, or a socket that cannot be.
-        NotPermittedError: This process may not set GPUs itself, or others may write the rules.
+        NotPermittedError: This process may not set GPUs itself.
         DeviceError: There is no driver.
     """
-    gid, owners = _gid(group), Owners(rules_in(rules))
+    gid, owners = _gid(group), Owners(rules_in(rules), uid=os.geteuid())
     with nvml.nvml_session(), asked_to_end() as asked:
         nvml.check_writable("set clocks for others")
         if not may_set():

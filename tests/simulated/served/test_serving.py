@@ -17,27 +17,27 @@ from pathlib import Path
 
 import pytest
 
-from hostile import connect, ending, framed
+from hostile import connect, ending, framed, named_peer
 from underclock.cli import main
 from underclock.errors import DataError, DeviceError, NotPermittedError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.leased import HELPER, Helper, HelperGoneError, LeasedGpu, served_by
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
-from underclock.hw.owners import Owners, Policy, Rules
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
-from underclock.hw.wire import Gone, Reader, send
+from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.runtime.conductor.leases import SILENT_S, Terms
+from underclock.runtime.conductor.owners import Owners, Policy, Rules
 from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
 from underclock.testing import Control, Served, served_gpus, simulated_driver
 
-_LIMIT_S = 20.0
+_LIMIT_S = 200.0
 
 Comes = Callable[[Callable[[], bool]], None]
 
@@ -62,6 +62,7 @@ class _Serving:
     path: Path
     clock: _Ahead = field(default_factory=_Ahead)
     said: list[str] = field(default_factory=list)
+    computing: set[int] = field(default_factory=set)
 
     def poke(self) -> None:
         """Have it look at the time."""
@@ -83,10 +84,10 @@ def serving(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             folder=folder,
             clock=made.clock,
             tell=made.said.append,
-            owners=Owners(Rules(policy=Policy.ANY)),
+            owners=Owners(Rules(), uid=os.getuid(), computing=lambda _uuid: made.computing),
             limit_s=_LIMIT_S,
         )
-        service = Service(gpus, terms, pid=7, uid=os.getuid())
+        service = Service(gpus, terms, pid=7, uid=os.getuid(), peer=named_peer)
         thread = threading.Thread(target=service.run, args=(server, wakes))
         thread.start()
         try:
@@ -200,14 +201,91 @@ def test_a_lease_has_a_limit(serving: _Serving, served: Served, comes: Comes) ->
         helper.ask({"do": "lease", "gpu": uuid})
         core = {"do": "set", "gpu": uuid, "setting": "core", "value": 900}
         helper.ask(core)
-        for _ in range(10):
+        for _ in range(100):
             assert served.gpus[1].core_lock == (900, 900)
-            serving.clock.by_s += _LIMIT_S / 10
+            serving.clock.by_s += _LIMIT_S / 100
             helper.ask({"do": "beat"})
         comes(lambda: _as_found(served.gpus[1]))
         comes(lambda: any("which is the limit" in line for line in serving.said))
         with pytest.raises(NotPermittedError, match="has no lease"):
             helper.ask(core)
+
+
+class _Member:
+    """A client of another user.
+
+    Args:
+        serving: Of whom.
+        uid: Who it is.
+    """
+
+    def __init__(self, serving: _Serving, uid: int) -> None:
+        self._connection = connect(serving.path, uid)
+        self._reader = Reader(self._connection)
+
+    def ask(self, do: str, **words: object) -> Message:
+        send(self._connection, {"do": do, **words})
+        return self._reader.receive()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def member(serving: _Serving) -> Iterator[Callable[[int], _Member]]:
+    with contextlib.ExitStack() as all_of_them:
+        yield lambda uid: all_of_them.enter_context(contextlib.closing(_Member(serving, uid)))
+
+
+def test_who_does_not_own_a_gpu_is_refused_and_told_why(
+    serving: _Serving, member: Callable[[int], _Member], served: Served
+) -> None:
+    uuid = NvmlGpu(1).uuid()
+    serving.computing = {2001}
+    stranger, owner = member(2000), member(2001)
+    answer = stranger.ask("lease", gpu=uuid)
+    assert answer["kind"] == "NotPermittedError"
+    assert "not known to be user 2000's" in str(answer["error"])
+    assert stranger.ask("set", gpu=uuid, setting="core", value=900)["kind"] == "NotPermittedError"
+    assert "silent_s" in owner.ask("lease", gpu=uuid)
+    assert owner.ask("set", gpu=uuid, setting="core", value=900) == {}
+    assert served.gpus[1].core_lock == (900, 900)
+
+
+def test_a_lease_ends_when_the_gpu_is_another_users(
+    serving: _Serving, member: Callable[[int], _Member], served: Served, comes: Comes
+) -> None:
+    uuid = NvmlGpu(1).uuid()
+    first, second = member(2000), member(2001)
+    first.ask("lease", gpu=uuid)  # nobody computes there yet
+    first.ask("set", gpu=uuid, setting="core", value=900)
+    assert "is leased to" in str(second.ask("lease", gpu=uuid)["error"])
+    serving.computing = {2001}
+    assert "silent_s" in second.ask("lease", gpu=uuid)  # who owns it need not wait
+    assert _as_found(served.gpus[1])
+    second.ask("set", gpu=uuid, setting="core", value=600)
+    serving.computing = {2002}
+    serving.clock.by_s += 2.1
+    comes(lambda: _as_found(served.gpus[1]))
+    assert any("no longer user 2001's" in line for line in serving.said)
+
+
+def test_who_computes_nothing_has_a_gpu_for_a_while_only(
+    serving: _Serving, member: Callable[[int], _Member], comes: Comes
+) -> None:
+    uuid, start_s = NvmlGpu(1).uuid(), Rules().start_s
+    idler = member(2000)
+    assert "silent_s" in idler.ask("lease", gpu=uuid)
+    while serving.clock.by_s < start_s:
+        serving.clock.by_s += 2.0
+        idler.ask("beat")
+    serving.clock.by_s += 2.0
+    comes(lambda: any("computes nothing there" in line for line in serving.said))
+    assert "computed nothing there" in str(idler.ask("lease", gpu=uuid)["error"])
+    assert "silent_s" in member(2001).ask("lease", gpu=uuid)  # another may try
+    serving.computing = {2000}
+    assert "silent_s" in member(2000).ask("lease", gpu=uuid)
+    serving.computing = set()
 
 
 @pytest.mark.slow
@@ -463,7 +541,7 @@ def test_a_user_without_permission_goes_through_the_service(
                 folder=folder / "run",
                 clock=SystemClock(),
                 tell=lambda _line: None,
-                owners=Owners(Rules(policy=Policy.ANY)),
+                owners=Owners(Rules(policy=Policy.ANY), uid=0),
             )
             service = Service({uuid: SettableNvmlGpu(uuid)}, terms, pid=1, uid=0)
             thread = threading.Thread(target=service.run, args=(server, wakes))

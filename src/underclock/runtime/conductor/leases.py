@@ -16,9 +16,9 @@ from pathlib import Path
 from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.leased import HEARTBEAT_S
-from underclock.hw.owners import Owners
 from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
 from underclock.hw.wire import Message
+from underclock.runtime.conductor.owners import Owners
 from underclock.runtime.undo.armed import Armed, arm
 from underclock.runtime.undo.others import refuse_beside_others
 from underclock.runtime.undo.ownership import OwnedError
@@ -29,7 +29,8 @@ SILENT_S = 3 * HEARTBEAT_S
 LIMIT_S = 7 * 24 * 3600.0
 """No lease lasts longer unless the operator says so."""
 _AGAIN_S = 1.0  # an undo that failed is tried again so often
-_WHOSE_S = 10.0  # whether the owner still is one is looked up so often
+_WHOSE_S = 2.0  # whether the GPU still is its owner's is looked up so often
+_REST = 10  # who did not compute in time may not try again for so many times as long
 
 
 @dataclass(eq=False)
@@ -83,12 +84,14 @@ class _Lease:
         watching: Undoes when this process ends badly; ``None`` once it is lost.
         until_s: When its time is up, or the undo is tried again.
         whose_s: When to look whether the GPU still is the client's.
+        seen_s: When it last was.
     """
 
     armed: Armed
     watching: Watching | None
     until_s: float
     whose_s: float
+    seen_s: float
 
 
 class Leases:
@@ -105,6 +108,7 @@ class Leases:
         self._terms = terms
         self._lease: _Lease | None = None
         self._said = ""
+        self._waited_s: dict[int, float] = {}  # since when a user has not computed here
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -181,12 +185,16 @@ class Leases:
         uuid = self._gpu.uuid
         if self.owner is client:
             raise UsageError(f"GPU {uuid} is leased to this process already")
+        owners, now_s = self._terms.owners, self._terms.clock.now_s()
+        if self.owner is not None and owners.sees(uuid, self.owner.uid) is False:
+            self._end(f"is over: the GPU is no longer user {self.owner.uid}'s")
         if self.owner is not None:
             raise OwnedError(
                 f"GPU {uuid} is leased to {self.owner}",
                 hint="end that process first: the lease ends with it",
             )
-        self._terms.owners.check(uuid, client.uid)
+        if not owners.check(uuid, client.uid):
+            self._wait_for_job(client.uid, now_s)
         if self._lease is not None:
             raise DeviceError(
                 f"GPU {uuid} still has what its last owner had set",
@@ -202,11 +210,26 @@ class Leases:
             watching.close()
             raise
         now_s = self._terms.clock.now_s()
-        until_s = now_s + self._terms.limit_s
-        self._lease = _Lease(armed, watching, until_s, now_s + _WHOSE_S)
+        self._lease = _Lease(armed, watching, now_s + self._terms.limit_s, now_s + _WHOSE_S, now_s)
         self.owner = client
         self._tell(f"GPU {uuid} is leased to {client}")
         return {"silent_s": SILENT_S, "limit_s": self._terms.limit_s}
+
+    def _wait_for_job(self, uid: int, now_s: float) -> None:
+        """Let a user lease a GPU that nobody computes on, for a while and not again and again.
+
+        Raises:
+            NotPermittedError: The while is over.
+        """
+        start_s = self._terms.owners.rules.start_s
+        since_s = self._waited_s.setdefault(uid, now_s)
+        if now_s > since_s + _REST * start_s:
+            self._waited_s[uid] = now_s
+        elif now_s > since_s + start_s:
+            raise NotPermittedError(
+                f"user {uid} had GPU {self._gpu.uuid} for {start_s:g} s and computed nothing there",
+                hint="start the job first, then set clocks",
+            )
 
     def set(self, client: Client, setting: Setting, value: Value) -> Message:
         """Set something for the owner.
@@ -237,8 +260,15 @@ class Leases:
             self._end(limit if owner else "is over: undo was tried again")
         elif owner is not None and now_s >= lease.whose_s:
             lease.whose_s = now_s + _WHOSE_S
-            if self._terms.owners.has_lost(self._gpu.uuid, owner.uid):
+            seen = self._terms.owners.sees(self._gpu.uuid, owner.uid)
+            if seen:
+                lease.seen_s = now_s
+                self._waited_s.pop(owner.uid, None)
+            elif seen is False:
                 self._end(f"is over: the GPU is no longer user {owner.uid}'s")
+            elif now_s > lease.seen_s + self._terms.owners.rules.start_s:
+                self._waited_s.setdefault(owner.uid, lease.seen_s)
+                self._end(f"is over: user {owner.uid} computes nothing there")
         if self._lease is not None and lease.watching is not None:
             try:
                 lease.watching.tend(now_s)
