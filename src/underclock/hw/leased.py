@@ -82,20 +82,13 @@ class Helper:
 
 
 def _connected(path: str) -> socket.socket:
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - pathlib is one more import
-    except OSError as exc:
-        raise DeviceError(
-            f"nobody serves clocks at {path}: {exc.strerror}",
-            hint="root can: `underclock serve --group GROUP`",
-        ) from exc
-    if mode & stat.S_IWOTH:
-        raise NotPermittedError(
-            f"every user may write to {path}: no service of ours makes such a socket",
-            hint="whoever operates it lets a group in, with --group",
-        )
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if os.stat(path).st_mode & stat.S_IWOTH:  # noqa: PTH116 - pathlib is one more import
+            raise NotPermittedError(
+                f"every user may write to {path}: no service of ours makes such a socket",
+                hint="whoever operates it lets a group in, with --group",
+            )
         connection.connect(path)
         _, uid, _ = peer_of(connection)
         if uid not in {0, os.getuid()}:
@@ -107,7 +100,7 @@ def _connected(path: str) -> socket.socket:
         connection.close()
         raise NotPermittedError(
             f"this user may not use `underclock serve` at {path}",
-            hint=f"its operator lets group {os.stat(path).st_gid} in: ask to be in it",  # noqa: PTH116
+            hint=f"its operator lets the group of {path} in: ask to be in it",
         ) from exc
     except OSError as exc:
         connection.close()

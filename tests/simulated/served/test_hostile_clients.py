@@ -19,7 +19,7 @@ import pytest
 import hostile
 from hostile import Hostile, connect, ending, framed
 from underclock.hw.clock import SystemClock
-from underclock.hw.leased import Helper, HelperGoneError
+from underclock.hw.leased import HEARTBEAT_S, Helper, HelperGoneError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.device import VirtualGpu
@@ -74,7 +74,7 @@ class _Attacked:
         assert self.process.poll() is None
         assert not self.honest.lost
         assert self.honest.waits_s
-        assert max(self.honest.waits_s) < SILENT_S / 3
+        assert max(self.honest.waits_s) < SILENT_S - HEARTBEAT_S
         with contextlib.closing(Helper(str(self.path))) as other:
             leases = other.ask({"do": "who"})["leases"]
             assert leases[self.uuids[1]]["pid"] == os.getpid()
@@ -200,7 +200,5 @@ def test_a_lease_that_takes_long_to_arm_holds_nobody_up(attacked: _Attacked) -> 
             send(other, {"do": "lease", "gpu": attacked.uuids[0]})
             assert "is set by another Underclock" in str(Reader(other).receive()["error"])
     lock.release()
-    waits_s = attacked.honest.waits_s[before:]
-    assert waits_s
-    assert max(waits_s) < 0.5
+    assert len(attacked.honest.waits_s) >= before + 8  # one in 0.1 s; two, were it held up
     attacked.still_serves()

@@ -266,8 +266,8 @@ def test_a_lease_ends_when_the_gpu_is_another_users(
     second.ask("set", gpu=uuid, setting="core", value=600)
     serving.computing = {2002}
     serving.clock.by_s += 2.1
-    comes(lambda: _as_found(served.gpus[1]))
-    assert any("no longer user 2001's" in line for line in serving.said)
+    comes(lambda: any("no longer user 2001's" in line for line in serving.said))
+    assert _as_found(served.gpus[1])
 
 
 def test_who_computes_nothing_has_a_gpu_for_a_while_only(

@@ -67,10 +67,9 @@ class _Set(_Request, frozen=True, tag="set"):
 
     def __post_init__(self) -> None:
         """Reject what nothing can be set to."""
+        # As bounds in the type of a union, msgspec 0.22 ends the process by them.
         values = self.value if isinstance(self.value, tuple) else (self.value or 0.0,)
-        if not all(
-            0 <= value <= _MOST_VALUE for value in values
-        ):  # bounds in the types end msgspec
+        if min(values) < 0 or max(values) > _MOST_VALUE:
             raise ValueError(f"{self.value} is no value of a setting: 0 to {_MOST_VALUE}")
 
 
@@ -324,20 +323,20 @@ class Service:
                 said, served = f"GPU {request.gpu} is not served here", f"served: {[*self._gpus]}"
                 self._send(peer, _refusal(UsageError(said, hint=served)))
             case _Take():
-                leases = self._gpus[request.gpu]
-                self._ask(peer, leases, partial(leases.take, peer))
-            case _Set():
-                leases = self._gpus[request.gpu]
-                self._ask(peer, leases, partial(leases.set, peer, request.setting, request.value))
+                self._ask(peer, request.gpu, lambda leases: leases.take(peer))
+            case _Set(gpu=gpu, setting=setting, value=value):
+                self._ask(peer, gpu, lambda leases: leases.set(peer, setting, value))
             case _:
                 self._send(peer, {})
 
-    def _ask(self, peer: _Peer, leases: Leases, job: Callable[[], Message]) -> None:
+    def _ask(self, peer: _Peer, gpu: str, job: Callable[[Leases], Message]) -> None:
+        """Have a GPU's thread do something, and answer once it has."""
+        leases = peer.asked = self._gpus[gpu]
+
         def do() -> None:
-            self._answers.append((peer, _answered(job)))
+            self._answers.append((peer, _answered(partial(job, leases))))
             os.eventfd_write(self._answered, 1)
 
-        peer.asked = leases
         leases.post(do)
 
     def _who(self) -> Message:
