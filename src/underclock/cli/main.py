@@ -15,6 +15,7 @@ from underclock.errors import StuckError, UnderclockError, UsageError
 from underclock.units import nearest
 
 _COMMANDS = {
+    "tune": "Find clocks for a training command: the next ones, in one folder.",
     "trace": "List the kernels of a training step.",
     "measure": "Measure kernels at the clock pairs that decide a plan.",
     "breakdown": "Show where a step's energy goes at auto clocks.",
@@ -39,7 +40,12 @@ _COMMANDS = {
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
 }
 
-_RESUMED = {"measure", "refine", "demo"}  # their samples are on disk as soon as they are taken
+_RESUMED = {
+    "measure",
+    "refine",
+    "demo",
+    "tune",
+}  # their samples are on disk as soon as they are taken
 _CODES = (
     "0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, 5 the numbers cannot be "
     "trusted, 6 no clocks, or no schedule under the latency, meet the budget, 7 a plan did not "

@@ -102,8 +102,13 @@ def savings_table(plan: Plan) -> FittingTable:
     return table
 
 
-def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
-    """Return all that a terminal shows of a plan: the answer first, then what it rests on."""
+def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...]:
+    """Return all that a terminal shows of a plan: the answer first, then what it rests on.
+
+    Args:
+        plan: The plan.
+        brief: Whether the answer and the arms will do.
+    """
     fixed = _fixed_lines(plan)
     first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)
     parts = [*_answer(plan), *first]
@@ -111,6 +116,8 @@ def plan_tables(plan: Plan) -> tuple[RenderableType, ...]:
         parts += [budgets_table(plan)] if lent(plan) else []
         return (*parts, *latency_tables(plan), *power_tables(plan))
     parts.append(arms_table(plan))
+    if brief:
+        return (*parts, *last)
     if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
         parts.append(savings_table(plan))
     return (*parts, *last, *latency_tables(plan), *power_tables(plan))

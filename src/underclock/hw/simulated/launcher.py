@@ -17,6 +17,7 @@ from underclock.records import Clocks, Kernel, Kind, Mix
 
 _LOOK_S = 0.02
 _SHORT_S = 1e-3  # of a round; the launches of shorter ones run in turns of several
+_SHORT_TURN_S, _LONGEST_S = 5e-5, 5e-3  # and those of many shorter launches, up to that round
 _ROUNDING = 1e-6  # of a launch
 
 
@@ -198,7 +199,8 @@ def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, .
         sequence = [Turn(place, times) for times in rows for place in range(round_.kernels)]
         turns = (*sequence, *turns[round_.length :])
     whole_s = sum(turn.times * lasts_s[turn.place] for turn in turns)
-    rounds = max(1, int(_SHORT_S / whole_s)) if len(turns) > 1 else 1
+    wanted_s = max(_SHORT_S, min(_SHORT_TURN_S * len(turns), _LONGEST_S))
+    rounds = max(1, int(wanted_s / whole_s)) if len(turns) > 1 else 1
     return tuple(Turn(turn.place, turn.times * rounds) for turn in turns), rounds
 
 

@@ -1,0 +1,111 @@
+"""tune: what leads from a training command to a plan is kept in one folder, and not done twice."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from underclock.errors import UsageError
+from underclock.hw.nvml_calls import is_simulated, nvml_session
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.simulated.served.server import served_gpus
+from underclock.records import Step
+from underclock.stages.gpu_names import GpuKind, GpuName
+from underclock.stages.script import Script
+from underclock.stages.step_source import source_of
+from underclock.stages.trace import TracePhase, trace
+from underclock.store import read_document, write_document
+
+_HOW = "name what trains: underclock tune -- python train.py --your --arguments"
+
+
+def training_of(command: Sequence[str], *, assume: bool) -> Script:
+    """Return the script that a training command runs.
+
+    Args:
+        command: ``python train.py …``, or the script and its arguments alone.
+        assume: Whether it will run on the CPU, where steps take long.
+
+    Raises:
+        UsageError: It runs no script, or not by itself.
+    """
+    first, *rest = command or ("",)
+    words = rest if Path(first).name.startswith("python") else [first, *rest]
+    while words and words[0] == "-u":
+        words = words[1:]
+    if not words or not words[0].endswith(".py"):
+        raise UsageError(
+            f"cannot tune {' '.join(command)!r}: it is no Python script"
+            if command
+            else "there is nothing to tune",
+            hint=f"{_HOW}; several ranks trace and measure under torchrun, each by its command",
+        )
+    path = Path(words[0])
+    if not path.is_file():
+        raise UsageError(f"cannot read {words[0]!r}: no such file", hint=_HOW)
+    first_step = 2 if assume else 20
+    return Script(path=path, arguments=tuple(words[1:]), first=first_step, last=first_step + 1)
+
+
+def runs_elsewhere(gpu: GpuName) -> bool:
+    """Whether a GPU is simulated, so that a step runs on the CPU and its kernels are assumed.
+
+    Raises:
+        UsageError: It is a table, on which nothing can run.
+        DeviceError: A real one does not answer.
+    """
+    if gpu.kind is GpuKind.REPLAYED:
+        raise UsageError(
+            f"{gpu.text} is a table, on which nothing trains", hint="name a GPU: nvml:0"
+        )
+    if gpu.is_simulated:
+        return True
+    with nvml_session():
+        return is_simulated()
+
+
+def traced_once(
+    script: Script, file: Path, *, assume: bool, progress: Callable[[TracePhase], None]
+) -> Step:
+    """Return a script's step: the one on file, or else a trace, which is then on file.
+
+    Raises:
+        UsageError: The step on file is of something else.
+    """
+    source = source_of(script, file.parent)
+    if not file.exists():
+        step = trace(script, folder=file.parent, assume=assume, progress=progress)
+        write_document(file, step)
+        return step
+    step = read_document(file, Step)
+    if step.source != source or step.is_assumed != assume:
+        raise UsageError(
+            f"{file} is of {step.source or step.name}, or of what that file held before",
+            hint="name another folder with -o, or remove this one to begin again",
+        )
+    return step
+
+
+@contextmanager
+def to_hold(gpu: GpuName) -> Iterator[str]:
+    """Yield the GPU on which a plan can be held: a simulated one is served as long as the block.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+    if not gpu.is_simulated:
+        yield gpu.text
+        return
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served_gpus(gpu.name, socket := Path(folder) / "gpu.sock"),
+    ):
+        before = os.environ.get(SIMULATOR)
+        os.environ[SIMULATOR] = str(socket)
+        try:
+            yield "nvml:0"
+        finally:
+            os.environ.pop(SIMULATOR)
+            if before is not None:
+                os.environ[SIMULATOR] = before

@@ -1,0 +1,103 @@
+"""`underclock tune`: from a training command to its clocks, in one folder."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from underclock.cli import main
+from underclock.records import Plan, Step
+from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.store import SampleFile, read_document
+
+pytestmark = pytest.mark.slow
+
+_SCRIPT = """
+import sys
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(2048, 2048)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(int(sys.argv[1])):
+    model(torch.ones(512, 2048)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+_TUNE = ["tune", "--gpu", "sim:rtx3080ti", "--precision", "3%", "--latency", "100us", "-o", "tuned"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_SCRIPT)
+
+
+def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> None:
+    main([*_TUNE, "--", sys.executable, "train.py", "4"])
+
+    said = capfd.readouterr()
+    assert "assumed: no GPU was seen" in said.out
+    assert "simulated on RTX 3080 Ti" in said.out
+    assert len(said.out.splitlines()) < 45  # one screen
+    step = read_document(Path("tuned/step.json"), Step)
+    plan = read_document(Path("tuned/plan.json"), Plan)
+    assert step.is_assumed
+    assert plan.workload == "train"
+    assert (plan.headline.energy_change or 0.0) < -0.01
+    assert "report.html" in said.out
+    taken = _on_file()
+
+    Path("tuned/plan.json").unlink()  # as where it was interrupted before
+    with pytest.raises(SystemExit) as ended:
+        main([*_TUNE, "--hold", "--", sys.executable, "train.py", "4"])
+
+    assert ended.value.code == 0
+    assert _on_file() == taken
+    assert read_document(Path("tuned/plan.json"), Plan).arms == plan.arms
+    out = capfd.readouterr().out
+    assert out.count("trained") == 1  # it was held; tracing it again would have ended it before
+    assert "steps seen" in out
+
+
+def _on_file() -> tuple[object, ...]:
+    """Return when the step was written, and which samples are on file."""
+    samples = SampleFile.read(Path("tuned/samples.db"))
+    return (Path("tuned/step.json").stat().st_mtime_ns, samples.samples, samples.in_situ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("tune --gpu sim:rtx3080ti", "nothing to tune"),
+        ("tune --gpu sim:rtx3080ti -- torchrun train.py", "is no Python script"),
+        ("tune --gpu sim:rtx3080ti -- python -m train", "is no Python script"),
+        ("tune --gpu sim:rtx3080ti -- python nothing.py", "no such file"),
+        ("tune --gpu replay:table.csv -- python train.py", "nothing trains"),
+        ("tune --gpu sim:rtx3080ti --max-slowdown abc -- python train.py", "abc"),
+        ("tune --gpu sim:rtx3080ti -o train.py -- python train.py", "cannot make train.py"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    fails: Callable[[str], tuple[int, str]], arguments: str, reason: str
+) -> None:
+    code, said = fails(arguments)
+
+    assert code == 2
+    assert reason in said
+
+
+def test_another_scripts_folder_is_left_alone(fails: Callable[[str], tuple[int, str]]) -> None:
+    main(["trace", "--assume", "train.py", "-o", "step.json", "--", "4"])
+    before = json.loads(Path("step.json").read_text())
+    Path("train.py").write_text(_SCRIPT + "\n# changed\n")
+
+    code, said = fails("tune --gpu sim:rtx3080ti -o . -- python train.py 4")
+
+    assert code == 2
+    assert "step.json is of train.py" in said
+    assert "another folder with -o" in said
+    assert json.loads(Path("step.json").read_text()) == before
