@@ -1,7 +1,6 @@
 """A Unix socket that is in place only while somebody answers on it."""
 
 import contextlib
-import fcntl
 import os
 import socket
 import stat
@@ -39,9 +38,8 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
             _bind(server, made, mode, gid)
-            with _alone_at(path):
-                _make_room(path)
-                made.rename(path)
+            _check_room(path)
+            made.rename(path)  # over one that nobody answers on
         except OSError as exc:
             raise UsageError(
                 f"cannot put a socket at {path}: {exc.strerror}",
@@ -53,7 +51,7 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
         try:
             yield server
         finally:
-            with contextlib.suppress(OSError), _alone_at(path):
+            with contextlib.suppress(OSError):
                 if path.stat().st_ino == own:  # nobody else's that came after
                     path.unlink()
 
@@ -71,45 +69,11 @@ def _bind(server: socket.socket, at: Path, mode: int, gid: int | None) -> None:
     server.listen(_WAITING)
 
 
-@contextmanager
-def _alone_at(path: Path) -> Iterator[None]:
-    """Keep others from putting a socket there meanwhile.
+def _check_room(path: Path) -> None:
+    """Refuse to replace anything but a socket that nobody answers on.
 
-    The lock is on a file that nobody else can open: one on the folder could be held for ever by
-    whoever may read it.
-    """
-    beside = path.with_name(f".{path.name}.lock")
-    fd = _locked_file(beside)
-    while not _is_at(beside, fd):  # who had it before took it away
-        os.close(fd)
-        fd = _locked_file(beside)
-    try:
-        yield
-    finally:
-        beside.unlink()
-        os.close(fd)
-
-
-def _locked_file(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o177:
-        os.close(fd)
-        raise UsageError(f"others may open {path}", hint="remove it: it locks a socket")
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    try:
-        return path.lstat().st_ino == os.fstat(fd).st_ino
-    except FileNotFoundError:
-        return False
-
-
-def _make_room(path: Path) -> None:
-    """Take away a socket that nobody answers on.
+    Nothing is locked meanwhile: who may read a folder could hold a lock on it for ever. Of two that
+    begin at the same moment, nobody reaches the first.
 
     Raises:
         UsageError: Something else is there.
@@ -124,7 +88,6 @@ def _make_room(path: Path) -> None:
         raise UsageError(
             f"somebody already listens on {path}", hint="name another path, or end that process"
         )
-    path.unlink()
 
 
 def _answers(path: Path) -> bool:

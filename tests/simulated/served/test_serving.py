@@ -31,7 +31,7 @@ from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.runtime.conductor.leases import SILENT_S, Terms
-from underclock.runtime.conductor.owners import Owners, Policy, Rules
+from underclock.runtime.conductor.owners import Owners, Rules
 from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
@@ -541,7 +541,7 @@ def test_a_user_without_permission_goes_through_the_service(
                 folder=folder / "run",
                 clock=SystemClock(),
                 tell=lambda _line: None,
-                owners=Owners(Rules(policy=Policy.ANY), uid=0),
+                owners=Owners(Rules(), uid=0),
             )
             service = Service({uuid: SettableNvmlGpu(uuid)}, terms, pid=1, uid=0)
             thread = threading.Thread(target=service.run, args=(server, wakes))

@@ -147,19 +147,6 @@ def test_a_lock_on_the_folder_holds_nobody_up(tmp_path: Path) -> None:
     os.close(held)
 
 
-@pytest.mark.parametrize("what", ["written by others", "link"])
-def test_a_lock_that_others_may_hold_is_refused(what: str, tmp_path: Path) -> None:
-    lock = tmp_path / ".s.lock"
-    if what == "link":
-        lock.symlink_to(tmp_path / "elsewhere")
-    else:
-        lock.touch()
-        lock.chmod(0o666)
-    with pytest.raises(UsageError), listening(tmp_path / "s"):
-        pass
-    assert _names(tmp_path) == [".s.lock"]
-
-
 def test_one_whose_queue_is_full_is_a_live_one(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
