@@ -244,7 +244,7 @@ def _eager_turns(
     steps = max(10, round(BLOCK_S / seconds(torch, step, 10)))
     started_s = [1.0]
 
-    def block(holding: AbstractContextManager[None], waits_s: float) -> float:
+    def block(holding: AbstractContextManager[object], waits_s: float) -> float:
         begun = time.perf_counter()
         with holding:
             started_s.append(time.perf_counter() - begun)

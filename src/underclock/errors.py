@@ -15,7 +15,7 @@
 
 `underclock plan` also ends with 6, its plan written, where free switching alone keeps the budget.
 `underclock validate` ends with 7 where a plan did not keep its promise, and with 8 where the runs
-do not decide it: answers, not errors.
+do not decide it: answers, not errors. So does `underclock run --arms`, if the command ends with 0.
 A bad argument from Python code is a plain ``ValueError``.
 """
 

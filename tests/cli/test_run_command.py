@@ -1,6 +1,9 @@
 """`underclock run` as a shell sees it."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 
 from small_training import plan
 from underclock.cli import main
+from underclock.hw.clock import SystemClock
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
@@ -46,7 +50,8 @@ def test_it_ends_with_the_commands_code_and_says_what_was_seen(
     assert said["summary"]["run"]["workload"] == "small"
 
     main(["report", "log.jsonl", "-o", "run.html"])
-    assert "0 steps under a plan" in Path("run.html").read_text()
+    assert "0 steps under the plan" in Path("run.html").read_text()
+    assert said["line"].startswith("0 steps")
 
 
 @pytest.mark.usefixtures("served")
@@ -61,6 +66,42 @@ def test_a_command_that_a_signal_ends_has_the_shells_code(
     said = capsys.readouterr()
     assert "steps seen" in said.out
     assert "the command was ended by SIGTERM" in said.err
+    assert said.err.splitlines()[-1].endswith("; no clock was set")
+
+
+@pytest.mark.usefixtures("served")
+def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
+    underclock = Path(sys.executable).with_name("underclock")
+    began = tmp_path / "began"
+    command = ["sh", "-c", f"echo > {began}; exec sleep 60"]
+    with subprocess.Popen(
+        [underclock, "run", "plan.json", "--arms", "auto,plan", "--", *command],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        clock = SystemClock()
+        until_s = clock.now_s() + 60.0
+        while not began.exists() and clock.now_s() < until_s:
+            clock.sleep_s(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = process.communicate()
+
+    assert process.returncode == 130
+    assert "steps seen" in out
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("underclock: 0 steps; promised")
+    assert err.splitlines()[-1].endswith("; clocks were given back")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_run_too_short_to_compare_ends_with_8(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "plan.json", "--arms", "auto,plan", "--", "true"])
+
+    assert ended.value.code == 8
+    assert "no step was seen: " in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("served")

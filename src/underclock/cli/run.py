@@ -4,12 +4,17 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from underclock.cli.common import file_argument, json_option
 from underclock.cli.printing import print_json, print_table
+from underclock.cli.signals import InterruptedBySignal
 from underclock.cli.terminal import say
+
+if TYPE_CHECKING:
+    from underclock.stages.held_run import Ran
 
 _LIVE_S = 5.0
 _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
@@ -71,12 +76,34 @@ def command(
 
     A process of its own sets the clocks; they are given back on any end of anything.
 
+    Ends with the command's code; where that is 0 and arms took turns, with 7 where the plan did not
+    keep its promise, and with 8 where the run does not decide it.
+
     Example: underclock run plan.json -- python train.py --epochs 3
     """
     from underclock.report.run import run_table
     from underclock.stages.how_to_run import HowToRun
     from underclock.stages.run import run
 
+    def ended(ran: "Ran") -> None:
+        if ran.code < 0:
+            how.tell(f"the command was ended by {signal.Signals(-ran.code).name}")
+        try:
+            if as_json:
+                print_json(ran)
+            else:
+                print_table(run_table(ran.summary))
+        except (OSError, SystemExit) as exc:  # which rich raises where the reader has gone
+            # Our code is that of the command; at exit Python must not complain when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            how.tell(f"how the run went cannot be printed: {exc}")
+        if not as_json:
+            for line in ran.undone:
+                say(line, err=True)
+        how.tell(ran.line)
+        codes.append(_code(ran))
+
+    codes: list[int] = []
     how = HowToRun(
         gpus=gpus,
         dry=dry_run,
@@ -87,20 +114,27 @@ def command(
         arms=arms,
         window=window,
         tell=lambda sentence: say(f"underclock: {sentence}", err=True),
+        ended=ended,
     )
-    ran = run(plan, command_line, how)
-    if ran.code < 0:
-        how.tell(f"the command was ended by {signal.Signals(-ran.code).name}")
     try:
-        if as_json:
-            print_json(ran)
-        else:
-            print_table(run_table(ran.summary))
-    except (OSError, SystemExit) as exc:  # which rich raises where the reader has gone
-        # Our code is that of the command; at exit Python must not complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        how.tell(f"how the run went cannot be printed: {exc}")
-    if not as_json:
-        for line in ran.undone:
-            say(line, err=True)
-    sys.exit(ran.code if ran.code >= 0 else _BY_SIGNAL - ran.code)
+        run(plan, command_line, how)
+    except InterruptedBySignal as exc:
+        if codes:  # else it never began
+            sys.exit(exc.exit_code)
+        raise
+    sys.exit(codes[-1])
+
+
+def _code(ran: "Ran") -> int:
+    """Return the code to end with."""
+    from underclock.cli.validate import INCONCLUSIVE, NOT_KEPT
+    from underclock.records import Verdict
+
+    if ran.code:
+        return ran.code if ran.code > 0 else _BY_SIGNAL - ran.code
+    if ran.summary.run is None or not ran.summary.run.arms:
+        return 0
+    verdicts = {arm.verdict for arm in ran.summary.arms}  # of arms without a promise: empty words
+    if Verdict.NOT_KEPT in verdicts:
+        return NOT_KEPT
+    return 0 if verdicts and verdicts <= {Verdict.KEPT, ""} else INCONCLUSIVE

@@ -14,7 +14,7 @@ def run_table(summary: RunSummary) -> Table:
     table = bare_table(_title(summary.run))
     table.add_column("what")
     table.add_column("", justify="right")
-    for name, text in (*_rows(summary), *(row for each in summary.arms for row in _arm(each))):
+    for name, text in (*(row for each in summary.arms for row in _arm(each)), *_rows(summary)):
         table.add_row(Text(name), Text(text))
     if summary.events:
         table.caption = Text("\n".join(dict.fromkeys(summary.events)))
@@ -32,6 +32,7 @@ def _rows(summary: RunSummary) -> tuple[tuple[str, str], ...]:
     return (
         ("marks in a step", str(summary.marks)),
         ("steps seen", str(summary.steps)),
+        ("steps that training took", "-" if summary.enqueued is None else str(summary.enqueued)),
         ("steps in which clocks followed the plan", str(summary.followed)),
         ("a step took", _duration(summary.step_s)),
         ("a step drew", _energy(summary.step_j)),

@@ -1,18 +1,22 @@
 """One self-contained page of a run: steps as they came, what was asked for, what it saved."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from underclock.errors import DataError
-from underclock.records.runs import ArmLine, EventLine, Line, RunLine, StepLine
+from underclock.records.runs import ArmLine, EventLine, Line, RunLine, RunSummary, StepLine
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series
+from underclock.report.closing import saving, steps_and_energy
 from underclock.report.plot import both, draw
 from underclock.report.templating import rendered
 from underclock.report.wording import EVIDENCE_SENTENCES
 from underclock.units import format_percent
 
-_COLOURS = {
-    "auto": GREY,
+_COLOURS = {  # in the order in which they are shown
+    "warm-up": GREY,
     "learning": GREY,
+    "auto": GREY,
+    "auto-again": GREEN,
     "checking": PINK,
     "plan": BLUE,
     "reduced": SKY,
@@ -24,11 +28,12 @@ _MOST_POINTS = 2000  # of a drawing: more do not show
 _MINUS = "\N{MINUS SIGN}"
 
 
-def run_page(lines: Sequence[Line]) -> str:
+def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
     """Return the HTML page of a run.
 
     Args:
         lines: Of one run's log.
+        summary: Of those.
 
     Raises:
         DataError: They begin no run.
@@ -39,18 +44,21 @@ def run_page(lines: Sequence[Line]) -> str:
             "the log begins no run", hint="`underclock run plan.json --log FILE` writes one"
         )
     steps = [line for line in lines if isinstance(line, StepLine)]
+    saved = saving(summary)
     return rendered(
         "run.html.jinja",
         {"minus": _minus},
         run=run,
+        saved=saved[:1].upper() + saved[1:],
+        followed=summary.followed,
+        came_to=steps_and_energy(summary),
         steps=steps,
         evidence_sentence=EVIDENCE_SENTENCES[run.evidence],
         drawings=[(chart, both(_drawer(chart))) for chart in charts(run, steps)],
         events=[line for line in lines if isinstance(line, EventLine)],
         arms=[
             (line, _change(line.energy_change, line.energy_interval), _time(line))
-            for line in lines
-            if isinstance(line, ArmLine)
+            for line in sorted(summary.arms, key=lambda line: (line.gpu, _place(line.arm)))
         ],
         promised=_change(run.energy_change, None),
         promised_time=_change(run.time_change, None),
@@ -100,30 +108,39 @@ def _arms(
             points.setdefault(step.arm or "plan", []).extend(some)
     return tuple(
         Series(name=arm, points=tuple(some), colour=_COLOURS.get(arm, GREEN), symbol="circle")
-        for arm, some in points.items()
+        for arm, some in sorted(points.items(), key=lambda each: _place(each[0]))
     )
 
 
 def _rows(steps: Sequence[StepLine]) -> list[tuple[str, int, str, str, str]]:
     """Return for each arm its steps, and mean time, energy and core clock."""
     rows = []
-    for arm in dict.fromkeys(step.arm or "plan" for step in steps):
+    for arm in sorted({step.arm or "plan" for step in steps}, key=_place):
         mine = [step for step in steps if (step.arm or "plan") == arm]
         rows.append(
             (
                 arm,
-                len(mine),
-                _mean([1e3 * step.time_s for step in mine], "ms"),
-                _mean([step.energy_j for step in mine], "J"),
-                _mean([step.core_mhz for step in mine], "MHz"),
+                sum(step.steps for step in mine),
+                _mean([(1e3 * step.time_s, step.steps) for step in mine], "ms"),
+                _mean([(step.energy_j, step.steps) for step in mine], "J"),
+                _mean([(step.core_mhz, step.steps) for step in mine], "MHz"),
             )
         )
     return rows
 
 
-def _mean(values: Sequence[float | None], unit: str) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.4g} {unit}" if known else "-"
+def _place(arm: str) -> int:
+    """Return where an arm stands among others: auto first, then the plan, then what is simpler."""
+    known = list(_COLOURS)
+    return known.index(arm) if arm in known else len(known)
+
+
+def _mean(values: Sequence[tuple[float | None, int]], unit: str) -> str:
+    known = [(value, steps) for value, steps in values if value is not None]
+    if not known:
+        return "-"
+    mean = sum(value * steps for value, steps in known) / sum(steps for _, steps in known)
+    return f"{mean:.4g} {unit}"
 
 
 def _time(line: ArmLine) -> str:
@@ -138,7 +155,7 @@ def _change(mean: float | None, interval: tuple[float, float] | None) -> str:
 
 
 def _minus(text: str) -> str:
-    return text.replace("-", _MINUS) if text != "-" else text
+    return re.sub(r"-(?=\d)", _MINUS, text)
 
 
 def _drawer(chart: Chart) -> Callable[[int], str]:

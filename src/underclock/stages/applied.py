@@ -11,8 +11,9 @@ from underclock.errors import UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import Plan
+from underclock.records.runs import RunSummary
 from underclock.runtime.trainer.marking import RUN, attach
-from underclock.stages.held_run import held_run
+from underclock.stages.held_run import HeldRun, held_run
 from underclock.stages.how_to_run import HowToRun
 from underclock.stages.sources import as_plan
 
@@ -21,11 +22,12 @@ _HOOKS = ("on_", "setup", "teardown")  # what trainers call on a callback
 
 
 @contextmanager
-def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[None]:
+def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[HeldRun]:
     """Hold a plan's clocks while the block trains with PyTorch; give them back after it.
 
     Marks begin with the second step that an optimiser takes in the block. Each process of a job
-    holds its own GPU.
+    holds its own GPU. After the block one line on stderr says how it went, and what the block was
+    given has a ``summary``.
 
     Args:
         plan: With a schedule, or its file.
@@ -51,7 +53,7 @@ def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[No
         held.start(os.getpid())
         marker = attach(torch, str(held.run.path), rank=0)
         try:
-            yield
+            yield held
         finally:
             if marker is not None:
                 marker.detach()
@@ -75,6 +77,8 @@ def _own_gpu(torch: Any) -> str:  # noqa: ANN401 - PyTorch, of any version
 def transformers_callback(plan: Plan | str | Path, how: HowToRun | None = None) -> Any:  # noqa: ANN401
     """Return a callback for Hugging Face's ``Trainer`` that holds a plan while it trains.
 
+    After training one line on stderr says how it went, and the callback has a ``summary``.
+
     Args:
         plan: As for `applied`.
         how: As for `applied`.
@@ -85,6 +89,8 @@ def transformers_callback(plan: Plan | str | Path, how: HowToRun | None = None) 
 
 def lightning_callback(plan: Plan | str | Path, how: HowToRun | None = None) -> Any:  # noqa: ANN401
     """Return a callback for Lightning's ``Trainer`` that holds a plan while it fits.
+
+    After training one line on stderr says how it went, and the callback has a ``summary``.
 
     Args:
         plan: As for `applied`.
@@ -114,6 +120,7 @@ def _callback(
     methods: dict[str, Any] = {
         **{name: _calling(holding.begin) for name in begins},
         **{name: _calling(holding.end) for name in ends},
+        "summary": property(lambda _self: holding.summary),
     }
     if base is None:
 
@@ -136,12 +143,18 @@ class _Holding:
     def __init__(self, plan: Plan | str | Path, how: HowToRun | None) -> None:
         self._plan, self._how = plan, how
         self._held: ExitStack | None = None
+        self._run: HeldRun | None = None
+
+    @property
+    def summary(self) -> RunSummary | None:
+        """Of the last time that it was held, once that is over."""
+        return None if self._run is None else self._run.summary
 
     def begin(self) -> None:
         """Hold it, unless it is held."""
         if self._held is None:
             with ExitStack() as stack:
-                stack.enter_context(applied(self._plan, self._how))
+                self._run = stack.enter_context(applied(self._plan, self._how))
                 self._held = stack.pop_all()
 
     def end(self) -> None:

@@ -16,6 +16,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.runs import Line, RunSummary
+from underclock.report.closing import closing_line
 from underclock.runtime.conductor.hearing import can_be_read
 from underclock.runtime.conductor.live import live_line
 from underclock.runtime.conductor.process import TRAINER_ENDED
@@ -48,16 +49,18 @@ class Ran:
     """How a run went.
 
     Attributes:
-        code: That the command ended with; negative where a signal ended it.
+        code: That the command ended with; negative where a signal ended it, 0 where a block did.
         why: Why the conductor ended.
         undone: What it put back, as sentences.
         summary: Of its steps.
+        line: All that in one sentence.
     """
 
     code: int
     why: str
     undone: tuple[str, ...]
     summary: RunSummary
+    line: str
 
 
 class HeldRun:
@@ -66,12 +69,16 @@ class HeldRun:
     Attributes:
         run: Its files.
         marked: Its marks.
+        ran: How it went; ``None`` until it ended, or where it never began.
     """
 
     def __init__(
         self, run: Run, marks: MarkedStep, how: HowToRun, options: Mapping[str, Any]
     ) -> None:
         self.run = run
+        self.ran: Ran | None = None
+        self._code: int | None = None  # that the command ended with
+        self._began = False
         self._how, self._told = how, 0
         self._words: Mapping[str, Any] | None = None  # the conductor's last
         self._asked = False  # whether it was asked to end
@@ -108,13 +115,14 @@ class HeldRun:
             self._words = {"why": "refused", "undone": []}
             self._restore()  # where it did not refuse, and died
             raise
+        self._began = True
         for sentence in armed["notes"]:
             self._how.tell(sentence)
         for gpu in armed["mended"]:
             for line in gpu["done"]:
                 self._how.tell(f"an earlier run had left something set: {line}")
 
-    def wait(self, trainer: "subprocess.Popen[bytes]") -> int:
+    def wait(self, trainer: "subprocess.Popen[bytes]") -> None:
         """Wait for the trainer; what ends us ends it too. Of a conductor that ends before, tell."""
         pidfd = os.pidfd_open(trainer.pid)
         listening = [pidfd, self._conductor.fileno()]
@@ -130,11 +138,11 @@ class HeldRun:
                     self._tell_of_last_steps()
                 if self._words is None:
                     self._conductor.tend()
-            return trainer.wait()
+            self._code = trainer.wait()
         except BaseException as exc:
             if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
                 trainer.terminate()  # of Ctrl-C the terminal tells it as well
-            trainer.wait()
+            self._code = trainer.wait()
             raise
         finally:
             os.close(pidfd)
@@ -180,17 +188,32 @@ class HeldRun:
         if words:
             self._how.tell(words)
 
-    def ended(self, code: int) -> Ran:
-        """Return how it went, once clocks are as they were found."""
-        told = self._hear()
-        self._conductor.process.wait()
-        undone = [line for gpu in told["undone"] for line in (*gpu["done"], *gpu["failed"])]
-        return Ran(
-            code=code,
-            why=told["why"],
+    @property
+    def summary(self) -> RunSummary | None:
+        """Of its steps, once it ended."""
+        return None if self.ran is None else self.ran.summary
+
+    def tell_how_it_ended(self) -> None:
+        """Say how it went, once clocks are as they were found; nothing where it never began."""
+        if not self._began:
+            return
+        words = self._hear()
+        undone = [line for gpu in words["undone"] for line in (*gpu["done"], *gpu["failed"])]
+        summary = summary_of(last_run(self._lines()))
+        clocks = "no clock was set" if self._how.dry else "clocks were given back"
+        if any(gpu["failed"] for gpu in words["undone"]):
+            clocks = "what was set STAYS set for now: `underclock restore` gives it back"
+        self.ran = Ran(
+            code=self._code or 0,
+            why=words["why"],
             undone=tuple(undone),
-            summary=summary_of(last_run(self._lines())),
+            summary=summary,
+            line=closing_line(summary, clocks=clocks),
         )
+        if self._how.ended is None:
+            self._how.tell(self.ran.line)
+        else:
+            self._how.ended(self.ran)
 
     def _lines(self) -> tuple[Line, ...]:
         """Return the log, where it is a file that can be read again."""
@@ -201,9 +224,10 @@ class HeldRun:
         """End the conductor, if it still runs."""
         if self._conducting is None:
             return
-        self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing before
-        if self._asked:
-            self._conducting.process.terminate()
+        if self._code is None:  # else it knows that the command has ended
+            self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing yet
+            if self._asked:
+                self._conducting.process.terminate()
         self._hear()
         self._conducting.close()
 
@@ -256,5 +280,8 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
     try:
         yield held
     finally:
-        held.stop()
-        run.remove()
+        try:
+            held.stop()
+            held.tell_how_it_ended()
+        finally:
+            run.remove()

@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from underclock.errors import UsageError
 from underclock.hw.listed import listed_clocks
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import Plan
+from underclock.runtime.undo.saying import say
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import check_clocks, check_to_hold
+
+if TYPE_CHECKING:
+    from underclock.stages.held_run import Ran
 
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _WINDOW = 20
@@ -30,7 +35,8 @@ class HowToRun:
             arms take turns.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
-        tell: Told what a reader should know as it goes on.
+        tell: Told what a reader should know as it goes on; by default stderr is.
+        ended: Told at the end how it went, whatever ended it; by default ``tell`` has one line.
     """
 
     gpus: tuple[str, ...] = ("nvml:0",)
@@ -41,7 +47,8 @@ class HowToRun:
     window: int | None = None
     metrics_port: int | None = None
     live_s: float | None = None
-    tell: Callable[[str], None] = lambda _sentence: None
+    tell: Callable[[str], None] = say
+    ended: "Callable[[Ran], None] | None" = None
 
 
 def guard_window(how: HowToRun) -> int:

@@ -7,7 +7,7 @@ from underclock.errors import DataError
 from underclock.records import Plan, Validation
 from underclock.report import page
 from underclock.report.run_page import run_page
-from underclock.runtime.conductor.summary import last_run
+from underclock.runtime.conductor.summary import last_run, summary_of
 from underclock.runtime.conductor.telemetry import is_log, read_log
 from underclock.store import check_output, is_samples, kind_of, read_document, write_text
 
@@ -55,7 +55,8 @@ def render_report(
 ) -> str:
     """Return the page as text; arguments and errors are those of `write_report`."""
     if validation is None and isinstance(plan, str | Path) and is_log(Path(plan)):
-        return run_page(last_run(read_log(Path(plan))))
+        lines = last_run(read_log(Path(plan)))
+        return run_page(lines, summary_of(lines))
     given = [_read(each) for each in (plan, validation) if each is not None]
     plans = [record for record in given if isinstance(record, Plan)]
     validations = [record for record in given if isinstance(record, Validation)]

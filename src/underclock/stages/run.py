@@ -15,8 +15,11 @@ from underclock.stages.how_to_run import HowToRun
 from underclock.stages.sources import as_plan
 
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
+# Whoever is interrupted before that just ends.
 _GATE = (
-    "import os, sys; go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
+    "import os, sys, _signal as s; "
+    "s.getsignal(2) is s.default_int_handler and s.signal(2, s.SIG_DFL); "
+    "go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
     "os.execvp(sys.argv[2], sys.argv[2:]) if go else sys.exit(1)"
 )
 
@@ -40,12 +43,16 @@ def run(plan: Plan | str | Path, command: Sequence[str], how: HowToRun | None = 
         raise UsageError(
             f"there is no command {command[0]!r}", hint="write it as a shell would find it"
         )
-    with held_run(as_plan(plan), how or HowToRun()) as held:
-        with _gated(command, held.environment()) as (trainer, go):
-            held.start(trainer.pid)
-            go()
-            code = held.wait(trainer)
-        return held.ended(code)
+    with (
+        held_run(as_plan(plan), how or HowToRun()) as held,
+        _gated(command, held.environment()) as (trainer, go),
+    ):
+        held.start(trainer.pid)
+        go()
+        held.wait(trainer)
+    if held.ran is None:
+        raise AssertionError("it began")
+    return held.ran
 
 
 @contextmanager

@@ -96,8 +96,12 @@ def test_clocks_follow_the_plan_and_are_given_back(
     assert json.loads((tmp_path / "losses").read_text()) == _plain()
     assert (ran.code, ran.why) == (0, "the training process ended")
     assert ran.undone == ("core given back to the driver",)
-    # Steps of a tenth of a second: where others have the processor, some pass unseen.
-    assert ran.summary.steps >= _STEPS * 2 // 3
+    # Where others have the processor steps pass unseen, and are counted: all but those before the
+    # first mark, and what was not seen to begin.
+    assert ran.summary.enqueued == _STEPS
+    assert _STEPS - 6 <= ran.summary.steps <= _STEPS - 2
+    assert f"{ran.summary.steps} of {_STEPS} steps seen; promised" in ran.line
+    assert ran.line.endswith("kWh drawn; clocks were given back")
     assert ran.summary.followed > 0
     assert ran.summary.error_p50_s is not None
     truth = control.truth()
@@ -247,13 +251,22 @@ def holding(served: Served) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_block_is_held_and_given_back(holding: None, control: Control, tmp_path: Path) -> None:
+def test_a_block_is_held_and_given_back(
+    holding: None, control: Control, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     del holding
     log = tmp_path / "log.jsonl"
-    with applied(plan(launch_s=5e-4), HowToRun(log=log)):
+    with applied(plan(launch_s=5e-4), HowToRun(log=log)) as held:
+        early = held.summary
         losses = train(Model(), 6)
 
     assert len(losses) == 6
+    assert early is None
+    assert held.summary is not None
+    assert held.summary.enqueued == 6
+    (said,) = (line for line in capfd.readouterr().err.splitlines() if "; clocks were" in line)
+    assert "the plan was never held: the run ended before 22 steps" in said
+    assert said.endswith("clocks were given back")
     assert control.truth()["core_lock"] is None
     assert '"end"' in log.read_text()
 
@@ -273,6 +286,7 @@ def test_a_callback_answers_to_every_hook_and_to_nothing_else(
 
     assert callback.on_step_end("args", state=1) is None
     getattr(callback, end)()  # what was never begun ends quietly
+    assert callback.summary is None
     assert callable(getattr(callback, begin))
     with pytest.raises(AttributeError, match="state_of_mind"):
         _ = callback.state_of_mind

@@ -1,5 +1,6 @@
 """A page of a run, and the table of it."""
 
+import msgspec
 import pytest
 
 from invented import printed
@@ -14,6 +15,7 @@ from underclock.records.runs import (
     RunLine,
     StepLine,
 )
+from underclock.report.closing import closing_line
 from underclock.report.run import run_table
 from underclock.report.run_page import charts, run_page
 from underclock.runtime.conductor.summary import last_run, summary_of
@@ -49,44 +51,52 @@ def step(number: int, arm: str, energy_j: float | None = 20.0) -> StepLine:
     )
 
 
+ARM = ArmLine(
+    gpu=0,
+    arm="plan",
+    rounds=2,
+    steps=4,
+    time_change=0.003,
+    time_interval=(0.001, 0.005),
+    energy_change=-0.1,
+    energy_interval=None,
+    verdict="kept",
+)
+WHY = EventLine(gpu=0, at_s=101.0, text="arms were not compared")
+
 LINES: tuple[Line, ...] = (
     RUN,
-    *(step(at, "auto", 22.0) for at in range(3)),
-    *(step(at, "plan") for at in range(3, 7)),
+    *(step(at, "plan") for at in range(4)),
+    step(4, "best-fixed", 21.0),
+    *(step(at, "auto", 22.0) for at in range(5, 7)),
     AskLine(gpu=0, at_s=100.3, domain="core", to_mhz=1110, call_s=0.005),
     EventLine(gpu=0, at_s=101.0, text="a lock was overruled & noted"),
-    ArmLine(
-        gpu=0,
-        arm="plan",
-        rounds=2,
-        steps=4,
-        time_change=0.003,
-        time_interval=(0.001, 0.005),
-        energy_change=-0.1,
-        energy_interval=None,
-        verdict="kept",
-    ),
-    EndLine(cpu_s=0.01, wall_s=2.0, looks=400),
+    ARM,
+    EndLine(cpu_s=0.01, wall_s=2.0, looks=400, enqueued=9, energy_j=360.0),
 )
 
 
 def test_a_page_shows_steps_arms_and_events_and_lets_nothing_through() -> None:
-    page = run_page(LINES)
+    page = run_page(LINES, summary_of(LINES))
 
-    assert "7 steps under a plan" in page
+    assert "4 steps under the plan; 7 of 9 steps seen; 0.0001 kWh drawn" in page
+    saved = "10.00 % energy at +0.30 % time against auto on this job, simulated: kept"
+    assert page.index("<h1") < page.rindex(saved) < page.index("4 steps under the plan")
     assert "small &lt;b&gt;" in page
     assert "a lock was overruled &amp; noted" in page
     assert "\N{MINUS SIGN}10.00 %" in page
     assert page.count("<figure") == 3
-    assert run_page(LINES) == page
+    order = [page.rindex(f"<td>{arm}</td>") for arm in ("auto", "plan", "best-fixed")]
+    assert order == sorted(order)
+    assert run_page(LINES, summary_of(LINES)) == page
 
 
 def test_a_dry_run_says_that_nothing_was_set() -> None:
-    import msgspec
-
-    page = run_page((msgspec.structs.replace(RUN, dry=True), *LINES[1:]))
+    lines = (msgspec.structs.replace(RUN, dry=True), *LINES[1:9])
+    page = run_page(lines, summary_of(lines))
 
     assert "nothing set" in page
+    assert "saved nothing: a dry run" in page
 
 
 def test_arms_are_drawn_apart_and_few_points_stand_for_many() -> None:
@@ -102,11 +112,11 @@ def test_arms_are_drawn_apart_and_few_points_stand_for_many() -> None:
 
 def test_a_log_without_a_beginning_has_no_page() -> None:
     with pytest.raises(DataError, match="begins no run"):
-        run_page(LINES[1:])
+        run_page(LINES[1:], summary_of(LINES))
 
 
 def test_a_summary_is_of_the_last_run_and_of_steps_that_followed_the_plan() -> None:
-    summary = summary_of(last_run((*LINES, *LINES[:5])))
+    summary = summary_of(last_run((*LINES, *LINES[:2], *LINES[5:8])))
     assert (summary.steps, summary.followed, summary.conductor) == (4, 1, None)
 
     summary = summary_of(LINES)
@@ -133,3 +143,42 @@ def test_a_table_has_the_arms() -> None:
     assert "-10.00 %" in text
     assert "+0.30 % (+0.10 % to +0.50 %)" in text
     assert "kept" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (LINES, "10.00 % energy at +0.30 % time against auto on this job, simulated: kept"),
+        (
+            tuple(line for line in LINES if not isinstance(line, ArmLine)),
+            "promised -12.00 % energy, not measured: no blocks at auto (--arms auto,plan)",
+        ),
+        (
+            (msgspec.structs.replace(RUN, arms="auto,plan"), step(1, "auto"), WHY),
+            "promised -12.00 % energy, saved nothing: arms were not compared",
+        ),
+        (
+            (RUN, step(1, "plan"), msgspec.structs.replace(ARM, verdict="cannot tell, because no")),
+            "its saving: cannot tell, because no",
+        ),
+        (
+            (RUN, step(1, "auto"), msgspec.structs.replace(ARM, arm="auto-again", verdict="")),
+            "auto-again: -10.00 % energy at +0.30 % time against auto on this job, simulated;",
+        ),
+        ((RUN, WHY), "saved nothing: arms were not compared"),
+        ((), "0 steps; nothing was seen of it; what it drew is not known; clocks were given back"),
+    ],
+)
+def test_a_run_ends_with_one_line(lines: tuple[Line, ...], words: str) -> None:
+    line = closing_line(summary_of(lines), clocks="clocks were given back")
+
+    assert words in line
+    assert line.endswith("; clocks were given back")
+    assert "\n" not in line
+
+
+def test_steps_that_were_seen_at_once_count_as_many_and_not_as_one() -> None:
+    three = msgspec.structs.replace(step(0, "plan", 10.0), steps=3)
+    summary = summary_of((RUN, three, step(3, "plan", 30.0), step(4, "plan", 30.0)))
+
+    assert (summary.steps, summary.followed, summary.step_j) == (5, 5, 18.0)

@@ -17,7 +17,7 @@ from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.telemetry import Log, Shown
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
-from underclock.runtime.policy.arms import ArmDifference
+from underclock.runtime.policy.arms import ArmDifference, Expected
 from underclock.runtime.policy.policy import Policy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
@@ -215,6 +215,9 @@ class Follower:
     def flush(self, log: Log) -> None:
         """Write what is known of the last steps."""
         self._gauges.close()
+        seen = None if self.over else self.looking.look()  # where the last step came to
+        if seen is not None:
+            self.machine.saw(*seen)
         if self.machine.state is State.WAITING and not self.over:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
             if self.page.state == pages.WAITING and not Path(self.page.path).exists():
@@ -226,7 +229,12 @@ class Follower:
         words = self.policy.ends() if self.machine.state is not State.WAITING else ""
         if words:
             log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
-        for each in self.policy.differences(self._shown.limit_w, self.page.enqueued):
+        expected = Expected(
+            limit_w=self._shown.limit_w,
+            enqueued=self.page.enqueued,
+            is_set=self._setter is not None,
+        )
+        for each in self.policy.differences(expected):
             log.write(_arm_line(self.rank, each))
 
     @property

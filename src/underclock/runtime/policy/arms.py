@@ -115,11 +115,13 @@ class Expected:
         auto_s: What a step takes at auto by the plan; ``None`` where that is not known.
         limit_w: The board's power limit; likewise.
         enqueued: Steps that the trainer put on its stream; likewise.
+        is_set: Whether clocks are, and not only decided on.
     """
 
     auto_s: float | None = None
     limit_w: float | None = None
     enqueued: int | None = None
+    is_set: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +250,7 @@ class Arms:
         most = math.inf if expected.enqueued is None else expected.enqueued
         times = 1.0 if expected.auto_s is None else auto_s / expected.auto_s
         found = (
+            not expected.is_set and "nothing was set: it was a dry run",
             not self.counted and "steps are not counted, and several may be taken for one",
             not least <= self.seen <= most
             and f"{self.seen} steps were seen where {expected.enqueued} were taken",

@@ -4,6 +4,7 @@ Either a guard watches that steps are as fast as promised, or arms take turns. B
 step that ended, and what they say is told to the machine.
 """
 
+import dataclasses
 import math
 from typing import Protocol
 
@@ -49,14 +50,11 @@ class Policy(Protocol):
         """Take note of launches whose locks the power cap overrules; return words for the log."""
         ...
 
-    def differences(
-        self, limit_w: float | None = None, enqueued: int | None = None
-    ) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: Expected | None = None) -> tuple[ArmDifference, ...]:
         """Return what arms differ by, as far as is known.
 
         Args:
-            limit_w: The board's power limit, if that is known.
-            enqueued: Steps that the trainer put on its stream, if that is known.
+            expected: What must fit; a policy knows itself what its plan says.
         """
         ...
 
@@ -104,11 +102,9 @@ class Following:
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
 
-    def differences(
-        self, limit_w: float | None = None, enqueued: int | None = None
-    ) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: Expected | None = None) -> tuple[ArmDifference, ...]:
         """Compare nothing."""
-        del limit_w, enqueued
+        del expected
         return ()
 
     def ends(self) -> str:
@@ -212,17 +208,15 @@ class Alternating(Following):
             self._do(begins)
         return ""
 
-    def differences(
-        self, limit_w: float | None = None, enqueued: int | None = None
-    ) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: Expected | None = None) -> tuple[ArmDifference, ...]:
         """Compare the arms over the rounds that are over."""
         cost = self._plan.headline.cost
         autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
         return self._arms.differences(
             promise=None if cost is None else cost.energy_change,
             budget=self._plan.max_slowdown,
-            expected=Expected(
-                auto_s=autos[0].time_s if autos else None, limit_w=limit_w, enqueued=enqueued
+            expected=dataclasses.replace(
+                expected or Expected(), auto_s=autos[0].time_s if autos else None
             ),
         )
 

@@ -142,8 +142,10 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStr
 
 
 def _wait_for(stream: Any) -> None:
-    with contextlib.suppress(OSError, DeviceError, UsageError):
-        stream.synchronise()
+    # Of an error, or Ctrl-C, nobody waits for what is queued.
+    if getattr(sys, "last_value", None) is None:
+        with contextlib.suppress(OSError, DeviceError, UsageError):
+            stream.synchronise()
     stream.close()
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Self
 
+_BUFFERED_BYTES = 4096
 _LENGTH_BYTES = 4  # before each message, little-endian
 
 
@@ -62,6 +63,8 @@ class ServedStream:
         with open(step, "rb") as file:  # noqa: PTH123 - pathlib takes longer to import than this
             content = json.load(file)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Else it holds a hundred steps beyond the launches that the server lets wait.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFERED_BYTES)
         try:
             connection.connect(os.fspath(path))
             stream = cls(connection, marks)

@@ -195,3 +195,26 @@ def test_a_run_file_that_is_gone_does_not_end_the_process(fake_torch: Path) -> N
 
     assert "goes on" in output
     assert "training goes on without marks" in output
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_ends_by_an_error_or_ctrl_c_waits_for_nothing_that_is_queued(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    class Queued:
+        done = ""
+
+        def synchronise(self) -> None:
+            self.done += "waited, "
+
+        def close(self) -> None:
+            self.done += "closed"
+
+    if fails:
+        monkeypatch.setattr(sys, "last_value", KeyboardInterrupt(), raising=False)
+    else:
+        monkeypatch.delattr(sys, "last_value", raising=False)
+    stream = Queued()
+    trainer._wait_for(stream)  # noqa: SLF001 - it runs as the process ends
+
+    assert stream.done == ("closed" if fails else "waited, closed")
