@@ -207,8 +207,9 @@ def test_a_lease_has_a_limit(serving: _Serving, served: Served, comes: Comes) ->
             helper.ask({"do": "beat"})
         comes(lambda: _as_found(served.gpus[1]))
         comes(lambda: any("which is the limit" in line for line in serving.said))
-        with pytest.raises(NotPermittedError, match="has no lease"):
+        with pytest.raises(NotPermittedError, match="has no lease") as caught:
             helper.ask(core)
+        assert "which is the limit" in caught.value.hint
 
 
 class _Member:

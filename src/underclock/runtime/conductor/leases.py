@@ -41,11 +41,13 @@ class Client:
         pid: Its number.
         uid: Of its user.
         gone: Whether its connection has ended.
+        lost: Why its last lease ended.
     """
 
     pid: int
     uid: int
     gone: bool = False
+    lost: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} of user {self.uid}"
@@ -240,7 +242,7 @@ class Leases:
         """
         if self._lease is None or self.owner is not client:
             raise NotPermittedError(
-                f"{client} has no lease of GPU {self._gpu.uuid}", hint="it ended: take another"
+                f"{client} has no lease of GPU {self._gpu.uuid}", hint=client.lost or "take one"
             )
         if setting not in CLOCKS and not isinstance(value, float):
             raise UsageError(f"{value} is no {setting}", hint="only a clock can be given back")
@@ -279,9 +281,11 @@ class Leases:
 
     def _end(self, why: str) -> None:
         """Undo what was set under the lease; where that fails, try again later."""
-        lease, self.owner = self._lease, None
+        lease, owner, self.owner = self._lease, self.owner, None
         if lease is None:
             return
+        if owner is not None:
+            owner.lost = f"the last one {why}"
         done: tuple[str, ...] = ()
         try:
             undone = lease.armed.end()
