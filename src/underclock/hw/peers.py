@@ -12,6 +12,8 @@ import pynvml
 from underclock.errors import NotSupportedError
 from underclock.hw.nvml_calls import call
 
+UNSEEN = -1
+"""Stands for the user of a process that the driver lists and the system does not show."""
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
@@ -53,7 +55,7 @@ class Life:
 
 
 def computing(uuid: str) -> set[int]:
-    """Return which users compute on a GPU; inside an `nvml_session`.
+    """Return which users compute on a GPU, and `UNSEEN`; inside an `nvml_session`.
 
     Raises:
         UnderclockError: The driver does not tell.
@@ -66,6 +68,6 @@ def computing(uuid: str) -> set[int]:
     for process in running:
         try:
             users.add(Path(f"/proc/{process.pid}").stat().st_uid)
-        except OSError:  # it has ended, or is of another container
-            continue
+        except OSError:  # it has just ended, is hidden, or is of another container
+            users.add(UNSEEN)
     return users

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from underclock.errors import NotPermittedError, UnderclockError, UsageError
-from underclock.hw.peers import computing
+from underclock.hw.peers import UNSEEN, computing
 from underclock.runtime.undo.ownership import read_trusted
 
 RULES = Path("/etc/underclock/serve.toml")
@@ -88,8 +88,9 @@ class Owners:
             return True
         users = self._computing(uuid) - self._trusted
         if users - {uid}:
+            names = ", ".join("unknown" if it == UNSEEN else str(it) for it in sorted(users))
             raise NotPermittedError(
-                f"{whose} alone: of users {sorted(users)} processes compute there",
+                f"{whose} alone: of users {names} processes compute there",
                 hint=f'lease one that nobody shares, or ask for policy = "file" in {RULES}',
             )
         if not users and not self.rules.start_s > 0:
@@ -107,7 +108,7 @@ class Owners:
             users = self._named(uuid)
         else:
             try:
-                users = self._computing(uuid) - self._trusted
+                users = self._computing(uuid) - self._trusted - {UNSEEN}
             except UnderclockError:
                 users = set()
         if users is None:

@@ -9,7 +9,7 @@ import pytest
 from underclock.errors import NotPermittedError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.peers import computing
+from underclock.hw.peers import UNSEEN, computing
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.runtime.conductor.owners import Owners, Policy, Rules, rules_in
@@ -56,6 +56,12 @@ def test_a_lease_is_lost_to_the_next_job_and_not_to_a_guest() -> None:
     assert _computing(_USER, _OTHER).sees("GPU-1", _USER)
     assert _computing().sees("GPU-1", _USER) is None  # between two of its processes
     assert _computing(_OTHER).sees("GPU-1", _USER) is False
+    assert _computing(UNSEEN).sees("GPU-1", _USER) is None
+
+
+def test_whose_processes_cannot_be_seen_may_be_anybodys() -> None:
+    with pytest.raises(NotPermittedError, match="of users unknown processes compute there"):
+        _computing(UNSEEN, rules=Rules()).check("GPU-1", _USER)
 
 
 def test_the_site_may_name_whose_a_gpu_is(tmp_path: Path) -> None:
@@ -152,5 +158,7 @@ def test_who_computes_is_read_from_the_driver() -> None:
             owners.check(_uuid(), _OTHER)
         for process in (theirs, roots):
             process.kill()
+            process.wait()
+        assert computing(_uuid()) == {UNSEEN}
     with simulated_driver("a40"), nvml_session():
         assert computing(_uuid()) == set()
