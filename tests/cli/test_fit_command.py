@@ -116,11 +116,11 @@ def test_machines_get_json_and_the_file_holds_the_same(capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_a_file_is_replaced_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     _file("one.db")
-    Path("fit.json").write_text("mine")
+    Path("fit.json").write_text("{}")
     with pytest.raises(SystemExit) as ended:
         main(["fit", "one.db", "-o", "fit.json"])
     assert ended.value.code == 2
-    assert Path("fit.json").read_text() == "mine"
+    assert Path("fit.json").read_text() == "{}"
 
     main(["fit", "one.db", "-o", "fit.json", "--force"])
     assert "schema" in Path("fit.json").read_text()

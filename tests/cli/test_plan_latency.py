@@ -176,6 +176,7 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
         ("--latency soon", 2, "soon"),
         ("--latency -5ms", 2, "-5ms"),
         ("--latency free --max-switches 3", 2, "limits on switching need a latency"),
+        ("--latency 1e4s", 2, "no GPU takes 1e4s to change its clocks"),
         ("--latency 5ms --max-switches -3", 2, "max_switches must not be negative"),
         ("--latency 5ms --objective edp", 2, "no time budget"),
     ],

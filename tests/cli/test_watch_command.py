@@ -67,7 +67,7 @@ def test_machines_get_json_and_need_no_file(step: str, capsys: pytest.CaptureFix
 
 
 def test_force_replaces(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("clocks.csv").write_text("old")
+    Path("clocks.csv").write_text("at_s,core_mhz\n")
     main(["watch", "--gpu", "sim:a100", "--for", "10ms", "-o", "clocks.csv", "--force"])
 
     assert "A100" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | Non
     from underclock.store import check_output
 
     if output is not None and output != STDOUT:
-        check_output(output, force=force, inputs=inputs)
+        check_output(output, force=force, inputs=inputs, begins="{")
 
 
 def deliver(

@@ -37,6 +37,7 @@ _WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
+_HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 _MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
 
 
@@ -126,9 +127,7 @@ class AdaptiveRun:
         """Measure until the promise is as sharp as asked, or time or samples are spent."""
         if Capability.RUN in self._bench.capabilities and not self._spent():
             self._warm()
-        while self._launches and self._steps < _WHOLE_STEPS and not self._spent():
-            self._step()
-        self._take(NextSample(kernel, self._baseline) for kernel in self._kernels)
+        self._look_at_auto()
         self._take(self._shared())
         while not self._spent():
             sample_set = self._file.sample_set()
@@ -148,17 +147,49 @@ class AdaptiveRun:
                 self._warm()  # kernels one by one leave the GPU cooler than the step does
                 self._step()
 
+    def _look_at_auto(self) -> None:
+        """Measure the step and its kernels at auto, with which all is compared."""
+        at_auto = [NextSample(kernel, self._baseline) for kernel in self._kernels]
+        steps = _WHOLE_STEPS
+        if self._is_short_of_time():
+            # Looks at a step of some seconds would take all of it, and tell of no kernel.
+            self._take(at_auto)
+            steps = int(self._lasts_for_a_step())
+            if self._launches and self._steps < steps:
+                self._warm()  # kernels one by one leave the GPU cooler than the step does
+        while self._launches and self._steps < steps and not self._spent():
+            self._step()
+        self._take(at_auto)
+
     @property
     def taken(self) -> int:
         """Samples on file: of kernels by themselves, and of the step."""
         return sum(self._taken.values()) + self._steps
 
     def _spent(self) -> bool:
-        limits = self._limits
-        if limits.max_samples is not None and self.taken >= limits.max_samples:
-            return True
+        most = self._limits.max_samples
+        return (most is not None and self.taken >= most) or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time limit has passed."""
+        limit_s = self._limits.time_limit_s
+        return limit_s is not None and self._bench.now_s() - self._started_s >= limit_s
+
+    def _is_short_of_time(self) -> bool:
+        """Whether a time limit may end before each kernel was looked at as often as it is first."""
+        limit_s = self._limits.time_limit_s
+        looks = first_looks(self._file.header, self._limits, whole=bool(self._launches))
+        return limit_s is not None and limit_s < _HURRIED * looks * self._bench.takes_s(0.0)
+
+    def _lasts_for_a_step(self) -> bool:
+        """Whether there is time for a look at the whole step, as long as its kernels are alone."""
+        measuring = self._file.header.provenance and self._file.header.provenance.measuring
+        warm_s = measuring.least_warm_s if measuring else 0.0
+        alone = {s.kernel: s.time_s for s in self._file.sample_set().samples}
+        step_s = sum(kernel.count * alone.get(kernel.name, 0.0) for kernel in self._kernels)
         spent_s = self._bench.now_s() - self._started_s
-        return limits.time_limit_s is not None and spent_s >= limits.time_limit_s
+        return spent_s + warm_s + self._bench.takes_s(step_s) < (self._limits.time_limit_s or 0.0)
 
     def _warm(self) -> None:
         self._tell("warming the GPU to a steady temperature")

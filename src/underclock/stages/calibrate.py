@@ -139,7 +139,7 @@ def write_calibration(
     if path.suffix != ".json":
         raise UsageError(f"{path} must end in .json", hint="that is how sim:FILE.json is known")
     source = None if isinstance(table, SampleSet) else Path(table)
-    check_output(path, force=force, inputs=(source,))
+    check_output(path, force=force, inputs=(source,), begins="{")
     model = calibrate_gpu(table, date=date, progress=progress)
     write_text(path, encode(model), force=force)
     return model

@@ -16,7 +16,7 @@ from underclock.stages.adaptive import first_looks
 from underclock.stages.campaign import Campaign
 from underclock.units import format_duration
 
-_TICK_S = 0.1  # until the energy counter's next step, at both ends of a window: half of one each
+TICK_S = 0.1  # until the energy counter's next step, at both ends of a window: half of one each
 _HEAT_S, _WARMER_C = 30.0, 40.0  # time constant of a board, and how much warmer work makes it
 
 
@@ -72,7 +72,7 @@ def expected_of(
     if Capability.RUN not in measurer.capabilities or measuring is None:
         return None
     steers, whole = campaign.steers(measurer), bool(samples.order) and campaign.in_situ
-    each_s = measurer.takes_s(0.0, timed=steers) + _TICK_S
+    each_s = measurer.takes_s(0.0, timed=steers) + TICK_S
     done = len(samples.samples) + len(samples.in_situ)
     limit_s = campaign.limit_s(steers=steers)
     goal = f"the promise is sure to {100.0 * campaign.precision:g} %"
@@ -92,7 +92,7 @@ def expected_of(
     return Expected(
         kernels=len(samples.kernels),
         first=left,
-        first_s=(_warming_s(measuring) if left else 0.0) + left * each_s,
+        first_s=(warming_s(measuring) if left else 0.0) + left * each_s,
         goal=goal,
         limit_s=None if limit_s is None else max(0.0, limit_s - spent_s),
     )
@@ -113,7 +113,7 @@ class Phase:
     left_s: float | None = None
 
 
-def _warming_s(measuring: MeasurementSettings) -> float:
+def warming_s(measuring: MeasurementSettings) -> float:
     """Return about how long it takes until the temperature is steady enough, from a cold GPU."""
     moves = math.expm1(measuring.steady_s / _HEAT_S)  # until a look, of what is still to come
     steady_s = _HEAT_S * math.log(max(1.0, _WARMER_C * moves / measuring.steady_c))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.cuda.driver import INSTALL_TORCH
 from underclock.hw.cuda.torch_step import StepFunction
 from underclock.stages.ranks import own_gpu
 from underclock.units import nearest
@@ -36,7 +37,7 @@ def load_step(source: str) -> StepFunction:
     except ImportError as exc:
         raise NotSupportedError(
             f"{file} needs {exc.name or 'a module'!r}, which cannot be imported here: {exc}",
-            hint="install it beside underclock; a step needs PyTorch 2.8 or newer",
+            hint=INSTALL_TORCH if exc.name == "torch" else "install it beside underclock",
         ) from exc
     step = getattr(module, name, None)
     _take_own_gpu()

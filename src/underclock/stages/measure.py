@@ -15,7 +15,14 @@ from underclock.stages.adaptive import AdaptiveRun
 from underclock.stages.as_one import OneKernelRecorder, one_kernel
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.campaign import Campaign, Grid, survey
-from underclock.stages.expected import Expected, Phase, TimeLeft, expected_of
+from underclock.stages.expected import (
+    TICK_S,
+    Expected,
+    Phase,
+    TimeLeft,
+    expected_of,
+    warming_s,
+)
 from underclock.stages.provenance import provenance_of
 from underclock.stages.recording import Recorder, record
 from underclock.stages.steer import SteeringRun
@@ -163,13 +170,15 @@ def _check_time_limit(
         looks = len(header.kernels) + whole
         seen = f"auto clocks once for each of {len(header.kernels)} kernels"
     each_s = measurer.takes_s(0.0, timed=steers)
-    least_s = measuring.least_warm_s + measuring.settle_s + looks * each_s
-    if time_limit_s < least_s:
+    of_looks_s = measuring.settle_s + looks * each_s
+    if time_limit_s < measuring.least_warm_s + of_looks_s:
+        usual_s = math.ceil(warming_s(measuring) + of_looks_s + looks * TICK_S)
         raise UsageError(
             f"a time limit of {format_duration(time_limit_s)} tells nothing: warming up takes "
             f"{format_duration(measuring.least_warm_s)} at least, and every sample "
             f"{format_duration(each_s)}",
-            hint=f"--time-limit {math.ceil(least_s)}s is the least that helps: {seen}",
+            hint=f"--time-limit {usual_s}s is about the least that helps: {seen}; more where "
+            "launches take long, for twenty are measured at a time",
         )
 
 
@@ -221,11 +230,13 @@ def _adapt(
         in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
     )
     before = run.taken
-    if not _is_spent_by_warming(file, campaign.time_limit_s):
+    goes_on = not _is_spent_by_warming(file, campaign.time_limit_s)
+    if goes_on:
         run.run()
-    if not run.taken:
+    if not run.taken or (goes_on and run.taken == before and run.is_late):
+        more = " more" if before else ""
         raise MeasurementError(
-            "the whole time limit went into warming up, and nothing was measured",
+            f"the whole time limit went into warming up, and nothing{more} was measured",
             hint="run the same command with a larger --time-limit",
         )
     tell("done")

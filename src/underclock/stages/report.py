@@ -45,7 +45,7 @@ def write_report(
     """
     path = Path(to)
     inputs = [Path(each) for each in (plan, validation) if isinstance(each, str | Path)]
-    check_output(path, force=force, inputs=inputs)
+    check_output(path, force=force, inputs=inputs, begins="<")
     write_text(path, render_report(plan, validation), force=force)
     return path
 

@@ -32,7 +32,7 @@ from underclock.records import (
     Proposal,
     SampleSet,
 )
-from underclock.records.latencies import LatencyTable
+from underclock.records.latencies import LONGEST_S, LatencyTable
 from underclock.store import read_document
 from underclock.units import format_duration, format_percent, parse_duration
 
@@ -112,6 +112,10 @@ def latencies_of(text: str, samples: Path | None) -> Switching | None:
     duration_s = parse_duration(text)
     if duration_s == 0.0:
         return None
+    if duration_s > LONGEST_S:
+        raise UsageError(
+            f"no GPU takes {text} to change its clocks", hint=f"{LONGEST_S:g}s is the most"
+        )
     return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
 
 

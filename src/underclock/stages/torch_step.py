@@ -107,7 +107,8 @@ def running_step(
         MeasurementError: Also where the step fails, or is fed with constants.
         UsageError: Something is in the way: a profiler, a capture.
     """
-    with quiet(), preserved(step) as at_first, same_batches(torch()) as batches:
+    library = torch()  # before anything is put aside, which takes PyTorch too
+    with quiet(), preserved(step) as at_first, same_batches(library) as batches:
         run, step = step, _from_first_batch(step, batches)
         tell(TracePhase.WARMING)
         step_s = warm_up(step)

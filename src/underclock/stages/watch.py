@@ -66,7 +66,7 @@ def watch(  # noqa: PLR0913 - keyword-only, as `measure`
     if not (0 < duration_s < math.inf and 0 < rate_hz < math.inf):
         raise UsageError(f"cannot log for {duration_s:g} s at {rate_hz:g} Hz")
     if to is not None:
-        check_output(Path(to), force=force)
+        check_output(Path(to), force=force, begins=COLUMNS[0])
     with open_gpu(parse_gpu(gpu), runs=step is not None, step=step, run=run) as opened:
         entries, shares = _taken(opened, (duration_s, rate_hz), step, progress)
         log = _summary(opened.evidence, opened.gpu.info(), entries, duration_s)

@@ -46,7 +46,7 @@ def write_document(
         UsageError: The file exists or cannot be written.
     """
     body = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    write_text(path, body + "\n", force=force, inputs=inputs)
+    write_text(path, body + "\n", force=force, inputs=inputs, begins="{")
 
 
 def kind_of(path: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 
+_LOOKED_AT = 1000  # characters: more than any of our files has before it says something
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
@@ -17,6 +18,7 @@ def check_output(
     force: bool = False,
     inputs: Iterable[Path | None] = (),
     over_samples: bool = False,
+    begins: str = "",
 ) -> None:
     """Make sure a file can be written, before any work is spent on its contents.
 
@@ -27,16 +29,20 @@ def check_output(
         force: Whether an existing file may be replaced.
         inputs: Files that are read meanwhile, which are never replaced.
         over_samples: Whether even measurements may be replaced.
+        begins: How files of the kind that will be written begin; a file that begins otherwise is
+            somebody's table or script, and never replaced.
 
     Raises:
-        UsageError: It exists already, is an input or holds measurements, or its folder is missing
-            or not writable.
+        UsageError: It exists already, is an input, of another kind or holds measurements, or its
+            folder is missing or not writable.
     """
     try:
         if path.is_dir():
             raise UsageError(f"cannot write {path}: it is a folder", hint="name a file with -o")
         if path.exists():
             _check_existing(path, force=force, inputs=inputs, over_samples=over_samples)
+            if begins and path.is_file():
+                _check_kind(path, begins)
         if takes_writes_through(path):
             return
         folder = _target(path).parent
@@ -83,6 +89,22 @@ def _check_existing(
         )
 
 
+def _check_kind(path: Path, begins: str) -> None:
+    """Refuse to replace a file that does not begin as what replaces it; an empty one is nothing.
+
+    Raises:
+        UsageError: It begins otherwise.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        there = file.read(_LOOKED_AT).lstrip()
+    if there and not there.startswith(begins):
+        raise UsageError(
+            f"will not overwrite {path}: it is of another kind than what would be written there, "
+            f"and begins with {there[:20]!r}",
+            hint="name another file with -o, or remove it yourself",
+        )
+
+
 def is_database(path: Path) -> bool:
     """Whether a regular file begins like a samples file does.
 
@@ -103,14 +125,19 @@ def takes_writes_through(path: Path) -> bool:
 
 
 def write_text(
-    path: Path, text: str, *, force: bool = False, inputs: Iterable[Path | None] = ()
+    path: Path,
+    text: str,
+    *,
+    force: bool = False,
+    inputs: Iterable[Path | None] = (),
+    begins: str = "",
 ) -> None:
     """Write a file so that a reader finds the old one or the new one, never half of it.
 
     Raises:
         UsageError: As `check_output`, or the disk is full.
     """
-    check_output(path, force=force, inputs=inputs)
+    check_output(path, force=force, inputs=inputs, begins=begins)
     try:
         if takes_writes_through(path):
             path.write_text(text, encoding="utf-8")

@@ -286,7 +286,7 @@ class TestTimeLimit:
         with SampleFile.open(path, writable=False) as file:
             assert 30.0 <= file.gpu_s < 31.0
         assert more.samples[: len(first.samples)] == first.samples
-        assert len(more.samples) > len(first.samples)
+        assert len(more.samples + more.in_situ) > len(first.samples)
 
     def test_one_that_went_into_warming_up_is_no_success(self, step: Step, tmp_path: Path) -> None:
         never_steady = msgspec.structs.replace(_BRIEF, warm_s=20.0, steady_s=20.0, steady_c=1e-3)
@@ -294,3 +294,29 @@ class TestTimeLimit:
             self._adapt(step, tmp_path / "s.db", 38.0, measuring=never_steady)
 
         assert "--time-limit" in caught.value.hint
+
+    def test_going_on_for_less_than_warming_takes_says_that_nothing_more_was_measured(
+        self, step: Step, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "s.db"
+        slow = msgspec.structs.replace(_BRIEF, steady_s=20.0, steady_c=1e-3, longest_warm_s=40.0)
+        before = self._adapt(step, path, 60.0, measuring=slow).samples
+        assert before
+        with pytest.raises(MeasurementError, match="nothing more was measured"):
+            self._adapt(step, path, 85.0, measuring=slow)
+        assert read_samples(path).samples == before
+
+    def test_a_short_one_tells_of_kernels_before_it_tells_of_a_long_step(
+        self, tmp_path: Path
+    ) -> None:
+        long = workload("gpt3-xl", {})
+        limit_s = 130.0
+        path = tmp_path / "s.db"
+        found = self._adapt(long, path, limit_s, measuring=_BRIEF)
+        with SampleFile.open(path, writable=False) as file:
+            assert file.gpu_s < 1.2 * limit_s
+        # Twenty runs of this step take 130 s.
+        assert len(found.samples) > len(long.kernels)
+        assert not found.in_situ
+        more = self._adapt(long, path, 330.0, measuring=_BRIEF)
+        assert more.in_situ

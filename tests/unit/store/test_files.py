@@ -202,6 +202,22 @@ class TestWhatIsNeverReplaced:
         assert path.read_bytes().endswith(b"much work")
         check_output(path, force=True, over_samples=True)
 
+    @pytest.mark.parametrize("there", ["gpu,kernel,time_s\n", "import torch\n", "\x89PNG"])
+    def test_a_file_of_another_kind_is_kept_even_when_forced(
+        self, tmp_path: Path, there: str
+    ) -> None:
+        path = tmp_path / "mine"
+        path.write_text(there, encoding="latin-1")
+        with pytest.raises(UsageError, match="of another kind") as caught:
+            write_text(path, "{}", force=True, begins="{")
+
+        assert "remove it yourself" in caught.value.hint
+        assert path.read_text(encoding="latin-1") == there
+        for replaced in ("", "\n {}"):
+            path.write_text(replaced)
+            write_text(path, "{1}", force=True, begins="{")
+            assert path.read_text() == "{1}"
+
     @pytest.mark.parametrize("name", ["in.txt", "link", "sub/../in.txt"])
     def test_an_input_is_kept_even_when_forced(self, tmp_path: Path, name: str) -> None:
         source = tmp_path / "in.txt"

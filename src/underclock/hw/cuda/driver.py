@@ -8,6 +8,7 @@ from typing import Any
 from underclock.errors import DeviceError, NotSupportedError
 
 _WITHOUT = "or trace without a GPU, kernels assumed: underclock trace --assume train.py"
+INSTALL_TORCH = "pip install 'torch>=2.8'"
 _MISSING = "in a clone of underclock: pip install '.[cuda]'"
 
 
@@ -35,7 +36,7 @@ def installed() -> Any:
         import torch as module  # noqa: PLC0415 - the user's own
     except ImportError as exc:
         raise NotSupportedError(
-            "tracing a step needs PyTorch", hint="install torch 2.8 or newer, with CUDA"
+            "tracing a step needs PyTorch, which is not installed", hint=INSTALL_TORCH
         ) from exc
     return module
 
