@@ -175,7 +175,9 @@ def plan(
         modules=modules,
         schedule=ClockSchedule(
             segments=segments,
-            switches=len(segments),
+            switches=sum(
+                segments[at - 1].clocks != each.clocks for at, each in enumerate(segments)
+            ),
             latency="assumed",
             latencies=LatencyTable.constant(0.01, call_s=5e-3),
             launch_s=(launch_s,) * len(order),

@@ -117,7 +117,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         )
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
-        gauges = Gauges(gpu, clock, closely_s=closely_s)
+        gauges = Gauges(gpu, clock, closely_s=closely_s, exactly=bool(options["arms"]))
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )

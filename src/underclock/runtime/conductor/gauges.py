@@ -7,6 +7,7 @@ readings a second and little else. So one reads often only as long as something 
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from underclock.errors import NotSupportedError, UnderclockError
@@ -16,6 +17,8 @@ from underclock.records import Clocks, ThrottleReason
 
 _OFTEN_S, _SELDOM_S = 0.1, 1.0
 _ALL_EVERY = 2  # readings: of energy and temperature too
+_CLIMB_S, _CLIMBS_WITHIN_S = 4e-3, 0.15  # between looks for a climb of the counter, and for long
+_READY_S = 0.01  # before it climbs
 _LIMIT_EVERY = 10  # of the power limit, which somebody else may set
 
 
@@ -30,6 +33,7 @@ class Gauge:
         power_w: What the board draws.
         temperature_c: How warm it is; ``None`` where it was not read this time.
         energy_j: The counter; likewise.
+        energy_s: When it climbed to that; ``None`` where that is not known, but by `at_s`.
         limit_w: The power limit; likewise, or where this GPU tells none.
     """
 
@@ -39,7 +43,25 @@ class Gauge:
     power_w: float
     temperature_c: float | None = None
     energy_j: float | None = None
+    energy_s: float | None = None
     limit_w: float | None = None
+
+
+def climb(energy_j: Callable[[], float], clock: Clock) -> tuple[float, float]:
+    """Wait until the energy counter climbs, but not for long; return when, and to what.
+
+    Args:
+        energy_j: Reads it.
+        clock: The machine's.
+    """
+    first_j = energy_j()
+    before_s = now_s = clock.now_s()
+    until_s = now_s + _CLIMBS_WITHIN_S
+    while (now_j := energy_j()) == first_j and now_s < until_s:
+        before_s = now_s
+        clock.sleep_s(_CLIMB_S)
+        now_s = clock.now_s()
+    return (0.5 * (before_s + now_s) if now_j != first_j else now_s), now_j
 
 
 class Gauges:
@@ -49,10 +71,19 @@ class Gauges:
         gpu: Which one.
         clock: The machine's.
         closely_s: For how long it is read often to begin with.
+        exactly: Whether the energy counter is read as it climbs. Counters climb ten times a second,
+            so that any other reading is up to a tenth of a second old: 1 % of four seconds.
     """
 
-    def __init__(self, gpu: NvmlGpu, clock: Clock, *, closely_s: float = math.inf) -> None:
-        self._gpu, self._clock = gpu, clock
+    def __init__(
+        self,
+        gpu: NvmlGpu,
+        clock: Clock,
+        *,
+        closely_s: float = math.inf,
+        exactly: bool = False,
+    ) -> None:
+        self._gpu, self._clock, self._exactly = gpu, clock, exactly
         self._closely_until_s = clock.now_s() + closely_s
         self._ended, self._asked = False, threading.Event()
         self._taken: list[Gauge] = []
@@ -88,6 +119,7 @@ class Gauges:
                 return
             closely = self._clock.now_s() < self._closely_until_s
             wait_s = _OFTEN_S if closely else _SELDOM_S
+            wait_s -= _READY_S if self._exactly else 0.0
             if asked:
                 continue
             try:
@@ -103,8 +135,11 @@ class Gauges:
                 self._taken.append(gauge)
 
     def _read(self, *, of_all: bool, of_limit: bool) -> Gauge:
-        gpu = self._gpu
-        energy_j = gpu.energy_j() if of_all else None
+        gpu, energy_j, energy_s = self._gpu, None, None
+        if of_all and self._exactly:
+            energy_s, energy_j = climb(gpu.energy_j, self._clock)
+        elif of_all:
+            energy_j = gpu.energy_j()
         return Gauge(
             at_s=self._clock.now_s(),
             clocks=gpu.observed(),
@@ -112,6 +147,7 @@ class Gauges:
             power_w=gpu.power_w(),
             temperature_c=gpu.temperature_c() if of_all else None,
             energy_j=energy_j,
+            energy_s=energy_s,
             limit_w=self._limit_w() if of_limit else None,
         )
 

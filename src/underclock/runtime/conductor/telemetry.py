@@ -142,7 +142,8 @@ class Shown:
         words = []
         for gauge in gauges:
             if gauge.energy_j is not None:
-                words.append(self._counted(gauge.at_s, gauge.energy_j))
+                at_s = gauge.at_s if gauge.energy_s is None else gauge.energy_s
+                words.append(self._counted(at_s, gauge.energy_j))
             if gauge.limit_w is not None:
                 words.append(self._limited(gauge.limit_w))
         return tuple(filter(None, words))
