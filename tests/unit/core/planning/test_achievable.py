@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import achieved, as_record, fastest_change
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import KNOWN_HARDWARE, latency_curve
+from underclock.core.planning.latency_curve import (
+    KNOWN_HARDWARE,
+    Own,
+    budget_curve,
+    latency_curve,
+)
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
@@ -141,6 +146,36 @@ def test_free_switching_saves_at_least_what_one_setting_per_kernel_does() -> Non
 
 def test_a_latency_longer_than_the_step_leaves_one_setting() -> None:
     assert plan(table(), rules(10.0, max_slowdown=0.02))[2] == 0
+
+
+@pytest.mark.parametrize(("latency_s", "budget"), [(2e-3, 0.01), (10.0, 0.03)])
+def test_the_plan_stands_on_its_curves_as_it_is(latency_s: float, budget: float) -> None:
+    costs = table(passes=(Pass.FORWARD, Pass.BACKWARD))
+    kept = rules(latency_s, max_slowdown=budget)
+    problem = sequence_problem(costs, order_of(costs), kept)
+    arm, schedule, aim = achieved(costs, problem, [])
+    assert arm.cost is not None
+    assert aim == pytest.approx(budget)
+
+    own = Own(latency_s, arm, schedule)
+    curve = latency_curve(costs, order_of(costs), kept, [], latencies_s=(1e-3, 20.0), own=own)
+    assert [point.latency_s for point in curve] == [1e-3, latency_s, 20.0]
+    assert (curve[1].energy_change, curve[1].gap) == (arm.energy_change, arm.gap)
+
+    frontier = budget_curve(costs, problem, arm.cost, aim - budget, [schedule.choice])
+    assert arm.cost in frontier
+    assert [cost.time_change for cost in frontier] == sorted(c.time_change for c in frontier)
+    assert all(a.energy_change > b.energy_change for a, b in itertools.pairwise(frontier))
+    for cost in frontier:
+        assert cost.time_change <= 0.05 + 1e-9
+
+
+def test_budgets_that_no_schedule_keeps_are_left_out_of_the_curve() -> None:
+    costs = table(passes=(Pass.FORWARD,))
+    problem = sequence_problem(costs, order_of(costs), rules(1e-3))
+    arm, *_ = achieved(costs, problem, [])
+    assert arm.cost is not None
+    assert budget_curve(costs, problem, arm.cost, -0.9, []) == (arm.cost,)
 
 
 def test_limits_on_switching_are_kept() -> None:
