@@ -4,7 +4,7 @@ The stages are functions here; what they take and return are the records::
 
     step = underclock.trace("gpt3-xl")
     samples = underclock.measure(step, gpu="sim:rtx3080ti", to="samples.db")
-    plan = underclock.plan(samples, underclock.Goal(max_slowdown=0.01))
+    plan = underclock.plan(samples, underclock.Goal(max_slowdown="1%"), latency="6ms")
     validation = underclock.validate(plan, gpu="sim:rtx3080ti")
     underclock.write_report(plan, to="report.html", validation=validation)
 
@@ -21,6 +21,9 @@ A plan with a schedule is held while a command trains, ``underclock.run(plan, co
 
 Samples of another unit are refined into a plan by ``plan(refine(given, gpu=..., to=...),
 Goal.of(given))``.
+
+`save` writes any of these to a file and `load` reads it. A DataFrame with the columns of a CSV
+table is taken for samples; `SampleSet.to_pandas` and `Plan.to_pandas` give one.
 
 Importing this package loads nothing heavy; a name loads its module on first use.
 """
@@ -95,6 +98,7 @@ if TYPE_CHECKING:
     from underclock.stages.report import write_report
     from underclock.stages.run import run
     from underclock.stages.score import score
+    from underclock.stages.sources import load, save
     from underclock.stages.switching import Switching
     from underclock.stages.trace import TracePhase, trace
     from underclock.stages.validate import validate
@@ -176,12 +180,14 @@ _HOMES = {
     "applied": "stages.applied",
     "fit": "stages.fit",
     "lightning_callback": "stages.applied",
+    "load": "stages.sources",
     "measure": "stages.measure",
     "measure_latency": "stages.latency",
     "plan": "stages.plan",
     "predict": "stages.predict",
     "refine": "stages.refine",
     "run": "stages.run",
+    "save": "stages.sources",
     "score": "stages.score",
     "trace": "stages.trace",
     "transformers_callback": "stages.applied",
@@ -264,12 +270,14 @@ __all__ = [
     "applied",
     "fit",
     "lightning_callback",
+    "load",
     "measure",
     "measure_latency",
     "plan",
     "predict",
     "refine",
     "run",
+    "save",
     "score",
     "trace",
     "transformers_callback",

@@ -16,7 +16,7 @@
 `underclock plan` also ends with 6, its plan written, where free switching alone keeps the budget.
 `underclock validate` ends with 7 where a plan did not keep its promise, and with 8 where the runs
 do not decide it: answers, not errors. So does `underclock run --arms`, if the command ends with 0.
-A bad argument from Python code is a plain ``ValueError``.
+What a user writes in Python is refused with a `UsageError` too, which is a ``ValueError``.
 """
 
 
@@ -30,8 +30,8 @@ class UnderclockError(Exception):
         self.hint = hint
 
 
-class UsageError(UnderclockError):
-    """The caller asked for something impossible."""
+class UsageError(UnderclockError, ValueError):
+    """The caller asked for something impossible, on the command line or from Python."""
 
     exit_code = 2
 

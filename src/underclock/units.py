@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 from underclock.errors import UsageError
 
@@ -58,6 +58,23 @@ def parse_fraction(text: str) -> float:
     if abs(fraction) > 1.0:
         raise UsageError(f"{body} is more than the whole", hint="write 1% for one in a hundred")
     return fraction
+
+
+def as_fraction(value: object, what: str) -> float:
+    """Return a fraction that is given as a number, or as text that `parse_fraction` reads.
+
+    Args:
+        value: A number, ``"1%"`` or ``"0.01"``.
+        what: What it is, for the message.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if isinstance(value, str):
+        return parse_fraction(value)
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise UsageError(f"{what} must be a fraction, got {value!r}", hint='write 0.01 or "1%"')
+    return float(value)
 
 
 def parse_duration(text: str) -> float:
@@ -130,9 +147,9 @@ def member(choices: type[_E], value: str, what: str) -> _E:
         what: What is being chosen, for the message.
 
     Raises:
-        ValueError: The set has no such member.
+        UsageError: The set has no such member.
     """
     try:
         return choices(value)
     except ValueError:
-        raise ValueError(f"unknown {what} {value!r}; {nearest(str(value), choices)}") from None
+        raise UsageError(f"unknown {what} {value!r}; {nearest(str(value), choices)}") from None

@@ -4,14 +4,19 @@ import inspect
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import underclock
-from underclock import Campaign, Goal, Grid, Kernel, Kind, Objective, Pass
+from underclock import Campaign, Goal, Grid, Kernel, Kind, LatencyTable, Objective, Pass
+from underclock.hw.measurer import BRISK
+
+_FREE = LatencyTable.free()
 
 
 def test_every_exported_name_is_there_and_documented() -> None:
@@ -105,3 +110,56 @@ def test_unknown_choices_are_refused_and_the_known_ones_named() -> None:
         Kernel(name="k", kind=unknown)
     with pytest.raises(ValueError, match="unknown pass 'foo'"):
         Kernel(name="k", pass_=unknown)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: Goal(max_slowdown=1), "max_slowdown must be a fraction"),
+        (lambda: Goal(max_slowdown="one"), "cannot read 'one'"),  # type: ignore[arg-type]
+        (lambda: Goal(max_slowdown=None), "max_slowdown must be"),  # type: ignore[arg-type]
+        (lambda: Goal(objective="enrgy"), "did you mean 'energy'"),  # type: ignore[arg-type]
+        (lambda: Goal(power_limit_w=-1.0), "a power limit must be positive"),
+        (lambda: Campaign(repeats=0), "repeats must be at least 1"),
+        (lambda: underclock.Switching(latencies=_FREE, max_switches=-1), "max_switches"),
+        (lambda: underclock.measure("gpt3-x", gpu="sim:rtx3080ti", to="no.db"), "'gpt3-x'"),
+        (lambda: underclock.plan([1, 2]), "a list holds no samples"),  # type: ignore[arg-type]
+        (lambda: underclock.save(Kernel(name="k"), "k.json"), "no file of its own"),
+    ],
+)
+def test_what_means_nothing_is_a_usage_error_and_a_value_error(
+    wrong: Callable[[], object], sentence: str
+) -> None:
+    with pytest.raises(underclock.UsageError, match=sentence) as caught:
+        wrong()
+    assert isinstance(caught.value, ValueError)
+
+
+def test_fractions_are_read_as_people_write_them() -> None:
+    assert Goal(max_slowdown="1%") == Goal(max_slowdown=0.01)  # type: ignore[arg-type]
+    assert Goal(max_slowdown=np.float64(0.01)) == Goal(max_slowdown=0.01)
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_planned_on_and_kept_in_a_few_lines(tmp_path: Path) -> None:
+    step = underclock.trace("gpt3-125m", layers=1)
+    underclock.save(step, tmp_path / "step.json")
+    campaign = Campaign(core_mhz=(1050, None), mem_mhz=(None,))
+    samples = underclock.measure(
+        str(tmp_path / "step.json"),
+        gpu="sim:rtx3080ti",
+        to=tmp_path / "samples.db",
+        campaign=campaign,
+        measuring=BRISK,
+    )
+    plan = underclock.plan(samples, Goal(max_slowdown="1%"), latency="6ms", raw=True)  # type: ignore[arg-type]
+    assert plan.schedule is not None
+    assert plan.schedule.latency == "6ms, assumed"
+    for record, name in ((plan, "plan.json"), (samples, "copy.db")):
+        underclock.save(record, tmp_path / name)
+        assert underclock.load(tmp_path / name) == record
+    assert underclock.load(tmp_path / "step.json") == step
+    with pytest.raises(underclock.UsageError, match="exists"):
+        underclock.save(plan, tmp_path / "plan.json")
+    with pytest.raises(underclock.UsageError, match="given twice"):
+        underclock.plan(samples, latency="6ms", switching=underclock.Switching(latencies=_FREE))

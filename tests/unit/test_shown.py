@@ -1,10 +1,13 @@
 """Records at a glance: short in a shell, a table in a notebook, and nothing in them is markup."""
 
+import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from underclock.errors import NotSupportedError
 from underclock.records import (
     AUTO,
     Accounting,
@@ -27,6 +30,9 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.records.observed import Interval, PredictedArm, Prediction
+from underclock.stages.sources import as_samples
+from underclock.workloads import workload
 
 NASTY = "<script>alert('x')</script>\x1b[2J"
 GPU = GpuInfo(name="RTX")
@@ -164,5 +170,75 @@ def test_a_notebook_shows_a_small_table_and_reads_no_name_as_markup(
 
     assert seen.tags == {"table", "caption", "tbody", "tr", "th", "td"}
     assert seen.text.count("<script>alert('x')</script>") == 2
-    assert len(named._repr_html_()) < 1000
+    assert len(named._repr_html_()) < 1100
     assert "\x1b" not in repr(named)
+
+
+def test_a_notebook_shows_every_way_of_choosing_clocks_and_how_sure_it_is() -> None:
+    sure = msgspec.structs.replace(PLAN.arms[1], energy_interval=(-0.21, -0.19))
+    seen = _Seen(msgspec.structs.replace(PLAN, arms=(PLAN.arms[0], sure))._repr_html_())
+
+    assert "auto" in seen.text
+    assert "kernel_global (the plan)" in seen.text
+    assert "-20.00 % energy at +1.00 % time (-21.00 % to -19.00 % energy, 95 %)" in seen.text
+
+
+def test_a_record_of_much_fits_a_screen() -> None:
+    change = Interval(expected=-0.1, low=-0.2, high=0.0)
+    arm = PredictedArm(name=Strategy.PASS, energy_change=change, time_change=change)
+    prediction = Prediction(
+        evidence=Evidence.MEASURED,
+        gpu=GPU,
+        workload=NASTY,
+        like="sim:" + "long" * 500,
+        calibration="c" * 5000,
+        max_slowdown=0.01,
+        confidence=0.95,
+        draws=100,
+        kernels=500,
+        counted=400,
+        arms=(arm,) * 6,
+        without_measuring=arm,
+        warnings=("w" * 1000,) * 9,
+    )
+    step = workload("gpt3-xl")
+    for record in (prediction, step, SAMPLES.samples[0], PLAN.kernels["k1"], step.kernels[0]):
+        assert len(repr(record)) < 700
+        assert repr(record).startswith(type(record).__name__ + "(")
+        assert "\x1b" not in repr(record)
+    assert "order=<" in repr(step)
+    assert "energy_change=-0.2" in repr(CHOICE)
+
+
+class _Frame:
+    """Stands for a pandas DataFrame: rows of cells, written as CSV with empty cells for none."""
+
+    def __init__(self, rows: list[dict[str, object]]) -> None:
+        self.rows = rows
+
+    def to_csv(self, *, index: bool) -> str:
+        assert not index
+        lines = [",".join(self.rows[0])]
+        lines += [",".join("" if v is None else str(v) for v in row.values()) for row in self.rows]
+        return "\n".join(lines) + "\n"
+
+
+def test_samples_go_to_a_frame_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=_Frame))
+    frame = SAMPLES.to_pandas()
+    back = as_samples(frame)
+
+    assert back.samples == SAMPLES.samples
+    assert back.kernels == SAMPLES.kernels
+    assert back.evidence is Evidence.REPLAYED  # nobody knows what was done to it
+    clocks = PLAN.to_pandas().rows
+    assert len(clocks) == 500
+    assert clocks[0]["core_mhz"] == 900
+    assert clocks[0]["saved_j"] == pytest.approx(20.0)
+
+
+def test_without_pandas_a_frame_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(NotSupportedError) as caught:
+        PLAN.to_pandas()
+    assert caught.value.hint == "pip install pandas"

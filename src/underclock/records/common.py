@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
+from underclock.records.shown import as_brief
+
 LEAST_MHZ, GREATEST_MHZ = 10, 20_000  # no GPU has had a clock outside; kHz and GHz are
 COLDEST_C, HOTTEST_C = -60, 200  # kelvin and millidegrees are outside
 ROUNDING = 5e-5  # of a number that others make: half of the last digit of a per cent shown
@@ -24,6 +26,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Frozen and keyword-only are said again at each class: msgspec does not inherit the latter, nor
     type checkers the former.
     """
+
+    def __repr__(self) -> str:
+        return as_brief(self)
 
 
 def check_positive(record: Record, *names: str) -> None:

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from enum import IntFlag
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from underclock.records.common import (
     check_not_negative,
     check_positive,
 )
-from underclock.records.shown import as_html, as_line
+from underclock.records.shown import as_frame, as_html, as_line
 from underclock.records.work import Kernel, StepSource, check_modules, check_order
 
 
@@ -390,6 +391,30 @@ class SampleSet(Record, frozen=True, kw_only=True):
     def _repr_html_(self) -> str:
         """Return the same as a table, for notebooks."""
         return as_html("SampleSet", self._heading, self._facts)
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
+        """Return samples of single kernels as a pandas DataFrame, with the columns of a CSV table.
+
+        `plan` and whatever else takes samples takes it back.
+
+        Raises:
+            NotSupportedError: pandas is not installed.
+        """
+        kernels = {kernel.name: kernel for kernel in self.kernels}
+        return as_frame(
+            {
+                "gpu": self.gpu.name,
+                "kernel": sample.kernel,
+                "pass": str(kernels[sample.kernel].pass_),
+                "count": kernels[sample.kernel].count,
+                "waited_for": kernels[sample.kernel].waited_for,
+                "core_mhz": sample.asked.core_mhz,
+                "mem_mhz": sample.asked.mem_mhz,
+                "time_s": sample.time_s,
+                "energy_j": sample.energy_j,
+            }
+            for sample in self.samples
+        )
 
     @property
     def _heading(self) -> str:

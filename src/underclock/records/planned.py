@@ -1,6 +1,7 @@
 """What was decided: clocks for every kernel of a step, and what they promise."""
 
 from collections import Counter
+from typing import Any
 
 from underclock.records.choices import (
     Accounting,
@@ -24,7 +25,7 @@ from underclock.records.common import (
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal
 from underclock.records.schemas import SCHEMAS
-from underclock.records.shown import as_html, as_line
+from underclock.records.shown import as_frame, as_html, as_line
 from underclock.records.work import Kernel, StepSource, check_modules, check_order
 from underclock.units import format_percent
 
@@ -208,8 +209,25 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return as_line("Plan", self._heading, self._facts)
 
     def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
-        return as_html("Plan", self._heading, self._facts)
+        """Return the same as a table, for notebooks, and every way of choosing clocks."""
+        first = self.headline.name
+        arms = ((f"{a.name}{' (the plan)' if a.name is first else ''}", _of(a)) for a in self.arms)
+        return as_html("Plan", self._heading, (*arms, *self._facts[-2:]))
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
+        """Return its clocks as a pandas DataFrame, a row per kernel.
+
+        Raises:
+            NotSupportedError: pandas is not installed.
+        """
+        return as_frame(
+            {
+                "kernel": name,
+                **{field: getattr(choice, field) for field in choice.__struct_fields__},
+                "saved_j": choice.saved_j,
+            }
+            for name, choice in self.kernels.items()
+        )
 
     @property
     def _heading(self) -> str:
@@ -226,6 +244,15 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
+
+
+def _of(arm: Arm) -> str:
+    """Say what an arm changes, and how sure that is."""
+    text = _changes(arm.cost)
+    if arm.energy_interval is None:
+        return text
+    low, high = (format_percent(end) for end in arm.energy_interval)
+    return f"{text} ({low} to {high} energy, 95 %)"
 
 
 def _changes(cost: Cost | None) -> str:

@@ -73,23 +73,23 @@ class Campaign:
         self._check_ends()
         self._check_goals()
         if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+            raise UsageError(f"repeats must be at least 1, got {self.repeats}")
         if self.grid is Grid.ADAPTIVE and self.repeats > 1:
-            raise ValueError("an adaptive campaign decides on repeats itself")
+            raise UsageError("an adaptive campaign decides on repeats itself")
 
     def _check_goals(self) -> None:
         """Reject goals that no plan has, or that would change nothing."""
         if not self.slowdowns or not all(-1.0 < each < 1.0 for each in self.slowdowns):
-            raise ValueError(
+            raise UsageError(
                 "time budgets are fractions above -1 and below 1, such as 0.01 for 1 %, and at "
                 f"least one; got {self.slowdowns}"
             )
         if self.slowdowns != SLOWDOWNS and self.objective is not Objective.WASTE:
-            raise ValueError(
+            raise UsageError(
                 f"a time budget has no meaning for {self.objective}: only waste has one"
             )
         if self._named_goal and not (self.may_adapt and self.clocks is not ClockControl.STEER):
-            raise ValueError(
+            raise UsageError(
                 f"only an adaptive campaign at held clocks measures for {self._named_goal}: grids "
                 "and steering measure for every plan"
             )
@@ -97,14 +97,14 @@ class Campaign:
     def _check_ends(self) -> None:
         """Reject ends that no campaign reaches, or that play no part."""
         if not self.precision > 0:
-            raise ValueError(f"precision must be positive, got {self.precision}")
+            raise UsageError(f"precision must be positive, got {self.precision}")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise ValueError(f"the time limit must be positive, got {self.time_limit_s} s")
+            raise UsageError(f"the time limit must be positive, got {self.time_limit_s} s")
         if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}")
+            raise UsageError(f"max_samples must be at least 1, got {self.max_samples}")
         limited = self.time_limit_s is not None or self.max_samples is not None
         if self.grid in {Grid.COARSE, Grid.FULL} and limited:
-            raise ValueError(f"a {self.grid} grid takes no limit: it is measured whole")
+            raise UsageError(f"a {self.grid} grid takes no limit: it is measured whole")
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -157,9 +157,9 @@ class Campaign:
         if self.clocks is not ClockControl.STEER:
             return
         if self.grid in {Grid.COARSE, Grid.FULL}:
-            raise ValueError(f"a {self.grid} grid is of clocks that are held, not steered")
+            raise UsageError(f"a {self.grid} grid is of clocks that are held, not steered")
         if self.core_mhz or self.mem_mhz or self.repeats > 1:
-            raise ValueError("steering sets no clocks: it decides itself what to visit")
+            raise UsageError("steering sets no clocks: it decides itself what to visit")
 
     def steers(self, measurer: Measurer) -> bool:
         """Whether clocks are steered by company on a measurer.

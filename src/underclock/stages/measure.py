@@ -25,6 +25,7 @@ from underclock.stages.expected import (
 )
 from underclock.stages.provenance import provenance_of
 from underclock.stages.recording import Recorder, record
+from underclock.stages.sources import as_step
 from underclock.stages.steer import SteeringRun
 from underclock.stages.step_runs import StepRuns
 from underclock.stages.step_source import StepFile, StepFunction
@@ -67,7 +68,7 @@ class Tally:
 
 
 def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
-    step: Step | None = None,
+    step: Step | str | Path | None = None,
     *,
     gpu: str,
     to: str | Path,
@@ -81,7 +82,8 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
     """Measure a step's kernels, going on where an earlier run into the same file stopped.
 
     Args:
-        step: What to measure; not needed where a table brings its own kernels.
+        step: What to measure: a step, its file, or a named workload; not needed where a table
+            brings its own kernels.
         gpu: ``sim:NAME``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         to: Samples file, made or continued.
         campaign: Which clocks, how often.
@@ -99,7 +101,7 @@ def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
             campaign.
         DeviceError, MeasurementError: From the GPU.
     """
-    path = Path(to)
+    path, step = Path(to), as_step(step)
     campaign = campaign or Campaign()
     measuring = measuring or default_measuring(gpu, adaptive=campaign.may_adapt)
     with open_measurer(

@@ -1,7 +1,6 @@
 """plan: samples in, clocks out."""
 
 import dataclasses
-from pathlib import Path
 
 import msgspec
 
@@ -41,13 +40,13 @@ from underclock.records import (
 from underclock.report.answer import doubt_sentence
 from underclock.report.expected import ONE_PAIR, auto_plan_sentence
 from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
-from underclock.stages.sources import as_samples
+from underclock.stages.sources import SampleSource, as_samples
 from underclock.stages.switching import Achievable, Switching, achievable, switching_of
 from underclock.units import format_percent
 
 
 def plan(  # noqa: PLR0913 - a caller's options, flat as on the command line
-    samples: SampleSet | str | Path,
+    samples: SampleSource,
     goal: Goal | None = None,
     *,
     baseline: Clocks | None = None,
@@ -60,7 +59,7 @@ def plan(  # noqa: PLR0913 - a caller's options, flat as on the command line
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
 
     Args:
-        samples: A sample_set, a samples file or a CSV table.
+        samples: Samples, a samples file, a CSV table, or a DataFrame with the columns of one.
         goal: What to minimise; by default energy, without being any slower.
         baseline: The clocks to call auto; by default auto itself, or in a table without it the
             fastest clocks that every kernel has.

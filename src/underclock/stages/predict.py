@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from underclock.core.prediction.checks import PredictiveCheck, checks_of, widening
 from underclock.core.prediction.prior import BaselineRun
@@ -25,7 +24,7 @@ from underclock.stages.reference import (
     reference_model,
     settings_of,
 )
-from underclock.stages.sources import as_kernel_samples
+from underclock.stages.sources import SampleSource, as_kernel_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
@@ -35,7 +34,7 @@ _DRAWING = 0.8  # of the time goes into drawing tables, the rest into planning o
 
 
 def predict(
-    samples: SampleSet | str | Path,
+    samples: SampleSource,
     *,
     max_slowdown: float = 0.0,
     like: str | None = None,
@@ -47,7 +46,7 @@ def predict(
     """Predict what a plan would save, from samples at auto clocks only.
 
     Args:
-        samples: A sample_set, a samples file or a CSV table; samples at other clocks are not used.
+        samples: As of `plan`; what was sampled at other clocks is not used.
         max_slowdown: Time budget as a fraction above auto, not negative.
         like: ``sim:NAME`` or a file that ``underclock calibrate`` wrote: whose constants and
             kernels stand for what was not measured. By default the model of the same name.

@@ -1,24 +1,136 @@
 """What a stage may be given: a record, or the file that holds it."""
 
+import io
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
 
 from underclock.core.costs.only_whole import check_kernels_alone
-from underclock.errors import DataError
-from underclock.records import Clocks, GpuInfo, Plan, SampleSet, Step
-from underclock.store import read_document, read_samples
+from underclock.errors import DataError, UsageError
+from underclock.records import (
+    Clocks,
+    GpuInfo,
+    Plan,
+    Record,
+    SampleSet,
+    Score,
+    Step,
+    Validation,
+)
+from underclock.records.fitted import GpuFit
+from underclock.records.latencies import LatencyTable
+from underclock.store import (
+    SampleFile,
+    is_samples,
+    kind_of,
+    read_document,
+    read_samples,
+    read_table,
+    write_document,
+)
+from underclock.workloads import MODELS, workload
+
+_KINDS: Final[dict[str, type[Record]]] = {
+    "step": Step,
+    "plan": Plan,
+    "score": Score,
+    "validation": Validation,
+    "latencies": LatencyTable,
+    "fit": GpuFit,
+}
 
 
-def as_samples(source: SampleSet | str | Path) -> SampleSet:
-    """Return samples, reading them if a file is named.
+class _Frame(Protocol):
+    """A table of samples in memory, such as a pandas DataFrame, with the columns of a CSV table."""
+
+    def to_csv(self, *, index: bool) -> str:
+        """Return its rows as CSV under their names; empty for what is missing."""
+        ...
+
+
+SampleSource = SampleSet | str | Path | _Frame
+"""Samples, a file of them, a CSV table, or a DataFrame with the columns of one."""
+
+
+def load(path: str | Path) -> Record:
+    """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
+
+    Args:
+        path: A step, samples, a plan, a score, a validation, latencies or a fit.
 
     Raises:
+        DataError: It cannot be read.
+    """
+    path = Path(path)
+    kind = None if is_samples(path) else _KINDS.get(kind_of(path))
+    return read_samples(path) if kind is None else read_document(path, kind)
+
+
+def save(record: Record, path: str | Path, *, force: bool = False) -> None:
+    """Write a record as the command that makes it does: `load` reads it.
+
+    Args:
+        record: A step, samples, a plan, a score, a validation, latencies or a fit.
+        path: Where to; samples as a database.
+        force: Whether an existing file may be replaced; samples never are.
+
+    Raises:
+        UsageError: It exists or cannot be written, or the record is no file of its own.
+    """
+    path = Path(path)
+    if isinstance(record, SampleSet):
+        header = msgspec.structs.replace(record, samples=(), in_situ=(), mixed=())
+        with SampleFile.create(path, header) as file:
+            for samples, in_situ in ((record.samples, False), (record.in_situ, True)):
+                for sample in samples:
+                    file.append(sample, in_situ=in_situ)
+            for mixed in record.mixed:
+                file.append_mixed(mixed)
+        return
+    if type(record) not in _KINDS.values():
+        raise UsageError(
+            f"a {type(record).__name__} is no file of its own",
+            hint=f"save {', '.join(kind.__name__ for kind in _KINDS.values())} or SampleSet",
+        )
+    write_document(path, record, force=force)
+
+
+def as_step(source: Step | str | Path | None) -> Step | None:
+    """Return a step: itself, a named workload, or a file that `underclock trace` wrote.
+
+    Raises:
+        UsageError: There is no such workload or file.
         DataError: The file cannot be read.
     """
-    return source if isinstance(source, SampleSet) else read_samples(Path(source))
+    if source is None or isinstance(source, Step):
+        return source
+    if str(source) in MODELS or not Path(source).is_file():
+        return workload(str(source))
+    return read_document(Path(source), Step)
 
 
-def as_kernel_samples(source: SampleSet | str | Path) -> SampleSet:
+def as_samples(source: SampleSource) -> SampleSet:
+    """Return samples, reading them if a file or a DataFrame is given.
+
+    Raises:
+        DataError: It cannot be read.
+        UsageError: It is nothing that holds samples.
+    """
+    if isinstance(source, SampleSet):
+        return source
+    if isinstance(source, str | Path):
+        return read_samples(Path(source))
+    if hasattr(source, "to_csv"):
+        return read_table(Path("DataFrame"), io.StringIO(source.to_csv(index=False)))
+    raise UsageError(
+        f"a {type(source).__name__} holds no samples",
+        hint="give a SampleSet, a samples file, a CSV table or a DataFrame",
+    )
+
+
+def as_kernel_samples(source: SampleSource) -> SampleSet:
     """Return samples of kernels, reading them if a file is named.
 
     Raises:

@@ -62,8 +62,15 @@ class Switching:
     """Whether any is; else other latencies are planned at, and nothing is held."""
 
     def __post_init__(self) -> None:
-        """Reject limits that mean nothing."""
-        self.rules()
+        """Reject limits that mean nothing.
+
+        Raises:
+            UsageError: They do not.
+        """
+        try:
+            self.rules()
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
 
     def rules(self, max_slowdown: float = 0.0) -> Rules:
         """Return what a schedule must keep within a time budget."""
@@ -119,9 +126,7 @@ def latencies_of(text: str, samples: Path | None) -> Switching | None:
     return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
 
 
-def switching_of(
-    text: str, sample_set: SampleSet, goal: Goal, samples: SampleSet | str | Path
-) -> Switching | None:
+def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) -> Switching | None:
     """Return what changing clocks takes, in a user's words: as `latencies_of`, and ``known``.
 
     Args:
@@ -134,7 +139,7 @@ def switching_of(
         UsageError: As of `latencies_of`.
         DataError: Likewise.
     """
-    file = None if isinstance(samples, SampleSet) else Path(samples)
+    file = Path(samples) if isinstance(samples, str | Path) else None
     return known_switching(sample_set, goal, file) if text == KNOWN else latencies_of(text, file)
 
 

@@ -39,7 +39,7 @@ _HASHED_AT_ONCE = 10_000
 _OF_KERNEL = ("pass", "count", "waited_for")
 
 
-def read_table(path: Path) -> SampleSet:
+def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
     """Read a measured sweep of one GPU.
 
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
@@ -50,10 +50,14 @@ def read_table(path: Path) -> SampleSet:
     kernel named ``…/forward`` or ``…/backward`` belongs there. Repeated rows are repeats. Where
     energy and power are both given they are compared.
 
+    Args:
+        path: The file, and the name of the samples.
+        text: What it holds, where that is at hand.
+
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
-    rows = _rows(path)
+    rows = _rows(path, text)
     places = rows.places
     gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
@@ -99,10 +103,10 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
     return body.hexdigest()[:16]
 
 
-def _rows(path: Path) -> TableRows:
+def _rows(path: Path, text: TextIO | None) -> TableRows:
     """Read the lines under a checked header."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with text or path.open(encoding="utf-8-sig", newline="") as file:
             rows = _read(path, file)
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc

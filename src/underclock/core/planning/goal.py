@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
+from underclock.errors import UsageError
 from underclock.records import Aggregate, Granularity, Objective, Plan, Strategy
-from underclock.units import member
+from underclock.units import as_fraction, member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +15,8 @@ class Goal:
 
     objective: Objective = Objective.WASTE
     max_slowdown: float = 0.0
-    """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict. May be
-    negative."""
+    """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict; ``"1%"``
+    is read as well. May be negative."""
     granularity: Granularity = Granularity.KERNEL
     """Of the arm whose clocks the plan holds."""
     aggregate: Aggregate = Aggregate.GLOBAL
@@ -24,17 +25,23 @@ class Goal:
     """Limit of the GPU's power to plan for; by default the one it was measured at."""
 
     def __post_init__(self) -> None:
-        """Read choices given as text; reject unknown ones, and budgets no step can have."""
+        """Read choices and fractions given as text; reject unknown ones, and impossible budgets.
+
+        Raises:
+            UsageError: One of them means nothing.
+        """
         for name, choices in (
             ("objective", Objective),
             ("granularity", Granularity),
             ("aggregate", Aggregate),
         ):
             object.__setattr__(self, name, member(choices, getattr(self, name), name))
+        slowdown = as_fraction(self.max_slowdown, "max_slowdown")
+        object.__setattr__(self, "max_slowdown", slowdown)
         if self.power_limit_w is not None and not 0.0 < self.power_limit_w < math.inf:
-            raise ValueError(f"a power limit must be positive, got {self.power_limit_w} W")
+            raise UsageError(f"a power limit must be positive, got {self.power_limit_w} W")
         if not -1.0 < self.max_slowdown < 1.0:
-            raise ValueError(
+            raise UsageError(
                 "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
                 f"got {self.max_slowdown}"
             )
