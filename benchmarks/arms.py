@@ -28,7 +28,7 @@ from underclock.records.latencies import LatencyTable
 from underclock.runtime.conductor.gauges import Gauge, climb
 from underclock.runtime.conductor.telemetry import Shown
 from underclock.runtime.machine.steps import PassedStep
-from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmDifference, ArmName, Arms, ArmStep
+from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmDifference, ArmName, Arms
 from underclock.runtime.simulated.execute import Scheduled
 from underclock.runtime.simulated.virtual import Driven, StepLengths
 from underclock.runtime.trainer import page as pages
@@ -106,14 +106,7 @@ def compared(seed: int, looks: Latency | None) -> tuple[ArmDifference, float]:
                     step = waiting.pop(0)
                     line = shown.line(0, step, "")
                     alone += step.steps == 1
-                    arms.stepped(
-                        ArmStep(
-                            time_s=step.time_s,
-                            energy_j=line.energy_j,
-                            steps=step.steps,
-                            counted=step.counted,
-                        )
-                    )
+                    arms.stepped(step, line.energy_j)
     (difference,) = arms.differences()
     return difference, alone / arms.seen
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from underclock.errors import UsageError
+from underclock.runtime.machine.steps import PassedStep
 
 if TYPE_CHECKING:  # it loads SciPy, which is for the end: a conductor is to start at once
     from underclock.core.statistics.verdict import Judgement, MeanChange
@@ -68,23 +69,6 @@ def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
     return arms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmStep:
-    """A step that counts, or some in a row.
-
-    Attributes:
-        time_s: What it took; the mean of some.
-        energy_j: From the counter; ``None`` where it could not be told.
-        steps: How many.
-        counted: Whether that is known.
-    """
-
-    time_s: float
-    energy_j: float | None
-    steps: int = 1
-    counted: bool = True
-
-
 @dataclass(slots=True)
 class Block:
     """What the steps of a block that count took together.
@@ -99,12 +83,12 @@ class Block:
     time_s: float = 0.0
     energy_j: float | None = 0.0
 
-    def add(self, step: ArmStep) -> None:
-        """Count a step."""
+    def add(self, step: PassedStep, energy_j: float | None) -> None:
+        """Count a step, or some in a row."""
         self.steps += step.steps
         self.time_s += step.steps * step.time_s
-        known = None if step.energy_j is None else step.steps * step.energy_j
-        self.energy_j = None if self.energy_j is None or known is None else self.energy_j + known
+        if self.energy_j is not None:
+            self.energy_j = None if energy_j is None else self.energy_j + step.steps * energy_j
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,19 +180,19 @@ class Arms:
         """Return how many steps some rounds take, with those before the first."""
         return self.warming + rounds * len(self.names) * self.block
 
-    def stepped(self, step: ArmStep, *, stalled: bool = False) -> ArmName | None:
+    def stepped(self, step: PassedStep, energy_j: float | None) -> ArmName | None:
         """Take note of a step; return whose block begins with the next one, where one does.
 
         Args:
-            step: That ended.
-            stalled: Whether it stood still: then it does not count, and the block is no longer.
+            step: That ended. One that stood still does not count, and the block is no longer.
+            energy_j: Of it, the mean of some in a row; ``None`` where it could not be told.
         """
         self.seen += step.steps
         self.counted &= step.counted
         has_settled = self._in_block >= self.settling
         self._in_block += step.steps
-        if self.arm is not None and has_settled and not stalled:
-            self._rounds[-1].setdefault(self.arm, Block()).add(step)
+        if self.arm is not None and has_settled and not step.stalled_s:
+            self._rounds[-1].setdefault(self.arm, Block()).add(step, energy_j)
         if self._in_block < (self.warming if self.arm is None else self.block):
             return None
         self._next_block()

@@ -18,7 +18,6 @@ from underclock.runtime.policy.arms import (
     ArmDifference,
     ArmName,
     Arms,
-    ArmStep,
     Expected,
     parse_arms,
 )
@@ -200,10 +199,7 @@ class Alternating(Following):
 
     def known(self, step: PassedStep, energy_j: float | None) -> str:
         """Count the step for its arm."""
-        counted = ArmStep(
-            time_s=step.time_s, energy_j=energy_j, steps=step.steps, counted=step.counted
-        )
-        begins = self._arms.stepped(counted, stalled=step.stalled_s > 0.0)
+        begins = self._arms.stepped(step, energy_j)
         if begins is not None:
             self._do(begins)
         return ""

@@ -77,7 +77,7 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     """Choose the marks of a plan.
 
     Raises:
-        UsageError: It has no schedule to hold, or its steps cannot be told apart.
+        UsageError: It has no schedule to hold.
     """
     schedule = plan.schedule
     if schedule is None or not plan.order:
@@ -90,12 +90,6 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
     passes = [plan.runs[kernel].pass_ for kernel in plan.order]
     known = seen_apart(places_of(plan.modules, passes), schedule.launch_s)
-    if len(known) == 1:
-        raise UsageError(
-            f"nothing of {plan.workload} can be marked but its beginning, and one mark over and "
-            "over tells no step from the next",
-            hint="trace the step again: modules and the end of the backward pass can be marked",
-        )
     needed = (*boundaries, *_asked_at(schedule, boundaries))
     places = chosen(known, needed, schedule.launch_s, spacing_s)
     marks = {place.launch for place in places}
@@ -181,7 +175,7 @@ def chosen(
 ) -> tuple[Place, ...]:
     """Choose places: at or right before every launch wanted, and others some time apart.
 
-    Two at least, however short the step is: a mark shows only where another came before it.
+    Two at least, where there are: steps of a graph that nobody counts show by nothing else.
 
     Args:
         known: In launch order, the first at launch 0.

@@ -599,3 +599,20 @@ def test_steps_that_nobody_counts_are_told_once() -> None:
     assert [step.counted for step in machine.passed()] == [False, False]
     assert [text for _, text in machine.events if "not counted" in text]
     assert len(machine.events) == 1
+
+
+def test_one_mark_a_step_will_do_where_steps_are_numbered() -> None:
+    player = played((0,))
+    for number in range(5):
+        began_s = player.now_s
+        player.machine.saw(1, began_s, number)
+        player.run(began_s + 0.08)
+
+    lead_s = CALL_S + DELAY_S
+    assert player.asked(began_s) == [
+        (pytest.approx(0.04 - lead_s), 1500),
+        (pytest.approx(0.08 - lead_s), 900),
+    ]
+    passed = player.machine.passed()
+    assert [step.time_s for step in passed] == pytest.approx([0.08] * 4)
+    assert [step.steps for step in passed] == [1] * 4

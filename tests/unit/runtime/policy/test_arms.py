@@ -1,6 +1,5 @@
 """Arms that take turns: what is compared with what, and how it is judged."""
 
-import dataclasses
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -12,10 +11,10 @@ from hypothesis import strategies as st
 
 from underclock.errors import UsageError
 from underclock.records import Verdict
+from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.arms import (
     ArmName,
     Arms,
-    ArmStep,
     Expected,
     paired_change,
     parse_arms,
@@ -23,6 +22,31 @@ from underclock.runtime.policy.arms import (
 
 ALL = (ArmName.AUTO, ArmName.PLAN, ArmName.BEST_FIXED)
 TWO = (ArmName.AUTO, ArmName.PLAN)
+
+
+def after(
+    arms: Arms,
+    *,
+    time_s: float,
+    energy_j: float | None,
+    steps: int = 1,
+    counted: bool = True,
+    stalled: bool = False,
+) -> ArmName | None:
+    """Let a step pass, or some in a row."""
+    step = PassedStep(
+        number=arms.seen,
+        began_s=0.0,
+        time_s=time_s,
+        state=State.HELD,
+        planned=0,
+        asked=0,
+        outcomes=(),
+        stalled_s=1.0 if stalled else 0.0,
+        steps=steps,
+        counted=counted,
+    )
+    return arms.stepped(step, energy_j)
 
 
 def run(
@@ -37,11 +61,11 @@ def run(
             arms.arm or "auto"
         ]
         factor = (1.0 + drift * index) * (1.0 + noise * float(random.standard_normal()))
-        step = ArmStep(
+        began = after(
+            arms,
             time_s=9.0 if settling else slow * factor,
             energy_j=300.0 * saves * factor if energy else None,
         )
-        began = arms.stepped(step)
         if began is not None:
             order.append(began)
     return order[:-1]
@@ -111,9 +135,9 @@ def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> Non
     assert plan.judgement.verdict is Verdict.INCONCLUSIVE
     assert plan.verdict.startswith("cannot tell, because 1 rounds are too few: 3 take 24 steps")
     for _ in range(5):
-        arms.stepped(ArmStep(time_s=100.0, energy_j=1.0))
-    (after,) = arms.differences(promise=-0.08, budget=0.01)
-    assert (after.rounds, after.time, after.energy) == (1, plan.time, plan.energy)
+        after(arms, time_s=100.0, energy_j=1.0)
+    (then,) = arms.differences(promise=-0.08, budget=0.01)
+    assert (then.rounds, then.time, then.energy) == (1, plan.time, plan.energy)
 
 
 def test_without_energy_only_time_is_told() -> None:
@@ -129,9 +153,9 @@ def test_without_energy_only_time_is_told() -> None:
 def test_stalled_steps_do_not_count() -> None:
     arms = Arms(names=TWO, block=3, settling=0)
     for _ in range(4):
-        arms.stepped(ArmStep(time_s=1.0, energy_j=1.0))
-        arms.stepped(ArmStep(time_s=60.0, energy_j=1.0), stalled=True)
-        arms.stepped(ArmStep(time_s=1.0, energy_j=1.0))
+        after(arms, time_s=1.0, energy_j=1.0)
+        after(arms, time_s=60.0, energy_j=1.0, stalled=True)
+        after(arms, time_s=1.0, energy_j=1.0)
     (plan,) = arms.differences()
 
     assert plan.steps == 4
@@ -143,7 +167,7 @@ def test_a_job_warms_up_first() -> None:
     begins = [
         at
         for at in range(10 + 16)
-        if arms.stepped(ArmStep(time_s=9.0 if at < 10 else 1.0, energy_j=1.0)) is not None
+        if after(arms, time_s=9.0 if at < 10 else 1.0, energy_j=1.0) is not None
     ]
 
     assert begins == [9, 13, 17, 21, 25]
@@ -160,7 +184,7 @@ def test_a_block_tells_the_same_however_many_steps_are_seen_at_once(
     arms = Arms(names=TWO, block=8, settling=2, seed=seed)
     for many in seen:
         steps = many if arms.arm is ArmName.AUTO else 1
-        arms.stepped(ArmStep(time_s=0.1, energy_j=30.0, steps=steps))
+        after(arms, time_s=0.1, energy_j=30.0, steps=steps)
 
     assert arms.seen >= len(seen)
     for each in arms.differences():
@@ -185,7 +209,7 @@ def test_there_is_no_verdict_on_what_cannot_be(
 ) -> None:
     arms = Arms(names=TWO, block=10, settling=2)
     for _ in range(80):
-        arms.stepped(dataclasses.replace(ArmStep(time_s=0.12, energy_j=30.0), **step))
+        after(arms, **{"time_s": 0.12, "energy_j": 30.0, **step})
     (plan,) = arms.differences(promise=0.0, budget=0.01, expected=expected)
 
     assert plan.judgement is not None

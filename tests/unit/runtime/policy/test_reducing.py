@@ -13,7 +13,7 @@ def schedule(*segments: tuple[int, int | None, float | None]) -> ClockSchedule:
     )
     return ClockSchedule(
         segments=made,
-        switches=len(made),
+        switches=len(made) if len(made) > 1 else 0,
         latency="6ms",
         latencies=LatencyTable.constant(6e-3),
         launch_s=(0.01,) * sum(count for count, _, _ in segments),
