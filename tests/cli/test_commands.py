@@ -16,6 +16,7 @@ from underclock.cli import main
 from underclock.cli.main import cli
 from underclock.errors import StuckError
 from underclock.hw.nvml_calls import READ_ONLY
+from underclock.records import Evidence, GpuInfo, SampleSet
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 
@@ -555,3 +556,26 @@ def test_every_command_helps_with_an_example(name: str, capsys: pytest.CaptureFi
     main([name, "--help"])
 
     assert f"Example: underclock {name}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        ("measure s.db --gpu sim:rtx3080ti -o n.db", "s.db is a samples file", "underclock plan"),
+        ("trace gpt3-xl --size bach=8", "no parameter named 'bach'", "did you mean 'batch'?"),
+        ("trace gpt3-xl --batch 8", "no such option '--batch'", "--size batch=8"),
+        ("trace gpt3-xl --frob 8", "no such option '--frob'", "underclock trace --help"),
+        ("measure step.json -o n.db", "missing option '--gpu'", "sim:NAME (rtx3080ti, a4000,"),
+    ],
+)
+def test_a_slip_is_told_what_was_probably_meant(
+    arguments: str, sentence: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = SampleSet(evidence=Evidence.MEASURED, gpu=GpuInfo(name="G"), workload="w", kernels=())
+    SampleFile.create(Path("s.db"), header).__exit__(None, None, None)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    said = capsys.readouterr().err
+    assert ended.value.code in {2, 4}
+    assert sentence in said.splitlines()[0]
+    assert hint in said.splitlines()[1]

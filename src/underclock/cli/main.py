@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(
             given,
             _sentence(exc),
-            f"{context.command_path} --help" if context else "",
+            _hint(exc, context),
             exc.exit_code,
         )
     except StuckError as exc:
@@ -166,6 +166,24 @@ def _sentence(exc: click.ClickException) -> str:
     """Return click's sentence as one of ours: without a capital, without a full stop."""
     text = exc.format_message().removesuffix(".")
     return text[:1].lower() + text[1:]
+
+
+def _hint(exc: click.ClickException, context: click.Context | None) -> str:
+    """Say what may be written where an option is missing or unknown, else where help is."""
+    if context is None:
+        return ""
+    names = () if not isinstance(exc, click.MissingParameter) else getattr(exc.param, "opts", ())
+    if "--gpu" in names:
+        from underclock.gpus.catalogue import model_names
+
+        return f"sim:NAME ({', '.join(model_names())}), replay:TABLE.csv or nvml:0"
+    if isinstance(exc, click.NoSuchOption) and context.command.name == "trace":
+        from underclock.workloads import SIZES
+
+        size = exc.option_name.lstrip("-").replace("-", "_")
+        if size in SIZES:
+            return f"sizes are written --size {size}=8"
+    return f"{context.command_path} --help"
 
 
 def _resumes(given: Sequence[str]) -> str:

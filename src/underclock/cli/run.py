@@ -53,7 +53,10 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
 )
 @click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
 @click.option(
-    "--metrics-port", type=int, metavar="PORT", help="Where Prometheus may ask this machine."
+    "--metrics-port",
+    type=int,
+    metavar="PORT",
+    help="Where Prometheus may ask this machine; needs the extra underclock[metrics].",
 )
 @click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option

@@ -249,15 +249,11 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
     window = guard_window(how)
     found, simulated = checked_gpus(plan, how)
-    if not plan.modules:
-        how.tell(
-            "the plan does not know the modules of its launches, so marks are at the ends of "
-            "passes only: trace the step again for marks in between"
-        )
     if marks.unmarked:
+        less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
         how.tell(
-            "changes of the plan that fall where nothing can be marked are timed from the mark "
-            f"before: {len(marks.unmarked)}"
+            f"{len(marks.unmarked)} changes of the plan fall where nothing can be marked and are "
+            f"timed from the mark before{less}"
         )
     calls = len(found) * timetable_of(scheduled(plan), marks.marks).calls
     if calls > _MOST_CALLS:

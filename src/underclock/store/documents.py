@@ -8,7 +8,7 @@ import msgspec
 
 from underclock.errors import DataError
 from underclock.records import SCHEMAS, Record, check_schema
-from underclock.store.files import write_text
+from underclock.store.files import SQLITE_MAGIC, write_text
 
 _R = TypeVar("_R", bound=Record)
 
@@ -79,6 +79,11 @@ def read_document(path: Path, kind: type[_R]) -> _R:
         body = path.read_bytes()
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}", hint=remake) from exc
+    if body.startswith(SQLITE_MAGIC):
+        raise DataError(
+            f"{path} is a samples file, where a {noun} file is needed",
+            hint=f"`underclock plan`, `fit` and `breakdown` take samples; {remake}",
+        )
     try:
         head = msgspec.json.decode(body, type=_Head)
         _check_head(path, head, noun, remake)

@@ -10,9 +10,9 @@ from underclock.errors import UsageError
 from underclock.records import Step
 from underclock.units import nearest
 from underclock.workloads.gpt3 import build
-from underclock.workloads.shape import MODELS, Shape
+from underclock.workloads.shape import MODELS, SIZES, Shape
 
-__all__ = ["MODELS", "Shape", "build", "workload"]
+__all__ = ["MODELS", "SIZES", "Shape", "build", "workload"]
 
 
 def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
@@ -29,5 +29,7 @@ def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
         raise UsageError(f"unknown workload {name!r}", hint=nearest(name, MODELS))
     try:
         return build(name, MODELS[name].changed(overrides or {}))
+    except UsageError as exc:
+        raise UsageError(f"cannot build {name}: {exc}", hint=exc.hint) from exc
     except ValueError as exc:
         raise UsageError(f"cannot build {name}: {exc}") from exc

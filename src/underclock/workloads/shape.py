@@ -3,6 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
+from underclock.errors import UsageError
+from underclock.units import nearest
+
 _VOCABULARY_ALIGNMENT = 128  # llm.c pads the vocabulary so that GEMM shapes stay aligned
 
 
@@ -50,11 +53,12 @@ class Shape:
         """Return a copy with other sizes.
 
         Raises:
-            ValueError: No such size, or sizes that make no transformer.
+            UsageError: No such size.
+            ValueError: Sizes that make no transformer.
         """
-        unknown = overrides.keys() - {field.name for field in dataclasses.fields(self)}
+        unknown = sorted(overrides.keys() - set(SIZES))
         if unknown:
-            raise ValueError(f"no parameter named {min(unknown)!r}")
+            raise UsageError(f"no parameter named {unknown[0]!r}", hint=nearest(unknown[0], SIZES))
         return dataclasses.replace(self, **overrides)
 
     def as_parameters(self) -> dict[str, int]:
@@ -94,6 +98,9 @@ class Shape:
 
 # GPT-3's table 2.1 (arXiv 2005.14165), but XL with 16 heads as in arXiv 2601.08539 and 13 B with
 # hidden 5120, a multiple of its 40 heads.
+SIZES = tuple(field.name for field in dataclasses.fields(Shape))
+"""What may be changed of a workload."""
+
 MODELS = {
     "gpt3-125m": Shape(layers=12, hidden=768, heads=12),
     "gpt3-350m": Shape(layers=24, hidden=1024, heads=16),
