@@ -561,7 +561,7 @@ def test_every_command_helps_with_an_example(name: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
-        ("measure s.db --gpu sim:rtx3080ti -o n.db", "s.db is a samples file", "underclock plan"),
+        ("measure s.db --gpu sim:rtx3080ti -o n.db", "it is a samples file", "underclock plan"),
         ("trace gpt3-xl --size bach=8", "no parameter named 'bach'", "did you mean 'batch'?"),
         ("trace gpt3-xl --batch 8", "no such option '--batch'", "--size batch=8"),
         ("trace gpt3-xl --frob 8", "no such option '--frob'", "underclock trace --help"),

@@ -16,7 +16,7 @@ class Series:
 
     Attributes:
         name: In the legend.
-        points: Positions, x and y.
+        points: Positions, x and y; a line breaks where y is not a number.
         colour: As ``#rrggbb``.
         symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
         hollow: Whether symbols are drawn as outlines.
@@ -59,6 +59,7 @@ class Chart:
         signed: Whether the numbers on the axes have signs, as changes have.
         x_limits: Both ends of the x axis; ``None`` leaves them to the points.
         shade: What is shaded; ``None`` for nothing.
+        plot_px: How high the plot is, where numbers stand beside it.
     """
 
     key: str
@@ -72,3 +73,4 @@ class Chart:
     signed: bool = True
     x_limits: tuple[float, float] | None = None
     shade: Shade | None = None
+    plot_px: int = 330

@@ -3,9 +3,14 @@
 Every figure is drawn for a wide page and for a telephone; the page shows the one that fits.
 """
 
+import functools
+import itertools
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from underclock.records import Arm, Cost, Plan, Strategy, Validation
+from underclock.records.latencies import Domain, mhz_of
 from underclock.report.axes import MINUS
 from underclock.report.bars import savings_bars
 from underclock.report.chart import (
@@ -27,6 +32,8 @@ from underclock.report.ranking import top_savings
 from underclock.report.wording import arm_title, change_text
 
 MOST_BARS = 16
+_TIMELINE_PX = 150
+_NAMED = 2  # kernels of a stretch, of more the number
 _SHOWN = 0.05  # of auto's time: how far right the frontier is drawn at least
 _BEYOND = 1.5  # times the greatest time change that must be seen
 _LEFT, _RIGHT = 0.02, 0.03  # of what is shown, beyond both ends
@@ -67,6 +74,60 @@ def power(plan: Plan) -> str:
         return ""
     chart = power_chart(plan)
     return both(lambda width_px: draw(chart, width_px))
+
+
+def timeline(plan: Plan) -> str:
+    """Draw the clocks of a plan's schedule over one step; empty where it has none that changes."""
+    return "".join(both(functools.partial(draw, chart)) for chart in timeline_charts(plan))
+
+
+def timeline_charts(plan: Plan) -> tuple[Chart, ...]:
+    """Return a chart for each clock that changes within a step; none of what the driver picks."""
+    if plan.schedule is None:
+        return ()
+    launch_s = plan.schedule.launch_s
+    unit, size = _axis_unit("s", [math.fsum(launch_s)])
+    charts = []
+    for domain, colour in ((Domain.CORE, BLUE), (Domain.MEMORY, ORANGE)):
+        held = [mhz_of(clocks, domain) for clocks in plan.schedule.clocks]
+        points: list[tuple[float, float]] = []
+        begins = end = 0
+        for mhz, run in itertools.groupby(held):
+            end += len(list(run))
+            ends = (math.fsum(launch_s[:begins]) / size, math.fsum(launch_s[:end]) / size)
+            points += [(place, math.nan if mhz is None else float(mhz)) for place in ends]
+            begins = end
+        if len({mhz for _, mhz in points if not math.isnan(mhz)}) > 1:
+            line = Series(name=f"{domain} clock", points=tuple(points), colour=colour)
+            charts.append(
+                Chart(
+                    key=f"timeline-{domain}",
+                    title=f"The {domain} clock over a step ({plan.evidence})",
+                    x_title=f"time in the step ({unit})",
+                    y_title="MHz",
+                    series=(line,),
+                    signed=False,
+                    plot_px=_TIMELINE_PX,
+                )
+            )
+    return tuple(charts)
+
+
+def stretches(plan: Plan) -> tuple[tuple[str, float], ...]:
+    """Name the kernels of each stretch of a schedule, most time first, and say what it takes."""
+    if plan.schedule is None:
+        return ()
+    found, begins = [], 0
+    for segment in plan.schedule.segments:
+        taken_s: dict[str, float] = defaultdict(float)
+        for launch in range(begins, begins + segment.launches):
+            name = plan.runs[plan.order[launch]].name if plan.order else ""
+            taken_s[name] += plan.schedule.launch_s[launch]
+        begins += segment.launches
+        most = sorted(taken_s, key=lambda name: -taken_s[name])[:_NAMED]
+        more = f" and {len(taken_s) - len(most)} more" if len(taken_s) > len(most) else ""
+        found.append((f"{', '.join(most)}{more}", math.fsum(taken_s.values())))
+    return tuple(found)
 
 
 def shown_frontier(plan: Plan) -> tuple[Cost, ...]:

@@ -48,6 +48,8 @@ def page(plan: Plan, validation: Validation | None) -> str:
         most_segments=_MOST_SEGMENTS,
         answer=answer,
         auto_sentence=expected.auto_plan_sentence(plan),
+        timeline_figure=figures.timeline(plan),
+        stretches=figures.stretches(plan),
         no_way=no_way_text(plan),
         frontier_figure=figures.frontier(plan),
         frontier_points=[

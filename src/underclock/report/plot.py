@@ -1,5 +1,7 @@
 """Charts as SVG: no script, no style sheet needed, and equal input gives equal bytes."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 
 from underclock.report.axes import Axis, padded, round_ticks, word_limits, word_ticks
@@ -18,7 +20,6 @@ from underclock.report.svg import (
 
 _WIDE_PX, _NARROW_PX = 880, 350
 _LINE_PX = 18
-_PLOT_PX = 330
 _ROW_PX = 17  # one word of the y axis
 _RIGHT_PX, _BOTTOM_PX, _TICK_PX = 12, 44, 6
 _MOST_Y_LABEL = 24  # characters
@@ -36,7 +37,7 @@ def draw(chart: Chart, width_px: int, *, alone: bool = False) -> str:
         alone: Whether it is a file of its own, with its title and on white, not part of a page.
     """
     swatches, plot_top = _legend(chart.series, width_px, _LINE_PX + 4 if alone else 0)
-    plot_px = _ROW_PX * len(chart.y_labels) if chart.y_labels else _PLOT_PX
+    plot_px = _ROW_PX * len(chart.y_labels) if chart.y_labels else chart.plot_px
     height_px = plot_top + plot_px + _BOTTOM_PX
     y = _y_axis(chart, plot_top, plot_px)
     left_px = 28 + max(text_px(tick.text) for tick in y.ticks)
@@ -60,7 +61,8 @@ def _y_axis(chart: Chart, top_px: float, plot_px: float) -> Axis:
         ticks = word_ticks([shortened(words, _MOST_Y_LABEL) for words in chart.y_labels])
         low, high = word_limits(chart.y_labels)
         return Axis(low=low, high=high, start_px=top_px, end_px=top_px + plot_px, ticks=ticks)
-    low, high = padded([y for series in chart.series for _, y in series.points])
+    values = [y for series in chart.series for _, y in series.points if not math.isnan(y)]
+    low, high = padded(values)
     ticks = round_ticks(low, high, 6, signed=chart.signed)
     return Axis(low=low, high=high, start_px=top_px + plot_px, end_px=top_px, ticks=ticks)
 
@@ -108,9 +110,13 @@ def _grid(chart: Chart, x: Axis, y: Axis) -> list[str]:
 def _series(series: Series, x: Axis, y: Axis) -> list[str]:
     places = [(x.px(a), y.px(b)) for a, b in series.points]
     if not series.symbol:
-        line = " ".join(f"{px(a)},{px(b)}" for a, b in places)
         look = f'fill="none" stroke="{series.colour}" stroke-width="2.5" stroke-linejoin="round"'
-        return [f'<polyline points="{line}" {look}/>']
+        lines = [
+            " ".join(f"{px(a)},{px(b)}" for a, b in run)
+            for whole, run in itertools.groupby(places, lambda place: not math.isnan(place[1]))
+            if whole
+        ]
+        return [f'<polyline points="{line}" {look}/>' for line in lines]
     notes = series.notes or tuple(f"{a:.4g}, {b:.4g}" for a, b in series.points)
     return [
         marker(place, _look(series), f"{series.name}: {note}")

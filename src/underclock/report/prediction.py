@@ -11,6 +11,7 @@ from underclock.units import format_percent
 
 _CHOSEN = Strategy.KERNEL_GLOBAL
 _UNMEASURED = "kernel, not measured"
+_PERCENT = 0.01
 _TO = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -18,8 +19,8 @@ def prediction_sentence(prediction: Prediction) -> str:
     """Say what would be saved, how sure that is, and what it rests on."""
     change = prediction.arm(_CHOSEN).energy_change
     return (
-        f"would save about {_saving(change.expected)} % ({_saving(change.high)} {_TO} "
-        f"{_saving(change.low)} %, {100 * prediction.confidence:g} %) at <= "
+        f"energy would change by about {_whole(change.expected)} % ({_whole(change.low)} {_TO} "
+        f"{_whole(change.high)} %, {100 * prediction.confidence:g} %) at <= "
         f"{100 * prediction.max_slowdown:g} % slower, predicted from auto clocks only; "
         "measuring would tell"
     )
@@ -57,7 +58,6 @@ def _between(change: Interval) -> str:
     return f"{low} {_TO} {high}"
 
 
-def _saving(change: float) -> str:
-    """Write a change as a saving in whole percent, or with a digit where that would be 0."""
-    saved = -100.0 * change
-    return f"{saved + 0.0:.{0 if abs(saved) >= 1 else 1}f}".replace("-0.0", "0.0")
+def _whole(change: float) -> str:
+    """Write a change in whole percent, or with a digit where that would be 0."""
+    return format_percent(change, digits=0 if abs(change) >= _PERCENT else 1).removesuffix(" %")

@@ -81,7 +81,7 @@ def read_document(path: Path, kind: type[_R]) -> _R:
         raise DataError(f"cannot read {path}: {exc.strerror}", hint=remake) from exc
     if body.startswith(SQLITE_MAGIC):
         raise DataError(
-            f"{path} is a samples file, where a {noun} file is needed",
+            f"{path} is not a readable {noun} file: it is a samples file",
             hint=f"`underclock plan`, `fit` and `breakdown` take samples; {remake}",
         )
     try:

@@ -1,6 +1,7 @@
 """What a plan answers first, in the terminal and on the page."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -12,8 +13,10 @@ from underclock.records import (
     Arm,
     Clocks,
     Granularity,
+    Kernel,
     LatencyPoint,
     Plan,
+    Segment,
     Status,
     Strategy,
 )
@@ -49,7 +52,7 @@ def test_where_a_latency_is_given_the_headline_is_what_is_achievable() -> None:
     assert text.startswith(f"{MINUS}5.12 % energy at {MINUS}0.10 % time, simulated on")
     assert "achievable with a latency of 20ms, assumed, 2 changes of clocks per step" in text
     assert f"With free switching, a bound: {MINUS}15.64 % energy at +0.00 % time" in text
-    assert "7 1680 auto 3 auto 5001" in text  # the schedule
+    assert "7 1680 auto 70 ms 3 auto 5001 30 ms" in text  # the schedule
 
 
 def test_where_a_latency_leaves_no_saving_the_headline_says_so() -> None:
@@ -253,3 +256,34 @@ def test_where_longer_segments_were_looked_for_and_none_pays_that_is_said() -> N
     assert "no way that was tried to lengthen them" in said
     assert "no way that was tried to lengthen them" in Seen(page(plan, None)).text
     assert "proposed" not in said
+
+
+def test_a_page_shows_the_clocks_over_a_step_and_which_kernels_run_at_them() -> None:
+    runs = (Kernel(name="product", count=6), Kernel(name="copy", count=3), Kernel(name="sum"))
+    kernels = dict(zip(("product", "copy", "sum"), choices(3).values(), strict=True))
+    segments = (
+        Segment(launches=4, core_mhz=1680, mem_mhz=None),
+        Segment(launches=4, core_mhz=900, mem_mhz=None),
+        Segment(launches=2, core_mhz=None, mem_mhz=None),
+    )
+    assert LATENCY_PLAN.schedule is not None
+    schedule = msgspec.structs.replace(
+        LATENCY_PLAN.schedule, segments=segments, switches=3, launch_s=(0.02, *[0.01] * 9)
+    )
+    plan = msgspec.structs.replace(
+        LATENCY_PLAN,
+        runs=runs,
+        kernels=kernels,
+        order=(0, 0, 0, 0, 0, 1, 1, 2, 1, 0),
+        schedule=schedule,
+    )
+    text = page(plan, None)
+
+    assert "4 1680 auto 50 ms product 4 900 auto 40 ms copy, product and 1 more" in Seen(text).text
+    assert text.count('aria-label="The core clock over a step (simulated)"') == 2  # and narrow
+    assert "The memory clock over a step" not in text  # it never changes
+    drawn = text.split('aria-label="The core clock over a step')[1].split("</svg>")[0]
+    assert drawn.count("<polyline") == 1  # nothing where the driver picks
+    (line,) = re.findall(r'<polyline points="([^"]+)"', drawn)
+    xs = [float(place.split(",")[0]) for place in line.split()]
+    assert (xs[1] - xs[0]) / (xs[3] - xs[2]) == pytest.approx(50 / 40, rel=0.01)

@@ -174,3 +174,12 @@ def test_no_number_is_written_that_a_browser_cannot_read() -> None:
     text = draw(chart(series), 880)
 
     assert not re.search(r'"-0"|nan|inf|e-\d', re.sub(r"<title>.*?</title>", "", text))
+
+
+def test_a_line_breaks_where_there_is_nothing_to_draw() -> None:
+    points = ((0.0, 900.0), (1.0, 900.0), (1.0, math.nan), (2.0, math.nan), (2.0, 1500.0))
+    line = Series(name="core clock", points=(*points, (3.0, 1500.0)), colour=BLUE)
+    drawing = draw(Chart(key="k", title="t", x_title="s", y_title="MHz", series=(line,)), 800)
+
+    assert drawing.count("<polyline") == 2
+    assert "nan" not in drawing
