@@ -590,10 +590,12 @@ def test_whoever_looks_late_knows_how_many_steps_ended(
         assert passed[-1].ended_s / whole == pytest.approx(step_s, rel=1.0 / whole)
 
 
-def test_steps_that_nobody_counts_are_told_once() -> None:
+@pytest.mark.parametrize("first", [5, 6])
+def test_steps_that_nobody_counts_are_told_once(first: int) -> None:
+    """A graph has the marks: as an eager step's, or counted from a word that nobody writes."""
     machine = Machine(table_of(marks=(0, 4)))
     for step in range(3):
-        machine.saw(1, 0.08 * step, 5)  # a graph has the marks, and their number
+        machine.saw(1, 0.08 * step, first)
         machine.saw(2, 0.08 * step + 0.04, 5)
 
     assert [step.counted for step in machine.passed()] == [False, False]

@@ -108,6 +108,18 @@ def test_who_ends_too_soon_is_told_how_many_steps_would_do() -> None:
     assert guarded.ends() == ""
 
 
+@pytest.mark.parametrize("many", [(3, 1), (1, 3), (2, 2)])
+def test_a_guard_is_not_deceived_by_steps_that_are_seen_together(many: tuple[int, int]) -> None:
+    machine = _machine()
+    policy = policy_of(machine, PLAN, arms="", window=5)
+    for number in range(60):
+        steps = many[0] if policy.label == "learning" else many[1]
+        step = _step(number, 0.11 * (1.0 + 1e-3 * (number % 3)))
+        policy.passed(dataclasses.replace(step, steps=steps))
+
+    assert (policy.label, _holds(machine)) == ("plan", None)
+
+
 def test_a_guard_judges_nothing_that_may_be_several_steps() -> None:
     machine = _machine()
     policy = policy_of(machine, PLAN, arms="", window=5)
