@@ -1,7 +1,7 @@
 """What a run's log says in a few numbers."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from underclock.records.runs import (
     ArmLine,
@@ -48,7 +48,7 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         run=run,
         marks=0 if run is None else run.marks,
         steps=_count(steps),
-        enqueued=sum(line.enqueued for line in ends) if ends else None,
+        enqueued=ends[-1].enqueued if ends else None,
         followed=_count(followed),
         step_s=_quantile([(line.time_s, line.steps) for line in counted], _P50),
         step_j=energy_j / sum(steps for _, steps in known) if known else None,
@@ -62,19 +62,12 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         looks_hz=sum(line.looks for line in ends) / wall_s if wall_s else None,
         events=tuple(line.text for line in lines if isinstance(line, EventLine)),
         arms=tuple(line for line in lines if isinstance(line, ArmLine)),
-        energy_j=_sum(line.energy_j for line in ends),
+        energy_j=ends[-1].energy_j if ends else None,
     )
 
 
 def _count(lines: Sequence[StepLine]) -> int:
     return sum(line.steps for line in lines)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Return a sum, where all of it is known and there is anything."""
-    some = list(values)
-    known = [each for each in some if each is not None]
-    return sum(known) if known and len(known) == len(some) else None
 
 
 def _told(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:

@@ -68,23 +68,13 @@ class Page:
         size: How long it is, in bytes.
     """
 
-    __slots__ = (
-        "_claimed",
-        "_fd",
-        "_file",
-        "_mapped",
-        "_reached",
-        "digest",
-        "marks",
-        "path",
-        "size",
-    )
+    __slots__ = ("_claimed", "_fd", "_file", "_mapped", "_mark", "digest", "marks", "path", "size")
 
     def __init__(self, path: str, fd: int) -> None:
         """Read a file that `create` or `open` has looked at."""
         self.path = path
         self._fd, self._file = fd, identity(fd)
-        self._mapped, self._reached = 0, (0, 0)
+        self._mapped, self._mark = 0, (0, 0)
         self._claimed = False
         _, _, self.size, self.digest, count = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
         self.marks: tuple[int, ...] = struct.unpack(f"<{count}I", os.pread(fd, 4 * count, _MARKS))
@@ -151,29 +141,21 @@ class Page:
         while words := os.pread(self._fd, 2 * _WORD, MARK_OFFSET):
             word, before = _WORDS.unpack(words)
             steps = word % CAPTURED >> _MARK_BITS
-            self._reached = mark_of(word), steps
+            self._mark = mark_of(word), steps
             if word < CAPTURED:
                 break
             if os.pread(self._fd, _WORD, MARK_OFFSET) == words[:_WORD]:  # else it went on between
-                self._reached = mark_of(word), (before + steps) % STEPS
+                self._mark = mark_of(word), (before + steps) % STEPS
                 break
-        return self._reached  # the last, where somebody cut it short: `state` says so
+        return self._mark  # the last, where somebody cut it short: `state` says so
 
-    def write(self, word: int) -> None:
-        """Write a mark from the host, as `word_of` has it.
-
-        Raises:
-            OSError: It cannot be written any more.
-        """
-        self._write(MARK_OFFSET, word.to_bytes(_WORD, "little"))
-
-    def write_steps(self, steps: int) -> None:
-        """Write the step word from the host.
+    def write(self, word: int, offset: int = MARK_OFFSET) -> None:
+        """Write a mark from the host, as `word_of` has it, or the step word.
 
         Raises:
             OSError: It cannot be written any more.
         """
-        self._write(STEP_OFFSET, steps.to_bytes(_WORD, "little"))
+        self._write(offset, word.to_bytes(_WORD, "little"))
 
     @property
     def enqueued(self) -> int:
@@ -182,7 +164,7 @@ class Page:
 
     @enqueued.setter
     def enqueued(self, steps: int) -> None:
-        self._write(_ENQUEUED, steps.to_bytes(_WORD, "little"))
+        self.write(steps, _ENQUEUED)
 
     @property
     def mark_address(self) -> int:

@@ -44,7 +44,7 @@ class HostStream:
 
     def __init__(self, page: Page) -> None:
         self.mark: Callable[[int], None] = page.write
-        self.count: Callable[[int], None] = page.write_steps
+        self.count: Callable[[int], None] = lambda steps: page.write(steps, STEP_OFFSET)
 
     def close(self) -> None:
         """Hold nothing."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.runtime.trainer.counting import Counting
-from underclock.runtime.trainer.page import CAPTURED, STEPS, Page, word_of
+from underclock.runtime.trainer.page import CAPTURED, STEP_OFFSET, STEPS, Page, word_of
 
 MARKS = (0, 3, 9)
 
@@ -31,7 +31,7 @@ class Stream:
             self.seen.append(self.page.reached())
 
     def count(self, steps: int) -> None:
-        self.page.write_steps(steps)
+        self.page.write(steps, STEP_OFFSET)
         self.seen.append(self.page.reached())
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ def test_a_mark_is_read_with_its_step_whatever_begins_anew(bench: Bench) -> None
     page = bench.stream.page
     page.write(word_of(3, STEPS + 5))
     assert (page.mark, page.reached()) == (3, (3, 5))
-    page.write_steps(STEPS * 4 - 1)
+    page.write(STEPS * 4 - 1, STEP_OFFSET)
     page.write(word_of(2, 1, captured=True))
     assert (page.mark, page.reached()) == (2, (2, 0))
     assert word_of(65535, STEPS - 1) == CAPTURED - 1
