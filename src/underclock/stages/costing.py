@@ -8,6 +8,7 @@ from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.repeated import RepeatedTable, repeated_table
+from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
@@ -96,6 +97,8 @@ def costs_of(
         raw = sample_set.is_exact
     if raw:
         table = cost_table(sample_set, baseline=baseline)
+        odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
+        table = dataclasses.replace(table, warnings=(*table.warnings, *odd))
         return PlanCosts(table=table, risk=None, known=table)
     try:
         estimated = estimate(sample_set, baseline=baseline, isolated=isolated)

@@ -16,6 +16,9 @@ from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.records import Clocks, Sample, SampleSet
 
+_ON_A_LINE, _BESIDE = 5, 4  # rows at one memory clock that tell of one among them, and beside it
+_FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
+_TIMES_USUAL = 4.0  # and so many times what rows of the kernel usually are off
 _ENOUGH = 0.25  # of the rows: where fewer were repeated, runs and rows are not told apart
 
 
@@ -169,3 +172,68 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     return [weighed(runs) for runs in _runs(samples, names, settings).quantities]
+
+
+def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:
+    """Name rows that are far off what rows at the clocks beside them say; nothing where none are.
+
+    Where rows are not repeated, nothing else tells a slip of a unit or a run that failed. Beside a
+    row are the four next core clocks, at the same memory clock.
+    """
+    lines: dict[tuple[str, int | None], dict[int, list[Sample]]] = {}
+    for sample in sample_set.samples:
+        if sample.asked.core_mhz is not None:
+            line = lines.setdefault((sample.kernel, sample.asked.mem_mhz), {})
+            line.setdefault(sample.asked.core_mhz, []).append(sample)
+    alike: dict[tuple[int, ...], list[list[list[Sample]]]] = {}
+    for line in lines.values():
+        core_mhz = tuple(sorted(line))
+        alike.setdefault(core_mhz, []).append([line[mhz] for mhz in core_mhz])
+    found: list[tuple[float, str, Sample]] = []
+    for core_mhz, rows in alike.items():
+        for what, unit in (("time", "time_s"), ("energy", "energy_j")):
+            means = [[sum(getattr(s, unit) for s in r) / len(r) for r in each] for each in rows]
+            for line_, r, by in _off_lines(np.log(core_mhz), np.log(means)):
+                found.append((by, what, rows[line_][r][0]))
+    if not found:
+        return ()
+    off_by, what, sample = max(found, key=lambda each: abs(each[0]))
+    words = (
+        f"{len(found)} {'row is' if len(found) == 1 else 'rows are'} far off what rows at clocks "
+        f"beside say, most of all {sample.kernel!r} at {sample.asked}: {what} is "
+        f"{math.exp(off_by):.3g} times that. Check units there, or measure it again, before "
+        "believing a plan that hangs on it"
+    )
+    return (words,)
+
+
+def _off_lines(log_mhz: Floats, values: Floats) -> list[tuple[int, int, float]]:
+    """Return which rows of which lines are far off those beside them, and by how much.
+
+    One that is makes those beside it look odd, so they are judged without it.
+
+    Args:
+        log_mhz: Of each row, ascending. Shape (C,).
+        values: Logarithm of what was measured, of lines at the same clocks. Shape (L, C).
+    """
+    if len(log_mhz) < _ON_A_LINE:
+        return []
+    place = np.arange(len(log_mhz))
+    near = np.argsort(np.abs(place - place[:, None]), axis=1, kind="stable")[:, 1 : _BESIDE + 1]
+    a, b = (near[:, each] for each in np.triu_indices(_BESIDE, 1))
+    part = (log_mhz[:, None] - log_mhz[a]) / (log_mhz[b] - log_mhz[a])
+    said = values[:, a] + (values[:, b] - values[:, a]) * part
+    off = values - np.median(said, axis=2)
+    # At an end what rows beside say is far away: curves may bend meanwhile.
+    beyond = np.zeros(len(log_mhz))
+    beyond[[0, -1]] = np.diff(log_mhz)[[0, -1]]
+    usual = _TIMES_USUAL * np.median(np.abs(off), axis=1, keepdims=True)
+    far = np.abs(off) - np.maximum(_FAR + beyond, usual)
+    found = []
+    for line in np.flatnonzero(far.max(axis=1) > 0).tolist():
+        worst = int(far[line].argmax())
+        found.append((line, worst, float(off[line, worst])))
+        rest = np.delete(place, worst)
+        others = _off_lines(log_mhz[rest], values[line : line + 1, rest])
+        found += [(line, int(rest[r]), by) for _, r, by in others]
+    return found
