@@ -1,5 +1,6 @@
 """What was decided: clocks for every kernel of a step, and what they promise."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -118,6 +119,9 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         check_budget(self.max_slowdown)
         check_positive(self, "power_limit_w")
         self._check_arms()
+        low, high = self.latency_range_s or (0.0, math.inf)
+        if not 0.0 <= low < high:
+            raise ValueError(f"a range of latencies must ascend, got {low} to {high} s")
         if self.runs:
             self._check_runs()
         if self.order:
@@ -128,7 +132,8 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if len({arm.name for arm in self.arms}) < len(self.arms):
             raise ValueError("every arm is compared once")
         auto = self.arm("auto").cost
-        for cost in (*(arm.cost for arm in self.arms), *self.frontier):
+        costs = (*(arm.cost for arm in self.arms), *self.frontier, *self.achievable_frontier)
+        for cost in costs:
             if cost is not None and auto is not None:
                 cost.check_against(auto)
 

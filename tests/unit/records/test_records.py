@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from invented import with_plan
 from underclock.records import (
     AUTO,
     Accounting,
@@ -570,3 +571,9 @@ def test_clocks_of_a_steps_kernels_are_one_for_each(kernel_mhz: tuple[float, ...
             kernel_mhz=kernel_mhz,
             window_s=1.0,
         )
+
+
+@pytest.mark.parametrize("range_s", [(0.15, 6e-3), (-1.0, 0.1), (0.1, 0.1)])
+def test_a_range_of_latencies_ascends(range_s: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="must ascend"):
+        with_plan(latency_range_s=range_s)
