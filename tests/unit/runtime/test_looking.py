@@ -1,6 +1,8 @@
 """When a page is looked at, and when a mark is taken to have been reached."""
 
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -199,3 +201,23 @@ def test_one_looks_early_where_it_is_not_known_how_fast_a_step_goes(bench: Bench
     unsure_s = position.unsure_s
     assert unsure_s == pytest.approx(0.07 * (position.next_mark_s() - position.at_s), rel=0.3)
     assert position.next_mark_s() - bench.looking.next_s >= 3.0 * unsure_s - 1e-9
+
+
+def test_a_look_that_finds_nothing_runs_little_code(bench: Bench) -> None:
+    """What counts is how much each wake-up touches: it runs some hundred times a second."""
+    bench.steps(12)
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _of: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    bench.clock.now = bench.looking.next_s
+    sys.setprofile(note)
+    try:
+        found = bench.looking.look()
+    finally:
+        sys.setprofile(None)
+
+    assert found is None
+    assert len(called) <= 6, called

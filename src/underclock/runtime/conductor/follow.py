@@ -65,7 +65,7 @@ class Follow:
                 break
             self._clock.sleep_s(next_s - now_s)
             now_s = self._clock.now_s()
-        if all(each.over for each in self.followers):
+        if self.followers[0].over and all(each.over for each in self.followers):
             raise WorkDone(self.followers[0].over)
 
     def close(self) -> None:

@@ -148,6 +148,8 @@ class Follower:
     def _observe(self) -> None:
         """Hand the driver's readings to the machine: of locks as they are, before others come."""
         gauges = self._gauges.taken()
+        if not gauges and self._error == self._gauges.error:
+            return
         error, self._error = self._error, self._gauges.error
         if self._error and not error:
             words = f"the GPU cannot be read: {self._error}"

@@ -72,7 +72,7 @@ class Looking:
         self._position = position
         self._close_s = _FIRST_CLOSE_S
         self._looked_s = -math.inf
-        self._expected_s = math.inf
+        self._expected_s = self._first_s = math.inf
         self.last = (0, 0)
         self.next_s = 0.0
         self.looks = 0
@@ -99,7 +99,7 @@ class Looking:
         if mark_s == math.inf:
             self.next_s = now_s + self._peace_s()
         else:
-            first_s = mark_s - self._early_s()
+            first_s = self._first_s = mark_s - self._early_s()
             self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
@@ -114,7 +114,7 @@ class Looking:
         overdue_s = now_s - self._expected_s
         if overdue_s >= self._close_s:
             self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
-        first_s = self._expected_s - self._early_s()
+        first_s = self._first_s
         self.next_s = first_s if first_s > now_s else now_s + self._wait_s(overdue_s)
 
     @property

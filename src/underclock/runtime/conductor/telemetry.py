@@ -41,7 +41,7 @@ class Log:
         self.lost = 0
         self._path, self._torn = path, False
         self._metrics = metrics
-        self._lines: list[bytes] = []
+        self._lines: list[Line] = []
         self._encoder = msgspec.json.Encoder()
         try:
             self._file: IO[bytes] | None = path.open("ab", buffering=0)
@@ -54,14 +54,14 @@ class Log:
         """Take a line."""
         if self._metrics is not None:
             self._metrics.write(line)
-        self._lines.append(self._encoder.encode(line) + b"\n")
+        self._lines.append(line)
 
     def flush(self) -> None:
         """Write the lines, if the disk takes them."""
         lines, self._lines = self._lines, []
         if self._file is None or not lines:
             return
-        text = b"".join(lines)
+        text = self._encoder.encode_lines(lines)
         if self._torn:  # what a full disk cut short must not spoil the line after it
             text = b"\n" + text
         try:

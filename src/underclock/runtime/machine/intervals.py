@@ -71,7 +71,13 @@ class Intervals:
         self._digest()
 
     def into_s(self, at: int) -> float:
-        """Return how far into a round a launch usually begins."""
+        """Return how far into a round a launch usually begins; it is asked for often."""
+        into_s = self._into_s.get(at)
+        if into_s is None:
+            into_s = self._into_s[at] = self._find_into_s(at)
+        return into_s
+
+    def _find_into_s(self, at: int) -> float:
         marks, upto_s = self._table.marks, self._table.upto_s
         mark = bisect.bisect_right(marks, at) - 1
         planned_s = upto_s[at] - upto_s[marks[mark]]
@@ -121,6 +127,7 @@ class Intervals:
 
     def _take(self, usual_s: list[float]) -> None:
         self.usual_s = usual_s
+        self._into_s: dict[int, float] = {}
         self.ahead_s = list(itertools.accumulate(usual_s, initial=0.0))
         self.step_s = self.ahead_s[-1]
         self.longest_s = max(usual_s)

@@ -1,5 +1,6 @@
 """What changes of clocks take: as a table believes, and better once they were seen."""
 
+import bisect
 from collections import defaultdict, deque
 from collections.abc import Hashable
 
@@ -61,8 +62,10 @@ class _Seen:
         lately_s = self._lately_s[key]
         lately_s.append(duration_s)
         if len(lately_s) >= _ENOUGH:
-            most_s = _ODD * sorted(lately_s)[len(lately_s) // 2]
-            self.usual_s[key] = sum(min(each_s, most_s) for each_s in lately_s) / len(lately_s)
+            ordered_s, count = sorted(lately_s), len(lately_s)
+            most_s = _ODD * ordered_s[count // 2]
+            few = bisect.bisect_right(ordered_s, most_s)  # the others count as the most
+            self.usual_s[key] = (sum(ordered_s[:few]) + (count - few) * most_s) / count
 
 
 def _few() -> deque[float]:

@@ -1,5 +1,6 @@
 """Which change of a timetable is to be asked for next, of either clock."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 
 from underclock.records.latencies import Domain
@@ -36,6 +37,7 @@ class Lines:
         }
         self._position, self._latencies, self._without = position, latencies, without
         self._asks_s: dict[Domain, float] | None = None  # unknown where something changed
+        self._next_s = math.inf  # the first of them
 
     def of(self, domain: Domain) -> Line | None:
         """Return one clock's line; ``None`` if that clock never changes."""
@@ -66,11 +68,12 @@ class Lines:
             met += line.passes(self._position)
         return met
 
-    def asks_s(self) -> dict[Domain, float]:
-        """Return when each clock's next change can be asked for; it is looked at often."""
+    def next_s(self) -> float:
+        """Return when the next change can be asked for; it is looked at often."""
         if self._asks_s is None:
             self._asks_s = self._find_asks_s()
-        return self._asks_s
+            self._next_s = min(self._asks_s.values(), default=math.inf)
+        return self._next_s
 
     def next_change(self, now_s: float, locks: Mapping[Domain, Lock]) -> Ask | None:
         """Return the newest change that is due, unless the clock was asked to be there.
@@ -82,9 +85,9 @@ class Lines:
         now_s += _ROUNDING_S
         position, latencies, lines = self._position, self._latencies, self._lines
         while True:
-            due = [domain for domain, each_s in self.asks_s().items() if each_s <= now_s]
-            if not due:
+            if self.next_s() > now_s or self._asks_s is None:
                 return None
+            due = [domain for domain, each_s in self._asks_s.items() if each_s <= now_s]
             domain = min(due, key=lambda d: lines[d].due_s(lines[d].following, position, latencies))
             line = lines[domain]
             number = line.newest(min(now_s, position.next_mark_s()), position, latencies)

@@ -124,13 +124,15 @@ class Machine:
         """When there will be something to ask for, if no mark is seen before; infinite if never."""
         if self._pending is not None:
             return math.inf
+        if self.state is State.FOLLOWING and not self._back_s:  # nearly always, and asked for often
+            return min(self._lines.next_s(), self._still_s())
         back_s = min(self._back_s.values(), default=math.inf)
         wanted = self._wanted()
         if wanted is not None:
             return back_s if self._differing(wanted) is None else -math.inf
         if self.state is State.WAITING:
             return back_s
-        return min((*self._lines.asks_s().values(), self._still_s(), back_s))
+        return min(self._lines.next_s(), self._still_s(), back_s)
 
     def ask(self, now_s: float) -> Ask | None:
         """Return what to call the setter with now; ``None`` where there is nothing.

@@ -298,8 +298,11 @@ class Marker:
 
     @_harmless
     def _entered(self, module: Any, _inputs: object) -> None:
+        known = self._paths.get(id(module))
+        if known is not None and (ENTER, known) not in self._spots:
+            return
         if self._is_of_the_step(module):
-            if id(module) not in self._paths:
+            if known is None:
                 for inner, path in paths_below(module).items():
                     self._paths.setdefault(inner, path)
             self._hit(ENTER, self._paths[id(module)])
@@ -309,7 +312,7 @@ class Marker:
         path = self._paths.get(id(module))
         if path is None:
             return
-        if self._is_of_the_step(module):
+        if (LEAVE, path) in self._spots and self._is_of_the_step(module):
             self._hit(LEAVE, path)
         ends = (BACKWARD_END, "") in self._spots
         if (BACK, path) in self._spots or ends:

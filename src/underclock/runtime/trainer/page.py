@@ -68,13 +68,24 @@ class Page:
         size: How long it is, in bytes.
     """
 
-    __slots__ = ("_claimed", "_fd", "_file", "_mapped", "_mark", "digest", "marks", "path", "size")
+    __slots__ = (
+        "_claimed",
+        "_fd",
+        "_file",
+        "_mapped",
+        "_mark",
+        "_words",
+        "digest",
+        "marks",
+        "path",
+        "size",
+    )
 
     def __init__(self, path: str, fd: int) -> None:
         """Read a file that `create` or `open` has looked at."""
         self.path = path
         self._fd, self._file = fd, identity(fd)
-        self._mapped, self._mark = 0, (0, 0)
+        self._mapped, self._mark, self._words = 0, (0, 0), b""
         self._claimed = False
         _, _, self.size, self.digest, count = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
         self.marks: tuple[int, ...] = struct.unpack(f"<{count}I", os.pread(fd, 4 * count, _MARKS))
@@ -139,14 +150,17 @@ class Page:
     def reached(self) -> tuple[int, int]:
         """Return the last mark that was reached, as `mark`, and the number of its step."""
         while words := os.pread(self._fd, 2 * _WORD, MARK_OFFSET):
+            if words == self._words:  # as nearly always, and looked at often
+                break
             word, before = _WORDS.unpack(words)
             steps = word % CAPTURED >> _MARK_BITS
             self._mark = mark_of(word), steps
-            if word < CAPTURED:
-                break
-            if os.pread(self._fd, _WORD, MARK_OFFSET) == words[:_WORD]:  # else it went on between
+            if word >= CAPTURED:
+                if os.pread(self._fd, _WORD, MARK_OFFSET) != words[:_WORD]:
+                    continue  # it went on between the two
                 self._mark = mark_of(word), (before + steps) % STEPS
-                break
+            self._words = words
+            break
         return self._mark  # the last, where somebody cut it short: `state` says so
 
     def write(self, word: int, offset: int = MARK_OFFSET) -> None:

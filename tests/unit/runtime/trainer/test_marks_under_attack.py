@@ -224,7 +224,7 @@ def test_what_the_trainers_own_signal_raises_in_a_mark_is_the_trainers(path: Pat
 
     def act() -> None:
         signal.signal(signal.SIGUSR1, preempt)
-        stream = Breaks(lambda value: value and signal.raise_signal(signal.SIGUSR1))
+        stream = Breaks(lambda value: signal.raise_signal(signal.SIGUSR1) if value else None)
         with pytest.raises(Preempted):
             _trains(path, stream.attack, lambda _page: stream)
 
