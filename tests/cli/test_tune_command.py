@@ -90,8 +90,11 @@ def test_what_is_wrong_is_said(
     assert reason in said
 
 
-def test_another_scripts_folder_is_left_alone(fails: Callable[[str], tuple[int, str]]) -> None:
+def test_another_scripts_folder_is_left_alone(
+    fails: Callable[[str], tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["trace", "--assume", "train.py", "-o", "step.json", "--", "4"])
+    capsys.readouterr()
     before = json.loads(Path("step.json").read_text())
     Path("train.py").write_text(_SCRIPT + "\n# changed\n")
 

@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 @click.option("--max-slowdown", type=FRACTION, default=0.01, help="Time budget. [default: 1%]")
 @click.option("--time-limit", type=DURATION, help="GPU time to measure for, as of `measure`.")
 @click.option("--precision", type=FRACTION, help="How sure to be, as of `measure`.")
-@click.option(
-    "--latency", help="What changing clocks takes, as of `plan`. [default: measured or known]"
-)
+@click.option("--latency", help="What changing clocks takes, as of `plan`. [default: known]")
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
 @click.option("--arms", default="", help="With --hold: arms that take turns, as of `run`.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
@@ -60,7 +57,8 @@ def command(
     from underclock.stages.gpu_names import parse_gpu
     from underclock.stages.plan import plan
     from underclock.stages.report import write_report
-    from underclock.stages.switching import latencies_of
+    from underclock.stages.sources import as_samples
+    from underclock.stages.switching import KNOWN, switching_of
     from underclock.stages.trace import TracePhase
     from underclock.stages.tune import runs_elsewhere, to_hold, traced_once, training_of
     from underclock.store import write_document
@@ -89,11 +87,12 @@ def command(
     budgets = {"slowdowns": (max_slowdown,)} if max_slowdown else {}
     limits = {"time_limit": time_limit, "precision": precision}
     context.invoke(measuring.command, step=step_file, gpu=gpu, output=samples, **budgets, **limits)
-    switching = latencies_of(latency or _latency(name, samples), samples)
-    if switching is not None:
-        switching = replace(switching, curve=False)  # `plan` tells of other latencies
+    if latency is None and name.is_simulated:
+        _measure_latency(name, samples.with_suffix(".latency.json"))
+    sample_set = as_samples(samples)
+    switching = switching_of(latency or KNOWN, sample_set, goal, samples)
     with counted_bar("planning") as show:
-        made = plan(samples, goal, switching=switching, progress=show)
+        made = plan(sample_set, goal, switching=switching, progress=show)
     write_document(plan_file, made, force=True)
     write_report(made, to=page, force=True)
     _show(made, output, command_line, step.warnings)
@@ -113,18 +112,14 @@ def _make(folder: Path) -> None:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
 
 
-def _latency(gpu: "GpuName", samples: Path) -> str:
-    """Return what changes of clocks take: what was measured, now where a GPU lets itself."""
+def _measure_latency(gpu: "GpuName", file: Path) -> None:
+    """Measure how long clocks take to change, unless that is on file."""
     from underclock.stages.latency import measure_latency
     from underclock.store import write_document
 
-    file = samples.with_suffix(".latency.json")
     if not file.exists():
-        if not gpu.is_simulated:
-            return "ideal"
         with progress_bar("changing clocks") as show:
             write_document(file, measure_latency(gpu.text, progress=show))
-    return "measured"
 
 
 def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Sequence[str]) -> None:

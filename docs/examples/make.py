@@ -1,0 +1,70 @@
+"""Makes the tables of this folder anew: ``python docs/examples/make.py``.
+
+They hold what a simulated RTX 3080 Ti says of four kernels of GPT-3 XL's step, each measured alone.
+"""
+
+import csv
+import io
+import tempfile
+from pathlib import Path
+
+import underclock
+from underclock.records import MeasurementSettings, SampleSet
+from underclock.stages.campaign import Campaign
+
+_HERE = Path(__file__).parent
+_KERNELS = ("qkv", "softmax_forward_kernel5", "gelu_forward_kernel2", "fc wgrad")
+_CORES, _MEMORIES = (600, 900, 1200, 1500, 1800, None), (5001, 9251, None)
+_TABLES = {"sweep.csv": 1, "repeats.csv": 5}  # and how often each row was run
+
+
+def table(repeats: int) -> str:
+    """Return a table as text.
+
+    Args:
+        repeats: Of each row.
+    """
+    whole = underclock.trace("gpt3-xl", batch=8)
+    kernels = tuple(each for each in whole.kernels if each.name in _KERNELS)
+    order = tuple(at for at, each in enumerate(kernels) for _ in range(each.count))
+    step = underclock.Step(name="four kernels", kernels=kernels, order=order)
+    campaign = Campaign(core_mhz=_CORES, mem_mhz=_MEMORIES, repeats=repeats, in_situ=False)
+    with tempfile.TemporaryDirectory() as folder:
+        return _text(
+            underclock.measure(
+                step,
+                gpu="sim:rtx3080ti",
+                to=Path(folder) / "samples.db",
+                campaign=campaign,
+                measuring=MeasurementSettings(kernel_warm_s=0.5, window_s=2.0),
+            )
+        )
+
+
+def _text(samples: SampleSet) -> str:
+    known = {each.name: each for each in samples.kernels}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        "gpu kernel pass count core_mhz mem_mhz time_s energy_j power_w temperature_c".split()
+    )
+    for sample in samples.samples:
+        kernel = known[sample.kernel]
+        numbers = (sample.time_s, sample.energy_j, sample.energy_j / sample.time_s, sample.temperature_c)
+        writer.writerow(
+            [
+                "RTX 3080 Ti (simulated)",
+                kernel.name,
+                kernel.pass_,
+                kernel.count,
+                sample.asked.core_mhz or "",
+                sample.asked.mem_mhz or "",
+                *(f"{number:.6g}" for number in numbers if number is not None),
+            ]
+        )
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    for name, repeats in _TABLES.items():
+        (_HERE / name).write_text(table(repeats))
