@@ -46,11 +46,19 @@ def _text(samples: SampleSet) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        "gpu kernel pass count core_mhz mem_mhz time_s energy_j power_w temperature_c".split()
+        [
+            *("gpu", "kernel", "pass", "count", "core_mhz", "mem_mhz"),
+            *("time_s", "energy_j", "power_w", "temperature_c"),
+        ]
     )
     for sample in samples.samples:
         kernel = known[sample.kernel]
-        numbers = (sample.time_s, sample.energy_j, sample.energy_j / sample.time_s, sample.temperature_c)
+        numbers = (
+            sample.time_s,
+            sample.energy_j,
+            sample.energy_j / sample.time_s,
+            sample.temperature_c,
+        )
         writer.writerow(
             [
                 "RTX 3080 Ti (simulated)",

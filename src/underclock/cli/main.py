@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 
+from underclock.cli.completion import GpuText, install
 from underclock.cli.printing import print_json
 from underclock.cli.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.cli.terminal import say
@@ -67,6 +68,9 @@ class _LazyGroup(click.Group):
             return None  # resolve_command says it better
         module = importlib.import_module(f"underclock.cli.{cmd_name}")
         command: click.Command = module.command
+        for parameter in command.params:
+            if parameter.metavar == "GPU":
+                parameter.type = GpuText()
         return command
 
     def resolve_command(
@@ -90,6 +94,14 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     epilog=f"Exit codes: {_CODES}.",
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--install-completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    callback=install,
+    help="Have a shell complete commands, options, GPUs and workloads.",
 )
 @click.version_option(None, "-V", "--version", package_name="underclock")
 def cli() -> None:
