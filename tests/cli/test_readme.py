@@ -1,13 +1,17 @@
 """The README, followed from top to bottom in one folder, on a step of few kernels.
 
-Every command and option that README and the H200's page name must exist. Those that need no real
-GPU are run in order, so that a file that one writes is what the next one reads.
+Every command and option that README and the H200's page name must exist. All blocks but those that
+say what they need are run in order, in one environment, so that a file that one writes is what the
+next one reads. Campaigns are small; with UNDERCLOCK_README=whole they are as the page says, which
+takes some minutes, and what it shows of what commands print is compared with what they do.
 """
 
 import contextlib
 import itertools
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +21,11 @@ import pytest
 from underclock import Kernel, Step
 from underclock.cli import main
 from underclock.cli.main import cli
+from underclock.hw.nvml_calls import READ_ONLY
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
+from underclock.testing import served_gpus
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +33,15 @@ _ROOT = Path(__file__).parents[2]
 _README = (_ROOT / "README.md").read_text()
 _PAGES = (_README, (_ROOT / "docs" / "evidence" / "h200" / "README.md").read_text())
 _GPUS = {"sim:rtx3080ti": "replay:unit0.csv", "sim:rtx3080ti#1": "replay:unit1.csv"}
+_WHOLE = os.environ.get("UNDERCLOCK_README") == "whole"
+_COMMANDS = ("underclock ", "make ", ". ", "pip ", "export ")
 _ENDINGS = {0, 8}  # a table repeats itself, which decides nothing
 
 
 def _lines(text: str) -> Iterator[str]:
     """Yield the commands of a page's code blocks."""
     for match in re.finditer(r"^ {4}(?:[A-Z_]+=\S+ )?underclock (.+)$", text, re.MULTILINE):
-        yield match[1].split(" #")[0].strip()
+        yield match[1].split(" #")[0].strip().removesuffix(" &")
 
 
 def _mentions(text: str) -> Iterator[str]:
@@ -83,7 +93,7 @@ def _sweep(path: Path, hunger_w: float, runs: Sequence[float] = (1.0,)) -> None:
 @pytest.mark.parametrize("line", [line for page in _PAGES for line in _lines(page)])
 def test_every_command_line_can_be_read(line: str) -> None:
     arguments = shlex.split(line)
-    if arguments != ["--help"]:
+    if not arguments[0].startswith("--"):
         _parse(arguments)
 
 
@@ -93,45 +103,123 @@ def test_every_command_mentioned_is_there(mention: str) -> None:
         _parse(shlex.split(mention))
 
 
-def test_the_readme_works_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_readme_works_from_top_to_bottom_in_one_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     (tmp_path / "docs").symlink_to(_ROOT / "docs")
-    for name, hunger_w in (("sweep.csv", 90.0), ("unit0.csv", 90.0), ("unit1.csv", 99.0)):
+    for name, hunger_w in (("unit0.csv", 90.0), ("unit1.csv", 99.0)):
         _sweep(tmp_path / name, hunger_w)
-    _sweep(tmp_path / "repeats.csv", 90.0, runs=(1.0, 1.001, 0.999))
-    ran = set()
-    for line in _lines(_README):
-        command, *rest = shlex.split(line)
-        if {"nvml:0", "train.json", "train.db", "--help"} & set(rest) or ".py:" in line:
-            continue  # these need a GPU
-        if {"train.plan.json", "run.jsonl"} & set(rest):
-            continue  # and these a job that trains
-        if "--power-limit" in rest:
-            continue  # a limit holds a step that was run whole; a table runs none
-        if command in {"--help", "predict"}:
-            continue  # this takes long, and what it reads is read by others
-        if command == "trace":
-            write_document(Path(rest[rest.index("-o") + 1]), _few())
-        else:
-            assert _code(_smaller(command, rest)) in _ENDINGS, capsys.readouterr().err
-        ran.add(command)
+    shell = _Shell(monkeypatch)
+    with shell.jobs:
+        for block in _blocks(_README):
+            for line in block:
+                shell.run(line)
 
-    assert ran == {
-        *("breakdown", "calibrate", "check", "fit", "latency", "measure", "plan", "refine"),
-        *("report", "score", "trace", "validate"),
+    assert READ_ONLY not in os.environ
+    assert SIMULATOR not in os.environ
+    assert Path("underclock-tune/report.html").is_file()
+    assert shell.ran == {
+        *("breakdown", "calibrate", "check", "fit", "latency", "measure", "plan", "predict"),
+        *("refine", "report", "run", "score", "simulate", "trace", "tune", "validate"),
+        "--install-completion",
     }
+    said = capfd.readouterr()
+    assert "a step took" in said.out
+    if _WHOLE:
+        for block in _printed(_README):
+            for line in block:
+                assert _bare(line) in _bare(said.out), line
     python = "\n".join(re.findall(r"```python\n(.*?)```", _README, re.DOTALL))
-    python = python.replace('underclock.trace("gpt3-xl", batch=8)', "few()")
-    python = python.replace('"sim:rtx3080ti"', '"replay:unit0.csv"')
-    assert "few()" in python
-    assert "replay:" in python
-    capsys.readouterr()
+    if not _WHOLE:
+        python = re.sub(r'underclock.trace\("gpt3-xl"[^)]*\)', "few()", python)
+        python = python.replace('"sim:rtx3080ti"', '"replay:unit0.csv"')
+        assert "few()" in python
+        assert "replay:" in python
     exec(python, {"few": _few})  # noqa: S102 - our own page
-    said = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"-0\.\d+ -0\.\d+", said[0])
-    assert said[1] == "2"
+    lines = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"-0\.\d+ -0\.\d+", lines[0])
+    assert lines[1] == "2"
+
+
+class _Shell:
+    """Does what a shell does with the README's lines, commands of ours in this process.
+
+    Attributes:
+        ran: Commands of ours.
+        jobs: What runs in the background, until its block ends.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ran: set[str] = set()
+        self.jobs = contextlib.ExitStack()
+        self._monkeypatch = monkeypatch
+
+    def run(self, line: str) -> None:
+        """Run a line; it ends well."""
+        line = os.path.expandvars(line.split(" #", maxsplit=1)[0].strip())
+        for part in line.split(" && "):
+            self._run(shlex.split(part))
+
+    def _run(self, words: list[str]) -> None:
+        first, *rest = words
+        if first == "export":
+            name, _, value = rest[0].partition("=")
+            self._monkeypatch.setenv(name, value)
+        elif first == "unset":
+            self._monkeypatch.delenv(rest[0])
+        elif first == "kill":
+            self.jobs.close()
+        elif words == ["make", "demo"]:
+            if _WHOLE:
+                assert _code(["demo", "--force", "-o", "underclock-demo"]) == 0
+        elif first == "underclock":
+            self._ours(rest)
+        else:  # what sets up the environment in which this test runs
+            assert first in {".", "pip"} or words == ["make", "test"], words
+
+    def _ours(self, words: list[str]) -> None:
+        command, *rest = words
+        self.ran.add(command)
+        if command == "simulate":
+            assert rest[1:] == ["--socket", "gpu.sock", "&"]
+            self.jobs.enter_context(served_gpus(rest[0], Path(rest[2])))
+        elif command == "--install-completion":
+            self._monkeypatch.setenv("HOME", str(Path.cwd()))
+            assert _code(words) == 0
+        elif command == "trace" and "gpt3-xl" in rest and not _WHOLE:
+            write_document(Path(rest[rest.index("-o") + 1]), _few())
+        elif command == "plan" and "--power-limit" in rest and not _WHOLE:
+            pass  # a limit holds a step that was run whole; a table runs none
+        else:
+            assert _code(words if _WHOLE else _smaller(command, rest)) in _ENDINGS, words
+
+
+def _blocks(text: str) -> Iterator[list[str]]:
+    """Yield the code blocks that are commands and need no GPU."""
+    for lines in _indented(text):
+        if lines[0].startswith(_COMMANDS):
+            yield lines
+
+
+def _printed(text: str) -> Iterator[list[str]]:
+    """Yield the code blocks that commands have printed."""
+    for lines in _indented(text):
+        if not lines[0].startswith((*_COMMANDS, "# needs")) and "%" in lines[0]:
+            yield [line for line in lines if line.strip()]
+
+
+def _indented(text: str) -> Iterator[list[str]]:
+    for match in re.finditer(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE):
+        yield [line[4:] for line in match[0].splitlines() if line.strip()]
+
+
+def _bare(text: str) -> str:
+    """Return text as it is whatever the terminal's width: without blanks and rules."""
+    return re.sub(r"[\s─]", "", text)
 
 
 def _smaller(command: str, rest: list[str]) -> list[str]:
@@ -140,6 +228,11 @@ def _smaller(command: str, rest: list[str]) -> list[str]:
         return [command, *rest, "--targets", "2", "--repeats", "2"]
     if command == "check":
         return [command, *rest, "--splits", "1"]
+    if command == "tune":
+        sure = [] if "--hold" in rest else ["--precision", "5%"]
+        return [command, *sure, *rest, "--steps", "4"]
+    if command == "run":
+        return [command, *rest, "--steps", "4"]
     if "sim:mygpu.json" in rest:
         fewer = "--core-mhz 600,auto --mem-mhz auto --warmup 100ms --window 200ms"
         return [command, *rest, *fewer.split()]

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
-from underclock.records import Plan, Step
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.records import Evidence, Kernel, Kind, Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.store import SampleFile, read_document
+from underclock.store import SampleFile, read_document, write_document
+from underclock.testing import served_gpus
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +28,7 @@ for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
 print("trained")
 """
-_TUNE = ["tune", "--gpu", "sim:rtx3080ti", "--precision", "3%", "--latency", "100us", "-o", "tuned"]
+_TUNE = ["tune", "--gpu", "sim:rtx3080ti", "--precision", "3%", "-o", "tuned"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,7 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert "report.html" in said.out
     taken = _on_file()
 
-    Path("tuned/plan.json").unlink()  # as where it was interrupted before
+    Path("tuned/plan.json").unlink()  # as where it was interrupted
     with pytest.raises(SystemExit) as ended:
         main([*_TUNE, "--hold", "--", sys.executable, "train.py", "4"])
 
@@ -61,6 +63,34 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     out = capfd.readouterr().out
     assert out.count("trained") == 1  # it was held; tracing it again would have ended it before
     assert "steps seen" in out
+
+
+def test_a_served_gpu_is_measured_as_its_like_and_holds_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kernels = tuple(
+        Kernel(name=name, kind=kind, flops=flops, bytes_moved=1e9)
+        for name, kind, flops in (("product", Kind.GEMM, 2e11), ("copy", Kind.MEMORY, 0.0))
+    )
+    write_document(Path("step.json"), Step(name="few", kernels=kernels, order=(0, 1)))
+    with served_gpus("rtx3080ti", tmp_path / "s", count=2):
+        monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
+        for gpu, file in (("nvml:0", "a.db"), ("nvml:1", "b.db")):
+            main(["measure", "step.json", "--gpu", gpu, "--max-samples", "12", "-o", file])
+        main(["plan", "a.db", "--max-slowdown", "1%", "--latency", "100us", "-o", "plan.json"])
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "plan.json", "--dry-run", "--", sys.executable, "-c", ""])
+    monkeypatch.delenv(SIMULATOR)
+    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "--max-samples", "12", "-o", "c.db"])
+
+    assert ended.value.code == 0
+    assert "nvml:1 is served: measuring its like in virtual time, sim:rtx3080ti#1" in (
+        capfd.readouterr().err
+    )
+    first, second, twin = (SampleFile.read(Path(name)) for name in ("a.db", "b.db", "c.db"))
+    assert first.samples == twin.samples
+    assert first.evidence is Evidence.SIMULATED
+    assert first.samples != second.samples
 
 
 def _on_file() -> tuple[object, ...]:

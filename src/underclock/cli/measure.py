@@ -120,11 +120,15 @@ def command(
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
     from underclock.records import Step
+    from underclock.stages.backends import in_virtual_time
     from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.stages.follow import follow, follows
     from underclock.stages.measure import measure
     from underclock.store import read_document
 
+    served, gpu = gpu, in_virtual_time(gpu)
+    if gpu != served:
+        say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
     if slowdowns and objective != Objective.WASTE:
         raise UsageError(
             f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"

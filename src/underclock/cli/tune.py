@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from underclock.cli.terminal import say
 from underclock.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
+    from underclock.core.planning.goal import Goal
     from underclock.records import Plan
     from underclock.stages.gpu_names import GpuName
 
@@ -55,12 +57,15 @@ def command(
     """
     from underclock.core.planning.goal import Goal
     from underclock.stages.gpu_names import parse_gpu
-    from underclock.stages.plan import plan
     from underclock.stages.report import write_report
-    from underclock.stages.sources import as_samples
-    from underclock.stages.switching import KNOWN, switching_of
     from underclock.stages.trace import TracePhase
-    from underclock.stages.tune import runs_elsewhere, to_hold, traced_once, training_of
+    from underclock.stages.tune import (
+        planned_before,
+        runs_elsewhere,
+        to_hold,
+        traced_once,
+        training_of,
+    )
     from underclock.store import write_document
 
     try:
@@ -84,17 +89,19 @@ def command(
         )
     assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
     say(f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches a step{assumed}")
-    budgets = {"slowdowns": (max_slowdown,)} if max_slowdown else {}
-    limits = {"time_limit": time_limit, "precision": precision}
-    context.invoke(measuring.command, step=step_file, gpu=gpu, output=samples, **budgets, **limits)
-    if latency is None and name.is_simulated:
-        _measure_latency(name, samples.with_suffix(".latency.json"))
-    sample_set = as_samples(samples)
-    switching = switching_of(latency or KNOWN, sample_set, goal, samples)
-    with counted_bar("planning") as show:
-        made = plan(sample_set, goal, switching=switching, progress=show)
-    write_document(plan_file, made, force=True)
-    write_report(made, to=page, force=True)
+    own = (time_limit, precision, latency) != (None, None, None)
+    made = None if own else planned_before(plan_file, samples, name, goal)
+    if made is None:
+        budgets = {"slowdowns": (max_slowdown,)} if max_slowdown else {}
+        limits = {"time_limit": time_limit, "precision": precision}
+        context.invoke(
+            measuring.command, step=step_file, gpu=gpu, output=samples, **budgets, **limits
+        )
+        made = _plan(samples, goal, name, latency)
+        write_document(plan_file, made, force=True)
+        write_report(made, to=page, force=True)
+    else:
+        say(f"{plan_file} is there already; remove it to plan anew", err=True)
     _show(made, output, command_line, step.warnings)
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
@@ -110,6 +117,22 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
+
+
+def _plan(samples: Path, goal: "Goal", gpu: "GpuName", latency: str | None) -> "Plan":
+    """Plan at the latency that was named, or at what is measured or known."""
+    from underclock.stages.plan import plan
+    from underclock.stages.sources import as_samples
+    from underclock.stages.switching import KNOWN, switching_of
+
+    if latency is None and gpu.is_simulated:
+        _measure_latency(gpu, samples.with_suffix(".latency.json"))
+    sample_set = as_samples(samples)
+    switching = switching_of(latency or KNOWN, sample_set, goal, samples)
+    if switching is not None:
+        switching = replace(switching, curve=False)  # `plan` tells of other latencies
+    with counted_bar("planning") as show:
+        return plan(sample_set, goal, switching=switching, progress=show)
 
 
 def _measure_latency(gpu: "GpuName", file: Path) -> None:

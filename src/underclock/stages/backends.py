@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import GpuModel
 from underclock.gpus.switching import SwitchingModel
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
@@ -21,6 +21,7 @@ from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
@@ -116,6 +117,30 @@ def open_gpu(
             notes = (*notes, *algorithm_notes(now.changes))
             with leader.leading(now.step.kernels) if leader is not None else nullcontext():
                 yield replace(opened, launcher=launcher, notes=notes, step=now.step, leader=leader)
+
+
+def in_virtual_time(spec: str) -> str:
+    """Return what a ``--gpu`` option names; of a served simulated GPU, its like in a process.
+
+    A served GPU runs in real time, for whoever trains; the same model and unit measures alike in
+    virtual time, and runs nothing on it.
+
+    Raises:
+        UsageError: It is served, and of no model that is known by name.
+        DeviceError: It does not answer.
+    """
+    name = parse_gpu(spec)
+    if name.kind is not GpuKind.REAL or not os.environ.get(SIMULATOR):
+        return spec
+    with nvml_session():
+        served = NvmlGpu(name.index).info().name
+    for known in model_names():
+        if gpu_model(known).name.removeprefix("NVIDIA ").endswith(served):
+            return f"sim:{known}" + (f"#{name.index}" if name.index else "")
+    raise UsageError(
+        f"{spec} is a served {served}, which no simulated GPU is called",
+        hint="measure on the model that is served: --gpu sim:FILE.json",
+    )
 
 
 def model_of(name: GpuName) -> GpuModel:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.served.server import served_gpus
-from underclock.records import Step
+from underclock.records import Plan, Step
+from underclock.stages.backends import open_gpu
 from underclock.stages.gpu_names import GpuKind, GpuName
 from underclock.stages.script import Script
 from underclock.stages.step_source import source_of
@@ -85,6 +87,22 @@ def traced_once(
             hint="name another folder with -o, or remove this one to begin again",
         )
     return step
+
+
+def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan | None:
+    """Return the plan on file where it is of these samples, this GPU and this budget.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    if not file.exists() or not samples.exists():
+        return None
+    if file.stat().st_mtime_ns < samples.stat().st_mtime_ns:
+        return None
+    plan = read_document(file, Plan)
+    with open_gpu(gpu) as opened:
+        here = opened.gpu.info().name
+    return plan if (plan.gpu.name, plan.max_slowdown) == (here, goal.max_slowdown) else None
 
 
 @contextmanager
