@@ -53,16 +53,16 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert "report.html" in said.out
     taken = _on_file()
 
-    Path("tuned/plan.json").unlink()  # as where it was interrupted
     with pytest.raises(SystemExit) as ended:
         main([*_TUNE, "--hold", "--", sys.executable, "train.py", "4"])
 
     assert ended.value.code == 0
     assert _on_file() == taken
-    assert read_document(Path("tuned/plan.json"), Plan).arms == plan.arms
-    out = capfd.readouterr().out
-    assert out.count("trained") == 1  # it was held; tracing it again would have ended it before
-    assert "steps seen" in out
+    assert read_document(Path("tuned/plan.json"), Plan) == plan
+    said = capfd.readouterr()
+    assert "plan.json is there already" in said.err
+    assert said.out.count("trained") == 1  # tracing it again would have ended it before
+    assert "steps seen" in said.out
 
 
 def test_a_served_gpu_is_measured_as_its_like_and_holds_the_plan(
