@@ -37,7 +37,7 @@ def load_step(source: str) -> StepFunction:
     except ImportError as exc:
         raise NotSupportedError(
             f"{file} needs {exc.name or 'a module'!r}, which cannot be imported here: {exc}",
-            hint=INSTALL_TORCH if exc.name == "torch" else "install it beside underclock",
+            hint=f"install it beside underclock; for PyTorch 2.8 or newer: {INSTALL_TORCH}",
         ) from exc
     step = getattr(module, name, None)
     _take_own_gpu()

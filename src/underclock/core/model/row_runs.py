@@ -18,7 +18,7 @@ from underclock.records import Clocks, Sample, SampleSet
 
 _ON_A_LINE, _BESIDE = 5, 4  # rows at one memory clock that tell of one among them, and beside it
 _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
-_TIMES_USUAL = 4.0  # and so many times what rows of the kernel usually are off
+_TIMES_USUAL = 8.0  # and so many times what the best quarter of rows of the line are off
 _ENOUGH = 0.25  # of the rows: where fewer were repeated, runs and rows are not told apart
 
 
@@ -227,7 +227,7 @@ def _off_lines(log_mhz: Floats, values: Floats) -> list[tuple[int, int, float]]:
     # At an end what rows beside say is far away: curves may bend meanwhile.
     beyond = np.zeros(len(log_mhz))
     beyond[[0, -1]] = np.diff(log_mhz)[[0, -1]]
-    usual = _TIMES_USUAL * np.median(np.abs(off), axis=1, keepdims=True)
+    usual = _TIMES_USUAL * np.quantile(np.abs(off), 0.25, axis=1, keepdims=True)
     far = np.abs(off) - np.maximum(_FAR + beyond, usual)
     found = []
     for line in np.flatnonzero(far.max(axis=1) > 0).tolist():
