@@ -359,6 +359,7 @@ def attack(number: int, seed: int, folder: Path, progress: Callable[[int], None]
         tally.counts[outcome] += 1
         if outcome in {"traceback", "hang", "said other"}:
             tally.told.append(f"{turn} {name} {where} {' '.join(arguments)}\n{made.why}")
+            print(tally.told[-1], flush=True)
         bad.unlink(missing_ok=True)
         progress(turn + 1)
     return tally
@@ -373,7 +374,6 @@ def _main(number: int, seed: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         tally = attack(number, seed, Path(folder), progress)
-    print("\n".join(tally.told))
     words = ("answered", "refused", "traceback", "hang", "said other")
     rows = "\n".join(f"| {word} | {tally.counts[word]} |" for word in words)
     page = f"""# Files that were edited, cut or garbled
