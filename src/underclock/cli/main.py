@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from underclock.cli.completion import GpuText, install
+from underclock.cli.completion import GPU, install
 from underclock.cli.printing import print_json
 from underclock.cli.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.cli.terminal import say
@@ -70,7 +70,7 @@ class _LazyGroup(click.Group):
         command: click.Command = module.command
         for parameter in command.params:
             if parameter.metavar == "GPU":
-                parameter.type = GpuText()
+                parameter.type = GPU
         return command
 
     def resolve_command(

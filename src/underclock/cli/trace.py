@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from underclock.cli.common import force_option, json_option, output_option
-from underclock.cli.completion import WorkloadText
+from underclock.cli.completion import WORKLOAD
 from underclock.cli.printing import STDOUT, check_place, deliver
 from underclock.cli.progress import counted_bar
 from underclock.cli.terminal import say
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="trace")
-@click.argument("workload", type=WorkloadText())
+@click.argument("workload", type=WORKLOAD)
 @click.argument("arguments", nargs=-1)
 @output_option("step", required=False)
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
