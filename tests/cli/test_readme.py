@@ -47,6 +47,18 @@ for step in range(int(sys.argv[1])):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+def _indented(text: str) -> list[list[str]]:
+    """Return the code blocks of a page."""
+    found = re.finditer(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE)
+    return [[line[4:] for line in each[0].splitlines() if line.strip()] for each in found]
+
+
+_BLOCKS = [each for each in _indented(_README) if each[0].startswith(_COMMANDS)]
+_PRINTED = [
+    line for each in _indented(_README) if re.match(r"-\d.* % energy", each[0]) for line in each
+]
 _ENDINGS = {0, 8}  # a table repeats itself, which decides nothing
 
 
@@ -115,23 +127,34 @@ def test_every_command_mentioned_is_there(mention: str) -> None:
         _parse(shlex.split(mention))
 
 
-def test_the_readme_works_from_top_to_bottom_in_one_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PWD", str(tmp_path))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
-    (tmp_path / "docs").symlink_to(_ROOT / "docs")
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator["_Shell"]:
+    """One shell for all of the page, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "docs").symlink_to(_ROOT / "docs")
     for name, hunger_w in (("unit0.csv", 90.0), ("unit1.csv", 99.0)):
-        _sweep(tmp_path / name, hunger_w)
-    Path("small.py").write_text(_SMALL)
-    shell = _Shell(monkeypatch)
-    with shell.jobs:
-        for block in _blocks(_README):
-            for line in block:
-                shell.run(line)
+        _sweep(folder / name, hunger_w)
+    (folder / "small.py").write_text(_SMALL)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PWD", str(folder))
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        monkeypatch.setenv(RUNTIME_DIR, str(folder / "runs"))
+        shell = _Shell(monkeypatch)
+        with shell.jobs:
+            yield shell
 
+
+@pytest.mark.parametrize("at", range(len(_BLOCKS)), ids=lambda at: _BLOCKS[at][0])
+def test_the_readme_works_from_top_to_bottom_in_one_shell(
+    at: int, shell: "_Shell", capfd: pytest.CaptureFixture[str]
+) -> None:
+    for line in _BLOCKS[at]:
+        shell.run(line)
+    shell.said += capfd.readouterr().out
+
+
+def test_all_of_the_readme_ran_and_left_the_shell_as_it_was(shell: "_Shell") -> None:
     assert READ_ONLY not in os.environ
     assert SIMULATOR not in os.environ
     assert Path("underclock-tune/report.html").is_file()
@@ -140,12 +163,14 @@ def test_the_readme_works_from_top_to_bottom_in_one_shell(
         *("refine", "report", "run", "score", "simulate", "trace", "tune", "validate"),
         "--install-completion",
     }
-    said = capfd.readouterr()
-    assert "a step took" in said.out
-    if _WHOLE:
-        for block in _printed(_README):
-            for line in block:
-                assert _bare(line) in _bare(said.out), line
+    for line in _PRINTED if _WHOLE else []:
+        assert _bare(line) in _bare(shell.said), line
+
+
+def test_the_readmes_python_works(
+    shell: "_Shell",  # noqa: ARG001 - where it runs
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     python = "\n".join(re.findall(r"```python\n(.*?)```", _README, re.DOTALL))
     if not _WHOLE:
         python = re.sub(r'underclock.trace\("gpt3-xl"[^)]*\)', "few()", python)
@@ -164,10 +189,12 @@ class _Shell:
     Attributes:
         ran: Commands of ours.
         jobs: What runs in the background, until its block ends.
+        said: What all of them printed.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ran: set[str] = set()
+        self.said = ""
         self.jobs = contextlib.ExitStack()
         self._monkeypatch = monkeypatch
 
@@ -209,25 +236,6 @@ class _Shell:
             pass  # a limit holds a step that was run whole; a table runs none
         else:
             assert _code(words if _WHOLE else _smaller(command, rest)) in _ENDINGS, words
-
-
-def _blocks(text: str) -> Iterator[list[str]]:
-    """Yield the code blocks that are commands and need no GPU."""
-    for lines in _indented(text):
-        if lines[0].startswith(_COMMANDS):
-            yield lines
-
-
-def _printed(text: str) -> Iterator[list[str]]:
-    """Yield the code blocks that commands have printed."""
-    for lines in _indented(text):
-        if not lines[0].startswith((*_COMMANDS, "# needs")) and "%" in lines[0]:
-            yield [line for line in lines if line.strip()]
-
-
-def _indented(text: str) -> Iterator[list[str]]:
-    for match in re.finditer(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE):
-        yield [line[4:] for line in match[0].splitlines() if line.strip()]
 
 
 def _bare(text: str) -> str:

@@ -43,6 +43,7 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
 
     said = capfd.readouterr()
     assert "assumed: no GPU was seen" in said.out
+    assert "clocks are held to measure" in said.out
     assert "simulated on RTX 3080 Ti" in said.out
     assert len(said.out.splitlines()) < 45  # one screen
     step = read_document(Path("tuned/step.json"), Step)

@@ -57,6 +57,7 @@ def command(
     """
     from underclock.core.planning.goal import Goal
     from underclock.stages.gpu_names import parse_gpu
+    from underclock.stages.real import may_lock
     from underclock.stages.report import write_report
     from underclock.stages.trace import TracePhase
     from underclock.stages.tune import (
@@ -89,6 +90,7 @@ def command(
         )
     assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
     say(f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches a step{assumed}")
+    say("clocks are held to measure" if assume or may_lock() else "clocks are steered to measure")
     own = (time_limit, precision, latency) != (None, None, None)
     made = None if own else planned_before(plan_file, samples, name, goal)
     if made is None:

@@ -14,6 +14,7 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.records import Kind, Step
 from underclock.records.launches import module_calls
 from underclock.runtime.trainer.places import places_of
+from underclock.stages.load_step import load_step
 from underclock.stages.trace import trace
 from underclock.store import read_document
 
@@ -81,17 +82,19 @@ def test_a_gpt_step_has_the_products_that_an_h200_ran(monkeypatch: pytest.Monkey
 
 
 def test_a_function_is_left_as_it_was(script: Path) -> None:
-    sys.modules.pop("train", None)
-    step = trace(f"{script}:step", assume=True)
+    function = load_step(f"{script}:step")
     loaded = sys.modules["train"]
+    before, drawn = [each.clone() for each in loaded.model.parameters()], torch.get_rng_state()
+
+    step = trace(function, assume=True)
 
     assert step.is_assumed
-    assert step.source is not None
-    assert step.source.function == "step"
-    torch.manual_seed(0)
     assert not loaded.optimizer.state
     assert all(group["foreach"] is None for group in loaded.optimizer.param_groups)
-    assert all(each.grad is None for each in loaded.model.parameters())
+    for weight, kept in zip(loaded.model.parameters(), before, strict=True):
+        assert weight.grad is None
+        assert torch.equal(weight, kept)
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_a_script_and_its_function_are_one_step_whose_modules_can_be_marked(
