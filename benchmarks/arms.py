@@ -194,10 +194,12 @@ def really(runs: int, at_once: int) -> None:
                 ended = subprocess.run(
                     list(map(str, command)), capture_output=True, text=True, check=False
                 )
-                if not ended.stdout:
-                    print(f"a run ended with {ended.returncode}: {ended.stderr}", file=sys.stderr)
+                summary = json.loads(ended.stdout or "{}").get("summary")
+                if summary is None:
+                    print(f"a run failed: {ended.stdout}{ended.stderr}", file=sys.stderr)
                     continue
-                yield json.loads(ended.stdout)["summary"]
+                print(json.dumps(summary), file=sys.stderr, flush=True)
+                yield summary
 
         loads = [os.getloadavg()[0]]
         with ThreadPoolExecutor(at_once) as pool:
