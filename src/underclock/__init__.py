@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from underclock.stages.campaign import Campaign, ClockControl, Grid
     from underclock.stages.expected import Expected
     from underclock.stages.fit import fit
-    from underclock.stages.held_run import Ran
+    from underclock.stages.held_run import HeldRun, Ran
     from underclock.stages.how_to_run import HowToRun
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import Tally, measure
@@ -128,6 +128,7 @@ _HOMES = {
     "GpuInfo": "records",
     "Granularity": "records",
     "Grid": "stages.campaign",
+    "HeldRun": "stages.held_run",
     "HowToRun": "stages.how_to_run",
     "InfeasibleError": "errors",
     "Interval": "records.observed",
@@ -218,6 +219,7 @@ __all__ = [
     "GpuInfo",
     "Granularity",
     "Grid",
+    "HeldRun",
     "HowToRun",
     "InfeasibleError",
     "Interval",

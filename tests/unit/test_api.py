@@ -72,11 +72,13 @@ def _collect(cls: type, where: str, seen: dict[type, str]) -> None:
 
 def _reached(thing: object, name: str) -> Iterator[tuple[type, str]]:
     """Yield our classes in the annotations of a function, or in the fields of a class."""
-    hints = [typing.get_type_hints(thing)]
+    public = {each: getattr(underclock, each) for each in underclock.__all__}
+    hints = [typing.get_type_hints(thing, localns=public)]
     if isinstance(thing, type):
         yield thing, name
-        properties = inspect.getmembers(thing, lambda member: isinstance(member, property))
-        hints += [typing.get_type_hints(member.fget) for _, member in properties]
+        members = inspect.getmembers(thing, lambda member: isinstance(member, property))
+        told = [member.fget for name, member in members if not name.startswith("_")]
+        hints += [typing.get_type_hints(each, localns=public) for each in told]
     for each in hints:
         for field, annotation in each.items():
             for cls in _classes_in(annotation):
@@ -124,7 +126,7 @@ def test_unknown_choices_are_refused_and_the_known_ones_named() -> None:
         (lambda: underclock.Switching(latencies=_FREE, max_switches=-1), "max_switches"),
         (lambda: underclock.measure("gpt3-x", gpu="sim:rtx3080ti", to="no.db"), "'gpt3-x'"),
         (lambda: underclock.plan([1, 2]), "a list holds no samples"),  # type: ignore[arg-type]
-        (lambda: underclock.save(Kernel(name="k"), "k.json"), "no file of its own"),
+        (lambda: underclock.save(Kernel(name="k"), "k.json"), "no file of its own"),  # type: ignore[arg-type]
     ],
 )
 def test_what_means_nothing_is_a_usage_error_and_a_value_error(

@@ -13,7 +13,6 @@ from underclock.records import (
     Clocks,
     GpuInfo,
     Plan,
-    Record,
     SampleSet,
     Score,
     Step,
@@ -32,7 +31,10 @@ from underclock.store import (
 )
 from underclock.workloads import MODELS, workload
 
-_KINDS: Final[dict[str, type[Record]]] = {
+Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | GpuFit
+"""What has a file of its own."""
+
+_KINDS: Final[dict[str, type[Saved]]] = {
     "step": Step,
     "plan": Plan,
     "score": Score,
@@ -54,7 +56,7 @@ SampleSource = SampleSet | str | Path | _Frame
 """Samples, a file of them, a CSV table, or a DataFrame with the columns of one."""
 
 
-def load(path: str | Path) -> Record:
+def load(path: str | Path) -> Saved:
     """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
 
     Args:
@@ -68,7 +70,7 @@ def load(path: str | Path) -> Record:
     return read_samples(path) if kind is None else read_document(path, kind)
 
 
-def save(record: Record, path: str | Path, *, force: bool = False) -> None:
+def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
     """Write a record as the command that makes it does: `load` reads it.
 
     Args:
