@@ -64,7 +64,7 @@ load average at the end {load:.1f}, most of it from other work that ran beside i
   still set after the last signal. Time to as found of these: p50 {p50_ms:.0f} ms, p99
   {p99_ms:.0f} ms, most {most_ms:.0f} ms; {late} took longer than {limit_ms:.0f} ms (wanted: none).
   Of those {late}, {late_alone} had only the launcher left, {late_stopped} of them beside a
-  conductor or watcher that was stopped, which it looks for every 0.5 s.
+  conductor or watcher that was stopped, which it sees in its second look of 0.05 s.
 - Where conductor or watcher was left: {two} kills with something set, p99 {two_p99_ms:.0f} ms,
   most {two_most_ms:.0f} ms, {two_late} above {limit_ms:.0f} ms.
 - All three killed, or stopped for good: {nobody}, of which {before} left something set, or a
