@@ -50,10 +50,14 @@ _PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "mutation
 _WHOLE = 20_000
 _LIMIT_S = 60.0
 _SAME = 1e-4  # a number changed by less is shown as before
+_COSTS = (
+    r"arms\.\d+\.(time|energy)_change|arms\.\d+\.(time_s|energy_j)"
+    r"|frontier\.\d+\.(time|energy)_change"
+)
 """Results that a file states twice: paths of a document, by its file."""
 STATED = {
-    "plan.json": r"arms\.\d+\.(time|energy)_change|arms\.\d+\.(time_s|energy_j)|schedule\.switches"
-    r"|frontier\.\d+\.(time|energy)_change|runs\.\d+\.count|order\.\d+",
+    "table.plan.json": _COSTS,
+    "plan.json": rf"{_COSTS}|schedule\.switches|runs\.\d+\.count|order\.\d+",
     "validation.json": r"(time|energy)_change\.(mean|best|worst)|verdict|repeats"
     r"|(auto|plan)_(time_s|energy_j)",
     "score.json": r"(time|energy)_change|time_s|energy_j|arms\.\d+\.(time|energy)_change",
@@ -351,7 +355,7 @@ def attack(number: int, seed: int, folder: Path, progress: Callable[[int], None]
         where, other = mutated(bad, chance)
         made = answer(arguments, bad)
         outcome = "refused" if made.code > 0 else "answered"
-        stated = STATED.get(name.removeprefix("table.") if name != "table.csv" else name, "$^")
+        stated = STATED.get(name, "$^")
         if made.code < 0:
             outcome = "traceback" if made.code == -1 else "hang"
         elif made.code == answers[key].code and other and re.fullmatch(stated, where):

@@ -6,7 +6,6 @@ of the same form.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +19,7 @@ from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
 
 UNCALIBRATED = "uncalibrated"
+_GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,8 @@ class GpuModel:
 
     def __post_init__(self) -> None:
         """Reject tables no driver has."""
+        if not self.name:
+            raise ValueError("a GPU needs a name")
         tables = (self.core_mhz, self.mem_mhz, self.constants.mem_points_mhz)
         for table in tables:
             if not table or list(table) != sorted(set(table)) or table[0] <= 0:
@@ -185,7 +187,7 @@ def _check_numbers(
         for number in value if isinstance(value, tuple) else (value,):
             if not isinstance(number, int | float):
                 continue
-            if not abs(number) < math.inf or (number < 0 and name not in may_be_negative):
+            if not abs(number) < _GREATEST or (number < 0 and name not in may_be_negative):
                 raise ValueError(f"{name} must be finite and not negative, got {number}")
 
 

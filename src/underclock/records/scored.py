@@ -40,7 +40,8 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
         check_change(self, *names, *(f"promised_{name}" for name in names))
         costs = {arm.name: arm.cost for arm in self.arms}
         auto, mine = costs.get(Strategy.AUTO), costs.get(self.plan)
-        if mine is not None:
+        # Of a plan that says it is of auto, both arms have that name.
+        if mine is not None and len(costs) == len(self.arms):
             for name in ("time_s", "energy_j", *names):
                 check_same(name, getattr(self, name), getattr(mine, name))
             if auto is not None:

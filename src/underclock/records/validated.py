@@ -208,7 +208,7 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
 
     def _check_verdict(self) -> None:
         """Reject a verdict that is not what the intervals say, where runs were judged."""
-        if self.verdict is None or self.tolerance is None or self.repeats == 0:
+        if self.tolerance is None or self.repeats == 0:
             return
         promised = self.promised_energy_interval or (0.0, self.promised_energy_change)
         sides = [Verdict.of(self.energy_interval, promised[1] + self.tolerance)]

@@ -82,6 +82,7 @@ def twice(parts: Any) -> None:
         (JUDGED, put("energy_change", "mean", 0.5), "mean says 0.5"),
         (JUDGED, put("time_change", "best", -0.5), "best says -0.5"),
         (JUDGED, put("verdict", "kept"), "the intervals say"),
+        (JUDGED, put("verdict", None), "the intervals say"),
         (JUDGED, put("energy_interval", [0.5, 0.6]), ""),
         (JUDGED, put("pairs_keeping_time", 10), "9 pairs at most"),
     ],

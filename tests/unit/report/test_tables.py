@@ -98,7 +98,7 @@ def test_a_narrow_terminal_shows_every_name_and_number_whole(width: int) -> None
 
 @pytest.mark.parametrize("width", [40, 50, 60, 80])
 def test_a_narrow_terminal_cuts_no_word_and_no_number(width: int) -> None:
-    found = with_validation(**JUDGED, others=(FIXED,))
+    found = with_validation(**JUDGED, verdict=Verdict.NOT_KEPT, others=(FIXED,))
 
     for part in (*plan_tables(LATENCY_PLAN), validation_table(found), score_table(SCORE)):
         narrow, wide = printed(part, width), printed(part, 200)
