@@ -28,7 +28,8 @@ for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
 print("trained")
 """
-_TUNE = ["tune", "--gpu", "sim:rtx3080ti", "--precision", "3%", "-o", "tuned"]
+_AGAIN = ["tune", "--gpu", "sim:rtx3080ti", "-o", "tuned"]
+_TUNE = [*_AGAIN, "--precision", "3%"]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     taken = _on_file()
 
     with pytest.raises(SystemExit) as ended:
-        main([*_TUNE, "--hold", "--", sys.executable, "train.py", "4"])
+        main([*_AGAIN, "--hold", "--", sys.executable, "train.py", "4"])
 
     assert ended.value.code == 0
     assert _on_file() == taken
