@@ -166,7 +166,7 @@ def plan_of(step: Step, launch_s: Sequence[float], gpu: GpuInfo, core_mhz: Seque
         modules=step.modules,
         schedule=ClockSchedule(
             segments=tuple(segments),
-            switches=len(segments),
+            switches=len(segments) // 2 * 2,  # an odd last one is as the first
             latency="6 ms, assumed",
             latencies=LATENCY,
             launch_s=tuple(launch_s),
