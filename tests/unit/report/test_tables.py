@@ -152,7 +152,8 @@ def test_a_validation_table_counts_the_pairs() -> None:
     text = printed(validation_table(VALIDATION))
     free = printed(validation_table(with_validation(pairs_keeping_time=None)))
 
-    judged = printed(validation_table(with_validation(tolerance=0.001)))
+    told = with_validation(tolerance=0.001, verdict=Verdict.INCONCLUSIVE)
+    judged = printed(validation_table(told))
 
     assert "of 9 pairs, 0 save the promised energy; 2 keep the time budget" in text
     assert "2 keep the time budget, to 0.1 points" in " ".join(judged.split())
