@@ -11,6 +11,7 @@ from underclock.cli import main
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.records import Evidence, Kernel, Kind, Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.stages.tune import measured_for, training_of
 from underclock.store import SampleFile, read_document, write_document
 from underclock.testing import served_gpus
 
@@ -37,6 +38,14 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(_SCRIPT)
+
+
+def test_a_script_is_measured_where_it_lies_and_steering_serves_every_budget() -> None:
+    script = training_of(["python", "train.py", "4"], assume=False)
+    named = {"source": str(Path("train.py").resolve())}
+
+    assert measured_for(script, 0.01, held=True) == {**named, "slowdowns": (0.01,)}
+    assert measured_for(script, 0.01, held=False) == measured_for(script, 0.0, held=True) == named
 
 
 def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,7 @@ def command(
     from underclock.stages.report import write_report
     from underclock.stages.trace import TracePhase
     from underclock.stages.tune import (
+        measured_for,
         planned_before,
         runs_elsewhere,
         to_hold,
@@ -90,15 +91,14 @@ def command(
         )
     assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
     say(f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches a step{assumed}")
-    say("clocks are held to measure" if assume or may_lock() else "clocks are steered to measure")
+    held = assume or may_lock()
+    say(f"clocks are {'held' if held else 'steered'} to measure")
     own = (time_limit, precision, latency) != (None, None, None)
     made = None if own else planned_before(plan_file, samples, name, goal)
     if made is None:
-        budgets = {"slowdowns": (max_slowdown,)} if max_slowdown else {}
+        how = measured_for(script, max_slowdown, held=held)
         limits = {"time_limit": time_limit, "precision": precision}
-        context.invoke(
-            measuring.command, step=step_file, gpu=gpu, output=samples, **budgets, **limits
-        )
+        context.invoke(measuring.command, step=step_file, gpu=gpu, output=samples, **how, **limits)
         made = _plan(samples, goal, name, latency)
         write_document(plan_file, made, force=True)
         write_report(made, to=page, force=True)
@@ -108,9 +108,9 @@ def command(
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
     if hold:
-        with to_hold(name) as held:
+        with to_hold(name) as there:
             context.invoke(
-                running.command, plan=plan_file, gpus=(held,), arms=arms, command_line=command_line
+                running.command, plan=plan_file, gpus=(there,), arms=arms, command_line=command_line
             )
 
 

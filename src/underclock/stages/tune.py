@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
@@ -87,6 +88,18 @@ def traced_once(
             hint="name another folder with -o, or remove this one to begin again",
         )
     return step
+
+
+def measured_for(script: Script, max_slowdown: float, *, held: bool) -> dict[str, Any]:
+    """Return how `measure` is asked for a script's kernels.
+
+    Args:
+        script: Which the user named, so it may be run wherever it lies.
+        max_slowdown: Of the plan; what is steered serves every plan.
+        held: Whether clocks are held, and not steered.
+    """
+    wanted = {"slowdowns": (max_slowdown,)} if held and max_slowdown else {}
+    return {"source": str(script.path.resolve()), **wanted}
 
 
 def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan | None:
