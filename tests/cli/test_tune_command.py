@@ -1,6 +1,9 @@
 """`underclock tune`: from a training command to its clocks, in one folder."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +11,19 @@ from pathlib import Path
 import pytest
 
 from underclock.cli import main
+from underclock.cli import measure as measuring
+from underclock.cli import trace as tracing
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.records import Evidence, Kernel, Kind, Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.stages.tune import measured_for, training_of
+from underclock.stages.gpu_names import parse_gpu
+from underclock.stages.tune import (
+    measure_apart,
+    measured_for,
+    run_apart,
+    trace_apart,
+    training_of,
+)
 from underclock.store import SampleFile, read_document, write_document
 from underclock.testing import served_gpus
 
@@ -46,6 +58,73 @@ def test_a_script_is_measured_where_it_lies_and_steering_serves_every_budget() -
 
     assert measured_for(script, 0.01, held=True) == {**named, "slowdowns": (0.01,)}
     assert measured_for(script, 0.01, held=False) == measured_for(script, 0.0, held=True) == named
+
+
+def test_a_real_gpu_is_traced_and_measured_by_commands_that_mean_the_same() -> None:
+    script = training_of(["python", "train.py", "4", "--lr", "1"], assume=False)
+    step, samples = Path("tuned/step.json"), Path("tuned/samples.db")
+    how = measured_for(script, 0.3, held=True)
+    how |= {"time_limit": 90.0, "precision": 0.07}
+    trace = trace_apart(script, step)
+    measure = measure_apart(step, parse_gpu("nvml:1"), samples, **how)
+
+    python = [sys.executable, "-P", "-m", "underclock"]
+    assert trace[:5] == [*python, "trace"]
+    assert measure[:5] == [*python, "measure"]
+    traced = tracing.command.make_context("trace", trace[5:]).params
+    assert traced["workload"] == str(script.path)
+    assert traced["arguments"] == script.arguments
+    assert (traced["steps"], traced["output"]) == ("20:22", step)
+    step.parent.mkdir()
+    step.touch()
+    measured = measuring.command.make_context("measure", measure[5:]).params
+    wanted = {"step": step, "gpu": "nvml:1", "output": samples, **how}
+    assert {name: measured[name] for name in wanted} == wanted
+    bare = measure_apart(step, parse_gpu("nvml:0"), samples, source="train.py")
+    assert bare[5:] == [f"{step}", "--gpu", "nvml:0", "-o", f"{samples}", "--source", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("0", 0), ("5", 5), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+)
+def test_how_a_process_of_its_own_ended_is_passed_on(
+    ends: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = f"import os, signal, sys; print('told', flush=True); sys.exit({ends})"
+
+    assert run_apart([sys.executable, "-c", said]) == code
+    assert capfd.readouterr().out == "told\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_tune_ends_the_process_of_its_own_first(number: signal.Signals) -> None:
+    child = (
+        "import signal, sys, threading\n"
+        "def end(number, frame):\n    print('ended by', number, flush=True); sys.exit(3)\n"
+        f"signal.signal({int(number)}, end)\n"
+        "print('runs', flush=True)\n"
+        "signal.pause()\n"
+    )
+    parent = (
+        "import sys\nfrom underclock.cli.signals import interruptible\n"
+        "from underclock.stages.tune import run_apart\n"
+        f"with interruptible():\n    run_apart([sys.executable, '-c', {child!r}])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    ) as tuning:
+        assert tuning.stdout is not None
+        assert tuning.stdout.readline() == "runs\n"
+        if number == signal.SIGINT:
+            os.killpg(tuning.pid, number)  # as a terminal does
+        else:
+            tuning.terminate()
+        assert tuning.stdout.read() == f"ended by {int(number)}\n"
+    assert tuning.returncode != 0
 
 
 def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,10 +61,12 @@ def command(
     from underclock.stages.report import write_report
     from underclock.stages.trace import TracePhase
     from underclock.stages.tune import (
+        measure_apart,
         measured_for,
         planned_before,
         runs_elsewhere,
         to_hold,
+        trace_apart,
         traced_once,
         training_of,
     )
@@ -81,6 +83,8 @@ def command(
     step_file, samples, plan_file, page = (
         output / file for file in ("step.json", "samples.db", "plan.json", "report.html")
     )
+    if not assume and not step_file.exists():
+        _done_apart(trace_apart(script, step_file))
     phases = list(TracePhase)
     with counted_bar("tracing") as show:
         step = traced_once(
@@ -97,8 +101,11 @@ def command(
     made = None if own else planned_before(plan_file, samples, name, goal)
     if made is None:
         how = measured_for(script, max_slowdown, held=held)
-        limits = {"time_limit": time_limit, "precision": precision}
-        context.invoke(measuring.command, step=step_file, gpu=gpu, output=samples, **how, **limits)
+        how |= {"time_limit": time_limit, "precision": precision}
+        if assume:
+            context.invoke(measuring.command, step=step_file, gpu=gpu, output=samples, **how)
+        else:
+            _done_apart(measure_apart(step_file, name, samples, **how))
         made = _plan(samples, goal, name, latency)
         write_document(plan_file, made, force=True)
         write_report(made, to=page, force=True)
@@ -112,6 +119,14 @@ def command(
             context.invoke(
                 running.command, plan=plan_file, gpus=(there,), arms=arms, command_line=command_line
             )
+
+
+def _done_apart(command: list[str]) -> None:
+    """Run a command in a process of its own; end as it does where it fails, for it said why."""
+    from underclock.stages.tune import run_apart
+
+    if code := run_apart(command):
+        sys.exit(code)
 
 
 def _make(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """tune: what leads from a training command to a plan is kept in one folder, and not done twice."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ from underclock.stages.step_source import source_of
 from underclock.stages.trace import TracePhase, trace
 from underclock.store import read_document, write_document
 
+_APART = (sys.executable, "-P", "-m", "underclock")  # -P: as the command, not of this folder
+_INTERRUPTED = 130  # as a shell has it, after SIGINT
 _HOW = "name what trains: underclock tune -- python train.py --your --arguments"
 
 
@@ -100,6 +104,52 @@ def measured_for(script: Script, max_slowdown: float, *, held: bool) -> dict[str
     """
     wanted = {"slowdowns": (max_slowdown,)} if held and max_slowdown else {}
     return {"source": str(script.path.resolve()), **wanted}
+
+
+def trace_apart(script: Script, file: Path) -> list[str]:
+    """Return the command that traces a script in a process of its own."""
+    steps = f"{script.first}:{script.last + 1}"
+    command = [*_APART, "trace", f"{script.path}", "--steps", steps, "-o", f"{file}"]
+    return [*command, "--", *script.arguments]
+
+
+def measure_apart(
+    step: Path,
+    gpu: GpuName,
+    samples: Path,
+    *,
+    source: str,
+    slowdowns: Sequence[float] = (),
+    time_limit: float | None = None,
+    precision: float | None = None,
+) -> list[str]:
+    """Return the command that measures in a process of its own, asked as `measured_for` says."""
+    command = [*_APART, "measure", f"{step}", "--gpu", gpu.text, "-o", f"{samples}"]
+    command += ["--source", source]
+    for slowdown in slowdowns:
+        command += ["--max-slowdown", f"{100.0 * slowdown:.15g}%"]
+    if time_limit is not None:
+        command += ["--time-limit", f"{time_limit:f}s"]
+    if precision is not None:
+        command += ["--precision", f"{100.0 * precision:.15g}%"]
+    return command
+
+
+def run_apart(command: Sequence[str]) -> int:
+    """Run a command with our own input and output; return its exit code, as a shell has it.
+
+    A process traces, or measures, once: PyTorch's profiler sees operators only the first time that
+    it looks, and what ran keeps its memory on the GPU until the process ends.
+    """
+    with subprocess.Popen(list(command)) as child:
+        try:
+            code = child.wait()
+        except BaseException as exc:
+            if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
+                child.terminate()  # of Ctrl-C the terminal tells it as well
+            child.wait()
+            raise
+    return code if code >= 0 else 128 - code
 
 
 def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan | None:
