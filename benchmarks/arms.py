@@ -25,7 +25,7 @@ from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.conductor.gauges import Gauge, climb
+from underclock.runtime.conductor.gauges import Climbs, Gauge
 from underclock.runtime.conductor.telemetry import Shown
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmDifference, ArmName, Arms
@@ -41,7 +41,7 @@ from underclock.testing import served_gpus
 
 _LAUNCH_S, _LAUNCHES = 8e-3, 12
 _BLOCK, _SETTLING = 50, 10  # as a run has them for steps of a tenth of a second
-_READ_S = 0.2  # between readings of the energy counter
+_READ_S = 0.36  # from a reading of the energy counter until the next is begun
 _REAL_STEPS = 390
 LOOKS = {
     "at once": None,
@@ -87,11 +87,12 @@ def compared(seed: int, looks: Latency | None) -> tuple[ArmDifference, float]:
     )
     shown, waiting, alone = Shown(), list[PassedStep](), 0
     with simulated_rig("rtx3080ti", seed=seed) as rig, rig.launcher.loop(kernels()):
+        climbs = Climbs(rig.gpu.energy_j, rig.clock)
         driven = Driven(rig.device, machine, StepLengths(spread=0.02, seed=seed), looks)
         with driven.driving():
             while arms.seen < arms.needs(LEAST_ROUNDS):
                 rig.clock.sleep_s(_READ_S)
-                energy_s, energy_j = climb(rig.gpu.energy_j, rig.clock)
+                energy_s, energy_j = climbs.next()
                 gauge = Gauge(
                     at_s=rig.clock.now_s(),
                     clocks=AUTO,

@@ -1,0 +1,142 @@
+"""The energy counter, read as it climbs: what that costs, and how well a block's energy is told."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.records import AUTO, ThrottleReason
+from underclock.runtime.conductor.gauges import Climbs, Gauge
+from underclock.runtime.conductor.telemetry import Shown
+from underclock.runtime.machine.steps import PassedStep, State
+
+_WAIT_S = 0.36  # as a conductor that compares arms waits between readings
+_STEP_S, _BLOCK, _SETTLING = 0.02, 250, 50
+
+
+class Board:
+    """A counter that climbs now and then, and blocks whoever reads it; and the clock it goes by."""
+
+    def __init__(self, every_s: float, blocks_s: float, power_w: tuple[float, ...]) -> None:
+        self.now, self.reads = 1000.0, 0
+        self.every_s, self.blocks_s, self.power_w = every_s, blocks_s, power_w
+        self.is_stuck = False
+
+    def now_s(self) -> float:
+        return self.now
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.now += duration_s
+
+    def energy_j(self) -> float:
+        self.reads += 1
+        self.now += self.blocks_s
+        tick = 0 if self.is_stuck else math.floor(self.now / self.every_s)
+        return self.drawn_j(tick * self.every_s)
+
+    def drawn_j(self, at_s: float) -> float:
+        """Return what was drawn: blocks of 5 s draw one power, those between them another."""
+        whole, part_s = divmod(max(0.0, at_s - 1000.0), _STEP_S * _BLOCK)
+        whole = int(whole)
+        drawn_w = sum(self.power_w[at % 2] for at in range(whole))
+        return drawn_w * _STEP_S * _BLOCK + self.power_w[whole % 2] * part_s
+
+
+@given(
+    every_s=st.floats(0.0983, 0.1017),
+    blocks_s=st.sampled_from([0.0, 5e-6, 1e-3, 4.8e-3]),
+    other_w=st.floats(400.0, 600.0),
+)
+def test_few_questions_tell_the_energy_of_a_block(
+    every_s: float, blocks_s: float, other_w: float
+) -> None:
+    board = Board(every_s, blocks_s, (500.0, other_w))
+    climbs, shown = Climbs(board.energy_j, board), Shown()
+    climbs.next()  # the first learns how often the counter climbs
+    learned_s, learned = board.now, board.reads
+
+    while board.now < 1062.0:
+        board.sleep_s(_WAIT_S)
+        energy_s, energy_j = climbs.next()
+        shown.add([gauge(board.now, energy_s, energy_j)])
+
+    assert (board.reads - learned) / (board.now - learned_s) < 8.0
+    for block in range(1, 12):
+        began_s = 1000.0 + _STEP_S * (block * _BLOCK + _SETTLING)
+        ended_s = 1000.0 + _STEP_S * (block + 1) * _BLOCK
+        told_j = shown.line(0, passed(began_s, ended_s), "").energy_j
+        assert told_j is not None
+        true_j = board.drawn_j(ended_s) - board.drawn_j(began_s)
+        # Climbs are told to 9 ms; readings 0.5 s apart hold a block's end and what follows.
+        off_j = 9e-3 * 600.0 + 0.5 / 4 * abs(other_w - 500.0)
+        assert told_j == pytest.approx(true_j, abs=off_j)
+
+
+@pytest.mark.parametrize("into_s", [0.0, 0.03, 0.0999])
+def test_a_climb_is_told_when_it_comes(into_s: float) -> None:
+    board = Board(0.1, 0.0, (350.0, 350.0))
+    board.sleep_s(into_s)
+    climbs = Climbs(board.energy_j, board)
+
+    for _ in range(20):
+        before_s = board.now
+        at_s, energy_j = climbs.next()
+        assert before_s - 4e-3 < at_s <= board.now
+        assert board.drawn_j(at_s) == pytest.approx(energy_j, abs=350.0 * 0.003)
+
+
+def test_a_counter_that_stands_still_is_given_up_soon_and_found_again() -> None:
+    board = Board(0.1, 4.8e-3, (500.0, 500.0))
+    climbs = Climbs(board.energy_j, board)
+    climbs.next()
+    shown = climbs.next()[1]
+    stuck_s, board.is_stuck = board.now, True
+
+    assert climbs.next()[1] == climbs.next()[1] < shown
+    assert board.now - stuck_s < 0.6
+
+    board.is_stuck = False
+    climbs.next()
+    at_s, _ = climbs.next()
+    assert abs(at_s / 0.1 - round(at_s / 0.1)) * 0.1 < 5e-3
+
+
+def test_a_counter_that_stood_still_from_the_first_is_learned_when_it_climbs() -> None:
+    board = Board(0.1, 1e-3, (500.0, 500.0))
+    board.is_stuck = True
+    climbs = Climbs(board.energy_j, board)
+    first_s, _ = climbs.next()
+
+    assert first_s == board.now
+    assert board.now < 1000.2
+
+    board.is_stuck = False
+    climbs.next()
+    learned = board.reads
+    climbs.next()
+
+    assert board.reads - learned <= 3
+
+
+def gauge(at_s: float, energy_s: float, energy_j: float) -> Gauge:
+    return Gauge(
+        at_s=at_s,
+        clocks=AUTO,
+        reasons=ThrottleReason(0),
+        power_w=0.0,
+        energy_s=energy_s,
+        energy_j=energy_j,
+    )
+
+
+def passed(began_s: float, ended_s: float) -> PassedStep:
+    return PassedStep(
+        number=0,
+        began_s=began_s,
+        time_s=ended_s - began_s,
+        state=State.HELD,
+        planned=0,
+        asked=0,
+        outcomes=(),
+    )
