@@ -18,10 +18,12 @@ _STEP_S, _BLOCK, _SETTLING = 0.02, 250, 50
 class Board:
     """A counter that climbs now and then, and blocks whoever reads it; and the clock it goes by."""
 
-    def __init__(self, every_s: float, blocks_s: float, power_w: tuple[float, ...]) -> None:
+    def __init__(
+        self, every_s: float, blocks_s: float, power_w: tuple[float, ...], off_s: float = 0.0
+    ) -> None:
         self.now, self.reads = 1000.0, 0
         self.every_s, self.blocks_s, self.power_w = every_s, blocks_s, power_w
-        self.is_stuck = False
+        self.is_stuck, self.off_s = False, off_s
 
     def now_s(self) -> float:
         return self.now
@@ -33,7 +35,13 @@ class Board:
         self.reads += 1
         self.now += self.blocks_s
         tick = 0 if self.is_stuck else math.floor(self.now / self.every_s)
-        return self.drawn_j(tick * self.every_s)
+        if tick and self.climbs_s(tick) > self.now:
+            tick -= 1
+        return self.drawn_j(self.climbs_s(tick))
+
+    def climbs_s(self, tick: int) -> float:
+        """Return when it climbs: as uneven as was seen on an H200, or even."""
+        return tick * self.every_s + self.off_s * (tick * 0.6180339887 % 1.0)
 
     def drawn_j(self, at_s: float) -> float:
         """Return what was drawn: blocks of 5 s draw one power, those between them another."""
@@ -47,11 +55,12 @@ class Board:
     every_s=st.floats(0.0983, 0.1017),
     blocks_s=st.sampled_from([0.0, 5e-6, 1e-3, 4.8e-3]),
     other_w=st.floats(400.0, 600.0),
+    off_s=st.sampled_from([0.0, 5e-3, 18e-3]),
 )
 def test_few_questions_tell_the_energy_of_a_block(
-    every_s: float, blocks_s: float, other_w: float
+    every_s: float, blocks_s: float, other_w: float, off_s: float
 ) -> None:
-    board = Board(every_s, blocks_s, (500.0, other_w))
+    board = Board(every_s, blocks_s, (500.0, other_w), off_s)
     climbs, shown = Climbs(board.energy_j, board), Shown()
     climbs.next()  # the first learns how often the counter climbs
     learned_s, learned = board.now, board.reads
@@ -61,7 +70,9 @@ def test_few_questions_tell_the_energy_of_a_block(
         energy_s, energy_j = climbs.next()
         shown.add([gauge(board.now, energy_s, energy_j)])
 
-    assert (board.reads - learned) / (board.now - learned_s) < 8.0
+    reads_hz = (board.reads - learned) / (board.now - learned_s)
+    assert reads_hz < (16.0 if off_s else 8.0)  # many only where they take no time
+    assert reads_hz * blocks_s < 0.05  # of the processor; 0.08 to 0.18 where each climb is sought
     for block in range(1, 12):
         began_s = 1000.0 + _STEP_S * (block * _BLOCK + _SETTLING)
         ended_s = 1000.0 + _STEP_S * (block + 1) * _BLOCK
