@@ -2,8 +2,7 @@
 
     python benchmarks/held_page.py RESULTS.json [MORE.json ...] > docs/evidence/h200/held.md
 
-Of a step in several files all boundaries are shown, and the cost of marks as of the first. What the
-page says from "once more" on is written by hand: keep it.
+Of a step in several files all boundaries are shown, and the cost of marks as of the first.
 """
 
 import json

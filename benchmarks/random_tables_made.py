@@ -5,6 +5,7 @@ all, a few runs far off. The truth is what the GPU really does there, which no r
 """
 
 import csv
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,8 @@ class _Maker:
     """Draws one table."""
 
     random: np.random.Generator
+    wild_runs: float | None = None
+    least_repeats: int = 1
     capped: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,10 @@ class _Maker:
             wild_runs=float(random.choice([0.0, random.uniform(0.0, 0.03)])),
             wild_rows=float(random.choice([0.0, random.uniform(0.0, 0.03)])),
         )
+        if self.wild_runs is not None:
+            scatter = dataclasses.replace(scatter, wild_runs=self.wild_runs, wild_rows=0.0)
         repeats = int(random.choice([1, 2, 3, 5], p=[0.25, 0.25, 0.4, 0.1]))
+        repeats = max(repeats, self.least_repeats)
         rows = tuple(self._runs(truth, scatter, repeats))
         return MadeTable(
             rows=rows,
@@ -255,11 +261,20 @@ class _Maker:
                 yield name, clocks, time_s * np.exp(time), energy_j * np.exp(time + power)
 
 
-def made_table(seed: int, *, most_kernels: int = _MANY) -> MadeTable:
+def made_table(
+    seed: int,
+    *,
+    most_kernels: int = _MANY,
+    wild_runs: float | None = None,
+    least_repeats: int = 1,
+) -> MadeTable:
     """Draw a table.
 
     Args:
         seed: Of everything in it.
         most_kernels: No table has more.
+        wild_runs: Part of runs that were disturbed, no row being wild; by default it is drawn.
+        least_repeats: A row that is repeated most has so many runs at least.
     """
-    return _Maker(np.random.default_rng([seed, 14])).table(most_kernels)
+    random = np.random.default_rng([seed, 14])
+    return _Maker(random, wild_runs, least_repeats).table(most_kernels)

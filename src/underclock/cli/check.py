@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Say what promises are worth, from the repeats of TABLE: a CSV table or a samples file.
 
-    Splits them at random, plans on one half, once on its rows and once on a fit, and looks up on
-    the other what the planned clocks cost there. Nothing is run, and no clock is set.
+    Splits them at random, plans on one half, and looks up on the other what the planned clocks cost
+    there. Nothing is run, and no clock is set.
 
     Example: underclock check sweep.csv --max-slowdown 1% --splits 100
     """

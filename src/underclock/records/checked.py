@@ -1,16 +1,7 @@
 """How promises made on one half of a table's repeats came out on the other."""
 
-from enum import StrEnum
-
 from underclock.records.common import Clocks, Evidence, Record
 from underclock.records.measured import GpuInfo
-
-
-class CostSource(StrEnum):
-    """What a plan was made on."""
-
-    TABLE = "table"  # rows, drawn towards others as far as their repeats leave open
-    FIT = "fit"  # the model of all kernels
 
 
 class CheckedNumber(Record, frozen=True, kw_only=True):
@@ -28,7 +19,6 @@ class CheckedPromise(Record, frozen=True, kw_only=True):
     """Plans for one time budget.
 
     Attributes:
-        source: What they were made on.
         max_slowdown: The budget.
         promised_energy: Mean promise, as a change against auto.
         executed_energy: Mean change on the other half.
@@ -41,7 +31,6 @@ class CheckedPromise(Record, frozen=True, kw_only=True):
         beyond_noise: Share that took longer by more than the noise of the other half explains.
     """
 
-    source: CostSource
     max_slowdown: float
     promised_energy: CheckedNumber
     executed_energy: CheckedNumber
@@ -66,7 +55,7 @@ class PromiseCheck(Record, frozen=True, kw_only=True):
         kernels: How many could be split.
         rows: How many rows they have with repeats.
         runs: How many runs these have.
-        promises: For each source and budget.
+        promises: For each budget.
         warnings: Sentences the reader must see beside the numbers.
     """
 

@@ -5,14 +5,12 @@ from collections.abc import Callable
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records.checked import CheckedNumber, CheckedPromise, CostSource, PromiseCheck
+from underclock.records.checked import CheckedNumber, CheckedPromise, PromiseCheck
 from underclock.report.expected import plain_percent
 from underclock.report.fitting import bare_table
 from underclock.units import format_percent
 
-_SOURCES = {CostSource.TABLE: "rows", CostSource.FIT: "fit"}
 _HEADERS = (
-    "plan\non",
     "time\nbudget",
     "promised\nenergy",
     "\nexecuted",
@@ -35,7 +33,7 @@ def check_sentence(checked: PromiseCheck) -> str:
 
 
 def check_table(checked: PromiseCheck) -> Table:
-    """Return every source and budget."""
+    """Return every budget."""
     table = bare_table(f"promises against execution: {checked.evidence}")
     table.add_column(_HEADERS[0])
     for header in _HEADERS[1:]:
@@ -73,8 +71,7 @@ A promise is worth what it says if it comes true on runs that it was not made on
 splits the repeats of every row of a table at random, plans on one half and looks up on the other
 what the planned clocks cost there.
 
-- *rows*: the plan of a whole table with repeats; *fit*: that of the model of all kernels. Both keep
-  their budget with 95 % confidence, as far as a half tells.
+- Plans keep their budget with 95 % confidence, as far as a half tells.
 - *bias*: promised less executed change of energy, in points; below zero too much was promised.
   Choosing the least of noisy numbers does that (the winner's curse).
 - *covered*: share of splits in which what came lies within the promise's 95 % interval. The other
@@ -89,7 +86,6 @@ what the planned clocks cost there.
 
 def _cells(promise: CheckedPromise) -> tuple[str, ...]:
     return (
-        _SOURCES[promise.source],
         plain_percent(promise.max_slowdown) + " %",
         format_percent(promise.promised_energy.value),
         format_percent(promise.executed_energy.value),
@@ -100,7 +96,7 @@ def _cells(promise: CheckedPromise) -> tuple[str, ...]:
 
 def _long_cells(promise: CheckedPromise) -> tuple[str, ...]:
     return (
-        *_cells(promise)[:4],
+        *_cells(promise)[:3],
         _between(promise.energy_bias, _points),
         *(_between(each, _share) for each in _shares(promise)),
         _between(promise.time_bias, _points),

@@ -9,18 +9,16 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.model.estimate import estimate
-from underclock.core.model.repeated import RepeatedTable, as_measured, repeated_table
+from underclock.core.costs.table import cost_table
+from underclock.core.inference.joint import JointCosts
+from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.model.row_runs import odd_repeats, run_variances
-from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.best_choice import choose_kernels
-from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Sample, SampleSet
-from underclock.records.checked import CheckedNumber, CheckedPromise, CostSource, PromiseCheck
+from underclock.records.checked import CheckedNumber, CheckedPromise, PromiseCheck
 from underclock.stages.sources import as_kernel_samples
 from underclock.units import format_percent
 
@@ -41,9 +39,8 @@ def check(
 ) -> PromiseCheck:
     """Check on a table's own repeats what promises are worth.
 
-    The repeats of every row are split at random. On one half clocks are planned, once on the table
-    itself and once on a fit of it; on the other half these clocks are looked up. Rows without
-    repeats cannot be split and take no part.
+    The repeats of every row are split at random. On one half clocks are planned, on the other half
+    these clocks are looked up. Rows without repeats cannot be split and take no part.
 
     Args:
         samples: A CSV table, a samples file, or what was read of one.
@@ -86,7 +83,7 @@ def check(
         rows=int(np.isfinite(table.time_s).sum()),
         runs=len(kept.samples),
         promises=checker.promises(),
-        warnings=(*given.warnings, *odd_repeats(kept), *_left_out(given, kept), *checker.warnings),
+        warnings=(*given.warnings, *odd_repeats(kept), *_left_out(given, kept)),
     )
 
 
@@ -152,7 +149,7 @@ def _left_out(given: SampleSet, kept: SampleSet) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Series:
-    """What became of the plans of one source for one budget, eight numbers a split."""
+    """What became of the plans for one budget, eight numbers a split."""
 
     rows: list[tuple[float, ...]] = field(default_factory=list)
 
@@ -174,8 +171,7 @@ class _Checker:
     auto: Clocks
     budgets: tuple[float, ...]
     variances: Floats
-    warnings: list[str] = field(default_factory=list)
-    _series: dict[tuple[CostSource, float], _Series] = field(default_factory=dict)
+    _series: dict[float, _Series] = field(default_factory=dict)
 
     def split(self, random: np.random.Generator) -> None:
         """Plan on a random half of the repeats, and execute on the other."""
@@ -186,35 +182,25 @@ class _Checker:
         other = as_measured(
             _with(self.kept, self._some(~first)), self.variances[:, ~first], baseline=self.auto
         )
-        on_table = repeated_table(mine, baseline=self.auto)
-        self._execute(CostSource.TABLE, on_table.table, on_table, other)
-        try:
-            fitted = estimate(mine, baseline=self.auto, isolated=True, repeated=on_table)
-        except CannotFitError as exc:
-            sentence = f"plans on a fit are not checked: {exc}"
-            self.warnings += [] if sentence in self.warnings else [sentence]
-            return
-        self._execute(CostSource.FIT, fitted.table, fitted, other)
+        self._execute(inferred_costs(mine, baseline=self.auto), other)
 
     def _some(self, chosen: Bools) -> list[Sample]:
         return [self.kept.samples[i] for i in np.flatnonzero(chosen).tolist()]
 
-    def _execute(
-        self, source: CostSource, table: CostTable, risk: RiskModel, other: RepeatedTable
-    ) -> None:
+    def _execute(self, costs: JointCosts, other: JointCosts) -> None:
         """Plan for every budget, and look up what the other half says of it."""
-        columns = np.array([other.table.settings.index(clocks) for clocks in table.settings])
+        columns = np.array([other.table.settings.index(clocks) for clocks in costs.table.settings])
         for budget in self.budgets:
-            setting = choose_kernels(table, Goal(max_slowdown=budget), risk)
+            setting = choose_kernels(costs.table, Goal(max_slowdown=budget), costs)
             if setting is None:
                 raise InfeasibleError(
                     f"on a half, no choice of clocks changes time by {format_percent(budget)} or "
                     "less",
                     hint="raise --max-slowdown",
                 )
-            promise = risk.predicted_change(setting)
+            promise = costs.predicted_change(setting)
             came = other.predicted_change(columns[setting])
-            series = self._series.setdefault((source, budget), _Series())
+            series = self._series.setdefault(budget, _Series())
             series.rows.append(
                 (
                     promise.time_change,
@@ -231,10 +217,7 @@ class _Checker:
     def promises(self) -> tuple[CheckedPromise, ...]:
         """Return what became of all plans, budget by budget."""
         return tuple(
-            _summary(source, budget, *series.outcomes())
-            for source in CostSource
-            for (which, budget), series in self._series.items()
-            if which is source
+            _summary(budget, *series.outcomes()) for budget, series in self._series.items()
         )
 
 
@@ -242,9 +225,8 @@ def _place(sample: Sample) -> tuple[str, Clocks]:
     return sample.kernel, sample.asked
 
 
-def _summary(source: CostSource, budget: float, time: Outcomes, energy: Outcomes) -> CheckedPromise:
+def _summary(budget: float, time: Outcomes, energy: Outcomes) -> CheckedPromise:
     return CheckedPromise(
-        source=source,
         max_slowdown=budget,
         promised_energy=_number(mean_of(energy.promised)),
         executed_energy=_number(mean_of(energy.executed)),

@@ -4,10 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.inference.joint import JointCosts
+from underclock.core.inference.table import inferred_costs
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
-from underclock.core.model.repeated import RepeatedTable, repeated_table
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.goal import Goal
@@ -26,7 +27,7 @@ class PlanCosts:
     """
 
     table: CostTable
-    risk: CostEstimate | LimitedEstimate | RepeatedTable | None
+    risk: CostEstimate | LimitedEstimate | JointCosts | None
     known: CostTable
 
 
@@ -90,10 +91,10 @@ def costs_of(
 ) -> PlanCosts:
     """Return what everything costs."""
     asked = raw
+    if raw is not True and _is_of_runs(sample_set):
+        told = inferred_costs(sample_set, baseline=baseline)
+        return PlanCosts(table=told.table, risk=told, known=told.table)
     if raw is None and _is_whole_table(sample_set):
-        if any(sample.repeat for sample in sample_set.samples):
-            repeated = repeated_table(sample_set, baseline=baseline)
-            return PlanCosts(table=repeated.table, risk=repeated, known=repeated.table)
         raw = sample_set.is_exact
     if raw:
         table = cost_table(sample_set, baseline=baseline)
@@ -112,6 +113,12 @@ def costs_of(
     # What was queried of a table is certain, and nothing else of it is planned.
     risk = None if estimated.exact else estimated
     return PlanCosts(table=estimated.table, risk=risk, known=estimated.table)
+
+
+def _is_of_runs(sample_set: SampleSet) -> bool:
+    """Whether a table has repeats: then its rows are samples of the GPU."""
+    replayed = sample_set.evidence is Evidence.REPLAYED
+    return replayed and any(sample.repeat for sample in sample_set.samples)
 
 
 def _is_whole_table(sample_set: SampleSet) -> bool:

@@ -17,9 +17,12 @@ import numpy as np
 from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.predicted_change import ONE_SIDED
-from underclock.core.statistics.repeats import OF_USUAL, Runs, Weighed
-from underclock.records import Clocks
+from underclock.core.costs.beside import waited_counts
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predicted_change import ONE_SIDED, Baseline
+from underclock.core.model.row_runs import runs_of
+from underclock.core.statistics.repeats import OF_USUAL, Runs, Weighed, weighed
+from underclock.records import Clocks, SampleSet
 
 _ONE_SIDE = 0.95
 # How far kernels mostly differ, as runs of one scatter, kernels that is worth, and deviations up to
@@ -207,3 +210,42 @@ def drawn_to_locks(
     mean: Floats = lock + middle + believed * (apart - middle)
     variance: Floats = believed * auto_variance + (1.0 - believed) ** 2 * of_middle
     return mean, variance
+
+
+def auto_of_runs(sample_set: SampleSet, posterior: Posterior, auto: Clocks) -> Baseline:
+    """Return what auto costs, as its runs say and the fit at the fastest lock.
+
+    For samples of which too few are repeats to tell by themselves how runs scatter.
+
+    Args:
+        sample_set: With runs of every kernel at auto.
+        posterior: What the fit says.
+        auto: Without a lock of the core clock.
+    """
+    runs = runs_of(sample_set, (*posterior.settings, auto))
+    counts = waited_counts(sample_set.kernels)
+    at_auto = runs.setting == len(posterior.settings)
+    lock = fastest_locks(np.isfinite(posterior.log_s), posterior.settings)
+    every, is_there = np.arange(len(lock)), lock >= 0
+    costs = []
+    for quantity, log, variance, noise2 in zip(
+        runs.quantities,
+        (posterior.log_s, posterior.log_s + posterior.log_w),
+        (posterior.variance(1.0, 0.0), posterior.variance(1.0, 1.0)),
+        np.cumsum(posterior.noise**2, axis=0),
+        strict=True,
+    ):
+        told = AutoRuns.of(quantity, weighed(quantity), at_auto, counts, noise2)
+        at_lock, of_lock = log[every, lock], variance[every, lock]
+        costs.append(
+            auto_costs(
+                told, np.where(is_there, at_lock, np.nan), np.where(is_there, of_lock, np.nan)
+            )
+        )
+    time, energy = costs
+    return Baseline(
+        time_s=time.cost,
+        energy_j=energy.cost,
+        spread=(time.spread, energy.spread),
+        of_kernels=np.sqrt(np.stack([time.variance, energy.variance])),
+    )

@@ -6,15 +6,13 @@ from underclock.records import Clocks, SampleSet
 # What no GPU, of any age, is near to; beyond it a value is damaged or in another unit.
 _PLAUSIBLE_MHZ = (10.0, 20_000.0)
 _PLAUSIBLE_W = (0.1, 100_000.0)
-_PLAUSIBLE_C = (-50.0, 200.0)
 
 
 def check_values(sample_set: SampleSet) -> None:
     """Refuse samples that no GPU can have given.
 
     Raises:
-        DataError: A sample is of no kernel of the step, or its clocks, its power or its
-            temperature are out of bounds.
+        DataError: A sample is of no kernel of the step, or its clocks or power are out of bounds.
     """
     names = {kernel.name for kernel in sample_set.kernels}
     for sample in sample_set.samples:
@@ -29,12 +27,6 @@ def check_values(sample_set: SampleSet) -> None:
                 f"{sample.kernel!r} at {sample.asked} drew {power_w:.3g} W: "
                 f"{sample.energy_j:.3g} J in {sample.time_s:.3g} s",
                 hint="are times in s and energies in J?",
-            )
-        warm_c = sample.temperature_c
-        if warm_c is not None and not _PLAUSIBLE_C[0] <= warm_c <= _PLAUSIBLE_C[1]:
-            raise DataError(
-                f"{sample.kernel!r} at {sample.asked} ran at {warm_c:g} °C",
-                hint="the file is damaged: measure again",
             )
     _check_mixed(sample_set, names)
     seen = [sample.observed for sample in sample_set.samples if sample.observed]
@@ -65,11 +57,9 @@ def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
                 f"{what} in company has {len(sample.kernel_s)} durations instead of {wanted}",
                 hint=damaged,
             )
-        power_w, warm_c = sample.round_j / sample.round_s, sample.temperature_c
         for value, (least, most), unit in (
-            (power_w, _PLAUSIBLE_W, "W"),
+            (sample.round_j / sample.round_s, _PLAUSIBLE_W, "W"),
             (sample.core_mhz, _PLAUSIBLE_MHZ, "MHz"),
-            (0.0 if warm_c is None else warm_c, _PLAUSIBLE_C, "°C"),
         ):
             if not least <= value <= most:
                 raise DataError(f"{what} in company ran at {value:.3g} {unit}", hint=damaged)

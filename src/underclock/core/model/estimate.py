@@ -19,6 +19,7 @@ from underclock.core.costs.heat import Heat
 from underclock.core.costs.step import known_step, memories_like_auto
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.costs.unreached import unreached
+from underclock.core.model.auto_costs import auto_of_runs
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.entries import (
@@ -35,12 +36,6 @@ from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior, with_means, with_measured
 from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.repeated import (
-    RepeatedTable,
-    auto_of_runs,
-    repeated_table,
-    with_excess,
-)
 from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
@@ -55,7 +50,6 @@ def estimate(
     *,
     baseline: Clocks | None = None,
     isolated: bool = False,
-    repeated: RepeatedTable | None = None,
 ) -> CostEstimate:
     """Fit a sample_set and predict every setting it set out to visit.
 
@@ -64,7 +58,6 @@ def estimate(
         baseline: The setting to call auto; as for `cost_table`.
         isolated: Whether costs are those of kernels alone even where the step was run whole, as in
             arXiv 2601.08539.
-        repeated: What `repeated_table` makes of the same, where that is known already.
 
     Raises:
         DataError: The samples cannot be costed or fitted.
@@ -84,8 +77,8 @@ def estimate(
         posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
     can = answered & known
-    of_runs = _auto_of_runs(sample_set, rows, posterior, auto, beside_j, repeated)
     warnings = (*odd_repeats(sample_set), *told(sample_set), *prior_doubt(model))
+    of_runs = _auto_of_runs(sample_set, posterior, auto, beside_j)
     table = _expected(measured, posterior, can, beside_j, of_runs)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
     step = known_step(table, sample_set, rows.limit_w) if whole else None
@@ -159,8 +152,6 @@ def _posterior(
         if not whole:
             # Alone, what the cap makes of a lock is what that lock costs.
             posterior = with_means(posterior, *held_means(sample_set, rows, settings))
-        if sample_set.evidence is Evidence.REPLAYED and rows.run_variance is not None:
-            posterior = with_excess(posterior, sample_set)
     return posterior, known
 
 
@@ -197,29 +188,19 @@ def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Po
 
 
 def _auto_of_runs(
-    sample_set: SampleSet,
-    rows: Rows,
-    posterior: Posterior,
-    auto: Clocks,
-    beside_j: Floats,
-    repeated: RepeatedTable | None,
+    sample_set: SampleSet, posterior: Posterior, auto: Clocks, beside_j: Floats
 ) -> Baseline | None:
     """Return what auto costs in a table with repeats; ``None`` for other samples.
 
     Args:
         sample_set: As measured.
-        rows: What of it could be fitted.
         posterior: Of kernels.
         auto: The setting called so.
         beside_j: Energy of the step that launches beside others draw. Shape (K,).
-        repeated: The table by itself, where that is known already.
     """
-    if sample_set.evidence is not Evidence.REPLAYED or sample_set.is_exact:
+    if sample_set.evidence is not Evidence.REPLAYED or sample_set.is_exact or auto.core_mhz:
         return None
-    if auto.core_mhz is None and rows.run_variance is None:
-        of_runs = auto_of_runs(sample_set, posterior, auto)
-    else:
-        of_runs = (repeated or repeated_table(sample_set, baseline=auto)).auto
+    of_runs = auto_of_runs(sample_set, posterior, auto)
     return dataclasses.replace(of_runs, energy_j=of_runs.own_j + beside_j, beside_j=beside_j)
 
 

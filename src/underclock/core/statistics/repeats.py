@@ -230,29 +230,3 @@ def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats)
         )
     scatter: Floats = np.sqrt(np.maximum(np.where(free, ratio * pooled, pooled), _LEAST**2))
     return scatter
-
-
-def excess(runs: Runs, usual: Floats) -> Floats:
-    """Return by how much runs take more on average than the usual one, as a fraction. Shape (C,).
-
-    Odd runs mostly take more. Where they are frequent, they are part of what a row costs, though no
-    row of few repeats shows it by itself: rows of a kernel at like clocks tell, and all kernels.
-
-    Args:
-        runs: The runs.
-        usual: Logarithm of what a run of each row usually takes. Shape (C,).
-    """
-    locked = ~np.isnan(runs.log_mhz)
-    beyond = _sums(runs, np.expm1(runs.log - usual[runs.row]))
-    taken = runs.taken
-    of_all = float(beyond[locked].sum()) / max(1.0, float(taken[locked].sum()))
-    pooled = np.zeros(len(usual))
-    for each in _neighbours(runs):
-        mine, alike = each.rows[locked[each.rows]], each.alike[:, locked[each.rows]]
-        of_kernel = (float(beyond[mine].sum()) + _OF_ALL * of_all) / (
-            float(taken[mine].sum()) + _OF_ALL
-        )
-        pooled[each.rows] = (alike @ beyond[mine] + _OF_KERNEL * of_kernel) / (
-            alike @ taken[mine] + _OF_KERNEL
-        )
-    return pooled

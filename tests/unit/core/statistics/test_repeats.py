@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.statistics.repeats import Runs, counts_for, excess, nearest, weighed
+from underclock.core.statistics.repeats import Runs, counts_for, nearest, weighed
 
 _ROWS = 12
 
@@ -130,16 +130,6 @@ def test_odd_runs_are_in_the_scatter_that_means_are_drawn_by() -> None:
     assert (calm.scatter < 0.02).all()
     assert (wild.scatter > 0.05).all()
     assert (wild.usual < wild.scatter).all()
-
-
-def test_what_odd_runs_take_more_is_told_by_rows_at_like_clocks() -> None:
-    log = _normal(1, 0.002)
-    log[:4, 0] += np.log(1.3)
-    more = excess(_runs(log), np.median(log, axis=1))
-
-    assert more[0] == pytest.approx(0.1, abs=0.05)  # one run of three takes 0.3 more
-    assert more[-1] < 0.5 * more[0]
-    assert (more > 0).all()
 
 
 def test_how_far_the_nearest_other_run_of_a_row_is() -> None:

@@ -1,0 +1,75 @@
+"""What choosing makes of predictions: what nobody measured is chosen because it looks good.
+
+The best of many predictions is one that flatters. By how much, rows tell that are left out: each is
+predicted by all others, of each kernel the best is chosen at many prices of time, and what was
+measured there is held against what was said. Sums of chosen rows are off by more than their errors,
+and to one side; both are taken over to entries without a row.
+
+Shape letters: K kernels, n rows of a kernel.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.inference.field import Field
+
+_PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimism:
+    """By how much chosen entries flatter; time, energy.
+
+    Attributes:
+        deviations: How many standard deviations they cost more than predicted, not below zero.
+        wider: By how much sums of them are off more than their errors say, not below one.
+    """
+
+    deviations: tuple[float, float] = (0.0, 0.0)
+    wider: tuple[float, float] = (1.0, 1.0)
+
+
+def optimism(time: Field, power: Field) -> Optimism:
+    """Learn from rows that are left out how much choosing flatters.
+
+    Args:
+        time: Of log time.
+        power: Of log power, with the same rows.
+    """
+    if (time.rows.real.sum(axis=1) == 1).all():
+        return Optimism()
+    time_off, time_variance = time.left_out()
+    power_off, power_variance = power.left_out()
+    told = time.rows.log - time_off, power.rows.log - power_off
+    off = time_off, time_off + power_off
+    # A time too long goes with a power too low: what power's variance has of it, energy's has too.
+    variance = time_variance, power_variance
+    deviations, wider = [], []
+    picks = [_best(told[0] + told[1] + price * told[0], time) for price in _PRICES]
+    for each, var in zip(off, variance, strict=True):
+        chosen = [(each[pick], var[pick]) for pick in picks]
+        ahead = float(np.mean([o.sum() / np.sqrt(v).sum() for o, v in chosen]))
+        deviations.append(max(ahead, 0.0))
+        wider.append(_wider(chosen, deviations[-1]))
+    return Optimism(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))
+
+
+def _best(merit: Floats, field: Field) -> tuple[Ints, Ints]:
+    """Return the places of each kernel's least."""
+    kernels = np.flatnonzero(field.rows.real.sum(axis=1) > 1)
+    at = np.where(field.rows.real, merit, np.inf)[kernels].argmin(axis=1)
+    return kernels, at
+
+
+def _wider(chosen: list[tuple[Floats, Floats]], deviations: float) -> float:
+    """Return by how much sums are off more than their errors say."""
+    squares = []
+    for off, variance in chosen:
+        left = off - deviations * np.sqrt(variance)
+        squares += [
+            float(left.sum() ** 2 / variance.sum()),
+            float((left**2).sum() / variance.sum()),
+        ]
+    return max(1.0, float(np.sqrt(np.mean(squares))))

@@ -1,0 +1,333 @@
+"""One Gaussian model of all kernels' curves, conditioned on rows.
+
+A row is the mean of a kernel's runs at one setting. Its logarithm is
+
+    level of the kernel + mean curve + what kernels share + what the kernel has of its own
+    + the row's own + its runs' noise,
+
+all normal but the level, of which nothing is known. How far a kernel deviates is a scale of its
+own, from a few with weights, which makes deviations Student's t. What is shared is exact in the
+settings, and its error reaches every prediction.
+
+Shape letters: K kernels, n rows of a kernel (padded), C settings, L scales, S shared directions,
+P own directions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.inference.curves import Curves, Grid, alike
+
+# Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
+SCALES = np.array([0.5, 1.0, 2.0, 4.0])
+_LOG_ODDS = np.log([0.09, 0.65, 0.23, 0.03])
+_OWN, _SHARED = 12, 12  # directions kept of errors; what is left is each entry's own
+_ROUNDS = 3  # of scales and what is shared, each told by the other
+_RELEVANT = 1e-4  # odds of a scale that is worth a prediction
+_DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
+_COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large the parts are, as standard deviations of logarithms.
+
+    Attributes:
+        own: Scale of what physics lets kernels differ by.
+        smooth: What physics does not say of a kernel, smooth in the clocks.
+        length: Over which that is alike, in the logarithm of the core clock.
+        shared: The same, of all kernels.
+        row: A row's own.
+        run: Noise of one run.
+        free: What a kernel has of its own where the driver chooses the clock.
+    """
+
+    own: float = 1.0
+    smooth: float = 0.02
+    length: float = 0.3
+    shared: float = 0.02
+    row: float = 0.003
+    run: float = 0.006
+    free: float = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRows:
+    """Rows of every kernel.
+
+    Attributes:
+        setting: Shape (K, n).
+        log: Mean of the runs. Shape (K, n).
+        runs: How many that is the mean of; 0 pads. Shape (K, n).
+    """
+
+    setting: Ints
+    log: Floats
+    runs: Floats
+
+    @property
+    def real(self) -> Bools:
+        """Which are no padding. Shape (K, n)."""
+        there: Bools = self.runs > 0.0
+        return there
+
+    def of(self, kernels: Ints) -> "FieldRows":
+        """Return the rows of some kernels."""
+        return FieldRows(
+            setting=self.setting[kernels], log=self.log[kernels], runs=self.runs[kernels]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How entries are off, together.
+
+    Attributes:
+        own: By directions of each kernel. Shape (K, C, P).
+        shared: By directions of all. Shape (K, C, S).
+        rest: Variance that no other entry has. Shape (K, C).
+    """
+
+    own: Floats
+    shared: Floats
+    rest: Floats
+
+    @property
+    def variance(self) -> Floats:
+        """Of each entry. Shape (K, C)."""
+        total: Floats = (self.own**2).sum(-1) + (self.shared**2).sum(-1) + self.rest
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a field says of every entry.
+
+    Attributes:
+        mean: Of the logarithm. Shape (K, C).
+        variance: Of that. Shape (K, C).
+        errors: How entries are off together; of a field of powers, how energies are.
+    """
+
+    mean: Floats
+    variance: Floats
+    errors: Errors
+
+
+@dataclass(slots=True)
+class _Conditioned:
+    """Rows of all kernels under every scale: what conditioning on them takes.
+
+    Attributes:
+        inverse: Of the covariance of rows. Shape (K, L, n, n).
+        ones: That times ones. Shape (K, L, n).
+        total: The sum of that: precision of the level. Shape (K, L).
+        precision: The inverse, the level unknown. Shape (K, L, n, n).
+        log_det: Of what that is the inverse of, the level's included. Shape (K, L).
+        residual: Rows less the mean curve. Shape (K, n).
+    """
+
+    inverse: Floats
+    ones: Floats
+    total: Floats
+    precision: Floats
+    log_det: Floats
+    residual: Floats
+
+
+class Field:
+    """A fitted field of one quantity.
+
+    Args:
+        curves: What physics says.
+        grid: The settings.
+        rows: Of every kernel.
+        sizes: How large the parts are.
+        coupled: Errors of the kernels' times, which power follows; ``None`` for a field of times.
+    """
+
+    def __init__(
+        self,
+        curves: Curves,
+        grid: Grid,
+        rows: FieldRows,
+        sizes: Sizes,
+        coupled: Errors | None = None,
+    ) -> None:
+        self.rows, self.sizes = rows, sizes
+        self._curves, self._coupled = curves, coupled
+        near = alike(grid, sizes.length)
+        free = _DRIVERS**2 * np.outer(grid.free, grid.free)
+        self._shared_prior = curves.shared + sizes.shared**2 * near + free
+        own = sizes.own**2 * curves.own + sizes.smooth**2 * near
+        self._own_prior = own + np.diag(sizes.row**2 + sizes.free**2 * grid.free)
+        self._given = self._condition()
+        self._settle()
+
+    def _condition(self) -> _Conditioned:
+        rows, sizes = self.rows, self.sizes
+        at, real = rows.setting, rows.real
+        both = real[:, :, None] & real[:, None, :]
+        own = np.where(both, self._own_prior[at[:, :, None], at[:, None, :]], 0.0)
+        noise = np.where(real, sizes.run**2 / np.maximum(rows.runs, 1e-9), 1.0)
+        cov = SCALES[:, None, None] ** 2 * own[:, None]
+        cov = cov + (noise[:, :, None] * np.eye(at.shape[1]))[:, None]
+        if self._coupled is not None:
+            cov = cov + np.where(both, _pairs(_of_time(self._coupled), at), 0.0)[:, None]
+        inverse = np.linalg.inv(cov)
+        there = real.astype(np.float64)
+        ones = (inverse @ there[:, None, :, None])[..., 0]
+        total = (ones * there[:, None]).sum(axis=-1)
+        precision = inverse - ones[..., :, None] * ones[..., None, :] / total[..., None, None]
+        return _Conditioned(
+            inverse=inverse,
+            ones=ones,
+            total=total,
+            precision=np.where(both[:, None], precision, 0.0),
+            log_det=np.linalg.slogdet(cov)[1] + np.log(total),
+            residual=np.where(real, rows.log - self._curves.mean[at], 0.0),
+        )
+
+    def _settle(self) -> None:
+        """Find what is shared, and how far each kernel deviates."""
+        at, given = self.rows.setting, self._given
+        count = len(self._shared_prior)
+        shared, cov = np.zeros(count), self._shared_prior
+        for _ in range(_ROUNDS):
+            self._shared = shared
+            off = self._off()
+            squares = ((given.precision @ off[:, None, :, None])[..., 0] * off[:, None]).sum(-1)
+            log_odds = _LOG_ODDS - 0.5 * (squares + given.log_det)
+            evidence = log_sum(log_odds, 1)
+            self._odds = np.exp(log_odds - evidence[:, None])
+            precision = (self._odds[:, :, None, None] * given.precision).sum(axis=1)
+            told = np.zeros((count, count))
+            np.add.at(told, (at[:, :, None], at[:, None, :]), precision)
+            drawn = np.zeros(count)
+            np.add.at(drawn, at, (precision @ given.residual[..., None])[..., 0])
+            left = np.eye(count) + self._shared_prior @ told
+            cov = np.linalg.solve(left, self._shared_prior)
+            shared = cov @ drawn
+        self._shared = shared
+        self._directions = _factor(0.5 * (cov + cov.T)[None], _SHARED)[0][0]
+        about = np.linalg.lstsq(self._shared_prior, shared, rcond=1e-10)[0]
+        self.evidence = float(
+            evidence.sum() - 0.5 * shared @ about - 0.5 * np.linalg.slogdet(left)[1]
+        )
+        """Logarithm of how likely the rows are, what is shared at its likeliest."""
+
+    def _off(self) -> Floats:
+        """Return rows less what is shared. Shape (K, n)."""
+        off: Floats = self._given.residual - np.where(
+            self.rows.real, self._shared[self.rows.setting], 0.0
+        )
+        return off
+
+    def predicted(self) -> "Prediction":
+        """Say what every entry is; where a row is, its own part too, as far as its runs tell it."""
+        kernels, count = len(self.rows.setting), len(self._shared)
+        mean, variance = np.empty((2, kernels, count))
+        of_time = None if self._coupled is None else _of_time(self._coupled)
+        own, rest, shared = [], [], []
+        for k in range(kernels):
+            mean[k], cov, moves = self._kernel(k, None if of_time is None else of_time[k])
+            variance[k] = np.diag(cov[0]) + (moves**2).sum(axis=1)
+            factor, left = _factor(cov[1:], _OWN)
+            own.append(factor[0])
+            rest.append(left[0])
+            shared.append(moves)
+        common = np.array(shared)
+        if self._coupled is not None:
+            common = np.concatenate([self._coupled.shared, common], axis=2)
+        errors = Errors(own=np.array(own), shared=common, rest=np.array(rest))
+        return Prediction(mean=mean, variance=variance, errors=errors)
+
+    def _kernel(self, k: int, of_time: Floats | None) -> tuple[Floats, Floats, Floats]:
+        """Say what one kernel's entries are.
+
+        Args:
+            k: Which.
+            of_time: What its power has of its time; ``None`` of times.
+
+        Returns:
+            Means, covariances of the quantity and of what `Errors` are of, and how they move with
+            what is shared.
+        """
+        real = np.flatnonzero(self.rows.real[k])
+        at = self.rows.setting[k, real]
+        likely = np.flatnonzero(self._odds[k] > _RELEVANT)
+        odds = self._odds[k, likely] / self._odds[k, likely].sum()
+        prior = SCALES[likely, None, None] ** 2 * self._own_prior
+        if of_time is not None:
+            prior = prior + of_time
+        inverse = self._given.inverse[k][np.ix_(likely, real, real)]
+        ones = self._given.ones[k][np.ix_(likely, real)]
+        total = self._given.total[k, likely]
+        gain = prior[:, :, at] @ inverse
+        open_ = 1.0 - gain.sum(-1)
+        cov = prior - gain @ prior[:, at, :]
+        cov = cov + open_[:, :, None] * open_[:, None, :] / total[:, None, None]
+        gain = gain + open_[..., None] * (ones / total[:, None])[:, None, :]
+        base = self._curves.mean + self._shared
+        each = base + gain @ self._off()[k, real]
+        mean = odds @ each
+        apart = each - mean
+        whole = np.einsum("l,lcd->cd", odds, cov) + np.einsum("l,lc,ld->cd", odds, apart, apart)
+        told = np.einsum("l,lcn->cn", odds, gain)
+        moves = self._directions - told @ self._directions[at]
+        energy = whole
+        if of_time is not None:  # energy is time and power, and their errors make up for each other
+            cross = -(of_time - of_time[:, at] @ told.T) / _COUPLED
+            energy = whole + of_time / _COUPLED**2 + cross + cross.T
+        return mean, np.stack([whole, energy]), moves
+
+    def left_out(self) -> tuple[Floats, Floats]:
+        """Return how far each row is off what all others say, and the variance of that. (K, n).
+
+        Of a kernel's only row, of which others say nothing, that is 0 and 1.
+        """
+        given, off = self._given, self._off()
+        alone = self.rows.real.sum(axis=1, keepdims=True) == 1
+        known = (self.rows.real & ~alone)[:, None]
+        precision = np.where(known, np.einsum("klii->kli", given.precision), 1.0)
+        error = (given.precision @ off[:, None, :, None])[..., 0] / precision
+        log_odds = np.log(np.maximum(self._odds, 1e-300))[:, :, None]
+        log_odds = log_odds - 0.5 * (np.log(precision) - error**2 * precision)
+        odds = np.exp(log_odds - log_sum(log_odds, 1)[:, None])
+        mean = (odds * error).sum(axis=1)
+        variance = (odds * (1.0 / precision + error**2)).sum(axis=1) - mean**2
+        known = known[:, 0]
+        return np.where(known, mean, 0.0), np.where(known, variance, 1.0)
+
+
+def _of_time(errors: Errors) -> Floats:
+    """Return the covariance that power has of errors of its kernel's time. Shape (K, C, C)."""
+    own, rest = errors.own, errors.rest
+    cov: Floats = own @ own.swapaxes(1, 2) + rest[:, :, None] * np.eye(rest.shape[1])
+    return _COUPLED**2 * cov
+
+
+def log_sum(logs: Floats, axis: int) -> Floats:
+    """Return the logarithm of a sum of what these are the logarithms of."""
+    most = logs.max(axis=axis, keepdims=True)
+    total: Floats = np.squeeze(most, axis) + np.log(np.exp(logs - most).sum(axis=axis))
+    return total
+
+
+def _pairs(cov: Floats, at: Ints) -> Floats:
+    """Return the covariance of each kernel's rows. Shape (K, n, n)."""
+    k = np.arange(len(at))[:, None, None]
+    pairs: Floats = cov[k, at[:, :, None], at[:, None, :]]
+    return pairs
+
+
+def _factor(cov: Floats, most: int) -> tuple[Floats, Floats]:
+    """Split covariances into a few directions and what is left on the diagonal."""
+    values, vectors = np.linalg.eigh(cov)
+    values = np.clip(values[:, ::-1][:, :most], 0.0, None)
+    factor = vectors[:, :, ::-1][:, :, :most] * np.sqrt(values)[:, None, :]
+    whole = np.einsum("kcc->kc", cov)
+    rest: Floats = np.clip(whole - (factor**2).sum(-1), 0.0, None)
+    return factor, rest

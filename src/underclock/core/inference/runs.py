@@ -1,0 +1,190 @@
+"""Runs and rows: how much each run counts, whatever its neighbours and the physics say of it.
+
+Most runs scatter alike. Some scatter more, and a few were disturbed altogether; which they are is
+told by how far a run is off what all others say of its row. None is thrown away.
+
+Shape letters: N runs, K kernels, n rows of a kernel; a leading 2 is time and power.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.inference.field import FieldRows, Prediction, log_sum
+from underclock.core.inference.sizes import Within
+
+_SCALES = np.array([1.0, 3.0, 10.0])  # of the noise of usual runs
+_ODD = 0.3  # standard deviation of a disturbed run's logarithm
+_LOG_ODDS = np.log([0.86, 0.12, 0.015, 0.005])  # of these scales, and of a disturbed run
+_LOG_WILD = np.log(0.01)  # of a row of which all runs scatter as the worst do
+_LEAST = 1e-4  # that a run counts for
+_MOST_NOISE = 20.0  # of usual ones, that a disturbed run is taken to have
+_FAR_OFF = 0.15  # from the median of its row: where a first guess finds a run odd
+_AT_FIRST = 0.01
+_MANY = 3  # runs of a row that have a median
+_KNOWN = 0.02  # of what all say: others know at least so much of a run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLogs:
+    """Runs of kernels.
+
+    Attributes:
+        kernel: Shape (N,).
+        setting: Shape (N,).
+        log: Logarithms of time in s and power in W. Shape (2, N).
+        kernels: How many there are.
+    """
+
+    kernel: Ints
+    setting: Ints
+    log: Floats
+    kernels: int
+
+    @property
+    def row(self) -> Ints:
+        """Which row each run is of, counted over all kernels. Shape (N,)."""
+        places = self.kernel * (int(self.setting.max()) + 1) + self.setting
+        row: Ints = np.unique(places, return_inverse=True)[1]
+        return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How much runs count.
+
+    Attributes:
+        count: In usual runs. Shape (N,).
+        noise2: Variance of each, in usual ones. Shape (N,).
+    """
+
+    count: Floats
+    noise2: Floats
+
+    @classmethod
+    def at_first(cls, runs: RunLogs) -> "Weights":
+        """Return a first guess: runs far off the median of their row hardly count."""
+        row = runs.row
+        order = np.argsort(row, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(row[order])) + 1)
+        count = np.ones(len(row))
+        for group in groups:
+            if len(group) >= _MANY:
+                log = runs.log[:, group]
+                off = np.abs(log - np.median(log, axis=1, keepdims=True)).max(axis=0)
+                count[group[off > _FAR_OFF]] = _AT_FIRST
+        return cls(count=count, noise2=np.ones(len(row)))
+
+
+def rows_of(runs: RunLogs, weights: Weights, quantity: int, *, unsure: bool) -> FieldRows:
+    """Return the means of rows, and for how many usual runs each stands.
+
+    Args:
+        runs: The runs.
+        weights: How much each counts.
+        quantity: 0 of time, 1 of power.
+        unsure: Whether the mean of runs of which some may scatter more is to be as unsure as those
+            would make it; for learning noise, runs count as they do.
+    """
+    row = runs.row
+    count = np.bincount(row, weights.count)
+    log = np.bincount(row, weights.count * runs.log[quantity]) / count
+    worse = np.bincount(row, weights.count**2 * weights.noise2)
+    worth = np.minimum(count, count**2 / worse) if unsure else count
+    first = np.unique(row, return_index=True)[1]
+    kernel, setting = runs.kernel[first], runs.setting[first]
+    place = np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
+    shape = runs.kernels, int(place.max()) + 1
+    padded = [np.zeros(shape), np.zeros(shape)]
+    at = np.zeros(shape, dtype=np.int64)
+    at[kernel, place] = setting
+    for into, values in zip(padded, (log, worth), strict=True):
+        into[kernel, place] = values
+    return FieldRows(setting=at, log=padded[0], runs=padded[1])
+
+
+def within(runs: RunLogs, weights: Weights, quantity: int) -> Within:
+    """Return how usual runs scatter within their rows."""
+    row, log = runs.row, runs.log[quantity]
+    count = np.bincount(row, weights.count)
+    mean = np.bincount(row, weights.count * log) / count
+    squares = np.bincount(row, weights.count * (log - mean[row]) ** 2)
+    freedom = np.where(np.bincount(row) > 1, np.maximum(count - 1.0, 0.0), 0.0)
+    return Within(squares=float(squares[freedom > 0.0].sum()), freedom=float(freedom.sum()))
+
+
+def weighed(
+    runs: RunLogs,
+    weights: Weights,
+    told: tuple[Prediction, Prediction],
+    noises: tuple[float, float],
+) -> Weights:
+    """Return how much each run counts, told by all others.
+
+    Args:
+        runs: The runs.
+        weights: How much each counted so far.
+        told: What all runs say of time and of power.
+        noises: Standard deviations of a usual run, of time and power.
+    """
+    log_odds = np.tile(_LOG_ODDS[:, None], len(runs.kernel))
+    for log, each, noise in zip(runs.log, told, noises, strict=True):
+        at = runs.kernel, runs.setting
+        mean, precision = each.mean[at], 1.0 / np.maximum(each.variance[at], 1e-12)
+        own = weights.count / noise**2
+        others = np.maximum(precision - own, _KNOWN * precision)
+        expected = (mean * precision - own * log) / others
+        scatter = np.append(_SCALES**2 * noise**2, noise**2 + _ODD**2)
+        spread = np.minimum(1.0 / others, 1.0) + scatter[:, None]
+        log_odds = log_odds - 0.5 * np.log(spread) - 0.5 * (log - expected) ** 2 / spread
+    odds = np.exp(log_odds - log_sum(log_odds, 0))
+    wild = _wild(runs.row, log_odds)[runs.row]
+    worst = np.exp(log_odds[2:] - _LOG_ODDS[2:, None])
+    worst = worst / np.maximum(worst.sum(axis=0), 1e-300)
+    odds = (1.0 - wild) * odds + wild * np.concatenate([np.zeros_like(worst), worst])
+    count = (odds[:-1] / _SCALES[:, None] ** 2).sum(axis=0) + _LEAST
+    noise2 = (odds[:-1] * _SCALES[:, None] ** 2).sum(axis=0) + odds[-1] * _MOST_NOISE**2
+    return Weights(count=count, noise2=noise2)
+
+
+def _wild(row: Ints, log_odds: Floats) -> Floats:
+    """Return how likely each row is one whose runs all scatter as the worst do.
+
+    Args:
+        row: Of each run. Shape (N,).
+        log_odds: Of each scale, and how likely it makes each run. Shape (4, N).
+    """
+    usual = np.bincount(row, log_sum(log_odds, 0))
+    worst = np.array([np.bincount(row, log_odds[s] - _LOG_ODDS[s]) for s in (2, 3)])
+    all_wild = _LOG_WILD + log_sum(worst, 0) - np.log(2.0)
+    wild: Floats = 1.0 / (1.0 + np.exp(np.clip(usual - all_wild, -500.0, 500.0)))
+    return wild
+
+
+def excess(
+    runs: RunLogs, told: tuple[Prediction, Prediction], free: Bools
+) -> tuple[Floats, Floats]:
+    """Return by how much the mean run costs more than the usual one: time, energy. Shapes (C,).
+
+    Odd runs hardly count in what is told, but a job has them too. Which row had them is luck. That
+    runs at clocks of the driver's choice have more or fewer than others is believed as far as it is
+    more than luck makes it.
+
+    Args:
+        runs: The runs.
+        told: Of time and power.
+        free: Settings at which the driver chooses the core clock. Shape (C,).
+    """
+    at = runs.kernel, runs.setting
+    off = runs.log - np.stack([each.mean[at] for each in told])
+    off[1] += off[0]
+    beyond = np.expm1(off)
+    kinds = [beyond[:, kind[runs.setting]] for kind in (free, ~free)]
+    more = np.tile(np.log1p(beyond.mean(axis=1))[:, None], len(free))
+    if min(each.shape[1] for each in kinds) > 1:
+        apart = kinds[0].mean(axis=1) - kinds[1].mean(axis=1)
+        by_luck = sum(each.var(axis=1, ddof=1) / each.shape[1] for each in kinds)
+        believed = apart * np.clip(1.0 - by_luck / np.maximum(apart**2, 1e-300), 0.0, None)
+        more[:, free] += np.log1p(believed)[:, None]
+    return more[0], more[1]

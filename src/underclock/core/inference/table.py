@@ -1,0 +1,192 @@
+"""A table of runs as costs of every setting, with their errors."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats
+from underclock.core.costs.beside import at_any_clocks, run_beside, waited_counts
+from underclock.core.costs.table import CostTable, cost_table
+from underclock.core.inference.chosen import Optimism, optimism
+from underclock.core.inference.curves import Grid, power_curves, time_curves
+from underclock.core.inference.field import Errors, Field, Prediction, Sizes
+from underclock.core.inference.joint import JointCosts
+from underclock.core.inference.runs import RunLogs, Weights, excess, rows_of, weighed, within
+from underclock.core.inference.sizes import likeliest
+from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
+from underclock.records import Clocks, SampleSet
+
+_ROUNDS = 4  # of weights of runs and fields, each told by the other
+_SETTLED = 0.05  # of a usual run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """What runs say of every entry.
+
+    Attributes:
+        time: Of log time in s.
+        power: Of log power in W; its errors are those of energy.
+        optimism: What choosing among entries without a row adds.
+    """
+
+    time: Prediction
+    power: Prediction
+    optimism: Optimism
+
+
+def inferred(runs: RunLogs, grid: Grid) -> Inferred:
+    """Infer every entry from runs.
+
+    Args:
+        runs: Of kernels at these settings; every kernel has one.
+        grid: The settings.
+    """
+    time_curve = time_curves(grid)
+    power_curve = power_curves(grid, time_curve.mean)
+    weights = Weights.at_first(runs)
+    sizes: tuple[Sizes | None, Sizes | None] = (None, None)
+    for _ in range(_ROUNDS):
+        counted = (rows_of(runs, weights, q, unsure=False) for q in (0, 1))
+        of_time, of_power = (rows_of(runs, weights, q, unsure=True) for q in (0, 1))
+        sizes = (
+            likeliest(time_curve, grid, next(counted), within(runs, weights, 0), sizes[0]),
+            likeliest(power_curve, grid, next(counted), within(runs, weights, 1), sizes[1]),
+        )
+        time = Field(time_curve, grid, of_time, sizes[0])
+        told = time.predicted()
+        power = Field(power_curve, grid, of_power, sizes[1], told.errors)
+        both = told, power.predicted()
+        before = weights
+        weights = weighed(runs, before, both, (sizes[0].run, sizes[1].run))
+        if np.abs(weights.count - before.count).max() < _SETTLED:
+            break
+    more_s, more_j = excess(runs, both, grid.free)
+    return Inferred(
+        time=dataclasses.replace(both[0], mean=both[0].mean + more_s),
+        power=dataclasses.replace(both[1], mean=both[1].mean + more_j - more_s),
+        optimism=optimism(time, power),
+    )
+
+
+def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> JointCosts:
+    """Return what a table of runs says of every setting that it set out to visit.
+
+    Args:
+        sample_set: Samples of every kernel.
+        baseline: The setting to call auto; as for `cost_table`.
+
+    Raises:
+        DataError: The samples cannot be costed.
+    """
+    measured = cost_table(sample_set, baseline=baseline)
+    auto = measured.settings[measured.baseline]
+    asked = dict.fromkeys((*measured.settings, *sample_set.settings))
+    settings = (*sorted((c for c in asked if c != auto and not c.is_auto), key=_rank), auto)
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    samples = [sample for sample in sample_set.samples if sample.asked in place]
+    log = np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]])
+    runs = RunLogs(
+        kernel=np.array([names[s.kernel] for s in samples]),
+        setting=np.array([place[s.asked] for s in samples]),
+        log=log,
+        kernels=len(names),
+    )
+    told = inferred(runs, Grid.of(settings))
+    seen = np.zeros(told.time.mean.shape, dtype=bool)
+    seen[runs.kernel, runs.setting] = True
+    offered = ~_lacking(sample_set, settings)
+    table = dataclasses.replace(
+        measured,
+        settings=settings,
+        baseline=len(settings) - 1,
+        warnings=(*measured.warnings, *odd_repeats(sample_set)),
+    )
+    return _costed(table, told, seen, offered)
+
+
+def _rank(clocks: Clocks) -> tuple[float, float]:
+    return clocks.rank
+
+
+def _lacking(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> Bools:
+    """Return where a kernel cannot be measured. Shape (K, C)."""
+    return np.array(
+        [
+            [clocks in sample_set.lacking.get(kernel.name, ()) for clocks in settings]
+            for kernel in sample_set.kernels
+        ],
+        dtype=bool,
+    )
+
+
+def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> JointCosts:
+    """Return costs of a step.
+
+    Args:
+        table: With kernels, settings and baseline; its costs are made anew.
+        told: Of one launch of each kernel.
+        seen: Where there are rows. Shape (K, C).
+        offered: Where there may be. Shape (K, C).
+    """
+    more_s, more_j = told.optimism.deviations
+    unseen = np.where(seen, 0.0, 1.0)
+    log_s = told.time.mean + unseen * more_s * np.sqrt(told.time.errors.variance)
+    log_j = told.time.mean + told.power.mean
+    log_j += unseen * more_j * np.sqrt(told.power.errors.variance)
+    counts = waited_counts(table.kernels)[:, None]
+    at, beside = table.baseline, run_beside(table.kernels)
+    fixed_j = table.fixed_j[:, None]
+
+    def everywhere(values: Floats) -> Floats:
+        """Return entries, those of kernels beside others as they are at auto."""
+        wide = beside.reshape(-1, *[1] * (values.ndim - 1))
+        alike: Floats = np.where(wide, values[:, [at]], values)
+        return alike
+
+    def errors(of: Errors) -> Errors:
+        return Errors(
+            own=everywhere(of.own), shared=everywhere(of.shared), rest=everywhere(of.rest)
+        )
+
+    shown = np.where(beside[:, None], True, offered | seen)
+    return JointCosts(
+        table=dataclasses.replace(
+            table,
+            time_s=np.where(shown, everywhere(counts * np.exp(log_s)), np.inf),
+            energy_j=np.where(shown, everywhere(counts * np.exp(log_j)) + fixed_j, np.inf),
+        ),
+        time=errors(told.time.errors),
+        energy=errors(told.power.errors),
+        wider=told.optimism.wider if (shown & ~seen).any() else (1.0, 1.0),
+    )
+
+
+def as_measured(
+    sample_set: SampleSet, variances: Floats | None = None, *, baseline: Clocks | None = None
+) -> JointCosts:
+    """Return a table as it was measured, nothing inferred, each row as unsure as its runs.
+
+    Args:
+        sample_set: Samples, of which some are repeats.
+        variances: Of the logarithms of each sample's time and energy; by default as its own
+            repeats tell. Shape (2, N).
+        baseline: The setting to call auto; as for `cost_table`.
+
+    Raises:
+        DataError: The samples cannot be costed.
+    """
+    table = cost_table(sample_set, baseline=baseline)
+    runs = runs_of(sample_set, table.settings)
+    nothing = np.zeros((*table.time_s.shape, 0))
+    errors = []
+    each = run_variances(sample_set) if variances is None else variances
+    for quantity, variance in zip(runs.quantities, each, strict=True):
+        rest = np.zeros(table.time_s.shape)
+        sums = np.bincount(quantity.row, variance)
+        rest[runs.kernel, runs.setting] = sums / quantity.taken**2
+        rest = at_any_clocks(table.kernels, rest, table.baseline)
+        errors.append(Errors(own=nothing, shared=nothing, rest=rest))
+    return JointCosts(table=table, time=errors[0], energy=errors[1])
