@@ -254,9 +254,12 @@ def test_a_file_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("precious")
 
-    with pytest.raises(UsageError, match="will not overwrite"):
-        watch("sim:rtx3080ti", duration_s=0.1, to=path)
+    for force in (False, True):
+        with pytest.raises(UsageError, match="will not overwrite"):
+            watch("sim:rtx3080ti", duration_s=0.1, to=path, force=force)
     assert path.read_text() == "precious"
+    path.unlink()
+    watch("sim:rtx3080ti", duration_s=0.05, to=path)
     watch("sim:rtx3080ti", duration_s=0.1, to=path, force=True)
 
     assert len(_rows(path)) == 100

@@ -140,9 +140,10 @@ def _scheduled(
     clocks = [each.clocks for each in segments for _ in range(each.launches)]
     locked = [_FAST if pair.is_auto else pair for pair in clocks]
     launch_s = [cost.duration_s for cost in _costs("rtx3080ti", _kernels(step), locked)]
+    turned = (*segments[1:], segments[0])
     schedule = ClockSchedule(
         segments=tuple(segments),
-        switches=2,
+        switches=sum(a.clocks != b.clocks for a, b in zip(segments, turned, strict=True)),
         latency="1ms, assumed",
         latencies=latencies,
         launch_s=tuple(launch_s),

@@ -35,7 +35,7 @@ def test_nothing_is_loaded_while_clocks_are_held(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
     with applied(with_memory(plan(launch_s=1e-3)), bench.how(window=5)):
-        for _ in training(Model(), 200):  # who gets too far ahead waits for the GPU
+        for _ in training(Model(), 5000):  # who gets too far ahead waits for the GPU
             if "slower than promised" in bench.events():
                 break
 

@@ -123,6 +123,11 @@ def test_what_fails_says_what_to_do(script: Path) -> None:
     script.write_text("def step():\n    raise ValueError('no data')\n")
     with pytest.raises(MeasurementError, match="no data"):
         trace(f"{script}:step", assume=True)
+    try:
+        next(iter(()))  # whoever traces may be handling something else
+    except StopIteration:
+        with pytest.raises(MeasurementError, match="no data"):
+            trace(f"{script}:step", assume=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

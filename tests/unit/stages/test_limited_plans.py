@@ -8,7 +8,7 @@ import pytest
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
-from underclock.records import Accounting, GpuInfo, Objective, Plan, SampleSet, Verdict
+from underclock.records import Accounting, GpuInfo, Objective, Plan, SampleSet, Strategy, Verdict
 from underclock.report import page, verdict_text
 from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
@@ -59,8 +59,11 @@ def test_both_arms_run_under_the_limit_and_time_is_judged(
 
 
 def test_a_step_that_is_slower_than_promised_breaks_a_promise_of_time(fastest: Plan) -> None:
+    auto_s = fastest.arm(Strategy.AUTO).time_s or 0.0
     faster = [
-        msgspec.structs.replace(arm, time_change=-0.5, time_interval=(-0.6, -0.4))
+        msgspec.structs.replace(
+            arm, time_s=0.5 * auto_s, time_change=-0.5, time_interval=(-0.6, -0.4)
+        )
         if arm.name is fastest.chosen
         else arm
         for arm in fastest.arms

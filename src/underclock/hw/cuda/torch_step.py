@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,13 +56,15 @@ def step_errors(*others: type[Exception]) -> Iterator[None]:
     Raises:
         MeasurementError: It does.
     """
+    before = sys.exc_info()[1]
     try:
         yield
     except others:
         raise
     except Exception as exc:
+        reason = reason_of(exc, before)
         raise MeasurementError(
-            f"the step failed before it was looked at: {type(exc).__name__}: {reason_of(exc)}",
+            f"the step failed before it was looked at: {type(exc).__name__}: {reason}",
             hint="a step is a function that takes nothing and trains once; run it by itself first",
         ) from exc
 
@@ -153,11 +156,16 @@ def memory_errors(torch: Any, doing: str) -> Iterator[None]:
         ) from exc
 
 
-def reason_of(exc: BaseException) -> str:
-    """Say what failed, and on which line of the user's."""
+def reason_of(exc: BaseException, before: BaseException | None = None) -> str:
+    """Say what failed, and on which line of the user's.
+
+    Args:
+        exc: What was raised.
+        before: What was being handled when the user's code began, which is not of its making.
+    """
     chain: list[BaseException] = []
     cause: BaseException | None = exc
-    while cause is not None:
+    while cause is not None and cause is not before:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
     first = chain[-1]  # what failed first; the rest is the capture coming down around it

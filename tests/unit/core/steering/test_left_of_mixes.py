@@ -194,7 +194,6 @@ def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) ->
         ({"kernel": "", "kernel_s": (1.0,)}, "the step in company has 1 durations instead of 5"),
         ({"round_j": 1e9}, "W"),
         ({"core_mhz": 1e6}, "MHz"),
-        ({"temperature_c": 1e3}, "°C"),
     ],
 )
 def test_measurements_in_company_that_cannot_be_are_refused(
