@@ -201,8 +201,8 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
         told: "Validation | OtherArm",
     ) -> None:
         """Reject runs that are not one a repeat, and changes that are not theirs."""
-        auto = {"auto_time_s": self.auto_time_s, "auto_energy_j": self.auto_energy_j}
-        check_runs(self.repeats, **auto, **{f"{name}_time_s": time_s, f"{name}_energy_j": energy_j})
+        check_runs(self.repeats, auto_time_s=self.auto_time_s, auto_energy_j=self.auto_energy_j)
+        check_runs(self.repeats, **{f"{name}_time_s": time_s, f"{name}_energy_j": energy_j})
         told.time_change.check_of(self.auto_time_s, time_s)
         told.energy_change.check_of(self.auto_energy_j, energy_j)
 
