@@ -29,6 +29,7 @@ MOST_BYTES = 64 * 1024
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _WAIT_S, _LOOK_S = 1.0, 0.005
+_READS = 3  # of the kernel's list, in which one is passed over where others come and go
 _MOST_PID = 2**22
 
 
@@ -236,10 +237,11 @@ def _holder(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         found = path.lstat()
         device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-        for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, *_, pid, file, _, _ = line.split()
-            if kind == "FLOCK" and file == device:
-                return int(pid)
+        for _ in range(_READS):
+            for line in Path("/proc/locks").read_text().splitlines():
+                _, kind, *_, pid, file, _, _ = line.split()
+                if kind == "FLOCK" and file == device:
+                    return int(pid)
     return None
 
 
