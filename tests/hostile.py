@@ -23,7 +23,7 @@ from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.socket_file import listening
 from underclock.hw.wire import Gone, Reader
 from underclock.runtime.conductor.leases import Terms
-from underclock.runtime.conductor.owners import Owners, Policy, Rules
+from underclock.runtime.conductor.owners import LeasePolicy, LeaseRules, Owners
 from underclock.runtime.conductor.process import asked_to_end
 from underclock.runtime.conductor.serving import Service
 
@@ -211,7 +211,7 @@ def main() -> None:
         folder=folder,
         clock=SystemClock(),
         tell=lambda _line: None,
-        owners=Owners(Rules(policy=Policy.ANY), uid=0),
+        owners=Owners(LeaseRules(policy=LeasePolicy.ANY), uid=0),
     )
     with nvml_session(), asked_to_end() as asked, listening(path) as server:
         uuids = [NvmlGpu(index).uuid() for index in range(gpu_count())]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from underclock import Tally
 from underclock.cli import progress
-from underclock.cli.progress import Lines, counted_bar, progress_bar, share_bar, times_text
+from underclock.cli.progress import PlainLines, counted_bar, progress_bar, share_bar, times_text
 
 
 class _Terminal(io.StringIO):
@@ -137,7 +137,7 @@ class _Clock:
 
 def test_a_line_says_how_long_each_phase_takes() -> None:
     clock = _Clock()
-    lines = Lines("measuring", clock)
+    lines = PlainLines("measuring", clock)
     clock.sleep_s(10.0)
     assert lines.line() == "measuring: 0:00:10"
     lines.show(description="measuring: first", completed=0.5, total=1.0, count="1/2")

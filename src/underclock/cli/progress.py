@@ -75,7 +75,7 @@ def _shown(title: str, per_second: float = 10, every_s: float = _EVERY_S) -> Ite
         with _bar(title, per_second, console) as show:
             yield show
         return
-    lines, ended = Lines(title, SystemClock()), threading.Event()
+    lines, ended = PlainLines(title, SystemClock()), threading.Event()
 
     def print_lines() -> None:
         while not ended.wait(every_s):
@@ -91,7 +91,7 @@ def _shown(title: str, per_second: float = 10, every_s: float = _EVERY_S) -> Ite
         thread.join()
 
 
-class Lines:
+class PlainLines:
     """What the next line says.
 
     Args:

@@ -31,7 +31,7 @@ from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.wire import Gone, Message, Reader, send
 from underclock.runtime.conductor.leases import SILENT_S, Terms
-from underclock.runtime.conductor.owners import Owners, Rules
+from underclock.runtime.conductor.owners import LeaseRules, Owners
 from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
@@ -84,7 +84,7 @@ def serving(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             folder=folder,
             clock=made.clock,
             tell=made.said.append,
-            owners=Owners(Rules(), uid=os.getuid(), computing=lambda _uuid: made.computing),
+            owners=Owners(LeaseRules(), uid=os.getuid(), computing=lambda _uuid: made.computing),
             limit_s=_LIMIT_S,
         )
         service = Service(gpus, terms, pid=7, uid=os.getuid(), peer=named_peer)
@@ -274,7 +274,7 @@ def test_a_lease_ends_when_the_gpu_is_another_users(
 def test_who_computes_nothing_has_a_gpu_for_a_while_only(
     serving: _Serving, member: Callable[[int], _Member], comes: Comes
 ) -> None:
-    uuid, start_s = NvmlGpu(1).uuid(), Rules().start_s
+    uuid, start_s = NvmlGpu(1).uuid(), LeaseRules().start_s
     idler = member(2000)
     assert "silent_s" in idler.ask("lease", gpu=uuid)
     while serving.clock.by_s < start_s:
@@ -542,7 +542,7 @@ def test_a_user_without_permission_goes_through_the_service(
                 folder=folder / "run",
                 clock=SystemClock(),
                 tell=lambda _line: None,
-                owners=Owners(Rules(), uid=0),
+                owners=Owners(LeaseRules(), uid=0),
             )
             service = Service({uuid: SettableNvmlGpu(uuid)}, terms, pid=1, uid=0)
             thread = threading.Thread(target=service.run, args=(server, wakes))

@@ -32,7 +32,7 @@ _ALSO_COMMON = 0.25  # of how kernels differ: those of one table may all lie on 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class ClockGrid:
     """Settings, as fractions of the greatest clocks.
 
     Attributes:
@@ -46,7 +46,7 @@ class Grid:
     free: Bools
 
     @classmethod
-    def of(cls, settings: Sequence[Clocks]) -> "Grid":
+    def of(cls, settings: Sequence[Clocks]) -> "ClockGrid":
         """Return settings as a grid; a clock left to the driver is the greatest."""
         core, mem = (
             np.array([float(each or 0) for each in clocks])
@@ -88,7 +88,7 @@ class Curves:
         )
 
 
-def time_curves(grid: Grid) -> Curves:
+def time_curves(grid: ClockGrid) -> Curves:
     """Return curves of log time: core and memory parts join, some time is fixed."""
     draws = []
     for bandwidth in _BANDWIDTH:
@@ -102,7 +102,7 @@ def time_curves(grid: Grid) -> Curves:
     return Curves.of(np.array(draws))
 
 
-def power_curves(grid: Grid, log_s: Floats) -> Curves:
+def power_curves(grid: ClockGrid, log_s: Floats) -> Curves:
     """Return curves of log power: of the board, of clocks, of work per second, of the memory.
 
     Args:
@@ -122,7 +122,7 @@ def power_curves(grid: Grid, log_s: Floats) -> Curves:
     return Curves.of(np.array(draws))
 
 
-def alike(grid: Grid, length: float) -> Floats:
+def alike(grid: ClockGrid, length: float) -> Floats:
     """Return how alike deviations at two settings are: Matérn 3/2 in log clocks. Shape (C, C).
 
     Args:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.inference.curves import Curves, Grid, alike
+from underclock.core.inference.curves import ClockGrid, Curves, alike
 
 # Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
 SCALES = np.array([0.5, 1.0, 2.0, 4.0])
@@ -102,7 +102,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class FieldPosterior:
     """What a field says of every entry.
 
     Attributes:
@@ -151,7 +151,7 @@ class Field:
     def __init__(
         self,
         curves: Curves,
-        grid: Grid,
+        grid: ClockGrid,
         rows: FieldRows,
         sizes: Sizes,
         coupled: Errors | None = None,
@@ -225,7 +225,7 @@ class Field:
         )
         return off
 
-    def predicted(self) -> "Prediction":
+    def predicted(self) -> "FieldPosterior":
         """Say what every entry is; where a row is, its own part too, as far as its runs tell it."""
         kernels, count = len(self.rows.setting), len(self._shared)
         mean, variance = np.empty((2, kernels, count))
@@ -242,7 +242,7 @@ class Field:
         if self._coupled is not None:
             common = np.concatenate([self._coupled.shared, common], axis=2)
         errors = Errors(own=np.array(own), shared=common, rest=np.array(rest))
-        return Prediction(mean=mean, variance=variance, errors=errors)
+        return FieldPosterior(mean=mean, variance=variance, errors=errors)
 
     def _kernel(self, k: int, of_time: Floats | None) -> tuple[Floats, Floats, Floats]:
         """Say what one kernel's entries are.

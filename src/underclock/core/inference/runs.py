@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.inference.field import FieldRows, Prediction, log_sum
+from underclock.core.inference.field import FieldPosterior, FieldRows, log_sum
 from underclock.core.inference.sizes import Within
 
 _SCALES = np.array([1.0, 3.0, 10.0])  # of the noise of usual runs
@@ -117,7 +117,7 @@ def within(runs: RunLogs, weights: Weights, quantity: int) -> Within:
 def weighed(
     runs: RunLogs,
     weights: Weights,
-    told: tuple[Prediction, Prediction],
+    told: tuple[FieldPosterior, FieldPosterior],
     noises: tuple[float, float],
 ) -> Weights:
     """Return how much each run counts, told by all others.
@@ -163,7 +163,7 @@ def _wild(row: Ints, log_odds: Floats) -> Floats:
 
 
 def excess(
-    runs: RunLogs, told: tuple[Prediction, Prediction], free: Bools
+    runs: RunLogs, told: tuple[FieldPosterior, FieldPosterior], free: Bools
 ) -> tuple[Floats, Floats]:
     """Return by how much the mean run costs more than the usual one: time, energy. Shapes (C,).
 

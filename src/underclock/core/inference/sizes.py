@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.inference.curves import Curves, Grid
+from underclock.core.inference.curves import ClockGrid, Curves
 from underclock.core.inference.field import Field, FieldRows, Sizes
 
 # Usual sizes are those of `Sizes`; their logarithms lie so far around them (standard deviations).
@@ -46,7 +46,7 @@ class Within:
 
 
 def likeliest(
-    curves: Curves, grid: Grid, rows: FieldRows, within: Within, start: Sizes | None = None
+    curves: Curves, grid: ClockGrid, rows: FieldRows, within: Within, start: Sizes | None = None
 ) -> Sizes:
     """Return the sizes that rows and repeats find likeliest.
 

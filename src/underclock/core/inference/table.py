@@ -9,8 +9,8 @@ from underclock.arrays import Bools, Floats
 from underclock.core.costs.beside import at_any_clocks, run_beside, waited_counts
 from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.inference.chosen import Optimism, optimism
-from underclock.core.inference.curves import Grid, power_curves, time_curves
-from underclock.core.inference.field import Errors, Field, Prediction, Sizes
+from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
+from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.runs import RunLogs, Weights, excess, rows_of, weighed, within
 from underclock.core.inference.sizes import likeliest
@@ -31,12 +31,12 @@ class Inferred:
         optimism: What choosing among entries without a row adds.
     """
 
-    time: Prediction
-    power: Prediction
+    time: FieldPosterior
+    power: FieldPosterior
     optimism: Optimism
 
 
-def inferred(runs: RunLogs, grid: Grid) -> Inferred:
+def inferred(runs: RunLogs, grid: ClockGrid) -> Inferred:
     """Infer every entry from runs.
 
     Args:
@@ -94,7 +94,7 @@ def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
         log=log,
         kernels=len(names),
     )
-    told = inferred(runs, Grid.of(settings))
+    told = inferred(runs, ClockGrid.of(settings))
     seen = np.zeros(told.time.mean.shape, dtype=bool)
     seen[runs.kernel, runs.setting] = True
     offered = ~_lacking(sample_set, settings)

@@ -17,7 +17,7 @@ from underclock.runtime.conductor.looking import Looking, LookingOn
 from underclock.runtime.conductor.telemetry import Log, Shown
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
-from underclock.runtime.policy.arms import ArmDifference, Expected
+from underclock.runtime.policy.arms import ArmDifference, ExpectedRun
 from underclock.runtime.policy.policy import Policy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
@@ -231,7 +231,7 @@ class Follower:
         words = self.policy.ends() if self.machine.state is not State.WAITING else ""
         if words:
             log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
-        expected = Expected(
+        expected = ExpectedRun(
             limit_w=self._shown.limit_w,
             enqueued=self.page.enqueued,
             is_set=self._setter is not None,

@@ -14,7 +14,7 @@ RULES = Path("/etc/underclock/serve.toml")
 """Where the operator says who may lease what."""
 
 
-class Policy(StrEnum):
+class LeasePolicy(StrEnum):
     """Which users may lease a GPU."""
 
     ANY = "any"  # all who may connect
@@ -22,7 +22,7 @@ class Policy(StrEnum):
     FILE = "file"  # whom the site's prolog names
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LeaseRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the operator's file says.
 
     Attributes:
@@ -31,25 +31,25 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         start_s: So long a lease waits for its user to compute on a GPU that nobody computes on.
     """
 
-    policy: Policy = Policy.PROCESS
+    policy: LeasePolicy = LeasePolicy.PROCESS
     owners: str = "/run/underclock-owners"
     start_s: float = 120.0
 
 
-def rules_in(path: Path | None) -> Rules:
+def rules_in(path: Path | None) -> LeaseRules:
     """Return what a file says; without a path, what the usual one does if there is any.
 
     Raises:
         UsageError: It says something else, or others may have written it.
     """
     try:
-        return msgspec.toml.decode(read_trusted(path or RULES), type=Rules)
+        return msgspec.toml.decode(read_trusted(path or RULES), type=LeaseRules)
     except (msgspec.DecodeError, ValueError, OSError) as exc:
         if path is None and isinstance(exc, FileNotFoundError):
-            return Rules()
+            return LeaseRules()
         raise UsageError(
             f"{path or RULES} does not say who may lease which GPU: {exc}",
-            hint=f"a file of root's: policy = one of {', '.join(map(repr, map(str, Policy)))}",
+            hint=f"a file of root's: policy = one of {', '.join(map(repr, map(str, LeasePolicy)))}",
         ) from exc
 
 
@@ -63,7 +63,7 @@ class Owners:
     """
 
     def __init__(
-        self, rules: Rules, *, uid: int, computing: Callable[[str], set[int]] = computing
+        self, rules: LeaseRules, *, uid: int, computing: Callable[[str], set[int]] = computing
     ) -> None:
         self.rules = rules
         self._trusted = {0, uid}
@@ -77,9 +77,9 @@ class Owners:
             UnderclockError: The driver does not tell.
         """
         whose = f"GPU {uuid} is not known to be user {uid}'s"
-        if self.rules.policy is Policy.ANY or uid in self._trusted:
+        if self.rules.policy is LeasePolicy.ANY or uid in self._trusted:
             return True
-        if self.rules.policy is Policy.FILE:
+        if self.rules.policy is LeasePolicy.FILE:
             if uid not in (self._named(uuid) or ()):
                 raise NotPermittedError(
                     f"{whose}: no file of the operator's says so",
@@ -102,9 +102,9 @@ class Owners:
 
     def sees(self, uuid: str, uid: int) -> bool | None:
         """Return whether a GPU still is a user's; ``None`` where it is nobody's, or not told."""
-        if self.rules.policy is Policy.ANY or uid in self._trusted:
+        if self.rules.policy is LeasePolicy.ANY or uid in self._trusted:
             return True
-        if self.rules.policy is Policy.FILE:
+        if self.rules.policy is LeasePolicy.FILE:
             users = self._named(uuid)
         else:
             try:

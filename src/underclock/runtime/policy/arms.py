@@ -92,7 +92,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedRun:
     """What is known of a run from elsewhere; a verdict needs it to fit what was seen.
 
     Attributes:
@@ -203,7 +203,7 @@ class Arms:
         *,
         promise: float | None = None,
         budget: float | None = None,
-        expected: Expected | None = None,
+        expected: ExpectedRun | None = None,
     ) -> tuple[ArmDifference, ...]:
         """Compare every arm with auto, over the rounds in which both ran.
 
@@ -218,12 +218,12 @@ class Arms:
             _judged(each, promise, budget) if each.arm is ArmName.PLAN else each
             for each in compared
         ]
-        expected = expected or Expected()
+        expected = expected or ExpectedRun()
         return tuple(
             dataclasses.replace(each, doubts=self._doubts(each, expected)) for each in judged
         )
 
-    def _doubts(self, of: ArmDifference, expected: Expected) -> tuple[str, ...]:
+    def _doubts(self, of: ArmDifference, expected: ExpectedRun) -> tuple[str, ...]:
         """Say why a difference cannot be believed, or not yet."""
         blocks = [block for one in self._rounds for block in one.values() if block.steps]
         autos = [one[ArmName.AUTO] for one in self._rounds if ArmName.AUTO in one]

@@ -18,7 +18,7 @@ from underclock.runtime.policy.arms import (
     ArmDifference,
     ArmName,
     Arms,
-    Expected,
+    ExpectedRun,
     parse_arms,
 )
 from underclock.runtime.policy.guard import Guard, Stage
@@ -49,7 +49,7 @@ class Policy(Protocol):
         """Take note of launches whose locks the power cap overrules; return words for the log."""
         ...
 
-    def differences(self, expected: Expected | None = None) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmDifference, ...]:
         """Return what arms differ by, as far as is known.
 
         Args:
@@ -101,7 +101,7 @@ class Following:
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
 
-    def differences(self, expected: Expected | None = None) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmDifference, ...]:
         """Compare nothing."""
         del expected
         return ()
@@ -204,7 +204,7 @@ class Alternating(Following):
             self._do(begins)
         return ""
 
-    def differences(self, expected: Expected | None = None) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmDifference, ...]:
         """Compare the arms over the rounds that are over."""
         cost = self._plan.headline.cost
         autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
@@ -212,7 +212,7 @@ class Alternating(Following):
             promise=None if cost is None else cost.energy_change,
             budget=self._plan.max_slowdown,
             expected=dataclasses.replace(
-                expected or Expected(), auto_s=autos[0].time_s if autos else None
+                expected or ExpectedRun(), auto_s=autos[0].time_s if autos else None
             ),
         )
 

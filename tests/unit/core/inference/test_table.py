@@ -7,62 +7,25 @@ import msgspec
 import numpy as np
 import pytest
 
+from noisy_tables import CORES, noisy_samples, run_table, stepped_samples, true_costs
 from underclock.arrays import Floats
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
-
-_CORES = tuple(range(600, 2000, 100))
-
-
-def _truth(core_mhz: float) -> tuple[float, float]:
-    time_s = (1.0 + (1000.0 / core_mhz) ** 3) ** (1 / 3)
-    return time_s, time_s * (60.0 + 80.0 * (core_mhz / 1500.0) ** 2.5)
-
-
-def _samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> list[Sample]:
-    random = np.random.default_rng(seed)
-    samples = []
-    for core in (None, *_CORES):
-        time_s, energy_j = _truth(core or 1950)
-        for repeat in range(repeats):
-            off = np.exp(noise * random.standard_normal(2))
-            samples.append(
-                Sample(
-                    kernel=kernel,
-                    asked=Clocks(core_mhz=core),
-                    repeat=repeat,
-                    time_s=time_s * float(off[0]),
-                    energy_j=energy_j * float(off[1]),
-                )
-            )
-    return samples
-
-
-def _table(samples: list[Sample], **more: object) -> SampleSet:
-    names = dict.fromkeys(sample.kernel for sample in samples)
-    return SampleSet(
-        evidence=Evidence.REPLAYED,
-        gpu=GpuInfo(name="G"),
-        workload="t",
-        kernels=tuple(Kernel(name=name, count=2) for name in names),
-        samples=tuple(samples),
-        **more,  # type: ignore[arg-type]
-    )
+from underclock.records import AUTO, Clocks, SampleSet
 
 
 def _energy_errors(table: JointCosts) -> Floats:
-    truth = [2 * _truth(c.core_mhz or 1950)[1] for c in table.table.settings]
+    truth = [2 * true_costs(c.core_mhz or 1950)[1] for c in table.table.settings]
     errors: Floats = np.log(table.table.energy_j / np.array(truth))
     return errors
 
 
 def test_rows_are_drawn_towards_their_neighbours_and_know_their_errors() -> None:
-    samples = [s for k in range(4) for s in _samples(f"k{k}", 0.03, k)]
-    smooth = inferred_costs(_table(samples))
-    plain = as_measured(_table(samples))
+    samples = [s for k in range(4) for s in noisy_samples(f"k{k}", 0.03, k)]
+    smooth = inferred_costs(run_table(samples))
+    plain = as_measured(run_table(samples))
     locked = [c.core_mhz is not None for c in smooth.table.settings]
 
     off, before = _energy_errors(smooth)[:, locked], _energy_errors(plain)[:, locked]
@@ -77,7 +40,7 @@ def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
     def curse(make: Callable[[SampleSet], JointCosts]) -> float:
         errors = []
         for seed in range(16):
-            made = make(_table(_samples("a", 0.04, seed)))
+            made = make(run_table(noisy_samples("a", 0.04, seed)))
             column = int(made.table.energy_j[0, :-1].argmin())
             errors.append(float(_energy_errors(made)[0, column]))
         return abs(float(np.mean(errors)))
@@ -86,26 +49,26 @@ def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
 
 
 def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> None:
-    samples = _samples("a", 0.005, 0)
+    samples = noisy_samples("a", 0.005, 0)
     place = Clocks(core_mhz=1000)
     samples = [s for s in samples if s.asked != place or s.repeat == 0]
     wild = [
         msgspec.structs.replace(s, energy_j=3.0 * s.energy_j) if s.asked == place else s
         for s in samples
     ]
-    made = inferred_costs(_table(wild))
+    made = inferred_costs(run_table(wild))
     column = made.table.column(place)
     assert column is not None
     assert abs(_energy_errors(made)[0, column]) < 0.15
 
 
 def test_one_odd_run_in_a_row_that_no_plan_needs_changes_no_plan() -> None:
-    samples = [s for k in range(5) for s in _samples(f"k{k}", 0.003, k)]
-    at = next(i for i, s in enumerate(samples) if s.asked.core_mhz == _CORES[3])
+    samples = [s for k in range(5) for s in noisy_samples(f"k{k}", 0.003, k)]
+    at = next(i for i, s in enumerate(samples) if s.asked.core_mhz == CORES[3])
     odd = msgspec.structs.replace(samples[at], time_s=1.6 * samples[at].time_s)
     planned = []
     for each in (samples, [*samples[:at], odd, *samples[at + 1 :]]):
-        costs = inferred_costs(_table(each))
+        costs = inferred_costs(run_table(each))
         setting = choose_kernels(costs.table, Goal(max_slowdown=0.05), costs)
         assert setting is not None
         planned.append(costs.predicted_change(setting))
@@ -122,9 +85,9 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
     samples = [
         msgspec.structs.replace(s, energy_j=steep.get(s.asked.core_mhz or 0, 1.0) * s.energy_j)
         for k in range(kernels)
-        for s in _samples(f"k{k}", 0.002, k)
+        for s in noisy_samples(f"k{k}", 0.002, k)
     ]
-    sample_set = _table(samples)
+    sample_set = run_table(samples)
     measured = as_measured(sample_set).table
     expected = inferred_costs(sample_set).table
     for core in steep:
@@ -137,8 +100,8 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
 
 @pytest.mark.parametrize("field", ["time_s", "energy_j"])
 def test_auto_is_drawn_to_the_fastest_lock_however_often_a_step_has_a_kernel(field: str) -> None:
-    samples = [s for k in range(6) for s in _samples(f"k{k}", noise=0.01, seed=k)]
-    alike = _table(samples)
+    samples = [s for k in range(6) for s in noisy_samples(f"k{k}", noise=0.01, seed=k)]
+    alike = run_table(samples)
     often = tuple(
         msgspec.structs.replace(each, count=10 ** (k % 3)) for k, each in enumerate(alike.kernels)
     )
@@ -157,7 +120,7 @@ def test_auto_is_drawn_to_the_fastest_lock_however_often_a_step_has_a_kernel(fie
 
 
 def test_what_stays_at_auto_is_sure_and_what_moves_is_not() -> None:
-    made = inferred_costs(_table(_samples("a", 0.02, 0) + _samples("b", 0.02, 1)))
+    made = inferred_costs(run_table(noisy_samples("a", 0.02, 0) + noisy_samples("b", 0.02, 1)))
     auto = made.table.baseline
     still = made.predicted_change(np.array([auto, auto]))
     moved = made.predicted_change(np.array([0, auto]))
@@ -169,7 +132,7 @@ def test_what_stays_at_auto_is_sure_and_what_moves_is_not() -> None:
 
 
 def test_runs_at_auto_that_scatter_make_promises_unsure() -> None:
-    calm = _samples("a", 0.002, 0)
+    calm = noisy_samples("a", 0.002, 0)
     wild = [
         msgspec.structs.replace(s, energy_j=s.energy_j * (0.9, 1.0, 1.1)[s.repeat])
         if s.asked == AUTO
@@ -177,42 +140,42 @@ def test_runs_at_auto_that_scatter_make_promises_unsure() -> None:
         for s in calm
     ]
     sure, unsure = (
-        inferred_costs(_table(each)).predicted_change(np.array([5])) for each in (calm, wild)
+        inferred_costs(run_table(each)).predicted_change(np.array([5])) for each in (calm, wild)
     )
     assert unsure.energy_spread > 4.0 * sure.energy_spread
 
 
 @pytest.mark.parametrize("cores", [(), (900,), (900, 1200)])
 def test_few_rows_are_no_trouble(cores: tuple[int, ...]) -> None:
-    samples = [s for s in _samples("a", 0.01, 0) if s.asked.core_mhz in {None, *cores}]
-    made = inferred_costs(_table(samples))
+    samples = [s for s in noisy_samples("a", 0.01, 0) if s.asked.core_mhz in {None, *cores}]
+    made = inferred_costs(run_table(samples))
 
     assert np.isfinite(made.table.energy_j).all()
     assert (made.energy.variance > 0).all()
 
 
 def test_auto_without_repeats_and_no_auto_at_all() -> None:
-    samples = [s for s in _samples("a", 0.01, 0) if s.asked != AUTO or s.repeat == 0]
-    assert inferred_costs(_table(samples)).predicted_change(np.array([3])).energy_spread > 0
+    samples = [s for s in noisy_samples("a", 0.01, 0) if s.asked != AUTO or s.repeat == 0]
+    assert inferred_costs(run_table(samples)).predicted_change(np.array([3])).energy_spread > 0
     locked = [s for s in samples if s.asked != AUTO]
-    made = inferred_costs(_table(locked))
-    assert made.table.settings[made.table.baseline] == Clocks(core_mhz=_CORES[-1])
+    made = inferred_costs(run_table(locked))
+    assert made.table.settings[made.table.baseline] == Clocks(core_mhz=CORES[-1])
 
 
 def test_a_campaign_of_one_run_each_knows_locks_where_a_table_has_no_auto() -> None:
     samples = [
-        s for k in range(3) for s in _samples(f"k{k}", 0.01, k, repeats=1) if s.asked != AUTO
+        s for k in range(3) for s in noisy_samples(f"k{k}", 0.01, k, repeats=1) if s.asked != AUTO
     ]
-    made = inferred_costs(_table(samples, sampled=True))
+    made = inferred_costs(run_table(samples, sampled=True))
     auto = made.table.baseline
     change = made.predicted_change(np.array([0, auto, auto]))
 
-    assert made.table.settings[auto] == Clocks(core_mhz=_CORES[-1])
+    assert made.table.settings[auto] == Clocks(core_mhz=CORES[-1])
     assert 0.0 < change.energy_spread < 0.05
 
 
 def test_variance_is_shared_out_among_kernels() -> None:
-    table = inferred_costs(_table([s for k in "abc" for s in _samples(k, 0.02, ord(k))]))
+    table = inferred_costs(run_table([s for k in "abc" for s in noisy_samples(k, 0.02, ord(k))]))
     random = np.random.default_rng(1)
     for _ in range(5):
         setting = random.integers(0, len(table.table.settings), 3)
@@ -222,28 +185,6 @@ def test_variance_is_shared_out_among_kernels() -> None:
     assert shared.of_entries.shape == table.table.time_s.shape
 
 
-def _stepped(kernels: int, cores: tuple[int, ...], repeats: int) -> list[Sample]:
-    """Return samples of which rows are off by 3 % of their own, and their runs by 0.1 %."""
-    random = np.random.default_rng(3)
-    samples = []
-    for k in range(kernels):
-        for core in (None, *cores):
-            time_s, energy_j = _truth(core or 1950)
-            row = np.exp(0.03 * random.standard_normal(2)) if core else np.ones(2)
-            for repeat in range(repeats):
-                off = row * np.exp(0.001 * random.standard_normal(2))
-                samples.append(
-                    Sample(
-                        kernel=f"k{k}",
-                        asked=Clocks(core_mhz=core),
-                        repeat=repeat,
-                        time_s=(k + 1) * time_s * float(off[0]),
-                        energy_j=(k + 1) * energy_j * float(off[1] * off[0]),
-                    )
-                )
-    return samples
-
-
 @pytest.mark.slow
 def test_promises_hold_on_tables_of_a_known_gpu() -> None:
     """Heavy tails, wild runs, rows with one run: the truth lies within the promise's interval."""
@@ -251,18 +192,18 @@ def test_promises_hold_on_tables_of_a_known_gpu() -> None:
     for seed in range(12):
         random = np.random.default_rng(seed)
         samples = []
-        for sample in _stepped(4, _CORES, repeats=3):
+        for sample in stepped_samples(4, CORES, repeats=3):
             if sample.repeat > random.integers(0, 3) and sample.asked != AUTO:
                 continue
             wild = 1.4 if random.random() < 0.05 else 1.0
             noise = 0.02 * random.standard_t(3)
             energy_j = sample.energy_j * wild * math.exp(noise)
             samples.append(msgspec.structs.replace(sample, energy_j=energy_j))
-        table = inferred_costs(_table(samples))
+        table = inferred_costs(run_table(samples))
         setting = choose_kernels(table.table, Goal(max_slowdown=0.05), table)
         assert setting is not None
         promise = table.predicted_change(setting)
-        true = as_measured(_table(_stepped(4, _CORES, repeats=3)))
+        true = as_measured(run_table(stepped_samples(4, CORES, repeats=3)))
         columns = [true.table.settings.index(clocks) for clocks in table.table.settings]
         came = true.predicted_change(np.array(columns)[setting])
         held.append(abs(promise.energy_change - came.energy_change) < 1.96 * promise.energy_spread)

@@ -7,51 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from noisy_tables import CORES, noisy_samples, run_table, stepped_samples, true_costs
 from underclock.arrays import Floats
 from underclock.core.inference.table import as_measured
 from underclock.core.model.estimate import estimate
 from underclock.core.model.row_runs import odd_repeats, run_variances, sample_weights
 from underclock.core.model.smoothing import bends, likeliest, smoothed
 from underclock.core.statistics.repeats import Runs
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
-
-_CORES = tuple(range(600, 2000, 100))
-
-
-def _truth(core_mhz: float) -> tuple[float, float]:
-    time_s = (1.0 + (1000.0 / core_mhz) ** 3) ** (1 / 3)
-    return time_s, time_s * (60.0 + 80.0 * (core_mhz / 1500.0) ** 2.5)
-
-
-def _samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> list[Sample]:
-    random = np.random.default_rng(seed)
-    samples = []
-    for core in (None, *_CORES):
-        time_s, energy_j = _truth(core or 1950)
-        for repeat in range(repeats):
-            off = np.exp(noise * random.standard_normal(2))
-            samples.append(
-                Sample(
-                    kernel=kernel,
-                    asked=Clocks(core_mhz=core),
-                    repeat=repeat,
-                    time_s=time_s * float(off[0]),
-                    energy_j=energy_j * float(off[1]),
-                )
-            )
-    return samples
-
-
-def _table(samples: list[Sample], **more: object) -> SampleSet:
-    names = dict.fromkeys(sample.kernel for sample in samples)
-    return SampleSet(
-        evidence=Evidence.REPLAYED,
-        gpu=GpuInfo(name="G"),
-        workload="t",
-        kernels=tuple(Kernel(name=name, count=2) for name in names),
-        samples=tuple(samples),
-        **more,  # type: ignore[arg-type]
-    )
+from underclock.records import AUTO
 
 
 def test_a_kernel_dear_at_auto_by_luck_is_drawn_to_what_the_fit_says() -> None:
@@ -63,12 +26,12 @@ def test_a_kernel_dear_at_auto_by_luck_is_drawn_to_what_the_fit_says() -> None:
             energy_j=s.energy_j * (dear if s.kernel == "k0" and s.asked == AUTO else 1.0),
         )
         for k in range(6)
-        for s in _samples(f"k{k}", 0.01, k, repeats=1)
+        for s in noisy_samples(f"k{k}", 0.01, k, repeats=1)
     ]
-    sample_set = _table(samples, sampled=True)
+    sample_set = run_table(samples, sampled=True)
     baseline = estimate(sample_set, isolated=True).baseline
     measured = {s.kernel: 2.0 * s.energy_j for s in samples if s.asked == AUTO}
-    truth = 2.0 * _truth(1950)[1]
+    truth = 2.0 * true_costs(1950)[1]
 
     assert baseline.energy_j.sum() == pytest.approx(sum(measured.values()))
     assert abs(baseline.energy_j[0] / truth - 1.0) < 0.6 * abs(measured["k0"] / truth - 1.0)
@@ -79,9 +42,9 @@ def test_a_kernel_dear_at_auto_by_luck_is_drawn_to_what_the_fit_says() -> None:
 
 def test_a_campaign_of_one_run_each_knows_locks_where_a_table_has_no_auto() -> None:
     samples = [
-        s for k in range(3) for s in _samples(f"k{k}", 0.01, k, repeats=1) if s.asked != AUTO
+        s for k in range(3) for s in noisy_samples(f"k{k}", 0.01, k, repeats=1) if s.asked != AUTO
     ]
-    baseline = estimate(_table(samples, sampled=True), isolated=True).baseline
+    baseline = estimate(run_table(samples, sampled=True), isolated=True).baseline
 
     assert 0.0 < baseline.spread[1] < 0.05
 
@@ -102,20 +65,20 @@ def test_many_rows_are_smoothed_too() -> None:
 
 
 def test_odd_repeats_are_told_and_weighed() -> None:
-    samples = _samples("a", 0.005, 0)
-    set_ = _table(samples)
+    samples = noisy_samples("a", 0.005, 0)
+    set_ = run_table(samples)
     assert odd_repeats(set_) == ()
     assert (sample_weights(set_) == 1.0).all()
     place = 7
     odd = samples[place]
     samples[place] = msgspec.structs.replace(odd, energy_j=2.0 * odd.energy_j)
 
-    (sentence,) = odd_repeats(_table(samples))
+    (sentence,) = odd_repeats(run_table(samples))
     assert "1 of 45 repeats is odd, most of all 'a'" in sentence
     assert str(odd.asked) in sentence
     assert "% energy" in sentence
-    assert np.flatnonzero(sample_weights(_table(samples))[1] < 1.0).tolist() == [place]
-    off = run_variances(_table(samples))[1]
+    assert np.flatnonzero(sample_weights(run_table(samples))[1] < 1.0).tolist() == [place]
+    off = run_variances(run_table(samples))[1]
     assert np.median(off) < 0.01**2  # that of an ordinary run is as runs usually scatter
     assert math.sqrt(off[place]) == pytest.approx(math.log(2.0), rel=0.05)
 
@@ -123,17 +86,17 @@ def test_odd_repeats_are_told_and_weighed() -> None:
         samples[place + 1], time_s=0.1 * samples[place + 1].time_s
     )
     samples[20] = msgspec.structs.replace(samples[20], time_s=2.0 * samples[20].time_s)
-    assert "repeats are odd" in odd_repeats(_table(samples))[0]
+    assert "repeats are odd" in odd_repeats(run_table(samples))[0]
 
 
 def test_nothing_repeated_is_nothing_odd() -> None:
-    set_ = _table(_samples("a", 0.3, 0, repeats=1))
+    set_ = run_table(noisy_samples("a", 0.3, 0, repeats=1))
 
     assert odd_repeats(set_) == ()
     assert (sample_weights(set_) == 1.0).all()
     assert set_.is_exact
     assert not msgspec.structs.replace(set_, sampled=True).is_exact
-    assert not _table(_samples("a", 0.3, 0)).is_exact
+    assert not run_table(noisy_samples("a", 0.3, 0)).is_exact
 
 
 @pytest.mark.parametrize("seed", [0, 186])  # the weights of the second do not settle
@@ -151,36 +114,14 @@ def test_rows_run_once_with_heavy_tails_are_smoothed(seed: int) -> None:
     assert (made.variance > 0).all()
 
 
-def _stepped(kernels: int, cores: tuple[int, ...], repeats: int) -> list[Sample]:
-    """Return samples of which rows are off by 3 % of their own, and their runs by 0.1 %."""
-    random = np.random.default_rng(3)
-    samples = []
-    for k in range(kernels):
-        for core in (None, *cores):
-            time_s, energy_j = _truth(core or 1950)
-            row = np.exp(0.03 * random.standard_normal(2)) if core else np.ones(2)
-            for repeat in range(repeats):
-                off = row * np.exp(0.001 * random.standard_normal(2))
-                samples.append(
-                    Sample(
-                        kernel=f"k{k}",
-                        asked=Clocks(core_mhz=core),
-                        repeat=repeat,
-                        time_s=(k + 1) * time_s * float(off[0]),
-                        energy_j=(k + 1) * energy_j * float(off[1] * off[0]),
-                    )
-                )
-    return samples
-
-
 @pytest.mark.parametrize(
-    ("kernels", "cores"), [(4, _CORES), (2, tuple(range(500, 1900, 20)))], ids=["few", "many"]
+    ("kernels", "cores"), [(4, CORES), (2, tuple(range(500, 1900, 20)))], ids=["few", "many"]
 )
 def test_a_fit_believes_what_all_runs_of_a_row_say(kernels: int, cores: tuple[int, ...]) -> None:
     """Physics and the rows beside it say otherwise; there may be more rows than a fit takes."""
-    samples = _stepped(kernels, cores, repeats=3)
-    fitted = estimate(_table(samples), isolated=True)
-    measured = as_measured(_table(samples)).table
+    samples = stepped_samples(kernels, cores, repeats=3)
+    fitted = estimate(run_table(samples), isolated=True)
+    measured = as_measured(run_table(samples)).table
     columns = [measured.settings.index(clocks) for clocks in fitted.table.settings[:-1]]
 
     for ours, theirs in (

@@ -12,40 +12,40 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.peers import UNSEEN, computing
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
-from underclock.runtime.conductor.owners import Owners, Policy, Rules, rules_in
+from underclock.runtime.conductor.owners import LeasePolicy, LeaseRules, Owners, rules_in
 from underclock.testing import simulated_driver
 
 _ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can own what others write")
 _USER, _OTHER, _SERVES = 65534, 65533, 65532
-_STRICT = Rules(start_s=0.0)
+_STRICT = LeaseRules(start_s=0.0)
 
 
 def _uuid() -> str:
     return NvmlGpu().uuid()
 
 
-def _computing(*users: int, rules: Rules = _STRICT) -> Owners:
+def _computing(*users: int, rules: LeaseRules = _STRICT) -> Owners:
     """Return owners by process, of GPUs on which those users compute."""
     return Owners(rules, uid=_SERVES, computing=lambda _uuid: set(users))
 
 
 def _files(folder: Path) -> Owners:
-    return Owners(Rules(policy=Policy.FILE, owners=str(folder)), uid=_SERVES)
+    return Owners(LeaseRules(policy=LeasePolicy.FILE, owners=str(folder)), uid=_SERVES)
 
 
 def test_by_default_a_gpu_is_whose_processes_compute_on_it() -> None:
-    assert Rules().policy is Policy.PROCESS
+    assert LeaseRules().policy is LeasePolicy.PROCESS
     assert _computing(_USER).check("GPU-1", _USER)
     assert _computing(_USER, 0, _SERVES).check("GPU-1", _USER)
     for users in ((_OTHER,), (_OTHER, _USER)):
         with pytest.raises(NotPermittedError, match=f"not known to be user {_USER}'s alone"):
-            _computing(*users, rules=Rules()).check("GPU-1", _USER)
+            _computing(*users, rules=LeaseRules()).check("GPU-1", _USER)
         assert _computing(*users).check("GPU-1", 0)
         assert _computing(*users).check("GPU-1", _SERVES)
 
 
 def test_a_gpu_on_which_nobody_computes_is_nobodys() -> None:
-    assert not _computing(rules=Rules()).check("GPU-1", _USER)
+    assert not _computing(rules=LeaseRules()).check("GPU-1", _USER)
     with pytest.raises(NotPermittedError, match="none of that user's processes") as caught:
         _computing().check("GPU-1", _USER)
     assert "start the job first" in caught.value.hint
@@ -61,7 +61,7 @@ def test_a_lease_is_lost_to_the_next_job_and_not_to_a_guest() -> None:
 
 def test_whose_processes_cannot_be_seen_may_be_anybodys() -> None:
     with pytest.raises(NotPermittedError, match="of users unknown processes compute there"):
-        _computing(UNSEEN, rules=Rules()).check("GPU-1", _USER)
+        _computing(UNSEEN, rules=LeaseRules()).check("GPU-1", _USER)
 
 
 def test_the_site_may_name_whose_a_gpu_is(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_everybody_is_let_in_only_by_name(tmp_path: Path) -> None:
     file.write_text('policy = "any"\n')
     Owners(rules_in(file), uid=_SERVES).check("GPU-1", _USER)
     file.write_text('policy = "file"\nowners = "/run/jobs"\n')
-    assert rules_in(file) == Rules(policy=Policy.FILE, owners="/run/jobs")
+    assert rules_in(file) == LeaseRules(policy=LeasePolicy.FILE, owners="/run/jobs")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_who_computes_is_read_from_the_driver() -> None:
             kernel = KernelConstants(fixed_s=1e-3)
             machine.gpus[0].join(Neighbour(pid=process.pid, kernel=kernel, share=0.2))
         assert computing(_uuid()) == {_USER, 0}
-        owners = Owners(Rules(), uid=_SERVES)
+        owners = Owners(LeaseRules(), uid=_SERVES)
         assert owners.check(_uuid(), _USER)
         with pytest.raises(NotPermittedError, match="processes compute there"):
             owners.check(_uuid(), _OTHER)

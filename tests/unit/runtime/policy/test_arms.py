@@ -15,7 +15,7 @@ from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.arms import (
     ArmName,
     Arms,
-    Expected,
+    ExpectedRun,
     paired_change,
     parse_arms,
 )
@@ -196,16 +196,16 @@ def test_a_block_tells_the_same_however_many_steps_are_seen_at_once(
 @pytest.mark.parametrize(
     ("expected", "step", "reason"),
     [
-        (Expected(auto_s=0.36), {}, "at auto takes 0.333 times what the plan says"),
-        (Expected(auto_s=0.04), {}, "at auto takes 3 times what the plan says"),
-        (Expected(limit_w=350.0), {"energy_j": 61.8}, "drew 515 W by what was seen"),
-        (Expected(enqueued=300), {}, "80 steps were seen where 300 were taken"),
-        (Expected(enqueued=40), {}, "80 steps were seen where 40 were taken"),
-        (Expected(), {"counted": False}, "steps are not counted"),
+        (ExpectedRun(auto_s=0.36), {}, "at auto takes 0.333 times what the plan says"),
+        (ExpectedRun(auto_s=0.04), {}, "at auto takes 3 times what the plan says"),
+        (ExpectedRun(limit_w=350.0), {"energy_j": 61.8}, "drew 515 W by what was seen"),
+        (ExpectedRun(enqueued=300), {}, "80 steps were seen where 300 were taken"),
+        (ExpectedRun(enqueued=40), {}, "80 steps were seen where 40 were taken"),
+        (ExpectedRun(), {"counted": False}, "steps are not counted"),
     ],
 )
 def test_there_is_no_verdict_on_what_cannot_be(
-    expected: Expected, step: dict[str, Any], reason: str
+    expected: ExpectedRun, step: dict[str, Any], reason: str
 ) -> None:
     arms = Arms(names=TWO, block=10, settling=2)
     for _ in range(80):
@@ -215,7 +215,7 @@ def test_there_is_no_verdict_on_what_cannot_be(
     assert plan.judgement is not None
     assert plan.verdict.startswith("cannot tell, because ")
     assert reason in plan.verdict
-    fits = Expected(auto_s=0.11, limit_w=600.0, enqueued=85)
+    fits = ExpectedRun(auto_s=0.11, limit_w=600.0, enqueued=85)
     if step != {"counted": False}:
         assert arms.differences(promise=0.0, budget=0.01, expected=fits)[0].verdict == "kept"
 
