@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE =
 .PHONY: demo test check types suite quick fix gpu bench evidence calibrate paper switching search refine steer fit clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
-	$(BIN)/underclock demo --force -o underclock-demo
+	$(BIN)/underclock demo $(if $(wildcard underclock-demo/report.html),--force) -o underclock-demo
 	@echo "the command is $(BIN)/underclock; after \`. $(BIN)/activate\` it is underclock"
 
 test: check  ## everything CI runs; no GPU needed
