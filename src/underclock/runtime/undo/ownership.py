@@ -151,7 +151,9 @@ class Ownership:
                     _end_stopped(one)
             if conductor in acts or time.monotonic() > until_s:
                 os.close(descriptor)
-                raise _owned(uuid, acts[0] if acts else Process.of(_holder(path) or 0))
+                # The kernel's list may lack a lock; the file names whom this user or root wrote.
+                known = Process.of(_holder(path) or 0) or conductor
+                raise _owned(uuid, acts[0] if acts else known)
             time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
         try:
             above = () if machine in {None, folder} else _above(machine / f"{uuid}.lock", uuid)
