@@ -47,10 +47,12 @@ class Process(NamedTuple):
         proc = Path(f"/proc/{self.pid}")
         try:
             is_python = (proc / "exe").readlink().name.startswith("python")
-            words = (proc / "cmdline").read_bytes()
+            _python, *words = (proc / "cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
-        return is_python and b"underclock" in words and self._uid == os.geteuid()
+        # Where Python lies says nothing: any program may run on the one in a folder of that name.
+        named = any(b"underclock" in word for word in words)
+        return is_python and named and self._uid == os.geteuid()
 
     @property
     def whose(self) -> str:
