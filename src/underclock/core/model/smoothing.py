@@ -54,7 +54,7 @@ def smoothed(runs: Runs, mem_mhz: Floats, scatter: Floats) -> Smoothed:
     confirmed2 = 0.5 * nearest(runs) ** 2
     deviations, own2 = (_BENDS[0], _OWN[0]), np.full(len(scatter), _OWN[0] ** 2)
     mean = variance = np.empty(0)
-    for turn in range(_ROUNDS):  # pragma: no branch - weights mostly settle
+    for turn in range(_ROUNDS):
         measured = means(runs, weight)
         noise2 = scatter**2 / np.bincount(runs.row, weight)
         level = float(np.average(measured, weights=1.0 / noise2))

@@ -99,7 +99,7 @@ def test_nothing_repeated_is_nothing_odd() -> None:
     assert not run_table(noisy_samples("a", 0.3, 0)).is_exact
 
 
-@pytest.mark.parametrize("seed", [0, 186])  # the weights of the second do not settle
+@pytest.mark.parametrize("seed", [0, 126, 162])  # weights of all but the first do not settle
 def test_rows_run_once_with_heavy_tails_are_smoothed(seed: int) -> None:
     log_mhz = np.log(np.linspace(500, 2000, 14))
     runs = Runs(
