@@ -21,8 +21,8 @@ import msgspec
 import torch as library
 
 from step_speed import calls, launches, speed_ms, speeds
-from underclock.core.costs.breakdown import breakdown
-from underclock.core.costs.cap import driver_says
+from underclock.core.step.breakdown import breakdown
+from underclock.core.step.cap import driver_says
 from underclock.errors import StuckError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.feed import timed

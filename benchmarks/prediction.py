@@ -26,7 +26,6 @@ import numpy as np
 import underclock
 from underclock.core.calibration.gpu import calibrate
 from underclock.core.calibration.sweep import Sweep, sweep_of
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.knapsack import Exact, Problem
 from underclock.core.prediction.prior import FITTED, PUBLISHED, Prior, reference_kernels
 from underclock.core.prediction.savings import (
@@ -36,6 +35,7 @@ from underclock.core.prediction.savings import (
     draw_tables,
     interval,
 )
+from underclock.core.step.table import CostTable, cost_table
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel, encode
 from underclock.gpus.specs import SPECS

@@ -24,7 +24,6 @@ import numpy as np
 from prediction import best_change, part_of
 from underclock.core.calibration.gpu import Calibrated, calibrate
 from underclock.core.calibration.sweep import sweep_of
-from underclock.core.costs.table import cost_table
 from underclock.core.model.start import unknown_gpu
 from underclock.core.prediction.checks import checks_of, widening
 from underclock.core.prediction.prior import (
@@ -35,6 +34,7 @@ from underclock.core.prediction.prior import (
     reference_kernels,
 )
 from underclock.core.prediction.savings import at_baseline, baseline_runs, draw_tables, interval
+from underclock.core.step.table import cost_table
 from underclock.gpus.specs import SPECS
 from underclock.records import Clocks, SampleSet
 from underclock.records.observed import Interval

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.choices import cost_of
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
+from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import InfeasibleError
 from underclock.hw.base import Loop
 from underclock.hw.measurer import GpuMeasurer

@@ -26,10 +26,10 @@ from calibrate_h200 import (
 from steered_loops import LOOPS, under
 from steered_step import BIG_S, Reached, at_auto, compare, looks_at_auto, reached
 from underclock.arrays import Floats
-from underclock.core.costs.step import settled_step
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering.reach import reach_mhz
+from underclock.core.step.under_cap import settled_step
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.specs import SPECS
 from underclock.records import Kind, Pass, SampleSet

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.power_window import LaunchCosts
+from underclock.core.step.cap import LaunchCosts
 from underclock.physics.mean_power import window_means_w
 
 _ROUNDS = 8  # in which the limit is found that gives the mean power as measured

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.power_window import has_company
-from underclock.core.costs.step import settled_step
-from underclock.core.costs.table import CostTable
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.wanted import ALONE
+from underclock.core.step.cap import has_company
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import settled_step
 from underclock.records import MixSample, SampleSet
 
 BIG_S = 100e-6

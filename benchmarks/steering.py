@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.costs.cap import driver_says
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
@@ -25,6 +24,7 @@ from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.model.predictive import posterior_of
 from underclock.core.steering.reach import reach_mhz
+from underclock.core.step.cap import driver_says
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
 from underclock.physics.power import busy_w

@@ -18,11 +18,11 @@ import numpy as np
 
 from baselines.rules import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
 from underclock import measure, trace
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.achievable import achieved
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
+from underclock.core.step.table import CostTable, cost_table
 from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.sensors import Latency
 from underclock.gpus.switching import SwitchingModel

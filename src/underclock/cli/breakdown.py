@@ -16,7 +16,7 @@ def command(samples: Path, *, as_json: bool) -> None:
 
     Example: underclock breakdown samples.db
     """
-    from underclock.core.costs.breakdown import breakdown
+    from underclock.core.step.breakdown import breakdown
     from underclock.report import breakdown_tables
     from underclock.store import read_samples
 

@@ -116,9 +116,9 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
-    from underclock.core.costs.unreached import unreached
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
+    from underclock.core.step.unmeasured import unreached
     from underclock.records import Step
     from underclock.stages.backends import in_virtual_time
     from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
@@ -207,8 +207,8 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
 
 def _taken(sample_set: "SampleSet") -> str:
     """Say how much was measured."""
-    from underclock.core.costs.only_whole import is_only_whole
     from underclock.core.steering.reach import reach_mhz
+    from underclock.core.step.whole import is_only_whole
 
     locked = [s.asked for s in sample_set.mixed if s.is_step and not s.asked.is_auto]
     if is_only_whole(sample_set) and locked:

@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Bools
-from underclock.core.costs.cap import driver_says
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.ran_clocks import ceiling_mhz
@@ -23,6 +22,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.core.steering.wanted import IDLING
+from underclock.core.step.cap import driver_says
 from underclock.hw.base import Capability, Reading
 from underclock.records import Clocks, Kernel, Mix, SampleSet
 from underclock.stages.next_samples import NextSample, worth_of_samples

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from underclock.core.costs.only_whole import WHOLE, as_one
-from underclock.core.costs.power_window import is_uneven
 from underclock.core.steering.wanted import ALONE
+from underclock.core.step.cap import is_uneven
+from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.costs.table import cost_table
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.model.row_runs import odd_repeats, run_variances
 from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
+from underclock.core.step.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Sample, SampleSet
 from underclock.records.checked import CheckedNumber, CheckedPromise, PromiseCheck

@@ -3,7 +3,6 @@
 import dataclasses
 from dataclasses import dataclass
 
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import inferred_costs
 from underclock.core.model.cost_estimate import CostEstimate
@@ -12,6 +11,7 @@ from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.goal import Goal
+from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import UsageError
 from underclock.records import Clocks, Evidence, GpuInfo, Objective, SampleSet
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from underclock.core.costs.only_whole import as_one, is_only_whole
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.pooling import joined
+from underclock.core.step.whole import as_one, is_only_whole
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit
 from underclock.stages.sources import as_kernel_samples, as_samples

@@ -6,14 +6,6 @@ import msgspec
 
 import underclock
 from underclock.arrays import Ints
-from underclock.core.costs.only_whole import (
-    WHOLE,
-    as_one,
-    is_only_whole,
-    shared_out,
-    told_of_passes,
-)
-from underclock.core.costs.table import CostTable
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.planning.chance_constraint import RiskModel
@@ -25,6 +17,14 @@ from underclock.core.planning.strategies import (
     ComparedStrategies,
     compare_strategies,
     one_clock_only,
+)
+from underclock.core.step.table import CostTable
+from underclock.core.step.whole import (
+    WHOLE,
+    as_one,
+    is_only_whole,
+    shared_out,
+    told_of_passes,
 )
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (

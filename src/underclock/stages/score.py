@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.inference.table import as_measured
 from underclock.core.planning.choices import cost_of, with_intervals
+from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import DataError
 from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status, Strategy
 from underclock.stages.sources import as_kernel_samples, as_plan, check_gpu

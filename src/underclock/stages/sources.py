@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from underclock.core.costs.only_whole import check_kernels_alone
+from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, UsageError
 from underclock.records import (
     Clocks,

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from underclock.core.costs.only_whole import is_only_whole
-from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import (
     QUICK,
     SOLVER,
@@ -19,6 +17,8 @@ from underclock.core.planning.latency_curve import Own, Progress, budget_curve, 
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
+from underclock.core.step.table import CostTable
+from underclock.core.step.whole import is_only_whole
 from underclock.errors import UsageError
 from underclock.gpus.switching import reported_latency
 from underclock.records import (

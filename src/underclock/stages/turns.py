@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.beside import waited_counts
+from underclock.core.step.overlap import waited_counts
 from underclock.errors import DataError
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Plan, Strategy

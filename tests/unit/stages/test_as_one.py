@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock.core.costs.breakdown import breakdown
-from underclock.core.costs.only_whole import WHOLE
 from underclock.core.planning.goal import Goal
+from underclock.core.step.breakdown import breakdown
+from underclock.core.step.whole import WHOLE
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Durations, Measurer, Reading
 from underclock.records import (

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import underclock
-from underclock.core.costs.table import cost_table
+from underclock.core.step.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 import underclock
-from underclock.core.costs.table import cost_table
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.prediction.prior import FITTED, PUBLISHED
+from underclock.core.step.table import cost_table
 from underclock.errors import DataError, UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode

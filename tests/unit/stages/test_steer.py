@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock.core.costs.cap import driver_says
-from underclock.core.costs.power_window import is_uneven
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.wanted import ALONE, IDLING, METERED, Wanted
+from underclock.core.step.cap import driver_says, is_uneven
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.hw.base import Durations, Launcher, Loop, Reading

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from underclock.core.costs.following import in_step_s
+from underclock.core.step.following import in_step_s
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Reading
 from underclock.hw.measurer import BRISK

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from underclock import predict
-from underclock.core.costs.breakdown import breakdown
+from underclock.core.step.breakdown import breakdown
 from underclock.errors import DataError
 from underclock.records import Clocks, Evidence
 from underclock.records.observed import Bound

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.costs.cap import CapMargin, draws_limit
+from underclock.core.step.cap import CapMargin, draws_limit
 from underclock.errors import DataError
 from underclock.records import SampleSet
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.table import CostTable
 from underclock.core.inference.field import Errors
 from underclock.core.model.predicted_change import PredictedChange, TimeVariance
+from underclock.core.step.table import CostTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.costs.beside import at_any_clocks, run_beside, waited_counts
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.inference.chosen import Optimism, optimism
 from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
@@ -15,6 +13,8 @@ from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.runs import RunLogs, Weights, excess, rows_of, weighed, within
 from underclock.core.inference.sizes import likeliest
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
+from underclock.core.step.overlap import at_any_clocks, run_beside, waited_counts
+from underclock.core.step.table import CostTable, cost_table
 from underclock.records import Clocks, SampleSet
 
 _ROUNDS = 4  # of weights of runs and fields, each told by the other

@@ -17,11 +17,11 @@ import numpy as np
 from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.costs.beside import waited_counts
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import ONE_SIDED, Baseline
 from underclock.core.model.row_runs import runs_of
 from underclock.core.statistics.repeats import OF_USUAL, Runs, Weighed, weighed
+from underclock.core.step.overlap import waited_counts
 from underclock.records import Clocks, SampleSet
 
 _ONE_SIDE = 0.95

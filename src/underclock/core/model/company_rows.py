@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.core.costs.unreached import unreached
 from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.ran_clocks import own_memory_mhz
 from underclock.core.model.rows import FitRow, Idling
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.power_peak import taken_apart
 from underclock.core.steering.taking_off import Left, Paces, StepDraw, step_draws
+from underclock.core.step.unmeasured import unreached
 from underclock.physics.constants import GpuConstants
 from underclock.records import SampleSet
 

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.costs.beside import waited_shares
-from underclock.core.costs.step import cap_of, step_cost_and_heat
-from underclock.core.costs.table import CostTable
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import (
@@ -24,6 +21,9 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.rows import Rows
+from underclock.core.step.overlap import waited_shares
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of, step_cost_and_heat
 from underclock.records import Closure
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty

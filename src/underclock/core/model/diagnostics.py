@@ -11,8 +11,6 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.beside import waited_counts
-from underclock.core.costs.unreached import unreached
 from underclock.core.model.fitting import fit_rows
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
@@ -22,6 +20,8 @@ from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import constants_of, prior_doubt
+from underclock.core.step.overlap import waited_counts
+from underclock.core.step.unmeasured import unreached
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit, KernelFit
 

@@ -13,12 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.costs.beside import at_any_clocks, counts_beside, waited_counts
-from underclock.core.costs.following import step_clock
-from underclock.core.costs.heat import Heat
-from underclock.core.costs.step import known_step, memories_like_auto
-from underclock.core.costs.table import CostTable, cost_table
-from underclock.core.costs.unreached import unreached
 from underclock.core.model.auto_costs import auto_of_runs
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.cost_estimate import CostEstimate
@@ -40,6 +34,11 @@ from underclock.core.model.row_runs import odd_repeats, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.reach import told
+from underclock.core.step.following import step_clock
+from underclock.core.step.overlap import at_any_clocks, counts_beside, waited_counts
+from underclock.core.step.table import CostTable, Heat, cost_table
+from underclock.core.step.under_cap import known_step, memories_like_auto
+from underclock.core.step.unmeasured import unreached
 from underclock.physics.power import idle_w
 from underclock.physics.thermal import AMBIENT_C
 from underclock.records import GREATEST_MHZ, Clocks, Evidence, Sample, SampleSet

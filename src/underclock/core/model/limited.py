@@ -12,13 +12,12 @@ from typing import Self
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.beside import waited_shares
-from underclock.core.costs.power_limit import under_limit
-from underclock.core.costs.power_window import settle
-from underclock.core.costs.step import cap_of, step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.step.cap import settle
+from underclock.core.step.overlap import waited_shares
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of, step_cost, under_limit
 
 _LESS = 0.99  # of the limit, to see how time follows power
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from underclock.core.costs.cap import CapMargin, driver_says, is_power_capped
 from underclock.core.model.checks import clocks_asked
+from underclock.core.step.cap import CapMargin, driver_says, is_power_capped
 from underclock.records import Sample, SampleSet
 
 UNKNOWN_MHZ = 1.0

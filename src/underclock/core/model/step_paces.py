@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.beside import waited_shares
-from underclock.core.costs.power_window import LaunchCosts, PowerCap, clock_moves, settled_at
-from underclock.core.costs.step import memories_like_auto
-from underclock.core.costs.table import step_means
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.predictive import posterior_of
 from underclock.core.steering.taking_off import Paces
+from underclock.core.step.cap import LaunchCosts, PowerCap, clock_moves, settled_at
+from underclock.core.step.overlap import waited_shares
+from underclock.core.step.table import step_means
+from underclock.core.step.under_cap import memories_like_auto
 from underclock.records import Clocks, SampleSet
 
 _FEWEST = 2  # clocks between which a step settles

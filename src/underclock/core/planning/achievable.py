@@ -15,9 +15,6 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.costs.groups import grouped
-from underclock.core.costs.step import against_auto, cap_of, step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.aim import Aim
@@ -25,6 +22,8 @@ from underclock.core.planning.chance_constraint import room
 from underclock.core.planning.choices import with_intervals
 from underclock.core.planning.misses import WORTH, Misses, misses
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import against_auto, cap_of, grouped, step_cost
 from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
 from underclock.core.switching.schedule import infeasible, schedule_of, violations
 from underclock.records import (

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.groups import Grouped, grouped
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem, Solution
 from underclock.core.knapsack.frontier import least_product
 from underclock.core.knapsack.problem import INFEASIBLE, solution_of
@@ -36,6 +34,8 @@ from underclock.core.planning.under_cap import (
     is_held,
     proof_of_held,
 )
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import Grouped, grouped
 from underclock.records import TOLERANCE, Aggregate, Granularity, Objective, Status
 
 # Of expected costs a proof to the last joule proves nothing: past so many labels, a gap is stated.

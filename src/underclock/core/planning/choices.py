@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.costs.beside import run_beside
-from underclock.core.costs.step import against_auto, step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
+from underclock.core.step.overlap import run_beside
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import against_auto, step_cost
 from underclock.records import Arm, Choice, Clocks, Cost
 
 

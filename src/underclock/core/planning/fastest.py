@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.costs.groups import Grouped
-from underclock.core.costs.step import cap_of, step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem, WindowedGroups
 from underclock.core.planning.under_cap import Proof, windows_of
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import Grouped, cap_of, step_cost
 from underclock.records import Cost, Status
 
 ROUNDS = 24

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import QUICK, SOLVER, schedule_cost
 from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.step.table import CostTable
 from underclock.core.switching import Schedule, SequenceProblem, infeasible
 from underclock.records import Arm, Cost, LatencyPoint
 from underclock.records.latencies import LatencyTable

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.power_window import LaunchCosts
+from underclock.core.step.cap import LaunchCosts
 
 _LOOKED_AT = 8  # launches on either side; a change further off costs as if the last went on
 _QUANTILES = 25

@@ -1,10 +1,9 @@
 """The frontier of time against power limit: what choosing clocks gains over the driver's cap."""
 
-from underclock.core.costs.groups import grouped
-from underclock.core.costs.power_limit import under_limit
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact
 from underclock.core.planning.fastest import fastest
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import grouped, under_limit
 from underclock.records import Granularity, PowerPoint
 
 _PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

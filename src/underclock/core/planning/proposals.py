@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import SOLVER
 from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.sequence import Rules, sequence_problem, unchanged
+from underclock.core.step.table import CostTable
 from underclock.core.switching import SequenceProblem
 from underclock.records import Kernel, Pass, Proposal, Status
 

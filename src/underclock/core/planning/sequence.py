@@ -11,9 +11,9 @@ from typing import Self
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.costs.beside import run_beside
-from underclock.core.costs.table import CostTable
 from underclock.core.planning.misses import usual_misses
+from underclock.core.step.overlap import run_beside
+from underclock.core.step.table import CostTable
 from underclock.core.switching import SequenceProblem
 from underclock.errors import DataError
 from underclock.records import Clocks, Kernel, Pass

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.groups import Grouped, grouped
-from underclock.core.costs.step import against_auto
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Problem
 from underclock.core.knapsack.frontier import subsampled, supported
 from underclock.core.planning.best_choice import TIME_POWER, Task, best_choice, tolerance_of
@@ -25,6 +22,8 @@ from underclock.core.planning.chance_constraint import Candidate, RiskModel, roo
 from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.under_cap import Proof
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import Grouped, against_auto, grouped
 from underclock.records import Aggregate, Arm, Cost, Granularity, Objective, Status, Strategy
 
 _FRONTIER_POINTS = 200

@@ -13,12 +13,11 @@ import math
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.costs.groups import Grouped
-from underclock.core.costs.power_window import PowerCap, greatest_mean_w
-from underclock.core.costs.step import cap_of, settled_step, step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import BelowLimit, PowerWindows, Problem, Solver, WindowedGroups
 from underclock.core.planning.aim import Aim
+from underclock.core.step.cap import PowerCap, greatest_mean_w
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import Grouped, cap_of, settled_step, step_cost
 from underclock.records import Status
 
 _ROUNDS = 12  # choices looked at within a time budget

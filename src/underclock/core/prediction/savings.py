@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.beside import run_beside
-from underclock.core.costs.cap import CapMargin, capped_kernels, driver_says
-from underclock.core.costs.settled_auto import settle_auto
-from underclock.core.costs.table import CostTable, cost_table
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import solve_strategies
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import BaselineRun, Prior
+from underclock.core.step.breakdown import settle_auto
+from underclock.core.step.cap import CapMargin, capped_kernels, driver_says
+from underclock.core.step.overlap import run_beside
+from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import DataError
 from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy
 from underclock.records.observed import Interval, PredictedArm

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from underclock.core.costs.beside import waited_counts, waited_shares
-from underclock.core.costs.power_window import has_company
 from underclock.core.steering.company import USUAL_C
 from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at
 from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
@@ -32,6 +30,8 @@ from underclock.core.steering.wanted import (
     Wanted,
     are_alike,
 )
+from underclock.core.step.cap import has_company
+from underclock.core.step.overlap import waited_counts, waited_shares
 from underclock.physics.constants import GpuConstants
 from underclock.records import Mix, MixSample, SampleSet
 

@@ -1,7 +1,7 @@
 """How far company moved the clock: what steering reached, and what readers must know of that."""
 
-from underclock.core.costs.cap import CapMargin, driver_says
 from underclock.core.steering.taking_off import HUNTS_MHZ
+from underclock.core.step.cap import CapMargin, driver_says
 from underclock.records import MixSample, SampleSet
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.arrays import Floats
-from underclock.core.costs.power_window import clock_moves, is_uneven, with_durations
 from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
+from underclock.core.step.cap import clock_moves, is_uneven, with_durations
 from underclock.records import Kernel, MixSample
 
 COMPANION = ""

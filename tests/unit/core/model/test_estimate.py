@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.costs.table import cost_table
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
 from underclock.core.model.pooling import joined
 from underclock.core.model.sample_rows import CannotFitError
+from underclock.core.step.table import cost_table
 from underclock.errors import DataError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.table import CostTable
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import (
     ONE_SIDED,
@@ -24,6 +23,7 @@ from underclock.core.model.rows import PER_KERNEL
 from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
+from underclock.core.step.table import CostTable
 from underclock.records import AUTO, Aggregate, Clocks, Kernel, Objective, Status, Strategy
 
 _K, _C, _S = 4, 5, 3

@@ -7,14 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.costs.step import cap_of, settled_step, step_cost
-from underclock.core.costs.table import cost_table
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.entries import settings_of
 from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.sample_rows import CannotFitError
+from underclock.core.step.table import cost_table
+from underclock.core.step.under_cap import cap_of, settled_step, step_cost
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.costs.power_window import LaunchCosts, PowerCap, SettledStep, settled_at
 from underclock.core.model.fitting import fit_rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.step_paces import step_paces
+from underclock.core.step.cap import LaunchCosts, PowerCap, SettledStep, settled_at
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w

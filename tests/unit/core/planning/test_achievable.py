@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.costs.table import CostTable
 from underclock.core.planning.achievable import achieved, as_record, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import (
@@ -21,6 +20,7 @@ from underclock.core.planning.latency_curve import (
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
+from underclock.core.step.table import CostTable
 from underclock.core.switching import Schedule, violations
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Kernel, Pass, Status

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.costs.table import cost_table
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
@@ -21,6 +20,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
+from underclock.core.step.table import cost_table
 from underclock.errors import DataError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants

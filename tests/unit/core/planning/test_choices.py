@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
-from underclock.core.costs.table import CostTable
 from underclock.core.planning.choices import choices, cost_of
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
+from underclock.core.step.table import CostTable
 from underclock.records import AUTO, Clocks, Kernel, Strategy
 
 

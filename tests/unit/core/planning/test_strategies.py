@@ -10,10 +10,6 @@ from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
 from underclock.arrays import Ints
-from underclock.core.costs.heat import Heat
-from underclock.core.costs.power_window import PowerCap
-from underclock.core.costs.step import step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import choose_kernels, tolerance_of
 from underclock.core.planning.goal import Goal
@@ -22,6 +18,9 @@ from underclock.core.planning.strategies import (
     compare_strategies,
     one_clock_only,
 )
+from underclock.core.step.cap import PowerCap
+from underclock.core.step.table import CostTable, Heat
+from underclock.core.step.under_cap import step_cost
 from underclock.records import (
     AUTO,
     Aggregate,

@@ -10,10 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Ints
-from underclock.core.costs.groups import grouped
-from underclock.core.costs.power_window import PowerCap, settle
-from underclock.core.costs.step import settled_step, step_cost
-from underclock.core.costs.table import CostTable
 from underclock.core.knapsack import Exact, Problem
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import achieved, schedule_cost
@@ -29,6 +25,9 @@ from underclock.core.planning.under_cap import (
     is_held,
     proof_of_held,
 )
+from underclock.core.step.cap import PowerCap, settle
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import grouped, settled_step, step_cost
 from underclock.records import (
     AUTO,
     Aggregate,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.power_window import has_company, is_uneven, with_durations
 from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz
 from underclock.core.steering.spreading import spread
+from underclock.core.step.cap import has_company, is_uneven, with_durations
 from underclock.records import Clocks, Mix, MixSample
 
 _LONG = [1e-3] * 200  # a step of 0.2 s

@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.cap import CapMargin, is_power_capped
-from underclock.core.costs.power_window import with_durations
+from underclock.core.step.cap import CapMargin, is_power_capped, with_durations
 from underclock.errors import DataError
 from underclock.records import AUTO, MixSample, Sample, SampleSet
 from underclock.records.observed import Exponent, Follows, StepClock

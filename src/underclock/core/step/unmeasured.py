@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.beside import waited_counts
-from underclock.core.costs.following import in_step_s
+from underclock.core.step.following import in_step_s
+from underclock.core.step.overlap import waited_counts
 from underclock.records import AUTO, SampleSet
 
 _LEAST_SPREAD = 0.3  # of the power of a kernel of which nothing but its kind is known

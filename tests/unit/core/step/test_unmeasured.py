@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.table import cost_table
-from underclock.core.costs.unreached import unreached
+from underclock.core.step.table import cost_table
+from underclock.core.step.unmeasured import unreached
 from underclock.errors import DataError
 from underclock.records import (
     Clocks,

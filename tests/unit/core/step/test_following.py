@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.costs.following import exponents, follows, in_step_s, step_clock
+from underclock.core.step.following import exponents, follows, in_step_s, step_clock
 from underclock.errors import DataError
 from underclock.records import (
     AUTO,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from underclock.core.costs.only_whole import (
+from underclock.core.step.whole import (
     WHOLE,
     as_one,
     check_kernels_alone,

@@ -1,6 +1,9 @@
 """What a step costs as it runs: locked clocks under one power cap, against auto as measured.
 
-Shape letters: K kernels, S settings, n launches.
+Kernel by kernel, pass by pass or one clock for the whole step: kernels that share a setting are
+grouped, and the planner solves the same problem each time, on fewer groups.
+
+Shape letters: K kernels, G groups, S settings, n launches.
 """
 
 import dataclasses
@@ -11,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.costs.beside import shared_out
-from underclock.core.costs.cap import driver_says
-from underclock.core.costs.power_window import PowerCap, SettledStep, settle, settled_at
-from underclock.core.costs.table import CostTable, step_means
-from underclock.records import Clocks, Closure, Cost, SampleSet
+from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle, settled_at
+from underclock.core.step.overlap import shared_out
+from underclock.core.step.table import CostTable, step_means
+from underclock.records import Clocks, Closure, Cost, Granularity, SampleSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,3 +206,111 @@ def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints
     away = np.abs(core[None, :] - settled.core_mhz[:, None])
     nearest: Ints = np.array(same, dtype=np.int64)[away.argmin(axis=1)]
     return nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Costs of groups of kernels.
+
+    Attributes:
+        member: Group of each kernel. Shape (K,).
+        time_s: Sum over the group; ``inf`` unless every member was measured. Shape (G, S).
+        energy_j: Sum over the group; ``inf`` unless every member was measured. Shape (G, S).
+    """
+
+    member: Ints
+    time_s: Floats
+    energy_j: Floats
+
+    def spread(self, choice: tuple[int, ...] | Ints) -> Ints:
+        """Turn a setting per group into a setting per kernel. Shape (K,)."""
+        return np.asarray(choice, dtype=np.int64)[self.member]
+
+    def added(self, of_kernels: Floats) -> Floats:
+        """Add up something of kernels at each setting. Shape (G, S).
+
+        Args:
+            of_kernels: Shape (K, S).
+        """
+        sums = np.zeros((len(self.time_s), of_kernels.shape[1]))
+        np.add.at(sums, self.member, of_kernels)
+        return sums
+
+    def auto_s(self, table: CostTable) -> Floats:
+        """Return the time of each group at auto, in s. Shape (G,)."""
+        at_auto_s = table.time_s[:, table.baseline]
+        return np.bincount(self.member, weights=at_auto_s).astype(np.float64)
+
+
+def grouped(table: CostTable, granularity: Granularity) -> Grouped:
+    """Add up the kernels that must share a setting."""
+    if granularity is Granularity.STEP and table.power_cap is not None:
+        time_s, energy_j = fixed_costs(table)
+        return Grouped(np.zeros(len(table.kernels), dtype=np.int64), time_s[None], energy_j[None])
+    if granularity is Granularity.KERNEL:
+        return _choosable(
+            table, Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j)
+        )
+    if granularity is Granularity.PASS:
+        passes = list(dict.fromkeys(kernel.pass_ for kernel in table.kernels))
+        member = np.array([passes.index(kernel.pass_) for kernel in table.kernels])
+    else:
+        member = np.zeros(len(table.kernels), dtype=np.int64)
+    belongs = np.arange(member.max() + 1)[:, None] == member
+    sums = Grouped(
+        member,
+        np.stack([table.time_s[row].sum(axis=0) for row in belongs]),
+        np.stack([table.energy_j[row].sum(axis=0) for row in belongs]),
+    )
+    return _choosable(table, sums)
+
+
+def _choosable(table: CostTable, groups: Grouped) -> Grouped:
+    """Leave auto out where it is a cost of the whole step: beside locked kernels it is another."""
+    if table.power_cap is None:
+        return groups
+    time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
+    time_s[:, table.baseline] = energy_j[:, table.baseline] = np.inf
+    return Grouped(groups.member, time_s, energy_j)
+
+
+def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> KnownStep:
+    """Return the costs of a step under a power limit; auto is what the driver's cap leaves it.
+
+    The loop settles as far below one limit as below another. Whatever is chosen draws about the
+    limit, so all of it runs at the temperature that belongs to that.
+
+    Args:
+        table: Costs of the step under the limit it was measured at.
+        limit_w: The other limit.
+        known_limit_w: The one it was measured at.
+
+    Raises:
+        ValueError: Costs are of kernels alone.
+    """
+    cap = cap_of(table)
+    settles_w = cap.limit_w - known_limit_w + limit_w
+    energy_j = table.energy_j.copy()
+    if table.heat is not None:
+        cooler_c = table.heat.c_per_w * min(0.0, settles_w - table.auto_w)
+        known = np.isfinite(table.time_s)
+        per_s = np.broadcast_to(table.heat.w_per_c * cooler_c, table.time_s.shape)
+        energy_j[known] += table.time_s[known] * per_s[known]
+    cap = dataclasses.replace(cap, limit_w=settles_w)
+    cooled = dataclasses.replace(table, energy_j=energy_j, power_cap=cap, heat=None)
+    settled = settle(cap, cooled.launches, np.full(len(cap.order), cap.boost))
+    time_s = table.time_s.copy()
+    # What the model misses of the step at its own limit, it is taken to miss at another.
+    time, energy = (
+        (1.0, 1.0) if table.closure is None else (table.closure.time, table.closure.energy)
+    )
+    for costs, each, ratio in (
+        (time_s, settled.time_s, time),
+        (energy_j, settled.energy_j, energy),
+    ):
+        total = float(each.sum()) / ratio
+        costs[:, table.baseline] = shared_out(table.kernels, cap.order, each, total)
+    return KnownStep(
+        table=dataclasses.replace(cooled, time_s=time_s, energy_j=energy_j),
+        at_auto=nearest_settings(table, settled, cap.boost),
+    )

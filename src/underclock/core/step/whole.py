@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.costs.power_window import HALF_BIN_MHZ, is_uneven
+from underclock.core.step.cap import HALF_BIN_MHZ, is_uneven
 from underclock.errors import DataError
 from underclock.records import AUTO, Choice, Clocks, Kernel, Mix, MixSample, Sample, SampleSet
 from underclock.units import format_percent
