@@ -46,31 +46,31 @@ gpu: $(VENV)/.dev  ## on a machine with an NVIDIA GPU: reads it and writes nothi
 	$(BIN)/pytest -m gpu
 
 bench: $(VENV)/.dev  ## speed against HiGHS, in one run
-	$(BIN)/python benchmarks/planning.py
+	PYTHONPATH=studies $(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/startup.py
 
 evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
-	$(BIN)/python benchmarks/replayed.py
+	$(BIN)/python studies/replayed.py
 	$(BIN)/underclock check ../shared/data/measured/rtx_laptop_repeats.csv --seed 7 --splits 100 --markdown \
 		> docs/evidence/calibration_of_promises.md
 
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py
 
 paper: $(VENV)/.dev  ## rewrite docs/evidence/paper.md: the paper's study on the simulated GPU
-	$(BIN)/python benchmarks/paper.py
+	$(BIN)/python studies/paper.py
 
 switching: $(VENV)/.dev  ## rewrite docs/evidence/switching.md: plans under latency, and run
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/switching_plans.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/switching_plans.py
 
 search: $(VENV)/.bench  ## rewrite docs/evidence/searching.md: searches for samples, compared
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/searching.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/searching.py
 
 refine: $(VENV)/.dev  ## rewrite docs/evidence/refining.md: a plan from another GPU, measured again
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/refining.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/refining.py
 
 steer: $(VENV)/.dev  ## rewrite docs/evidence/steering.md: steered against held clocks
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/steering.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/steering.py
 
 fit: $(VENV)/.dev  ## rewrite docs/evidence/fitting.md: how long the fit takes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fitting.py

@@ -1,6 +1,6 @@
 """The exact scheduler with switches, against HiGHS and simpler rules, in the same run.
 
-    python benchmarks/switching.py [HIGHS_LIMIT_S]
+    PYTHONPATH=studies python benchmarks/switching.py [HIGHS_LIMIT_S]
 
 Instances are like a GPU's: kernel sizes over three decades, time the p-norm of a core and a memory
 part, a voltage floor, measurement noise; a grid of core and memory clocks. `distinct` has as many
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.rules import FixedClock, Genetic, LeastProduct, Local
-from baselines.schedule_milp import ScheduleMilp
+from rivals.rules import FixedClock, Genetic, LeastProduct, Local
+from rivals.schedule_milp import ScheduleMilp
 from underclock.core.switching import CyclicExact, Schedule, Scheduler, SequenceProblem, cost_of
 from underclock.records import Status
 

@@ -19,7 +19,7 @@ if torch.cuda.device_count() < 2:
 
 pytestmark = pytest.mark.gpu
 
-ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo"
+ZOO = Path(__file__).parents[2] / "studies" / "zoo"
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo"
+ZOO = Path(__file__).parents[2] / "studies" / "zoo"
 
 
 class Trainer:

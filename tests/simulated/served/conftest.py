@@ -55,8 +55,8 @@ def rig(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv(RUNTIME_DIR, str(folder))
-    benchmarks = Path(sys.modules["kills"].__file__ or "").parent
-    paths = [str(benchmarks), os.environ.get("PYTHONPATH", "")]
+    studies = Path(sys.modules["kills"].__file__ or "").parent
+    paths = [str(studies), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     with nvml_session():
         yield Rig(folder)

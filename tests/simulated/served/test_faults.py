@@ -1,4 +1,4 @@
-"""The fault matrix, row by row, as far as it is quick; `benchmarks/faults.py` plays all of it.
+"""The fault matrix, row by row, as far as it is quick; `studies/faults.py` plays all of it.
 
 Training is real, in this process: its losses must be those of a plain one, to the last bit.
 """

@@ -60,10 +60,10 @@ def _launches(step: Step) -> list[tuple[str, str]]:
 
 
 def test_a_gpt_step_has_the_products_that_an_h200_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(_ROOT / "benchmarks" / "zoo"))
+    monkeypatch.syspath_prepend(str(_ROOT / "studies" / "zoo"))
     recorded = read(_ROOT / "tests" / "data" / "traces" / "tiny.json.gz")
 
-    step = trace(f"{_ROOT / 'benchmarks/zoo/gpt.py'}:tiny", assume=True)
+    step = trace(f"{_ROOT / 'studies/zoo/gpt.py'}:tiny", assume=True)
 
     def products(some: list[tuple[str, str, str]]) -> Counter[tuple[str, str, str]]:
         return Counter(each for each in some if flops_of(*each[:2]))

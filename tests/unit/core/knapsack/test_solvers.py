@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baselines.knapsack_brute import KnapsackBruteForce
-from baselines.knapsack_milp import KnapsackMilp
+from rivals.knapsack_brute import KnapsackBruteForce
+from rivals.knapsack_milp import KnapsackMilp
 from underclock.arrays import Floats
 from underclock.core.knapsack import Exact, Problem, Solution, Solver
 from underclock.errors import NotSupportedError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.schedule_brute import ScheduleBruteForce
+from rivals.schedule_brute import ScheduleBruteForce
 from underclock.arrays import Floats
 from underclock.core.switching import (
     CyclicExact,

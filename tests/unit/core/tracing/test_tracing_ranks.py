@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two H200s, as `benchmarks/parallel.py` recorded them."""
+"""DDP and FSDP2 on two H200s, as `studies/parallel.py` recorded them."""
 
 from functools import cache
 from pathlib import Path

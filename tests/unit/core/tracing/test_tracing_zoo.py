@@ -1,4 +1,4 @@
-"""Every recording of a training step on an H200, as `benchmarks/traced.py --record` writes them."""
+"""Every recording of a training step on an H200, as `studies/traced.py --record` writes them."""
 
 from pathlib import Path
 

@@ -1,0 +1,315 @@
+"""Traces and measures training steps on this machine's GPU, read-only; writes what it found.
+
+    UNDERCLOCK_READ_ONLY=1 python studies/h200.py RESULTS.json [PART=STEP ...]
+
+Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
+(of the user's step, before and after), ``streams`` (what a launch takes), ``twins``, ``repeat``,
+``stretch`` or ``watch``.
+`studies/h200_page.py` turns the results into docs/evidence/h200/.
+"""
+
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch as library
+
+from step_speed import calls, launches, speed_ms, speeds
+from underclock.core.step.breakdown import breakdown
+from underclock.core.step.cap import driver_says
+from underclock.errors import StuckError
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.feed import timed
+from underclock.hw.cuda.graphs import Chain
+from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.measurer import QUICK, GpuMeasurer
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY, nvml_session
+from underclock.records import (
+    Evidence,
+    Kernel,
+    MeasurementSettings,
+    SampleSet,
+)
+from underclock.stages.campaign import Campaign
+from underclock.stages.load_step import load_step
+from underclock.stages.measure import measure
+from underclock.stages.step_source import StepFile, source_of
+from underclock.stages.torch_step import held_step
+from underclock.stages.trace import trace
+from underclock.stages.watch import watch
+from underclock.store import write_document
+
+torch: Any = library  # typed in part only
+ZOO = Path(__file__).parent / "zoo"
+NAMED = {"brief": "whole"}  # in the results
+WINDOWS = 10
+BRIEF = msgspec.structs.replace(
+    QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
+)
+REPEATED = MeasurementSettings(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
+
+
+def state_digest() -> int:
+    """Return a number that changes when any bit of any live GPU tensor does."""
+    total = 0
+    seen: set[int] = set()
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or not thing.is_cuda:
+            continue
+        storage = thing.untyped_storage()
+        try:
+            at = storage.data_ptr()
+        except RuntimeError:  # the compiler's fake tensors stay alive, and hold no data
+            continue
+        if at in seen or storage.nbytes() % 2:
+            continue
+        seen.add(at)
+        words: Any = torch.empty(0, dtype=torch.int16, device="cuda").set_(storage)
+        for chunk in words.split(2**27):
+            places = torch.arange(chunk.numel(), device="cuda") % 8191 + 1
+            total += int((chunk.long() * places).sum())
+    return total
+
+
+def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str, Any]:
+    """Trace and measure one step."""
+    function = load_step(source)
+    name = source.rsplit(":", 1)[1]
+    for _ in range(2):
+        function()
+    before_ms = [speed_ms(function), speed_ms(function)]
+    called = [calls(function), calls(function)]
+    before = state_digest()
+    begun = time.perf_counter()
+    step = trace(function)
+    traced_s = time.perf_counter() - begun
+    step = msgspec.structs.replace(step, source=source_of(source, folder))
+    write_document(folder / f"{name}.step.json", step, force=True)
+    unchanged = state_digest() == before
+    after_ms = speed_ms(function)
+    called.append(calls(function))
+    before = state_digest()
+    begun = time.perf_counter()
+    profile = measure(
+        step,
+        gpu="nvml:0",
+        to=folder / f"{name}.db",
+        campaign=Campaign(core_mhz=(None,), mem_mhz=(None,)),
+        measuring=measuring,
+        run=function,
+    )
+    measured_s = time.perf_counter() - begun
+    kept = state_digest() == before
+    measured_ms = speed_ms(function)
+    called.append(calls(function))
+    samples = {sample.kernel: sample for sample in profile.samples}
+    return {
+        "step": Path(source).name,
+        "distinct": len(step.kernels),
+        "launches": len(step.order),
+        "trace_s": traced_s,
+        "measure_s": measured_s,
+        "speed_before_ms": before_ms,
+        "speed_after_ms": after_ms,
+        "speed_after_measuring_ms": measured_ms,
+        "calls_in_python": called,
+        "measuring": msgspec.to_builtins(measuring),
+        "state_kept_tracing": unchanged,
+        "state_kept_measuring": kept,
+        "closure_off_cap": _off_cap(profile),
+        "in_situ": msgspec.to_builtins(profile.in_situ),
+        "breakdown": msgspec.to_builtins(breakdown(profile)),
+        "warnings": profile.warnings,
+        "kernels": [
+            {
+                "name": kernel.name,
+                "count": kernel.count,
+                "pass": kernel.pass_,
+                "operator": kernel.launch.operator if kernel.launch else "",
+                **msgspec.to_builtins(samples[kernel.name]),
+            }
+            for kernel in profile.kernels
+        ],
+    }
+
+
+def _off_cap(profile: SampleSet) -> dict[str, float]:
+    """Return what is known of the closure of kernels away from the cap."""
+    samples = {sample.kernel: sample for sample in profile.samples}
+    parts = {False: 0.0, True: 0.0}
+    for kernel in profile.kernels:
+        sample = samples[kernel.name]
+        parts[bool(driver_says(sample.throttle_reasons))] += sample.time_s * kernel.count
+    return {"off_cap_s": parts[False], "capped_s": parts[True]}
+
+
+def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
+    """Time stretches of the step's kernels away from the cap, in the step's order, in one graph.
+
+    Isolated kernels off the cap should add up to a stretch of them: same clocks, same data.
+    """
+    step = launcher.traced.step
+    off_cap = [i for i, k in enumerate(step.order) if step.kernels[k].kind != "gemm"]
+    nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.groups[i].nodes]
+    launcher.rewind(0)
+    with Chain(nodes) as chain:
+        once = [timed(torch, _launching(chain), 20) / 20 for _ in range(7)]
+    alone = []
+    for kernel in {step.order[i] for i in off_cap}:
+        with launcher.repeated([step.order.index(kernel)]) as (chain, count):
+            times = [timed(torch, _launching(chain), 1) / count for _ in range(7)]
+        launches = sum(step.order[i] == kernel for i in off_cap)
+        alone.append(statistics.median(times) * launches)
+    return [
+        {
+            "kernels": len(off_cap),
+            "stretch_s": statistics.median(once[1:]),
+            "isolated_s": sum(alone),
+        }
+    ]
+
+
+def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
+    """Measure some kernels ten times, with windows aligned to counter ticks and without."""
+    clock = SystemClock()
+    measurer = GpuMeasurer(
+        gpu, launcher, clock, evidence=Evidence.MEASURED, measuring=REPEATED, may_lock=False
+    )
+    rows = []
+    for kernel in chosen(launcher.traced.step.kernels):
+        readings = [measurer.measure([kernel]) for _ in range(WINDOWS)]
+        powers = []
+        with launcher.loop([kernel]) as loop:
+            clock.sleep_s(0.5)
+            for _ in range(WINDOWS):
+                begun_s, begun_j, _ = clock.now_s(), gpu.energy_j(), loop.progress()
+                clock.sleep_s(REPEATED.window_s)
+                ended_s, ended_j = clock.now_s(), gpu.energy_j()
+                powers.append((ended_j - begun_j) / (ended_s - begun_s))
+        rows.append(
+            {
+                "kernel": kernel.name,
+                "capped": any(driver_says(reading.throttle_reasons) for reading in readings),
+                "time_us": statistics.fmean(r.time_s for r in readings) * 1e6,
+                "power_w": statistics.fmean(r.energy_j / r.time_s for r in readings),
+                "time_cv": cv([r.time_s for r in readings]),
+                "energy_cv": cv([r.energy_j for r in readings]),
+                "unaligned_power_cv": cv(powers),
+            }
+        )
+    return rows
+
+
+def _launching(chain: Chain) -> Callable[[Any], None]:
+    return lambda stream: chain.launch(stream.cuda_stream)
+
+
+def chosen(kernels: tuple[Kernel, ...]) -> list[Kernel]:
+    """Return products and others in turn, spread over the step."""
+    products = [kernel for kernel in kernels if kernel.kind == "gemm"]
+    others = [kernel for kernel in kernels if kernel.kind != "gemm" and kernel.shape]
+    return [*products[:: max(1, len(products) // 4)][:4], *others[:: max(1, len(others) // 5)][:5]]
+
+
+def cv(values: list[float]) -> float:
+    """Return the coefficient of variation."""
+    return statistics.stdev(values) / statistics.fmean(values)
+
+
+def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
+    """Time up to three launches of each identity, alone, there and back to cancel drift."""
+    rows = []
+    order = launcher.traced.step.order
+    for index, kernel in enumerate(launcher.traced.step.kernels):
+        places = [i for i, k in enumerate(order) if k == index]
+        if len(places) < 2:  # noqa: PLR2004 - nothing to compare
+            continue
+        some = sorted({places[0], places[len(places) // 2], places[-1]})
+        times_at: dict[int, list[float]] = {place: [] for place in some}
+        for place in [*some, *reversed(some)]:
+            with launcher.repeated([place]) as (chain, count):
+                # The cap settles within some 100 ms; a chain takes 20 ms.
+                times = [timed(torch, _launching(chain), 1) / count for _ in range(16)]
+            times_at[place].append(statistics.median(times[8:]))
+        medians = [statistics.fmean(times) for times in times_at.values()]
+        rows.append(
+            {
+                "kernel": kernel.name,
+                "count": kernel.count,
+                "time_us": statistics.fmean(medians) * 1e6,
+                "spread": (max(medians) - min(medians)) / statistics.fmean(medians),
+                "same_again": max(abs(a - b) / (a + b) * 2 for a, b in times_at.values()),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Run everything; write results after each part, so that a stop loses little."""
+    if os.environ.get(READ_ONLY, "0") in {"", "0"}:
+        raise SystemExit(f"set {READ_ONLY}=1: this script measures a GPU as it is")
+    to = Path(sys.argv[1])
+    parts = sys.argv[2:]
+    results: dict[str, Any] = {
+        "command": f"{READ_ONLY}=1 python studies/h200.py {' '.join(sys.argv[1:])}",
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": str(torch.__version__),
+        "gpu": torch.cuda.get_device_name(),
+        "windows": WINDOWS,
+    }
+    with nvml_session():
+        gpu = NvmlGpu()
+        results["driver"] = gpu.info().driver
+        results["limit_w"] = gpu.info().power_limit_w
+
+        def save(key: str, value: object) -> None:
+            results[key] = value
+            to.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+            print(key, f"{time.perf_counter():.0f} s", flush=True)
+
+        for part in parts:
+            kind, _, source = part.partition("=")
+            save(f"{NAMED.get(kind, kind)} {source}", result(kind, source, to.parent, gpu))
+
+
+def result(kind: str, source: str, folder: Path, gpu: NvmlGpu) -> object:
+    """Run one part.
+
+    Args:
+        kind: Of it.
+        source: Of the step, in the zoo.
+        folder: Where files of it go.
+        gpu: The one it runs on.
+    """
+    path = str(ZOO / source)
+    if kind in {"whole", "brief"}:
+        return whole(path, folder, QUICK if kind == "whole" else BRIEF)
+    if kind == "speed":
+        return speeds(path, gpu)
+    if kind == "streams":
+        return launches(path)
+    if kind == "watch":
+        log = watch("nvml:0", duration_s=5.0, step=trace(path), run=StepFile(named=path))
+        return msgspec.to_builtins(log)
+    of_kernels = {
+        "twins": twins,
+        "repeat": lambda launcher: repeatability(launcher, gpu),
+        "stretch": in_situ_kernels,
+    }
+    with held_step(load_step(path), name=source) as launcher:
+        return of_kernels[kind](launcher)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StuckError as stuck:
+        print(stuck, *stuck.__notes__, sep="; ", flush=True)
+        os._exit(stuck.exit_code)  # to end as usual is to wait for the GPU

@@ -1,0 +1,419 @@
+"""Kills trainer, launcher, conductor and watcher at random, up to three of them at once.
+
+    nice python studies/kills.py COUNT [SEED] > docs/evidence/kills.md
+
+A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
+on a real driver. The conductor sets clocks, power limit and persistence every 2 ms. Who is killed,
+by which signal and when are random: while processes start, while they arm, while a setter or the
+undo runs. The trainer is any process (`sleep`): the undo knows nothing of it but its end. The
+launcher starts the conductor and waits for its end, as `underclock run` does.
+
+Guardians are conductor, watcher and launcher. A kill counts as good only if, once those have ended
+who were left, locks, limit and persistence are as found and no journal is left. Its time runs from
+the last signal to the last look at which something was still set; looks are about 1 ms apart. Where
+all three were killed, or stopped for good, `underclock restore --all` comes by a timer, in any
+phase of it (2 s, and 45 s each tenth time, the period of the unit that ships), or the next run.
+"""
+
+import contextlib
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
+from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.restore import left_behind
+
+WITHIN_S = 8.0
+LOOK_S = 1e-3
+HELD_S = 0.06  # kills come up to so long after everything is armed
+TARGET_MS, LIMIT_S, NOBODY_S = 100.0, 0.2, 60.0
+PERIOD_S, SHIPPED_S, SHIPPED_EACH = 2.0, 45.0, 10
+CLOCK = SystemClock()
+_LAUNCH = "import kills_work; kills_work.launch()"
+
+
+PAGE = """# Kills, and what they leave behind
+
+Made by `python studies/kills.py {count} {seed}`; one run of {minutes:.0f} minutes, fresh
+processes for each kill. Machine: {machine}, Python {python};
+load average at the end {load:.1f}, most of it from other work that ran beside it. The GPU is
+**simulated**; processes, signals and times are real.
+
+{how}
+
+- As found, where a guardian was left: **{good} of {guarded}**. In {held} of them something was
+  still set after the last signal. Time to as found of these: p50 {p50_ms:.0f} ms, p99
+  {p99_ms:.0f} ms, most {most_ms:.0f} ms; {late} took longer than {limit_ms:.0f} ms (wanted: none).
+  Of those {late}, {late_alone} had only the launcher left, {late_stopped} of them beside a
+  conductor or watcher that was stopped, which it sees in its second look of 0.05 s.
+- Where conductor or watcher was left: {two} kills with something set, p99 {two_p99_ms:.0f} ms,
+  most {two_most_ms:.0f} ms, {two_late} above {limit_ms:.0f} ms.
+- All three killed, or stopped for good: {nobody}, of which {before} left something set, or a
+  journal; {after} of {nobody} were as found after the timer's `restore --all` or the next start.
+- By the timer of 2 s, {quick} times: {quick_s}. By that of 45 s, {slow} times:
+  {slow_s} (wanted: 60 s). From the start of `restore --all` alone: {alone_s}.
+
+| killed, in order | by | kills | something was set | as found | p50 | p99 | most |
+|---|---|---:|---:|---:|---:|---:|---:|
+"""
+
+
+class Victim(StrEnum):
+    """Who is killed."""
+
+    TRAINER = "trainer"
+    CONDUCTOR = "conductor"
+    WATCHER = "watcher"
+    LAUNCHER = "launcher"
+
+
+T, C, W, L = Victim.TRAINER, Victim.CONDUCTOR, Victim.WATCHER, Victim.LAUNCHER
+SINGLES = ((T,), (C,), (W,), (L,))
+PAIRS = ((T, C), (T, W), (C, T), (W, T), (C, W), (W, C), (C, L), (L, W))
+THREE = ((C, W, L), (L, C, W), (W, L, C))
+VICTIMS = (*SINGLES, *PAIRS, *THREE)
+DEADLY = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*DEADLY, signal.SIGSTOP)
+FINAL = (signal.SIGKILL, signal.SIGSTOP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """What was done, and what came of it.
+
+    Attributes:
+        victims: Who was killed, in order.
+        signals: By what.
+        armed: Whether everything was armed when the first signal was sent.
+        took_s: From the last signal that could end the run to as found.
+        was_set: Whether anything was seen set after that signal.
+        left: What was still set once nobody was left to undo it, before the next start.
+        mended: Whether all was as found after `restore`, where something was left.
+        period_s: Of the timer that ran `restore`; 0 where it did not.
+        restored_s: From the start of that `restore` to as found.
+    """
+
+    victims: tuple[Victim, ...]
+    signals: tuple[signal.Signals, ...]
+    armed: bool
+    took_s: float
+    was_set: bool
+    left: bool
+    mended: bool
+    period_s: float = 0.0
+    restored_s: float = 0.0
+
+    @property
+    def only_launcher_left(self) -> bool:
+        """Whether conductor and watcher were both killed, or stopped for good."""
+        by = dict(zip(self.victims, self.signals, strict=True))
+        return by.get(C) in FINAL and by.get(W) in FINAL
+
+    @property
+    def nobody_left(self) -> bool:
+        """Whether the launcher was killed as well."""
+        return self.only_launcher_left and L in self.victims
+
+
+class Rig:
+    """One served GPU, and what is set on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.uuid = NvmlGpu(0).uuid()
+        self._gpu = SettableNvmlGpu(self.uuid)
+        self.found = self.state()
+
+    def state(self) -> tuple[object, ...]:
+        """Return everything that may be set."""
+        return tuple(self._gpu.read(setting) for setting in Setting)
+
+    def start_again(self) -> bool:
+        """Start the next run, which changes nothing; return whether all is as found then."""
+        conducting = Conducting.start(
+            [self.uuid], work="underclock.runtime.conductor.hold:begin", options={}
+        )
+        conducting.armed()
+        conducting.end()
+        conducting.close()
+        return self.is_clean()
+
+    def is_clean(self) -> bool:
+        """Whether everything is as found, and no journal is left."""
+        return self.state() == self.found and not left_behind(self.folder)
+
+    def watcher_of(self, conductor: int) -> int | None:
+        """Return the conductor's watcher, as soon as there is one."""
+        try:
+            children = Path(f"/proc/{conductor}/task/{conductor}/children").read_text().split()
+        except FileNotFoundError:
+            children = []
+        if children:
+            return int(children[-1])
+        _, watcher = named_in(self.folder / f"{self.uuid}.lock")
+        return watcher.pid if watcher and watcher.lives else None
+
+
+@contextmanager
+def open_rig(folder: Path) -> Iterator[Rig]:
+    """Serve a GPU from a process of its own."""
+    socket = folder / "gpu.sock"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not socket.exists():
+            CLOCK.sleep_s(0.01)
+        os.environ[SIMULATOR] = str(socket)
+        os.environ[RUNTIME_DIR] = str(folder / "run")
+        (folder / "run").mkdir(mode=0o700)
+        with nvml_session():
+            yield Rig(folder / "run")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> Kill:
+    """Start a run, kill at random, and wait until nobody is left who could undo.
+
+    Args:
+        rig: The GPU.
+        draw: What is random.
+        period_s: Of the timer that runs `restore` where nobody is left.
+    """
+    victims = draw.choice(VICTIMS)
+    choice = {T: DEADLY, L: DEADLY} if victims not in THREE else {}
+    also = FINAL if victims in THREE else ()  # most of these end or stop all three
+    signals = tuple(draw.choice((*choice.get(one, SIGNALS), *also)) for one in victims)
+    with _run(rig, draw) as (trainer, launcher, conductor):
+        armed = draw.random() < 0.7  # noqa: PLR2004 - most kills come while something is set
+        if armed:
+            launcher.stdout.readline()  # type: ignore[union-attr]
+        CLOCK.sleep_s(draw.uniform(0.0, HELD_S if armed else 0.4))
+        watcher = rig.watcher_of(conductor)
+        pids = {T: trainer.pid, L: launcher.pid, C: conductor, W: watcher}
+        guardians = {Process.of(pid) if pid else None for pid in (watcher, launcher.pid, conductor)}
+        for victim, number in zip(victims, signals, strict=True):
+            _send(pids[victim], number)
+            if victim is not victims[-1]:
+                CLOCK.sleep_s(draw.choice((0.0, 0.0, draw.uniform(0.0, 0.05))))
+        if C not in victims and T not in victims:  # everything goes on: its end comes next
+            CLOCK.sleep_s(draw.uniform(0.0, 0.3))
+            _send(trainer.pid, signal.SIGKILL)
+        begun_s = CLOCK.now_s()
+        seen_s, was_set = _look(rig, conductor, guardians)
+        kill = Kill(
+            victims=victims,
+            signals=signals,
+            armed=armed,
+            took_s=(seen_s or begun_s) - begun_s,
+            was_set=was_set,
+            left=not rig.is_clean(),
+            mended=True,
+        )
+        if kill.left and draw.random() < 0.75:  # noqa: PLR2004
+            kill = _by_timer(rig, kill, begun_s, draw.uniform(0.0, period_s), period_s)
+        elif kill.left:
+            kill = replace(kill, mended=rig.start_again())
+        for one in guardians:
+            if one and one.lives:  # stopped, and had nothing to undo
+                _send(one.pid, signal.SIGKILL)
+    return kill
+
+
+@contextmanager
+def _run(
+    rig: Rig, draw: random.Random
+) -> Iterator[tuple["subprocess.Popen[bytes]", "subprocess.Popen[bytes]", int]]:
+    """Start a trainer, a launcher and by that a conductor, whose number is known."""
+    arguments = [rig.uuid, str(draw.randrange(100))]
+    with (
+        subprocess.Popen(["/bin/sleep", "100"]) as trainer,
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", _LAUNCH, *arguments, str(trainer.pid)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as launcher,
+    ):
+        try:
+            yield trainer, launcher, int(launcher.stdout.readline())  # type: ignore[union-attr]
+        finally:
+            trainer.kill()
+            launcher.kill()
+
+
+def _by_timer(rig: Rig, kill: Kill, begun_s: float, wait_s: float, period_s: float) -> Kill:
+    """Have `restore --all` run as a timer does, and look until all is as found."""
+    CLOCK.sleep_s(wait_s)
+    started_s = seen_s = CLOCK.now_s()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "underclock", "restore", "--all"], stdout=subprocess.DEVNULL
+    ) as restoring:
+        while restoring.poll() is None:
+            looked_s = CLOCK.now_s()
+            if not rig.is_clean():
+                seen_s = looked_s
+            CLOCK.sleep_s(LOOK_S)
+    return replace(
+        kill,
+        took_s=seen_s - begun_s,
+        mended=restoring.returncode == 0 and rig.is_clean(),
+        period_s=period_s,
+        restored_s=seen_s - started_s,
+    )
+
+
+def _send(pid: int | None, number: signal.Signals) -> None:
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _look(rig: Rig, conductor: int, guardians: set[Process | None]) -> tuple[float | None, bool]:
+    """Look until the guardians have ended, or are stopped for good.
+
+    Returns:
+        When something was last seen set, and whether anything was.
+    """
+    until_s = CLOCK.now_s() + WITHIN_S
+    seen_s: float | None = None
+    while CLOCK.now_s() < until_s:
+        looked_s = CLOCK.now_s()
+        if rig.state() != rig.found:
+            seen_s = looked_s
+        pid = rig.watcher_of(conductor)
+        guardians.add(Process.of(pid) if pid else None)
+        if not any(one and one.lives and not one.stopped for one in guardians):
+            break
+        CLOCK.sleep_s(LOOK_S)
+    return seen_s, seen_s is not None
+
+
+def page(kills: list[Kill], seed: int, took_s: float) -> str:
+    """Return the page: what was done, and what came of it."""
+    guarded = [kill for kill in kills if not kill.nobody_left]
+    nobody = [kill for kill in kills if kill.nobody_left]
+    held = [kill for kill in guarded if kill.was_set]
+    late = [kill for kill in held if kill.took_s > LIMIT_S]
+    late_alone = [kill for kill in late if kill.only_launcher_left]
+    two_ms = _ms([kill.took_s for kill in held if not kill.only_launcher_left])
+    took_ms = _ms([kill.took_s for kill in held])
+    timed = [kill for kill in nobody if kill.period_s]
+    text = PAGE.format(
+        count=len(kills),
+        seed=seed,
+        minutes=took_s / 60,
+        machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}",
+        python=platform.python_version(),
+        load=os.getloadavg()[0],
+        how=(__doc__ or "").partition("evidence/kills.md\n")[2].strip(),
+        guarded=len(guarded),
+        good=sum(not kill.left for kill in guarded),
+        held=len(held),
+        p50_ms=np.median(took_ms),
+        p99_ms=float(np.quantile(took_ms, 0.99)),
+        most_ms=took_ms.max(),
+        late=len(late),
+        limit_ms=1e3 * LIMIT_S,
+        late_alone=len(late_alone),
+        late_stopped=sum(signal.SIGSTOP in kill.signals for kill in late_alone),
+        two=len(held) - sum(kill.only_launcher_left for kill in held),
+        two_p99_ms=float(np.quantile(two_ms, 0.99)),
+        two_most_ms=two_ms.max(),
+        two_late=int((two_ms > 1e3 * LIMIT_S).sum()),
+        nobody=len(nobody),
+        before=sum(kill.left for kill in nobody),
+        after=sum(kill.mended for kill in nobody),
+        quick=sum(kill.period_s == PERIOD_S for kill in timed),
+        quick_s=_spread([kill.took_s for kill in timed if kill.period_s == PERIOD_S]),
+        slow=sum(kill.period_s == SHIPPED_S for kill in timed),
+        slow_s=_spread([kill.took_s for kill in timed if kill.period_s == SHIPPED_S]),
+        alone_s=_spread([kill.restored_s for kill in timed]),
+    )
+    rows = []
+    for victims in VICTIMS:
+        for stopped in (False, True):
+            these = [
+                kill
+                for kill in kills
+                if kill.victims == victims and (signal.SIGSTOP in kill.signals) == stopped
+            ]
+            if these:
+                rows.append(_row(victims, these, stopped=stopped))
+    return text + "\n".join(rows) + "\n"
+
+
+def _ms(took_s: list[float]) -> NDArray[np.float64]:
+    return 1e3 * np.array(took_s or [0.0])
+
+
+def _spread(took_s: list[float]) -> str:
+    if not took_s:
+        return "never"
+    return f"p50 {np.median(took_s):.1f} s, most {max(took_s):.1f} s"
+
+
+def _row(victims: tuple[Victim, ...], kills: list[Kill], *, stopped: bool) -> str:
+    took_s = np.array([kill.took_s for kill in kills if kill.was_set and not kill.left])
+    cells = [
+        f"{1e3 * float(np.quantile(took_s, q)):.0f} ms" if len(took_s) else ""
+        for q in (0.5, 0.99, 1)
+    ]
+    by = "SIGSTOP among them" if stopped else "SIGKILL, SIGTERM, SIGINT"
+    good = sum(not kill.left for kill in kills)
+    return (
+        f"| {', '.join(victims)} | {by} | {len(kills)} | {sum(kill.was_set for kill in kills)} "
+        f"| {good} | {' | '.join(cells)} |"
+    )
+
+
+def main() -> None:
+    """Kill as often as asked, and print the page."""
+    count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    draw = random.Random(seed)  # noqa: S311 - which kill comes next
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    )
+    kills: list[Kill] = []
+    begun_s, nobody = CLOCK.now_s(), 0
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
+        tempfile.TemporaryDirectory() as folder,
+        open_rig(Path(folder)) as rig,
+    ):
+        for number in range(count):
+            is_shipped = nobody % SHIPPED_EACH == SHIPPED_EACH - 1
+            kill = kill_once(rig, draw, period_s=SHIPPED_S if is_shipped else PERIOD_S)
+            kills.append(kill)
+            nobody += kill.period_s > 0
+            if kill.left and not (kill.nobody_left and kill.mended):
+                print(f"{number}: {kill}", file=sys.stderr)
+            if not rig.is_clean():
+                raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
+    print(page(kills, seed, CLOCK.now_s() - begun_s), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Run the paper's study on the simulated GPU and write ``docs/evidence/paper.md``.
+
+What a person has to say about it stands in ``docs/evidence/paper-discussion.md`` and is appended
+as it is, so the page can be made anew without losing a word.
+
+Usage: python studies/paper.py
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from underclock.paper import run_study
+from underclock.paper.page import FIGURE_NUMBERS
+from underclock.paper.records import Study
+from underclock.paper.tables import agreement_text, number_text
+from underclock.units import format_mhz
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PAGE = _ROOT / "docs/evidence/paper.md"
+_DISCUSSION = _PAGE.with_name("paper-discussion.md")
+_HEAD = """# The paper's study on the simulated GPU
+
+Every number called *ours* on this page is **{evidence}**: it comes from a model of an {gpu}, not
+from a GPU. The paper's are measured, on an RTX 3080 Ti: {source}.
+
+As in the paper, costs are sums of isolated kernels, the optimizer is left out, clocks change for
+free, and the grid is core clocks 210 MHz apart and auto, every memory clock and auto. The study
+fits nothing to the paper's numbers. What the simulated GPU itself was fitted to is this:
+
+- {gpu}: {calibration}
+- {again}
+
+Where a calibration names the paper's table, agreement with that table, and with what follows from
+it, is a fit and no test.
+
+Made by `make paper`, which runs `studies/paper.py`; by hand, with drawings:
+
+    underclock paper -o underclock-paper
+"""
+_FIGURES = """## Which drawing is which figure
+
+The paper's figures could not be looked at. From what its results report, `underclock paper -o`
+draws these; the numbers in the first column are inferred.
+
+"""
+_DRAWINGS = {
+    "frontier": "time and energy of the step: frontier per pass and per kernel, and Table 2",
+    "relaxed": "relaxed waste: least energy against the time budget",
+    "validation": "all pairs of repeats of auto and of the discovered clocks",
+    "batch": "the discovered clocks at other batches",
+    "tensor-parallel": "the discovered clocks under tensor parallelism",
+}
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _percents(values: Iterable[float | None]) -> list[str]:
+    return [number_text(value, "%") for value in values]
+
+
+def _quoted(study: Study) -> str:
+    parts = []
+    for group, numbers in groupby(study.quoted, key=lambda number: number.group):
+        rows = [
+            [
+                number.name,
+                *(
+                    number_text(value, number.unit)
+                    for value in (number.paper, number.ours, number.difference)
+                ),
+                number.unit,
+            ]
+            for number in numbers
+        ]
+        parts.append(f"### {group}\n\n" + _table(("", "paper", "ours", "difference", ""), rows))
+    return "## Every quoted number\n\nThe difference is ours less the paper's.\n\n" + "\n".join(
+        parts
+    )
+
+
+def _clocks(study: Study) -> str:
+    rows = [
+        [
+            f"{row.kernel_id} {row.kernel}",
+            f"{format_mhz(row.paper_core_mhz)} / {format_mhz(row.paper_mem_mhz)}",
+            f"{format_mhz(row.core_mhz)} / {format_mhz(row.mem_mhz)}",
+            *_percents(
+                (row.paper_time_pct, row.time_pct, row.paper_energy_pct, row.energy_pct),
+            ),
+            row.paper_lever,
+            row.lever,
+        ]
+        for row in study.table1
+    ]
+    header = (
+        "kernel",
+        "core / memory, paper",
+        "ours",
+        "time, paper",
+        "ours",
+        "energy, paper",
+        "ours",
+        "lowered, paper",
+        "ours",
+    )
+    return (
+        f"## Clocks per kernel\n\n{agreement_text(study)}. A clock is lowered where "
+        "the choice holds it below the one read back under auto, on the simulated GPU for both "
+        f"columns. Clocks in MHz, changes in percent.\n\n{_table(header, rows)}"
+    )
+
+
+def _curves(study: Study) -> str:
+    relaxed = [
+        _percents(
+            (
+                point.max_slowdown_pct,
+                *(
+                    arm.energy_pct if arm else None
+                    for arm in (point.pass_global, point.kernel_local, point.kernel_global)
+                ),
+            )
+        )
+        for point in study.relaxed
+    ]
+    transfers = [
+        [
+            str(row.batch),
+            str(row.tensor_parallel),
+            *_percents((row.paper_time_pct, row.time_pct, row.paper_energy_pct, row.energy_pct)),
+        ]
+        for row in (*study.batch_transfer, *study.tensor_parallel_transfer)
+    ]
+    return (
+        "## Relaxed waste\n\nEnergy in percent against auto, when time may rise by the budget. The "
+        "paper gives numbers for a budget of zero only.\n\n"
+        + _table(("budget", "pass", "kernel, local", "kernel, global"), relaxed)
+        + "\n## The discovered clocks elsewhere\n\nIn percent, against auto on the same step.\n\n"
+        + _table(
+            ("batch", "tensor parallel", "time, paper", "ours", "energy, paper", "ours"), transfers
+        )
+    )
+
+
+def _page(study: Study) -> str:
+    again = study.a4000
+    figures = [[str(number), _DRAWINGS[key]] for number, key in FIGURE_NUMBERS.items()]
+    parts = [
+        _HEAD.format(
+            evidence=study.evidence,
+            gpu=study.gpu.name,
+            source=study.source,
+            calibration=study.calibration,
+            again=again.missing or f"{again.gpu}: {again.calibration}",
+        ),
+        *(f"**{warning}**\n" for warning in study.warnings),
+        _quoted(study),
+        _clocks(study),
+        _curves(study),
+        _FIGURES + _table(("figure", "drawing"), figures),
+    ]
+    if _DISCUSSION.exists():
+        parts.append(_DISCUSSION.read_text(encoding="utf-8"))
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write the page."""
+    _PAGE.write_text(_page(run_study()), encoding="utf-8")
+    print(f"wrote {_PAGE.relative_to(_ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
