@@ -37,7 +37,7 @@ from types import FrameType
 from typing import Any
 
 from underclock import Campaign, Goal, measure, plan, score, trace, validate
-from underclock.cli import main
+from underclock.app import main
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
 from underclock.hw.measurer import BRISK

@@ -1,5 +1,5 @@
 """``python -m underclock``."""
 
-from underclock.cli import main
+from underclock.app import main
 
 main()

@@ -36,7 +36,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize(
     ("module", "more"),
-    [("underclock", {"click", "importlib.metadata"}), ("underclock.cli", {"msgspec"})],
+    [("underclock", {"click", "importlib.metadata"}), ("underclock.app", {"msgspec"})],
 )
 def test_importing_loads_nothing_heavy(module: str, more: set[str]) -> None:
     heavy = {"numpy", "rich", "jinja2", "pynvml", "torch"} | more

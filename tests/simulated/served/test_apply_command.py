@@ -16,7 +16,7 @@ import pytest
 
 from invented import PLAN
 from kills import Rig
-from underclock.cli import main
+from underclock.app import main
 from underclock.errors import DeviceError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu

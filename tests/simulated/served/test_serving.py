@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from hostile import connect, ending, framed, named_peer
-from underclock.cli import main
+from underclock.app import main
 from underclock.errors import DataError, DeviceError, NotPermittedError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.leased import HELPER, Helper, HelperGoneError, LeasedGpu, served_by

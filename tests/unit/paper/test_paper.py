@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.cli import main
+from underclock.app import main
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.paper import Conditions, Outputs, run_paper

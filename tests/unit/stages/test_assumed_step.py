@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recorded import read
-from underclock.cli import main
+from underclock.app import main
 from underclock.core.tracing.kinds import flops_of
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.records import Kind, Step

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock.cli import main
+from underclock.app import main
 from underclock.errors import UsageError
 from underclock.records import Kernel, Step, StepSource
 from underclock.stages.script import Script

@@ -1,0 +1,68 @@
+"""``underclock check``."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from underclock.app.options import CLOCKS, FRACTION, file_argument, json_option
+from underclock.app.output import counted_bar, print_json, print_table, say, warn
+from underclock.errors import UsageError
+from underclock.records import Clocks
+
+
+@click.command(name="check")
+@file_argument("table")
+@click.option(
+    "--max-slowdown",
+    "slowdowns",
+    type=FRACTION,
+    multiple=True,
+    help="Time budget: 1% or 0.01; more than once for several. [default: 0, 1%, 5%]",
+)
+@click.option("--splits", default=25, show_default=True, help="How often repeats are split.")
+@click.option("--seed", default=0, show_default=True, help="Of the splits.")
+@click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
+@click.option("--markdown", is_flag=True, help="Print a page of Markdown, with intervals.")
+@json_option
+def command(
+    *,
+    table: Path,
+    slowdowns: tuple[float, ...],
+    splits: int,
+    seed: int,
+    baseline: Clocks | None,
+    markdown: bool,
+    as_json: bool,
+) -> None:
+    """Say what promises are worth, from the repeats of TABLE: a CSV table or a samples file.
+
+    Splits them at random, plans on one half, and looks up on the other what the planned clocks cost
+    there. Nothing is run, and no clock is set.
+
+    Example: underclock check sweep.csv --max-slowdown 1% --splits 100
+    """
+    from underclock.report.check import check_page, check_sentence, check_table
+    from underclock.stages.check import BUDGETS, check
+
+    if markdown and as_json:
+        raise UsageError("--markdown and --json are two ways to print one thing", hint="name one")
+    with counted_bar("checking") as show:
+        checked = check(
+            table,
+            slowdowns=slowdowns or BUDGETS,
+            splits=splits,
+            seed=seed,
+            baseline=baseline,
+            progress=show,
+        )
+    if as_json:
+        print_json(checked)
+    elif markdown:
+        budgets = [word for each in slowdowns for word in ("--max-slowdown", f"{each:g}")]
+        words = ["underclock", "check", str(table), *budgets, "--splits", str(splits)]
+        say(check_page(checked, shlex.join([*words, "--seed", str(seed), "--markdown"])))
+    else:
+        warn(checked.warnings)
+        say(check_sentence(checked))
+        print_table(check_table(checked))

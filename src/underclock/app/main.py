@@ -1,0 +1,204 @@
+"""The command group, and the one place where an error becomes a sentence and an exit code."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from underclock.app.options import GPU, install
+from underclock.app.output import print_json, say
+from underclock.app.signals import INTERRUPTED, InterruptedBySignal, interruptible
+from underclock.errors import StuckError, UnderclockError, UsageError
+from underclock.units import nearest
+
+_COMMANDS = {
+    "tune": "Find clocks for a training command: the next ones, in one folder.",
+    "trace": "List the kernels of a training step.",
+    "measure": "Measure kernels at the clock pairs that decide a plan.",
+    "breakdown": "Show where a step's energy goes at auto clocks.",
+    "fit": "Fit one model of a GPU to its samples.",
+    "watch": "Log what a GPU's clocks do, kernel by kernel.",
+    "predict": "Say what clocks would save, from auto clocks only.",
+    "plan": "Choose clocks for every kernel.",
+    "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
+    "score": "Cost a plan on a full table of measurements.",
+    "check": "Say what promises are worth, from a table's repeats.",
+    "run": "Train with a plan's clocks held, and given back whatever happens.",
+    "validate": "Measure a plan again, against auto clocks.",
+    "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
+    "restore": "Undo what a killed run left set.",
+    "report": "Write a plan as one offline page.",
+    "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
+    "latency": "Measure how long a GPU takes to change its clocks.",
+    "doctor": "Show what this machine and the simulator can do.",
+    "serve": "Set clocks for users who may not.",
+    "simulate": "Serve simulated GPUs to every process here.",
+    "demo": "All of it on the simulated GPU.",
+    "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
+}
+
+_RESUMED = {
+    "measure",
+    "refine",
+    "demo",
+    "tune",
+}  # their samples are on disk as soon as they are taken
+_CODES = (
+    "0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, 5 the numbers cannot be "
+    "trusted, 6 no clocks, or no schedule under the latency, meet the budget, 7 a plan did not "
+    "keep its promise, 8 too few runs to decide whether it did, 129, 130 or 143 interrupted "
+    "(SIGHUP, SIGINT, SIGTERM)"
+)
+
+
+class _LazyGroup(click.Group):
+    """Imports a command when it is used, so that --help stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None  # resolve_command says it better
+        module = importlib.import_module(f"underclock.app.{cmd_name}")
+        command: click.Command = module.command
+        for parameter in command.params:
+            if parameter.metavar == "GPU":
+                parameter.type = GPU
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Say which command was probably meant."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise UsageError(
+                f"there is no command {args[0]!r}",
+                hint=f"{nearest(args[0], _COMMANDS)}",
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    epilog=f"Exit codes: {_CODES}.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--install-completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    callback=install,
+    help="Have a shell complete commands, options, GPUs and workloads.",
+)
+@click.version_option(None, "-V", "--version", package_name="underclock")
+def cli() -> None:
+    """Find the GPU clocks at which a training step wastes no energy, kernel by kernel."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exit with a code where something is wrong.
+
+    Args:
+        arguments: Without the program's name; by default the process's own.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    # Fits are of many small matrices, over which a library's threads wait for each other: they took
+    # the demo three times the processor's time. Read when NumPy is loaded, which commands do.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        with interruptible():
+            cli.main(args=given, prog_name="underclock", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        context: click.Context | None = getattr(exc, "ctx", None)
+        _fail(
+            given,
+            _sentence(exc),
+            _hint(exc, context),
+            exc.exit_code,
+        )
+    except StuckError as exc:
+        _say_why(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+        sys.stdout.flush()
+        os._exit(exc.exit_code)  # to end as usual is to wait for the GPU
+    except UnderclockError as exc:
+        _fail(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+    except (click.Abort, KeyboardInterrupt, InterruptedBySignal) as exc:
+        words = ("interrupted", *_notes(exc))
+        _fail(given, "; ".join(words), _resumes(given), getattr(exc, "exit_code", INTERRUPTED))
+    except BrokenPipeError:
+        # The reader left; keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _fail(
+    given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
+) -> NoReturn:
+    """Say what went wrong, and exit."""
+    _say_why(given, error, hint, code, notes=notes)
+    sys.exit(code)
+
+
+def _say_why(
+    given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
+) -> None:
+    """Say what went wrong, for a person on stderr or as an object on stdout."""
+    if "--json" in given:
+        print_json({"error": "; ".join((error, *notes)), "hint": hint, "exit_code": code})
+        return
+    say(f"underclock: {error}", err=True)
+    if hint:
+        say(f"  hint: {hint}", err=True)
+    for note in notes:
+        say(f"underclock: {note}", err=True)
+
+
+def _notes(exc: BaseException) -> Sequence[str]:
+    """Return what was noted on an exception's way."""
+    return getattr(exc, "__notes__", ())
+
+
+def _sentence(exc: click.ClickException) -> str:
+    """Return click's sentence as one of ours: without a capital, without a full stop."""
+    text = exc.format_message().removesuffix(".")
+    return text[:1].lower() + text[1:]
+
+
+def _hint(exc: click.ClickException, context: click.Context | None) -> str:
+    """Say what may be written where an option is missing or unknown, else where help is."""
+    if context is None:
+        return ""
+    names = () if not isinstance(exc, click.MissingParameter) else getattr(exc.param, "opts", ())
+    if "--gpu" in names:
+        from underclock.gpus.catalogue import model_names
+
+        return f"sim:NAME ({', '.join(model_names())}), replay:TABLE.csv or nvml:0"
+    if isinstance(exc, click.NoSuchOption) and context.command.name == "trace":
+        from underclock.workloads import SIZES
+
+        size = exc.option_name.lstrip("-").replace("-", "_")
+        if size in SIZES:
+            return f"sizes are written --size {size}=8"
+    return f"{context.command_path} --help"
+
+
+def _resumes(given: Sequence[str]) -> str:
+    """Say how to go on after an interruption."""
+    if given and given[0] in _RESUMED:
+        return "the same command goes on where it stopped: no sample is lost"
+    return ""

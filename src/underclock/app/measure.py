@@ -1,0 +1,230 @@
+"""``underclock measure``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from underclock.app.options import (
+    DURATION,
+    FRACTION,
+    MHZ_LIST,
+    file_argument,
+    gpu_option,
+    json_option,
+    output_option,
+    own_file,
+    seed_option,
+    source_option,
+    step_file,
+)
+from underclock.app.output import print_json, progress_bar, say, warn
+from underclock.errors import UsageError
+from underclock.records import Objective
+
+if TYPE_CHECKING:
+    from underclock.records import MeasurementSettings, SampleSet
+    from underclock.stages.campaign import Campaign
+
+_NONE_ALONE = (
+    "it ended before any kernel was run alone: `underclock measure` with a longer --time-limit, or "
+    "more --max-samples, goes on from here"
+)
+
+
+@click.command(name="measure")
+@file_argument("step", required=False)
+@gpu_option
+@output_option("samples", required=True, stdout=False)
+@click.option(
+    "--grid",
+    type=click.Choice(["adaptive", "coarse", "full"]),
+    help="[default: adaptive; coarse where clocks or repeats are named, or a table is replayed]",
+)
+@click.option(
+    "--clocks",
+    type=click.Choice(["lock", "steer"]),
+    help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
+)
+@click.option(
+    "--objective",
+    type=click.Choice([o.value for o in Objective]),
+    default="waste",
+    show_default=True,
+    help="Adaptive: of the plan to measure for.",
+)
+@click.option(
+    "--max-slowdown",
+    "slowdowns",
+    type=FRACTION,
+    multiple=True,
+    help="Adaptive: its time budget; more than once for several. [default: 0, 1%]",
+)
+@click.option(
+    "--precision",
+    type=FRACTION,
+    help="Adaptive: measure until the promise is this sure. [default: 0.3%]",
+)
+@click.option(
+    "--time-limit",
+    type=DURATION,
+    help="Adaptive: or until this GPU time is spent: 20min. [default: 10min where steered]",
+)
+@click.option("--max-samples", type=int, help="Adaptive: or until this many samples are taken.")
+@click.option(
+    "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
+)
+@click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these: 810,auto.")
+@click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
+@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
+@click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
+@source_option
+@seed_option
+@json_option
+def command(
+    *,
+    step: Path | None,
+    gpu: str,
+    output: Path,
+    grid: str | None,
+    clocks: str | None,
+    objective: str,
+    slowdowns: tuple[float, ...],
+    precision: float | None,
+    time_limit: float | None,
+    max_samples: int | None,
+    core_mhz: tuple[int | None, ...],
+    mem_mhz: tuple[int | None, ...],
+    repeats: int,
+    warmup: float | None,
+    window: float | None,
+    source: str,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Measure the kernels of STEP at the clock pairs that decide a plan, or at all of a grid.
+
+    Goes on where an earlier run into the same file stopped. A replayed table brings its own
+    kernels and needs no STEP.
+
+    A step with collectives is measured as it is trained, under torchrun: the first rank measures
+    its GPU, the others run what it runs. Of STEP each reads its own, step.rank0.json and so on;
+    with --gpu nvml:0 ranks of a machine run on its first GPUs, one each.
+
+    Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
+    """
+    from underclock.core.model.row_runs import odd_repeats
+    from underclock.core.steering.reach import told
+    from underclock.core.step.unmeasured import unreached
+    from underclock.records import Step
+    from underclock.stages.backends import in_virtual_time
+    from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
+    from underclock.stages.follow import follow, follows
+    from underclock.stages.measure import measure
+    from underclock.store import read_document
+
+    served, gpu = gpu, in_virtual_time(gpu)
+    if gpu != served:
+        say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
+    if slowdowns and objective != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
+        )
+    try:
+        campaign = Campaign(
+            grid=Grid(grid) if grid else None,
+            clocks=ClockControl(clocks) if clocks else None,
+            core_mhz=core_mhz,
+            mem_mhz=mem_mhz,
+            repeats=repeats,
+            objective=Objective(objective),
+            slowdowns=slowdowns or SLOWDOWNS,
+            precision=PRECISION if precision is None else precision,
+            time_limit_s=time_limit,
+            max_samples=max_samples,
+        )
+        measuring = _measuring(gpu, campaign, warmup, window)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    step = own_file(step)
+    document = read_document(step, Step) if step else None
+    if document is not None and follows(document, gpu):
+        follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
+        return
+    with progress_bar("measuring") as show:
+        sample_set = measure(
+            document,
+            gpu=gpu,
+            to=output,
+            campaign=campaign,
+            measuring=measuring,
+            seed=seed,
+            progress=show,
+            expect=lambda expected: say(str(expected), err=True),
+            run=step_file(step, source),
+        )
+    missing = unreached(sample_set).warnings
+    if document is not None and not document.obstacle and not sample_set.samples:
+        missing = (_NONE_ALONE,)
+    warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *told(sample_set)))
+    if as_json:
+        print_json(_summary(sample_set, output))
+        return
+    header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
+    say(f"{header}: {_taken(sample_set)} in {output}")
+
+
+def _measuring(
+    gpu: str, campaign: "Campaign", warmup: float | None, window: float | None
+) -> "MeasurementSettings":
+    """Return how long to wait and measure; what was not named is as usual on that GPU."""
+    from underclock.stages.backends import default_measuring
+
+    usual = default_measuring(gpu, adaptive=campaign.may_adapt)
+    return msgspec.structs.replace(
+        usual,
+        kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
+        window_s=usual.window_s if window is None else window,
+    )
+
+
+def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
+    """Return what ``--json`` prints."""
+    return {
+        "samples": len(sample_set.samples),
+        "mixed": len(sample_set.mixed),
+        "expected": sample_set.expected_samples,
+        "kernels": len(sample_set.kernels),
+        "settings": len(sample_set.settings),
+        "gpu": sample_set.gpu.name,
+        "evidence": sample_set.evidence,
+        "file": str(output),
+    }
+
+
+def _taken(sample_set: "SampleSet") -> str:
+    """Say how much was measured."""
+    from underclock.core.steering.reach import reach_mhz
+    from underclock.core.step.whole import is_only_whole
+
+    locked = [s.asked for s in sample_set.mixed if s.is_step and not s.asked.is_auto]
+    if is_only_whole(sample_set) and locked:
+        runs = len(sample_set.in_situ) + len(locked)
+        return f"{runs} runs of the whole step at {len({*locked}) + 1} clock pairs"
+    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
+    kernels, offered = len(sample_set.kernels), len(sample_set.settings)
+    each = pairs / kernels
+    samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
+    reach = reach_mhz(sample_set)
+    if reach is not None:
+        company = f"{len(sample_set.mixed)} in company"
+        return f"{samples} and {company}, at {reach[0]:.0f} to {reach[1]:.0f} MHz"
+    in_company = sum(sample.in_company for sample in sample_set.mixed)
+    if in_company:
+        samples = f"{samples} and {in_company} in company"
+    if each == offered:
+        return f"{samples}, each at " + (
+            "one clock pair" if offered == 1 else f"{offered} clock pairs"
+        )
+    return f"{samples}, each at {each:.3g} of {offered} clock pairs on average"

@@ -1,0 +1,222 @@
+"""What commands share: options, how what is typed is parsed, and how a shell completes it."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from underclock.app.output import STDOUT, say
+from underclock.errors import UnderclockError, UsageError
+from underclock.units import parse_duration, parse_fraction, parse_mhz
+
+if TYPE_CHECKING:
+    from underclock.records import Clocks
+    from underclock.stages.step_source import StepFile
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path, dir_okay=True)
+
+_PLACES = {  # where each shell looks, by itself or once it is told
+    "bash": ("XDG_DATA_HOME", ".local/share", "bash-completion/completions/underclock"),
+    "zsh": ("ZDOTDIR", "", ".zfunc/_underclock"),
+    "fish": ("XDG_CONFIG_HOME", ".config", "fish/completions/underclock.fish"),
+}
+_FIRST = {"bash": "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}  # sim:NAME is one word\n"}
+_THEN = {"zsh": "in .zshrc: fpath=(~/.zfunc $fpath); autoload -Uz compinit; compinit"}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
+seed_option = click.option("--seed", default=0, help="Of a simulated GPU's noise.")
+gpu_option = click.option(
+    "--gpu", required=True, metavar="GPU", help="sim:rtx3080ti, replay:TABLE.csv or nvml:0."
+)
+source_option = click.option(
+    "--source",
+    default="",
+    metavar="FILE.py:FUNCTION",
+    help="Of a real GPU's step, where its file changed or lies elsewhere.",
+)
+
+
+def own_file(document: Path | None) -> Path | None:
+    """Return the file of this rank where ``torchrun`` gave all of them one name."""
+    from underclock.stages.ranks import Rank
+
+    rank = Rank.of(os.environ)
+    return document if rank is None or document is None else rank.own(document)
+
+
+def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "StepFile":
+    """Return where a step's function may be taken from; the user is told which one is run.
+
+    Args:
+        document: The step or plan file.
+        source: What the user named; empty for nothing.
+        quiet: Whether another rank tells the user.
+    """
+    from underclock.stages.step_source import StepFile
+
+    return StepFile(
+        folder=document.parent if document else Path(),
+        named=source,
+        tell=lambda sentence: None if quiet else say(sentence, err=True),
+    )
+
+
+def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable[[_F], _F]:
+    """Return the ``-o`` option.
+
+    Args:
+        noun: What goes there.
+        required: Whether it must be given.
+        stdout: Whether ``-o -`` may send it to stdout.
+    """
+
+    def check(_context: object, _option: object, path: Path | None) -> Path | None:
+        if path == STDOUT and not stdout:
+            raise UsageError(f"the {noun} cannot go to stdout", hint="name a file with -o")
+        return path
+
+    return click.option(
+        "-o",
+        "--output",
+        type=_FILE,
+        required=required,
+        metavar="FILE",
+        callback=check,
+        help=f"Where the {noun} go{'' if noun.endswith('s') else 'es'}"
+        f"{'; - is stdout' if stdout else ''}.",
+    )
+
+
+def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:
+    """Return the ``-o`` option of a command that leaves several files."""
+
+    def check(_context: object, _option: object, path: Path | None) -> Path | None:
+        if path == STDOUT:
+            raise UsageError("several files cannot go to stdout", hint="name a folder with -o")
+        return path
+
+    return click.option(
+        "-o",
+        "--output",
+        type=_FILE,
+        default=default,
+        show_default=default is not None,
+        metavar="FOLDER",
+        callback=check,
+        help=help_text,
+    )
+
+
+def file_argument(name: str, *, required: bool = True) -> Callable[[_F], _F]:
+    """Return an argument that names a file to read; the stage says what is wrong with it."""
+    return click.argument(name, type=_FILE, required=required)
+
+
+class _Parsed(click.ParamType[object]):
+    """A click type from one of our parsers, whose errors are already sentences."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Parse text; pass defaults through."""
+        del param, ctx
+        return self._parse(value) if isinstance(value, str) else value
+
+
+def _parse_clocks(text: str) -> "Clocks":
+    core, comma, mem = text.partition(",")
+    if not comma:
+        raise UsageError(f"cannot read {text!r} as clocks", hint="write CORE,MEMORY: 1740,auto")
+    from underclock.records import Clocks
+
+    return Clocks(core_mhz=parse_mhz(core), mem_mhz=parse_mhz(mem))
+
+
+def _parse_mhz_list(text: str) -> tuple[int | None, ...]:
+    clocks: list[int | None] = []
+    for part in text.split(","):
+        bounds = part.split(":")
+        if len(bounds) == 3:  # noqa: PLR2004 - low:high:step
+            low, high, step = (parse_mhz(bound) or 0 for bound in bounds)
+            if step == 0 or low == 0 or high < low:
+                raise UsageError(f"cannot read {part!r} as a range", hint="write 210:2100:210")
+            clocks.extend(range(low, high + 1, step))
+        else:
+            clocks.append(parse_mhz(part))
+    return tuple(clocks)
+
+
+FRACTION = _Parsed("fraction", parse_fraction)
+DURATION = _Parsed("duration", parse_duration)
+CLOCKS = _Parsed("core,memory", _parse_clocks)
+MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
+
+
+class Offered(click.ParamType[str]):
+    """Text that is read by the stages, some of which a shell may offer; else files are."""
+
+    def __init__(self, name: str, names: Callable[[], Sequence[str]]) -> None:
+        self.name = name
+        self._names = names
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return what begins so."""
+        del ctx, param
+        offered = [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
+        return offered or [CompletionItem(incomplete, type="file")]
+
+
+def _gpus() -> Sequence[str]:
+    from underclock.gpus.catalogue import model_names
+    from underclock.hw.nvml_calls import gpu_count, nvml_session
+
+    try:
+        with nvml_session():
+            count = gpu_count()
+    except UnderclockError:
+        count = 0
+    simulated = [f"sim:{name}" for name in model_names()]
+    return [*simulated, "replay:", *(f"nvml:{index}" for index in range(count))]
+
+
+def _workloads() -> Sequence[str]:
+    from underclock.workloads import MODELS
+
+    return list(MODELS)
+
+
+GPU, WORKLOAD = Offered("GPU", _gpus), Offered("WORKLOAD", _workloads)
+
+
+def install(context: click.Context, _option: click.Parameter, shell: str | None) -> None:
+    """Write what a shell reads to complete ``underclock``, say where, and end.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    made = None if shell is None else get_completion_class(shell)
+    if shell is None or made is None or context.resilient_parsing:
+        return
+    variable, usual, name = _PLACES[shell]
+    file = Path(os.environ.get(variable) or Path.home() / usual) / name
+    # Its own way to the text asks the shell for its version.
+    script = made(context.command, {}, "underclock", "_UNDERCLOCK_COMPLETE")
+    text = script.source_template % script.source_vars()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_FIRST.get(shell, "") + text)
+    except OSError as exc:
+        raise UsageError(f"cannot write {file}: {exc.strerror}") from exc
+    say(f"wrote {file}; a new {shell} completes underclock. {_THEN.get(shell, '')}".strip())
+    context.exit()

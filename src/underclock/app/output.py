@@ -1,0 +1,272 @@
+"""How commands print: results to stdout, all else to stderr, nothing that a terminal would obey.
+
+Names come from files and drivers, and may carry escape sequences. Progress is a bar, with the time
+left where it is known; where stderr is a pipe or a file, a plain line comes every 10 s.
+"""
+
+import contextlib
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from underclock.units import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from underclock.hw.base import Clock
+    from underclock.records import Record
+    from underclock.stages.measure import Tally
+
+STDOUT = Path("-")
+_KEPT = "\n\t"
+_BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they turn text around
+_ESCAPES = {
+    code: f"\\u{code:04x}"
+    for code in (*range(0x20), *range(0x7F, 0xA0), *_BIDIRECTIONAL)
+    if chr(code) not in _KEPT
+}
+_EVERY_S = 10.0  # a line
+_Show = Callable[..., None]
+"""Takes what is to be shown, by name: description, completed, total, count, gpu_time, doing."""
+
+
+def clean(text: str) -> str:
+    """Return a text with control characters written out, as JSON writes them."""
+    return text.translate(_ESCAPES)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line for a person, or JSON for a machine.
+
+    What nobody reads on stderr, for its disk is full or its reader has gone, ends nothing.
+    """
+    with contextlib.suppress(*((OSError, ValueError) if err else ())):
+        click.echo(clean(text), err=err)
+
+
+def warn(sentences: tuple[str, ...]) -> None:
+    """Print what the reader must see beside the numbers."""
+    for sentence in sentences:
+        say(f"warning: {sentence}", err=True)
+
+
+def print_json(body: object) -> None:
+    """Print an object as JSON."""
+    import msgspec
+
+    say(msgspec.json.encode(body).decode())
+
+
+def print_table(*parts: "RenderableType") -> None:
+    """Print tables for a person."""
+    from rich.console import Console
+
+    console = Console()
+    for part in parts:
+        console.print(_Printable(part))
+
+
+class _Printable:
+    """A renderable whose text is escaped after it was laid out; styles of our own pass."""
+
+    def __init__(self, part: "RenderableType") -> None:
+        self._part = part
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """Yield the segments of the part."""
+        for segment in console.render(self._part, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+
+def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | None] = ()) -> None:
+    """Make sure that the output can be written, before any work is spent on it.
+
+    Args:
+        output: Where it goes, if anywhere.
+        force: Whether an existing file may be replaced.
+        inputs: Files that are read, which are never replaced.
+
+    Raises:
+        UsageError: It exists already, or its folder is missing or not writable.
+    """
+    from underclock.store import check_output
+
+    if output is not None and output != STDOUT:
+        check_output(output, force=force, inputs=inputs, begins="{")
+
+
+def deliver(
+    record: "Record",
+    output: Path | None,
+    show: Callable[[], None],
+    *,
+    as_json: bool,
+    force: bool,
+    warnings: tuple[str, ...] = (),
+) -> None:
+    """Hand a record over: to a file, to stdout, to a person.
+
+    Args:
+        record: What was made.
+        output: Where it goes; ``-`` is stdout, and then nothing else goes there.
+        show: Prints it for a person.
+        as_json: Whether to print it for machines instead.
+        force: Whether an existing file may be replaced.
+        warnings: Sentences that belong to it.
+    """
+    from underclock.store import write_document
+
+    if output is not None and output != STDOUT:
+        write_document(output, record, force=force)
+    warn(warnings)
+    if as_json or output == STDOUT:
+        print_json(record)
+    else:
+        show()
+
+
+@contextmanager
+def progress_bar(
+    title: str, *, per_second: float = 10, every_s: float = _EVERY_S
+) -> Iterator[Callable[["Tally"], None]]:
+    """Show how far measuring is, and each phase's time left where its end can be told."""
+    with _shown(title, per_second, every_s) as show:
+
+        def tell(tally: "Tally") -> None:
+            share = tally.share
+            show(
+                description=f"{title}: {tally.phase}" if tally.phase else title,
+                completed=share or 0.0,
+                total=None if share is None else 1.0,
+                count=f"{tally.done}" if tally.total is None else f"{tally.done}/{tally.total}",
+                gpu_time=f"{format_duration(tally.gpu_s)} of GPU time",
+                doing=clean(tally.doing),
+            )
+
+        yield tell
+
+
+@contextmanager
+def share_bar(title: str, *, every_s: float = _EVERY_S) -> Iterator[Callable[[float], None]]:
+    """Show which share of a computation is done; until it says so, only that it goes on."""
+    with _shown(title, every_s=every_s) as show:
+        yield lambda share: show(completed=share, total=1.0, count=f"{share:.0%}")
+
+
+@contextmanager
+def counted_bar(
+    title: str, *, every_s: float = _EVERY_S
+) -> Iterator[Callable[[int, int, str], None]]:
+    """Show how many of several pieces of work are done, and which is next; until told, as above."""
+    with _shown(title, every_s=every_s) as show:
+
+        def tell(done: int, total: int, doing: str) -> None:
+            show(completed=done, total=total, count=f"{done}/{total}", doing=clean(doing))
+
+        yield tell
+
+
+@contextmanager
+def _shown(title: str, per_second: float = 10, every_s: float = _EVERY_S) -> Iterator[_Show]:
+    """Show on a bar, or on lines."""
+    from rich.console import Console
+
+    from underclock.hw.clock import SystemClock
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with _bar(title, per_second, console) as show:
+            yield show
+        return
+    lines, ended = PlainLines(title, SystemClock()), threading.Event()
+
+    def print_lines() -> None:
+        while not ended.wait(every_s):
+            with suppress(OSError, ValueError):  # whoever read them has gone
+                say(lines.line(), err=True)
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield lines.show
+    finally:
+        ended.set()
+        thread.join()
+
+
+class PlainLines:
+    """What the next line says.
+
+    Args:
+        title: Of what takes long.
+        clock: Tells how long it has.
+    """
+
+    def __init__(self, title: str, clock: "Clock") -> None:
+        self._clock = clock
+        self._begun_s = self._phase_s = clock.now_s()
+        self._fields: dict[str, object] = {"description": title}
+        self._share: float | None = None
+
+    def show(self, *, completed: float = 0.0, total: float | None = None, **fields: object) -> None:
+        """Take what is to be shown; a phase has a pace of its own."""
+        if fields.get("description", self._fields["description"]) != self._fields["description"]:
+            self._phase_s = self._clock.now_s()
+        self._share = completed / total if total else None
+        self._fields |= fields
+
+    def line(self) -> str:
+        """Return it."""
+        now_s = self._clock.now_s()
+        share, phase_s = self._share, now_s - self._phase_s
+        left_s = phase_s * (1 - share) / share if share else None
+        words = [self._fields.get(name) for name in ("count", "gpu_time", "doing")]
+        said = ", ".join(str(word) for word in words if word)
+        times = times_text(now_s - self._begun_s, left_s)
+        return f"{self._fields['description']}: {said + '; ' if said else ''}{times}"
+
+
+@contextmanager
+def _bar(title: str, per_second: float, console: "Console") -> Iterator[_Show]:
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Times(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(times_text(task.elapsed, task.time_remaining))
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[count]}", markup=False),
+        Times(),
+        TextColumn("{task.fields[gpu_time]}", markup=False),
+        # The only column that may be cut short.
+        TextColumn(
+            "{task.fields[doing]}", markup=False, table_column=Column(ratio=1, no_wrap=True)
+        ),
+    )
+    with Progress(
+        *columns, console=console, refresh_per_second=per_second, transient=True, expand=True
+    ) as bar:
+        number = bar.add_task(title, total=None, count="", gpu_time="", doing="")
+
+        def show(**fields: object) -> None:
+            if fields.get("description", title) != bar.tasks[0].description:
+                bar.reset(number)  # a phase has a pace of its own
+            bar.update(number, **fields)  # type: ignore[arg-type]
+
+        yield show
+
+
+def times_text(elapsed_s: float | None, left_s: float | None) -> str:
+    """Say how long it has taken, and how long it will."""
+    taken = dt.timedelta(seconds=int(elapsed_s or 0.0))
+    return f"{taken}" if left_s is None else f"{taken}, {dt.timedelta(seconds=int(left_s))} left"

@@ -1,0 +1,197 @@
+"""``underclock plan``."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from underclock.app.options import (
+    CLOCKS,
+    DURATION,
+    FRACTION,
+    file_argument,
+    force_option,
+    json_option,
+    output_option,
+)
+from underclock.app.output import check_place, counted_bar, deliver, print_table
+from underclock.errors import InfeasibleError, UsageError
+from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective, Plan
+
+if TYPE_CHECKING:
+    from underclock.core.planning.goal import Goal
+    from underclock.stages.switching import Switching
+
+
+@click.command(name="plan")
+@file_argument("samples")
+@output_option("plan", required=False)
+@click.option(
+    "--objective",
+    type=click.Choice([o.value for o in Objective]),
+    default="waste",
+    show_default=True,
+    help="waste: least energy within the time budget; time: the fastest step within the power "
+    "limit.",
+)
+@click.option(
+    "--max-slowdown", type=FRACTION, help="Time budget of waste: 1% or 0.01. [default: 0, strict]"
+)
+@click.option(
+    "--power-limit", type=float, help="Power limit in W to plan for. [default: the GPU's own]"
+)
+@click.option(
+    "--granularity",
+    type=click.Choice([g.value for g in Granularity]),
+    default="kernel",
+    show_default=True,
+    help="What gets clocks of its own.",
+)
+@click.option(
+    "--aggregate",
+    type=click.Choice([a.value for a in Aggregate]),
+    default="global",
+    show_default=True,
+    help="Who keeps the budget: all together, or each alone.",
+)
+@click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
+@click.option(
+    "--latency",
+    default="known",
+    show_default=True,
+    help="What changing clocks takes: free, measured, a duration or a file; known: measured beside "
+    "SAMPLES, or what is reported of GPUs like it.",
+)
+@click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
+@click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
+@click.option(
+    "--accounting",
+    type=click.Choice([a.value for a in Accounting]),
+    default="step",
+    show_default=True,
+    help="step: the step as it runs under its power cap, where it was run whole; isolated: sums of "
+    "kernels measured alone.",
+)
+@click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
+@json_option
+@force_option
+def command(
+    *,
+    samples: Path,
+    output: Path | None,
+    objective: str,
+    max_slowdown: float | None,
+    power_limit: float | None,
+    granularity: str,
+    aggregate: str,
+    baseline: Clocks | None,
+    accounting: str,
+    latency: str,
+    max_switches: int | None,
+    min_dwell: float | None,
+    raw: bool,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
+
+    The answer is what this GPU can achieve at the latency of its clocks, as far as that is known;
+    free switching is a bound. Exit codes: 0 planned; 6 nothing keeps the time budget. Where only
+    free switching does, the plan is written.
+
+    Example: underclock plan samples.db --max-slowdown 1% -o plan.json
+    """
+    from underclock.stages.plan import plan
+    from underclock.stages.sources import as_samples
+    from underclock.stages.switching import switching_of
+
+    goal = replace(
+        _goal(objective, max_slowdown, granularity, aggregate), power_limit_w=_watts(power_limit)
+    )
+    check_place(output, force=force, inputs=(samples, Path(latency)))
+    sample_set = as_samples(samples)
+    found = switching_of(latency, sample_set, goal, samples)
+    switching = _limited(found, max_switches, min_dwell)
+    with counted_bar("planning") as show:
+        made = plan(
+            sample_set,
+            goal,
+            baseline=baseline,
+            switching=switching,
+            raw=raw or None,
+            isolated=accounting == Accounting.ISOLATED,
+            progress=show,
+        )
+    deliver(
+        made,
+        output,
+        lambda: _show(made),
+        as_json=as_json,
+        force=force,
+        warnings=made.warnings,
+    )
+    if made.headline.cost is None:
+        sys.exit(InfeasibleError.exit_code)
+
+
+def _show(made: Plan) -> None:
+    """Print the answer, and what it rests on."""
+    from underclock.report import plan_tables
+
+    print_table(*plan_tables(made))
+
+
+def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregate: str) -> "Goal":
+    """Return what to plan for.
+
+    Raises:
+        UsageError: A time budget where time is free, or one that no step can have.
+    """
+    from underclock.core.planning.goal import Goal
+
+    if max_slowdown is not None and objective != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
+        )
+    try:
+        return Goal(
+            objective=Objective(objective),
+            max_slowdown=max_slowdown or 0.0,
+            granularity=Granularity(granularity),
+            aggregate=Aggregate(aggregate),
+        )
+    except ValueError as exc:
+        raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
+
+
+def _watts(power_limit: float | None) -> float | None:
+    """Check a power limit that a user wrote."""
+    if power_limit is not None and not 0.0 < power_limit < math.inf:
+        raise UsageError(
+            f"a power limit of {power_limit:g} W has no meaning",
+            hint="for example --power-limit 300",
+        )
+    return power_limit
+
+
+def _limited(
+    switching: "Switching | None", max_switches: int | None, min_dwell_s: float | None
+) -> "Switching | None":
+    """Return what changing clocks takes, within the user's limits; ``None`` where it is free.
+
+    Raises:
+        UsageError: Limits without a latency, or ones that mean nothing.
+    """
+    if switching is not None:
+        try:
+            return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+    if max_switches is not None or min_dwell_s is not None:
+        raise UsageError(
+            "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"
+        )
+    return None

@@ -1,0 +1,105 @@
+"""``underclock refine``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.app.options import (
+    file_argument,
+    force_option,
+    gpu_option,
+    json_option,
+    output_option,
+    source_option,
+    step_file,
+)
+from underclock.app.output import (
+    STDOUT,
+    check_place,
+    deliver,
+    print_table,
+    progress_bar,
+    say,
+    share_bar,
+)
+from underclock.errors import UsageError
+from underclock.records import Plan, SampleSet
+from underclock.units import format_percent
+
+
+@click.command(name="refine")
+@file_argument("plan")
+@gpu_option
+@output_option("plan", required=True)
+@click.option(
+    "--samples",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where the samples go. [default: beside the plan, as .samples.db]",
+)
+@source_option
+@json_option
+@force_option
+def command(
+    *,
+    plan: Path,
+    gpu: str,
+    output: Path,
+    samples: Path | None,
+    source: str,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Measure PLAN's clocks and their neighbours on another GPU of its model, and plan again.
+
+    The goal stays that of PLAN. Goes on where an earlier run into the same samples stopped;
+    `underclock plan` on these samples plans for another goal.
+
+    Example: underclock refine plan.json --gpu sim:rtx3080ti#1 -o mine.json
+    """
+    from underclock.core.planning.goal import Goal
+    from underclock.report import plan_tables
+    from underclock.stages.plan import plan as plan_on
+    from underclock.stages.refine import refine
+    from underclock.stages.switching import switching_as_of
+    from underclock.store import read_document
+
+    given = read_document(plan, Plan)
+    check_place(output, force=force, inputs=(plan,))
+    with progress_bar("refining") as show:
+        sample_set = refine(
+            given,
+            gpu=gpu,
+            to=samples or _beside(output),
+            progress=show,
+            run=step_file(plan, source),
+        )
+    goal = Goal.of(given)
+    with share_bar("planning"):
+        refined = plan_on(
+            sample_set, goal, baseline=given.baseline, switching=switching_as_of(given)
+        )
+
+    def shown() -> None:
+        print_table(*plan_tables(refined))
+        say(_compared(refined, given, sample_set))
+
+    deliver(refined, output, shown, as_json=as_json, force=force, warnings=refined.warnings)
+
+
+def _beside(output: Path) -> Path:
+    """Return where samples go that nobody named a place for."""
+    if output == STDOUT:
+        raise UsageError("the samples need a file", hint="name one: --samples mine.samples.db")
+    return output.with_suffix(".samples.db")
+
+
+def _compared(refined: Plan, given: Plan, sample_set: SampleSet) -> str:
+    """Say what refining changed, and what it took."""
+    new, old = (plan.headline.cost or plan.promise for plan in (refined, given))
+    return (
+        f"refined with {len(sample_set.samples) + len(sample_set.in_situ)} samples: "
+        f"energy {format_percent(new.energy_change)}, time {format_percent(new.time_change)}; "
+        f"the plan given promised {format_percent(old.energy_change)}, "
+        f"{format_percent(old.time_change)}"
+    )

@@ -1,0 +1,142 @@
+"""``underclock run``."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from underclock.app.options import file_argument, json_option
+from underclock.app.output import print_json, print_table, say
+from underclock.app.signals import InterruptedBySignal
+
+if TYPE_CHECKING:
+    from underclock.stages.held_run import Ran
+
+_LIVE_S = 5.0
+_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
+
+
+@click.command(name="run")
+@file_argument("plan")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    default=("nvml:0",),
+    metavar="GPU",
+    help="Of each local rank, in their order. [default: nvml:0]",
+)
+@click.option("--dry-run", is_flag=True, help="Do everything but set clocks.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A line of JSON for each step; appended to.",
+)
+@click.option(
+    "--arms",
+    default="",
+    metavar="ARMS",
+    help="Let ways of choosing clocks take turns, and compare them: auto,plan,best-fixed.",
+)
+@click.option(
+    "--guard",
+    "window",
+    type=int,
+    metavar="STEPS",
+    help="That are judged together: slower ones take the plan back; 0 never. [default: 20, without "
+    "--arms]",
+)
+@click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
+@click.option(
+    "--metrics-port",
+    type=int,
+    metavar="PORT",
+    help="Where Prometheus may ask this machine; needs the extra underclock[metrics].",
+)
+@click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
+@json_option
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
+def command(
+    *,
+    plan: Path,
+    gpus: tuple[str, ...],
+    dry_run: bool,
+    log: Path | None,
+    live: bool,
+    metrics_port: int | None,
+    arms: str,
+    window: int | None,
+    anyway: bool,
+    as_json: bool,
+    command_line: tuple[str, ...],
+) -> None:
+    """Run a training COMMAND unchanged, and hold a plan's clocks while it trains.
+
+    A process of its own sets the clocks; they are given back on any end of anything.
+
+    Ends with the command's code; where that is 0 and arms took turns, with 7 where the plan did not
+    keep its promise, and with 8 where the run does not decide it.
+
+    Example: underclock run plan.json -- python train.py --epochs 3
+    """
+    from underclock.report.run import run_table
+    from underclock.stages.how_to_run import HowToRun
+    from underclock.stages.run import run
+
+    def ended(ran: "Ran") -> None:
+        if ran.code < 0:
+            how.tell(f"the command was ended by {signal.Signals(-ran.code).name}")
+        try:
+            if as_json:
+                print_json(ran)
+            else:
+                print_table(run_table(ran.summary))
+        except (OSError, SystemExit) as exc:  # which rich raises where the reader has gone
+            # Our code is that of the command; at exit Python must not complain when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            how.tell(f"how the run went cannot be printed: {exc}")
+        if not as_json:
+            for line in ran.undone:
+                say(line, err=True)
+        how.tell(ran.line)
+        codes.append(_code(ran))
+
+    codes: list[int] = []
+    how = HowToRun(
+        gpus=gpus,
+        dry=dry_run,
+        log=log,
+        anyway=anyway,
+        live_s=_LIVE_S if live else None,
+        metrics_port=metrics_port,
+        arms=arms,
+        window=window,
+        tell=lambda sentence: say(f"underclock: {sentence}", err=True),
+        ended=ended,
+    )
+    try:
+        run(plan, command_line, how)
+    except InterruptedBySignal as exc:
+        if codes:  # else it never began
+            sys.exit(exc.exit_code)
+        raise
+    sys.exit(codes[-1])
+
+
+def _code(ran: "Ran") -> int:
+    """Return the code to end with."""
+    from underclock.app.validate import INCONCLUSIVE, NOT_KEPT
+    from underclock.records import Verdict
+
+    if ran.code:
+        return ran.code if ran.code > 0 else _BY_SIGNAL - ran.code
+    if ran.summary.run is None or not ran.summary.run.arms:
+        return 0
+    verdicts = {arm.verdict for arm in ran.summary.arms}  # of arms without a promise: empty words
+    if Verdict.NOT_KEPT in verdicts:
+        return NOT_KEPT
+    return 0 if verdicts and verdicts <= {Verdict.KEPT, ""} else INCONCLUSIVE

@@ -1,0 +1,138 @@
+"""``underclock trace``."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from underclock.app.options import WORKLOAD, force_option, json_option, output_option
+from underclock.app.output import STDOUT, check_place, counted_bar, deliver, say
+from underclock.errors import UsageError
+from underclock.records import Step
+
+if TYPE_CHECKING:
+    from underclock.stages.script import Script
+
+
+@click.command(name="trace")
+@click.argument("workload", type=WORKLOAD)
+@click.argument("arguments", nargs=-1)
+@output_option("step", required=False)
+@click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
+@click.option(
+    "--steps",
+    metavar="A:B",
+    help="Of a training script: step A is profiled, B-1 captured; counted from 0. [default: 20:22, "
+    "2:4 with --assume]",
+)
+@click.option(
+    "--assume", is_flag=True, help="Without a GPU: run it on the CPU, and assume a GPU's kernels."
+)
+@json_option
+@force_option
+def command(
+    *,
+    workload: str,
+    arguments: tuple[str, ...],
+    output: Path | None,
+    sizes: tuple[str, ...],
+    steps: str | None,
+    assume: bool,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """List the kernels of one training step of WORKLOAD.
+
+    WORKLOAD is gpt3-125m … gpt3-175b, gpt3-xl; or path/to/train.py:step, a function that runs one
+    step on this machine's GPU, which is captured and left as it was; or path/to/train.py, a
+    training script, run with ARGUMENTS (after --) until its steps A:B were looked at.
+
+    Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
+    threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
+
+    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on; the first
+    one tells what it found.
+
+    Example: underclock trace gpt3-xl --size batch=8 -o step.json
+
+    Example: underclock trace train.py --assume -o step.json -- --lr 3e-4
+
+    Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
+    """
+    from underclock.stages.ranks import Rank, told_of_ranks
+    from underclock.stages.trace import TracePhase, trace
+
+    given, rank = output, Rank.of(os.environ)
+    tells = rank is None or rank.leads
+    if rank is not None and output and output != STDOUT:
+        output = rank.file(output)
+    check_place(output, force=force)
+    folder = output.parent if output and output != STDOUT else None
+    what = _what(workload, arguments, steps, assume=assume)
+    numbers = dict(_size(text) for text in sizes)
+    phases = list(TracePhase)
+    with counted_bar("tracing") if tells else nullcontext(_tell_nobody) as show:
+        step = trace(
+            what,
+            folder=folder,
+            assume=assume,
+            progress=lambda phase: show(phases.index(phase), len(phases), phase),
+            **numbers,
+        )
+    differs = told_of_ranks(step, given, rank) if given and rank else ()
+    deliver(
+        step,
+        output,
+        lambda: _show(step) if tells else None,
+        as_json=as_json and tells,
+        force=force,
+        warnings=(*(step.warnings if tells else ()), *differs),
+    )
+
+
+def _tell_nobody(_done: int, _total: int, _doing: str) -> None:
+    """Show no progress: another rank does."""
+
+
+def _what(
+    workload: str, arguments: tuple[str, ...], steps: str | None, *, assume: bool
+) -> "str | Script":
+    """Tell a script from all else, which takes neither arguments nor steps."""
+    from underclock.stages.script import Script
+
+    if workload.endswith(".py"):
+        if not Path(workload).is_file():
+            raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
+        first, last = _steps(steps or ("2:4" if assume else "20:22"))
+        return Script(path=Path(workload), arguments=arguments, first=first, last=last)
+    for given, what in ((arguments, "arguments"), (steps, "--steps")):
+        if given:
+            raise UsageError(
+                f"{workload!r} is no script and takes no {what}",
+                hint="name a script: underclock trace train.py --steps 20:22 -- ARGUMENTS",
+            )
+    return workload
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal()):
+        raise UsageError(f"cannot read {text!r} as steps", hint="write A:B, such as 20:22")
+    return int(first), int(end) - 1
+
+
+def _show(step: Step) -> None:
+    launches = len(step.order)
+    assumed = " (assumed, no GPU was seen)" if step.is_assumed else ""
+    say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step{assumed}")
+    for kernel in step.kernels:
+        say(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not value.isdecimal():
+        raise UsageError(f"cannot read {text!r} as a size", hint="write NAME=N, such as batch=8")
+    return name, int(value)

@@ -1,0 +1,63 @@
+"""``underclock watch``."""
+
+from pathlib import Path
+
+import click
+
+from underclock.app.options import (
+    DURATION,
+    file_argument,
+    force_option,
+    gpu_option,
+    json_option,
+    output_option,
+    source_option,
+    step_file,
+)
+from underclock.app.output import print_json, print_table, progress_bar
+
+
+@click.command(name="watch")
+@file_argument("step", required=False)
+@gpu_option
+@output_option("log", required=False, stdout=False)
+@click.option("--for", "duration", type=DURATION, default=10.0, help="How long. [default: 10s]")
+@source_option
+@json_option
+@force_option
+def command(
+    *,
+    step: Path | None,
+    gpu: str,
+    output: Path | None,
+    duration: float,
+    source: str,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Log clocks, power and throttle reasons a thousand times a second; set nothing.
+
+    With a STEP that step runs meanwhile, and the log says which kernel ran at each reading.
+
+    Example: underclock watch --gpu nvml:0 --for 10s -o clocks.csv
+    """
+    from underclock.records import Step
+    from underclock.report import clock_log_table
+    from underclock.stages.watch import watch
+    from underclock.store import read_document
+
+    # Drawn rarely: the log takes a thousand readings a second.
+    with progress_bar("watching", per_second=2) as show:
+        log = watch(
+            gpu,
+            duration_s=duration,
+            step=read_document(step, Step) if step else None,
+            to=output,
+            force=force,
+            run=step_file(step, source),
+            progress=show,
+        )
+    if as_json:
+        print_json(log)
+    else:
+        print_table(clock_log_table(log))

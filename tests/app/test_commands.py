@@ -1,0 +1,581 @@
+"""The commands as a user types them: what they print, and the code they end with."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+import underclock
+from underclock.app import main
+from underclock.app.main import cli
+from underclock.errors import StuckError
+from underclock.hw.nvml_calls import READ_ONLY
+from underclock.records import Evidence, GpuInfo, SampleSet
+from underclock.store import SampleFile
+from underclock.testing import simulated_driver
+
+Fails = Callable[[str], tuple[int, str]]
+_TABLE = (Path(__file__).parents[1] / "data/tables/two_kernels.csv").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.csv").write_text(_TABLE)
+
+
+def _run(arguments: str) -> None:
+    main(arguments.split())
+
+
+def _json(
+    arguments: str, capsys: pytest.CaptureFixture[str], *, code: int = 0
+) -> dict[str, object]:
+    with pytest.raises(SystemExit, match=str(code)) if code else contextlib.nullcontext():
+        main([*arguments.split(), "--json"])
+    body: dict[str, object] = json.loads(capsys.readouterr().out)
+    return body
+
+
+def test_the_whole_way_from_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["measure", "--gpu", "replay:sweep.csv", "-o", "samples.db"])
+    main(["plan", "samples.db", "-o", "plan.json"])
+    with pytest.raises(SystemExit) as ended:  # one row each decides nothing
+        main(
+            [
+                "validate",
+                "plan.json",
+                "--gpu",
+                "replay:sweep.csv",
+                "--repeats",
+                "2",
+                "-o",
+                "validation.json",
+            ]
+        )
+    assert ended.value.code == 8
+    main(["report", "plan.json", "validation.json", "-o", "report.html"])
+    main(["score", "plan.json", "sweep.csv"])
+    said = capsys.readouterr()
+
+    assert "kernel, global" in said.out
+    assert "-19.50 %" in said.out
+    assert "replayed" in said.out
+    assert "not validated" in said.err
+    assert "<html" in Path("report.html").read_text()
+
+
+def test_every_command_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    step = _json("trace gpt3-125m --size batch=2 -o step.json", capsys)
+    assert step["parameters"] == json.loads(Path("step.json").read_text())["parameters"]
+
+    measured = _json("measure --gpu replay:sweep.csv -o samples.db", capsys)
+    assert (measured["samples"], measured["evidence"]) == (5, "replayed")
+
+    made = _json("plan samples.db -o plan.json", capsys)
+    assert made["chosen"] == "kernel_global"
+    assert made == json.loads(Path("plan.json").read_text())
+
+    scored = _json("score plan.json sweep.csv", capsys)
+    assert scored["energy_change"] == pytest.approx(-0.195)
+
+    validated = _json("validate plan.json --gpu replay:sweep.csv --repeats 2", capsys, code=8)
+    assert validated["repeats"] == 2
+
+    assert _json("report plan.json -o report.html", capsys) == {"report": "report.html"}
+    assert _json("doctor --gpu sim:rtx3080ti", capsys)["version"]
+
+
+def test_flags_of_a_plan_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+    made = _json("plan sweep.csv --max-slowdown 5% --granularity step --baseline auto,auto", capsys)
+    assert (made["max_slowdown"], made["chosen"]) == (0.05, "best_fixed")
+
+    made = _json("plan sweep.csv --objective edp --aggregate local", capsys)
+    assert (made["max_slowdown"], made["chosen"]) == (None, "kernel_local")
+
+    made = _json("plan sweep.csv --baseline 900,auto", capsys)
+    assert made["baseline"] == {"core_mhz": 900, "mem_mhz": None}
+    assert "core 900 MHz" in str(made["warnings"])
+
+
+@pytest.mark.slow
+def test_the_demo_leaves_its_files_and_a_table(
+    capsys: pytest.CaptureFixture[str], fails: Fails
+) -> None:
+    main(["demo"])
+    said = capsys.readouterr().out
+
+    for arm in ("auto", "best fixed clock", "pass-level", "kernel, local", "kernel, global"):
+        assert arm in said
+    assert "simulated" in said
+    assert {path.name for path in Path("underclock-demo").iterdir()} == {
+        "step.json",
+        "samples.db",
+        "plan.json",
+        "validation.json",
+        "report.html",
+    }
+    # The README shows what is printed.
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    block = readme.split("`underclock-demo/report.html`:")[1].split("At up to")[0]
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    for line in filter(None, (" ".join(line.split()) for line in block.splitlines())):
+        assert line in lines
+    taken = len(SampleFile.read(Path("underclock-demo/samples.db")).samples)
+    assert f"{taken} samples" in " ".join(readme.split())
+
+    code, error = fails("demo")
+    assert code == 2
+    assert "--force" in error
+
+
+@pytest.mark.slow
+def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    assert "50 kernels" in capsys.readouterr().out
+    found = _json(
+        "measure step.json --gpu sim:rtx3080ti -o s.db --core-mhz 1050:1260:210,auto "
+        "--mem-mhz auto --warmup 1s --window 500ms",
+        capsys,
+    )
+
+    assert found["settings"] == 3
+    assert found["samples"] == found["expected"]
+
+
+@pytest.mark.slow
+def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["trace", "gpt3-xl", "--size", "layers=1", "-o", "step.json"])
+    capsys.readouterr()
+    steer = "measure step.json --gpu sim:h200 -o s.db --clocks steer --max-samples"
+    found = _json(f"{steer} 3", capsys)
+    main(f"{steer} 4".split())
+    said = capsys.readouterr()
+
+    assert (found["samples"], found["mixed"]) == (0, 3)
+    assert "0 samples of 48 kernels and 4 in company, at 1" in " ".join(said.out.split())
+    assert "clocks were steered by company, not set" in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ("measure --gpu replay:sweep.csv -o s.db --clocks steer", 3, "cannot be steered here"),
+        ("measure --gpu sim:h200 -o s.db --clocks steer --grid full", 2, "held, not steered"),
+        ("trace gpt3-xxl", 2, "did you mean 'gpt3-xl'"),
+        ("trace gpt3-xl --size heads=7", 2, "not a multiple of 7 heads"),
+        ("trace gpt3-xl --size colour=7", 2, "no parameter named 'colour'"),
+        ("trace gpt3-xl --size batch=many", 2, "cannot read 'batch=many'"),
+        ("trace train.py:step --size batch=8", 2, "sizes are its own"),
+        ("trace train.py:step -o step.json", 2, "cannot read 'train.py': no such file"),
+        ("trace train.py", 2, "cannot read 'train.py': no such file"),
+        ("trace gpt3-xl -o sweep.csv", 2, "will not overwrite sweep.csv"),
+        ("trace gpt3-xl -o nowhere/step.json", 2, "there is no folder nowhere"),
+        ("trace gpt3-xl -o /proc/step.json", 2, "cannot write /proc/step.json"),
+        ("measure --gpu sim:rtx3080 -o s.db", 2, "did you mean 'rtx3080ti'"),
+        ("measure --gpu cpu -o s.db", 2, "unknown GPU 'cpu'"),
+        ("measure --gpu sim:rtx3080ti -o s.db", 2, "needs a step"),
+        ("measure --gpu nvml:x -o s.db", 2, "cannot read 'x' as a GPU's number"),
+        ("measure nowhere.json --gpu sim:rtx3080ti -o s.db", 4, "cannot read nowhere.json"),
+        ("measure sweep.csv --gpu sim:rtx3080ti -o s.db", 4, "not a readable step file"),
+        ("measure --gpu replay:sweep.csv -o s.db --core-mhz 901", 2, "no core clock of 901 MHz"),
+        ("measure --gpu replay:sweep.csv -o s.db --core-mhz 9:1:1", 2, "as a range"),
+        ("measure --gpu replay:sweep.csv -o s.db --core-mhz fast", 2, "cannot read 'fast'"),
+        ("measure --gpu replay:sweep.csv -o s.db --window 0s", 2, "positive length"),
+        ("measure --gpu replay:sweep.csv -o s.db --window soon", 2, "as a duration"),
+        ("measure --gpu replay:sweep.csv -o s.db --repeats 0", 2, "repeats must be"),
+        ("measure --gpu replay:sweep.csv -o sweep.csv", 4, "not a samples file"),
+        ("plan nowhere.csv", 4, "cannot read nowhere.csv"),
+        ("plan sweep.csv --max-slowdown lots", 2, "as a fraction"),
+        ("plan sweep.csv --max-slowdown -200%", 2, "more than the whole"),
+        ("plan sweep.csv --max-slowdown 100%", 2, "above -1 and below 1"),
+        ("plan sweep.csv --max-slowdown 1", 2, "did you mean 1%?"),
+        ("plan sweep.csv --latency 6", 2, "did you mean 6ms"),
+        ("measure --gpu sim:rtx3080ti -o s.db --precision 3", 2, "did you mean 3%?"),
+        ("measure --gpu sim:rtx3080ti -o s.db --max-slowdown 100%", 2, "above -1 and below 1"),
+        (
+            "measure --gpu sim:rtx3080ti -o s.db --objective edp --max-slowdown 1%",
+            2,
+            "no meaning for edp",
+        ),
+        ("measure --gpu replay:sweep.csv -o s.db --objective edp", 2, "is replayed whole"),
+        (
+            "measure --gpu replay:sweep.csv -o s.db --objective time --max-samples 9",
+            2,
+            "only kernels alone are measured",
+        ),
+        ("measure --gpu sim:rtx3080ti -o s.db --grid full --objective edp", 2, "for every plan"),
+        ("measure --gpu sim:rtx3080ti -o s.db --time-limit 20", 2, "it has no unit"),
+        ("measure --gpu replay:sweep.csv -o -", 2, "the samples cannot go to stdout"),
+        ("calibrate sweep.csv -o -", 2, "cannot go to stdout"),
+        ("watch --gpu sim:rtx3080ti -o -", 2, "the log cannot go to stdout"),
+        ("demo -o -", 2, "several files cannot go to stdout"),
+        ("plan sweep.csv --max-slowdown -50%", 6, "raise --max-slowdown"),
+        ("plan sweep.csv --max-slowdown 1% --objective edp", 2, "no meaning for edp"),
+        ("plan sweep.csv --baseline 1000,5001", 4, "no row has the baseline"),
+        ("plan sweep.csv --baseline 1000", 2, "write CORE,MEMORY"),
+        ("plan sweep.csv --objective cheap", 2, "'cheap' is not one of"),
+        ("plan sweep.csv -o sweep.csv", 2, "will not overwrite"),
+        ("score sweep.csv sweep.csv", 4, "not a readable plan file"),
+        ("validate sweep.csv --gpu replay:sweep.csv", 4, "not a readable plan file"),
+        ("report sweep.csv -o r.html", 4, "not a readable plan file"),
+        ("report nowhere.json -o r.html", 4, "cannot read nowhere.json"),
+        ("doctor --gpu sim:a100x", 2, "no simulated GPU"),
+        ("doctor --gpu replay:sweep.csv", 2, "cannot show what its clocks do"),
+        ("doctor --gpu nvml:first", 2, "cannot read 'first' as a GPU's number"),
+        ("demo --max-slowdown -3", 2, "did you mean -3%?"),
+        ("demo -o sweep.csv", 2, "cannot make sweep.csv"),
+        ("frobnicate", 2, "there is no command 'frobnicate'"),
+        ("paln sweep.csv", 2, "did you mean 'plan'?"),
+        ("plan sweep.csv --max-slowdwn 1%", 2, "--max-slowdown"),
+        ("plan", 2, "missing argument 'SAMPLES'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_a_code(
+    arguments: str, code: int, sentence: str, fails: Fails
+) -> None:
+    found, said = fails(arguments)
+
+    assert sentence in said
+    assert found == code
+
+
+def test_errors_are_objects_where_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, error, hint in (
+        ("plan nowhere.csv", 4, "cannot read nowhere.csv", ""),
+        ("paln", 2, "there is no command 'paln'", "did you mean 'plan'?"),
+        ("plan sweep.csv --max-slowdwn 1%", 2, "no such option", ""),
+    ):
+        body = _json(arguments, capsys, code=code)
+        assert set(body) == {"error", "hint", "exit_code"}
+        assert body["exit_code"] == code
+        assert str(body["error"]).startswith(error)
+        assert str(body["hint"]).startswith(hint)
+
+
+def test_a_dash_sends_a_document_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "sweep.csv", "-o", "-"])
+    made = json.loads(capsys.readouterr().out)
+    assert made["chosen"] == "kernel_global"
+
+    Path("plan.json").write_text(json.dumps(made))
+    main(["report", "plan.json", "-o", "-"])
+    assert "<html" in capsys.readouterr().out
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "-"])
+    assert json.loads(capsys.readouterr().out)["name"] == "gpt3-125m"
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize(("flag", "word"), [("-h", "Usage"), ("-V", "version")])
+def test_short_flags_everybody_tries(
+    flag: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([flag])
+
+    assert word in capsys.readouterr().out
+
+
+def test_commands_take_the_short_help_too(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "-h"])
+
+    assert "Example: underclock plan" in capsys.readouterr().out
+
+
+def test_everything_printed_is_escaped_in_one_place() -> None:
+    folder = Path(underclock.app.__file__).parent
+    echoing = {path.name for path in folder.glob("*.py") if "click.echo(" in path.read_text()}
+
+    # A page is a document of its own, which escapes what it holds.
+    assert echoing == {"terminal.py", "report.py"}
+
+
+def test_auto_rows_alone_are_for_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sweep.csv").write_text("\n".join([*_TABLE.splitlines()[:2], "G,b,,,1.0,100,100"]))
+    main(["plan", "sweep.csv"])
+    said = capsys.readouterr()
+
+    assert "`underclock predict` says what other clocks would save" in said.err
+    assert "none are expected" not in said.out
+
+
+def test_a_campaign_says_how_much_of_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["measure", "--gpu", "replay:sweep.csv", "-o", "samples.db"])
+
+    said = capsys.readouterr().out
+    assert "5 samples of 2 kernels, each at 2.5 of 3 clock pairs on average" in said
+
+
+def test_a_step_whose_modules_are_missing(fails: Fails) -> None:
+    Path("train.py").write_text("import a_module_that_nobody_has\n\ndef step(): ...\n")
+    code, said = fails("trace train.py:step")
+
+    assert code == 3
+    assert "train.py needs 'a_module_that_nobody_has'" in said
+    assert "PyTorch 2.8" in said
+
+
+def test_a_real_gpu_refuses_a_step_that_was_never_traced(
+    capsys: pytest.CaptureFixture[str],
+    fails: Fails,
+) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    capsys.readouterr()
+    with simulated_driver("rtx3080ti"):
+        for step in ("step.json", ""):
+            code, said = fails(f"measure {step} --gpu nvml:0 -o s.db")
+
+            assert "a real GPU needs a step that was traced on one" in said
+            assert "underclock trace path/to/train.py:step" in said
+            assert code == 2
+
+
+@pytest.mark.slow
+def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
+    capsys: pytest.CaptureFixture[str],
+    fails: Fails,
+) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    body = json.loads(Path("step.json").read_text()) | {"obstacle": "aten::item waits"}
+    Path("step.json").write_text(json.dumps(body))
+    options = "--core-mhz auto,1980,1605,1395 --mem-mhz auto --window 0.5s --warmup 0.1s"
+    main(["measure", "step.json", "--gpu", "sim:h200", "-o", "s.db", *options.split()])
+    assert "runs of the whole step at 4 clock pairs in s.db" in capsys.readouterr().out
+
+    main(["plan", "s.db", "--max-slowdown", "5%", "-o", "plan.json"])
+    shown = capsys.readouterr()
+    assert "best fixed clock" in shown.out
+    assert "per kernel" not in shown.out
+    assert "which pass draws what cannot be told from whole steps" in shown.err
+
+    code, said = fails("plan s.db --granularity pass")
+    assert "clocks that change within it cannot be planned" in said
+    assert code == 2
+    code, said = fails("breakdown s.db")
+    assert "gpt3-125m ran whole only" in said
+    assert code == 4
+
+
+def test_every_rank_writes_a_file_of_its_own_and_says_which_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, batch in (("0", "1"), ("1", "2")):
+        monkeypatch.setenv("RANK", rank)
+        sizes = f"--size layers=1 --size batch={batch}"
+        main(["trace", "gpt3-125m", *sizes.split(), "-o", "step.json"])
+    assert Path("step.rank0.json").is_file()
+    assert Path("step.rank1.json").is_file()
+    assert not Path("step.json").exists()
+    assert "rank 0 runs another step than rank 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
+    body = json.loads(Path("step.json").read_text()) | {"warnings": ["one launch has no name"]}
+    Path("step.json").write_text(json.dumps(body))
+    capsys.readouterr()
+    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "-o", "s.db", "--core-mhz", "auto"])
+    assert "warning: one launch has no name" in capsys.readouterr().err
+    main(["breakdown", "s.db"])
+    assert "warning: one launch has no name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("energy_j,power_w\n", "mood,weather\n", "lacks the column energy_j or power_w"),
+        ("time_s", "time_ms", "lacks the column time_s"),
+        (",time_s", ";time_s", "read with commas between columns, lacks the column mem_mhz"),
+        ("1.1,60", "nan,60", "line 3: time_s is nan"),
+        ("1.1,60", "0,60", "line 3: time_s is 0"),
+        ("1.1,60", "-1.1,60", "line 3: time_s is -1.1"),
+        ("1.1,60", "fast,60", "line 3: time_s is 'fast', not a number"),
+        ("1.1,60", "1.1e-3,60", "line 3: energy_j 60 over time_s 0.0011 is 5.45e+04 W"),
+        ("G,a,900", "G,a,900000000", "line 3: core_mhz is 900000000"),
+        ("G,a,900", "G,a,900.5", "line 3: core_mhz is 900.5, not a whole number"),
+        ("G,a,900,,1.1,60,54.5", "G,a,900", "line 3: the row has more or fewer cells"),
+        ("G,a,,,1.0,100,100\n", "", "'a' has no row at core auto"),
+        ("G,a,,,1.0", "H,a,,,1.0", "mixes GPUs: G, H"),
+        (_TABLE, "", "is empty"),
+        (_TABLE, _TABLE.splitlines()[0] + "\n", "holds no rows"),
+    ],
+)
+def test_a_table_that_cannot_be_planned_says_where_it_is_wrong(
+    old: str, new: str, sentence: str, fails: Fails
+) -> None:
+    Path("sweep.csv").write_text(_TABLE.replace(old, new))
+    code, said = fails("plan sweep.csv -o plan.json")
+
+    assert sentence in said
+    assert code == 4
+
+
+def test_a_kernel_with_one_clock_pair_stays_there_and_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("sweep.csv").write_text(_TABLE + "G,c,,,2.0,10,5\n")
+    main(["plan", "sweep.csv", "--json"])
+    said = capsys.readouterr()
+
+    assert "'c' was measured at one clock pair only" in said.err
+    assert json.loads(said.out)["kernels"]["c"]["core_mhz"] is None
+
+
+def test_a_table_without_auto_names_the_row_used_instead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [row for row in _TABLE.splitlines() if ",,," not in row]
+    Path("sweep.csv").write_text("\n".join(rows) + "\n")
+    main(["plan", "sweep.csv"])
+
+    assert "changes are against core 900 MHz" in capsys.readouterr().err
+
+
+def test_a_broken_samples_file_is_refused(fails: Fails) -> None:
+    Path("samples.db").write_bytes(b"SQLite format 3\x00" + b"rubbish" * 100)
+    code, said = fails("plan samples.db")
+
+    assert "damaged or not a samples file" in said
+    assert code == 4
+
+
+def test_a_plan_of_a_newer_version_is_refused(
+    capsys: pytest.CaptureFixture[str], fails: Fails
+) -> None:
+    main(["plan", "sweep.csv", "-o", "plan.json"])
+    body = json.loads(Path("plan.json").read_text()) | {"schema": 99}
+    Path("plan.json").write_text(json.dumps(body))
+    capsys.readouterr()
+    code, said = fails("score plan.json sweep.csv")
+
+    assert "has schema 99" in said
+    assert code == 4
+
+
+def test_an_interrupt_ends_with_the_shells_code(
+    monkeypatch: pytest.MonkeyPatch, fails: Fails
+) -> None:
+    def interrupt(_gpu: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("underclock.stages.doctor.examine", interrupt)
+    code, said = fails("doctor")
+
+    assert code == 130
+    assert "interrupted" in said
+    assert "goes on" not in said
+
+    monkeypatch.setattr("underclock.stages.measure.measure", lambda *_, **__: interrupt(None))
+    code, said = fails("measure --gpu replay:sweep.csv -o s.db")
+    assert code == 130
+    assert "the same command goes on where it stopped" in said
+
+
+def test_doctor_shows_the_simulated_gpu_and_how_far_to_trust_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["doctor"])
+    assert "sim:rtx3080ti: RTX 3080 Ti (simulated)" in (said := capsys.readouterr().out)
+    assert "uncalibrated" in said
+
+    monkeypatch.setenv(READ_ONLY, "1")
+    main(["doctor"])
+    assert f"refused: {READ_ONLY} is set" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m underclock trace gpt3-xl --json | head -c 10"
+    ended = subprocess.run(
+        ["/bin/bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        check=False,
+        env=os.environ,
+    )
+
+    assert b"Traceback" not in ended.stderr
+    assert b"Exception" not in ended.stderr
+
+
+_STUCK = """
+import atexit, sys, time, types
+import click
+from underclock.app.main import main
+from underclock.errors import StuckError
+
+@click.command()
+@click.option("--json", is_flag=True)
+def stuck(json):
+    error = StuckError("what was launched did not end", hint="compute it otherwise")
+    error.add_note("launched were: a product")
+    raise error
+
+sys.modules["underclock.app.doctor"] = types.SimpleNamespace(command=stuck)
+atexit.register(time.sleep, 600)  # as a driver waits for what it was given
+main(["doctor", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_where_the_gpu_does_not_come_back_the_command_does(options: tuple[str, ...]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _STUCK, *options],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        text=True,
+    )
+
+    assert ended.returncode == StuckError.exit_code
+    said = ended.stdout if options else ended.stderr
+    for words in ("did not end", "launched were: a product", "compute it otherwise"):
+        assert words in said
+
+
+def test_options_stay_few() -> None:
+    counts = {
+        name: sum(isinstance(param, click.Option) for param in command.params)
+        for name in cli.list_commands(click.Context(cli))
+        if (command := cli.get_command(click.Context(cli), name)) is not None
+    }
+
+    assert max(counts.values()) <= 18  # of `measure`, which takes what it measures for
+    assert sum(counts.values()) <= 7 * len(counts)
+
+
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+def test_every_command_helps_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([name, "--help"])
+
+    assert f"Example: underclock {name}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        ("measure s.db --gpu sim:rtx3080ti -o n.db", "it is a samples file", "underclock plan"),
+        ("trace gpt3-xl --size bach=8", "no parameter named 'bach'", "did you mean 'batch'?"),
+        ("trace gpt3-xl --batch 8", "no such option '--batch'", "--size batch=8"),
+        ("trace gpt3-xl --frob 8", "no such option '--frob'", "underclock trace --help"),
+        ("measure step.json -o n.db", "missing option '--gpu'", "sim:NAME (rtx3080ti, a4000,"),
+    ],
+)
+def test_a_slip_is_told_what_was_probably_meant(
+    arguments: str, sentence: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = SampleSet(evidence=Evidence.MEASURED, gpu=GpuInfo(name="G"), workload="w", kernels=())
+    SampleFile.create(Path("s.db"), header).__exit__(None, None, None)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    said = capsys.readouterr().err
+    assert ended.value.code in {2, 4}
+    assert sentence in said.splitlines()[0]
+    assert hint in said.splitlines()[1]

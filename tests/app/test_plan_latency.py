@@ -1,0 +1,268 @@
+"""`plan --latency`: what this GPU can achieve, and what is refused."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from underclock import Campaign, Goal, LatencyTable, measure, plan, trace
+from underclock.app import main
+from underclock.hw.measurer import BRISK
+from underclock.records import (
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Plan,
+    Sample,
+    SampleSet,
+)
+from underclock.records.latencies import Domain
+from underclock.report.answer import switching_sentence
+from underclock.store import SampleFile, read_document, read_samples, write_document
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("latency") / "samples.db"
+    campaign = Campaign(core_mhz=(1050, 1470, None), mem_mhz=(None,))
+    measure(
+        trace("gpt3-125m", layers=1),
+        gpu="sim:rtx3080ti",
+        to=path,
+        campaign=campaign,
+        measuring=BRISK,
+    )
+    return path
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as exc:
+        return int(exc.code or 0)
+    return 0
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+    assert run("plan", *arguments, "--raw", "--max-slowdown", "1%", "--json") == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_latency_adds_an_arm_a_schedule_and_a_curve(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(capsys, samples, "--latency", "6ms", "--max-switches", "6")
+    arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+    assert arms["achievable"]["energy_change"] <= arms["best_fixed"]["energy_change"] + 1e-9
+    schedule = plan["schedule"]
+    assert schedule["latency"] == "6ms, assumed"  # type: ignore[index]
+    launches = sum(s["launches"] for s in schedule["segments"])  # type: ignore[index]
+    assert launches == len(plan["order"])  # type: ignore[arg-type]
+    assert len(plan["latency_curve"]) > 8  # type: ignore[arg-type]
+    own = next(p for p in plan["latency_curve"] if p["latency_s"] == 6e-3)  # type: ignore[attr-defined]
+    assert own["energy_change"] == arms["achievable"]["energy_change"]  # one latency, one number
+    frontier = [cost["energy_change"] for cost in plan["achievable_frontier"]]  # type: ignore[attr-defined]
+    assert len(frontier) > 1
+    assert arms["achievable"]["energy_change"] in frontier
+    assert frontier == sorted(frontier, reverse=True)
+
+
+def test_only_what_saves_more_than_the_step_as_it_is_is_proposed(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for latency in ("6ms", "150ms"):
+        plan = planned(capsys, samples, "--latency", latency)
+        arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+        now = arms["achievable"]["energy_change"]
+        assert all(way["energy_change"] < now for way in plan["proposals"])  # type: ignore[attr-defined]
+
+
+def test_without_a_latency_what_is_reported_of_such_gpus_is_planned_for(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--raw", "--max-slowdown", "1%")
+    assert run("plan", samples, *given) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    plan = planned(capsys, samples)
+    assert plan["latency_range_s"] == [6e-3, 0.15]
+    ends = {point["latency_s"]: point["energy_change"] for point in plan["latency_curve"]}  # type: ignore[attr-defined]
+    arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+    assert ends[0.15] == arms["achievable"]["energy_change"]
+    assert ends[6e-3] < ends[0.15]
+    assert said.startswith("No saving to promise where clocks take 150 ms to change, -")
+    assert f" {100 * ends[6e-3]:.2f} % energy at " in said
+    assert "where they take 6 ms, simulated on" in said
+    assert "With free switching, a bound: " in said
+    assert plan["schedule"]["latencies"]["switches"][0]["delay_s"] == 0.15  # type: ignore[index]
+
+
+def test_what_was_measured_of_the_gpu_comes_before_what_is_reported(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = tmp_path / "samples.db"
+    copied.write_bytes(samples.read_bytes())
+    write_document(copied.with_suffix(".latency.json"), LatencyTable.constant(5e-3))
+    plan = planned(capsys, copied)
+    assert plan["latency_range_s"] is None
+    assert plan["schedule"]["latency"] == "as measured"  # type: ignore[index]
+
+
+def test_of_a_gpu_of_which_nothing_is_reported_some_latencies_stand_beside_the_bound(
+    samples: Path,
+) -> None:
+    known = read_samples(samples)
+    gpu = msgspec.structs.replace(known.gpu, name="a GPU of tomorrow")
+    made = plan(
+        msgspec.structs.replace(known, gpu=gpu), Goal(max_slowdown=0.01), latency="known", raw=True
+    )
+    assert made.schedule is None
+    assert made.headline.name == made.chosen
+    assert [point.latency_s for point in made.latency_curve] == [1e-3, 6e-3, 0.02, 0.15]
+    said = str(switching_sentence(made))
+    assert "How long a GPU of tomorrow takes is not known: it would be -" in said
+
+
+@pytest.mark.parametrize("latency", ["free", "ideal", "0", "0ms"])
+def test_switching_may_be_taken_as_free(
+    samples: Path, capsys: pytest.CaptureFixture[str], latency: str
+) -> None:
+    plan = planned(capsys, samples, "--latency", latency)
+    assert "achievable" not in [arm["name"] for arm in plan["arms"]]  # type: ignore[attr-defined]
+    assert plan["schedule"] is None
+    assert plan["latency_curve"] == []
+
+
+def test_a_person_sees_the_curve_with_known_hardware_and_so_does_the_page(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
+    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
+    assert run("plan", samples, *given, "-o", plan) == 0
+    out = capsys.readouterr().out
+    assert "achievable here" in out
+    assert "Hopper" in out
+    assert "larger micro-batches" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+    assert run("report", plan, "-o", page) == 0
+    text = page.read_text()
+    assert "If changing clocks took longer" in text
+    assert "6ms, assumed" in text
+    assert "larger micro-batches" in text
+
+
+def test_measured_latencies_are_looked_for_beside_the_samples(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = samples.with_suffix(".latency.json")
+    assert run("plan", samples, "--latency", "measured") == 2
+    assert f"underclock latency --gpu GPU -o {beside}" in capsys.readouterr().err
+    table = LatencyTable.constant(5e-3)
+    write_document(beside, table)
+    plan = planned(capsys, samples, "--latency", "measured", "--max-switches", 2)
+    assert plan["schedule"]["latency"] == "as measured"  # type: ignore[index]
+    named = planned(capsys, samples, "--latency", beside, "--max-switches", 2)
+    assert named["schedule"]["segments"] == plan["schedule"]["segments"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ("--latency soon", 2, "soon"),
+        ("--latency -5ms", 2, "-5ms"),
+        ("--latency free --max-switches 3", 2, "limits on switching need a latency"),
+        ("--latency 1e4s", 2, "no GPU takes 1e4s to change its clocks"),
+        ("--latency 5ms --max-switches -3", 2, "max_switches must not be negative"),
+        ("--latency 5ms --objective edp", 2, "no time budget"),
+    ],
+)
+def test_what_means_nothing_is_a_sentence(
+    arguments: str, code: int, sentence: str, samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", samples, "--raw", *arguments.split()) == code
+    assert sentence in capsys.readouterr().err
+
+
+def test_latencies_of_another_gpu_are_refused(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assumed = LatencyTable.constant(5e-3)
+    other = LatencyTable(evidence=None, gpu=GpuInfo(name="H100"), switches=assumed.switches)
+    path = tmp_path / "other.json"
+    write_document(path, other)
+    assert run("plan", samples, "--raw", "--latency", path) == 4
+    assert "those of H100" in capsys.readouterr().err
+
+
+def test_a_clock_without_latencies_is_named(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = [s for s in LatencyTable.constant(5e-3).switches if s.domain is Domain.MEMORY]
+    path = tmp_path / "memory.json"
+    write_document(path, LatencyTable(evidence=None, gpu=None, switches=tuple(memory)))
+    assert run("plan", samples, "--raw", "--latency", path) == 4
+    assert "no switch of the core clock" in capsys.readouterr().err
+
+
+def test_where_a_budget_gives_nothing_the_answer_is_what_more_time_would_give(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("No saving to promise, simulated on RTX 3080 Ti:")
+    assert "no schedule was found that surely saves energy at ≤ 0 % slower" in said
+    assert "time budgets, not promised" in said
+    assert "+0.00 %" not in said
+
+
+def test_a_budget_no_schedule_meets_leaves_a_plan_and_the_code_of_the_infeasible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "samples.db"
+    header = SampleSet(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name="G"),
+        workload="w",
+        kernels=(Kernel(name="slow"), Kernel(name="fast")),
+        order=(0, 1),
+    )
+    with SampleFile.create(table, header) as file:
+        for kernel, core_mhz, time_s in (
+            ("slow", None, 1.0),
+            ("slow", 1500, 0.9),
+            ("slow", 1200, 1.2),
+            ("fast", None, 1.0),
+            ("fast", 1500, 1.2),
+            ("fast", 1200, 0.9),
+        ):
+            clocks = Clocks(core_mhz=core_mhz)
+            file.append(Sample(kernel=kernel, asked=clocks, time_s=time_s, energy_j=100.0))
+    plan = tmp_path / "plan.json"
+    given = ("--raw", "--latency", "10s", "--max-slowdown", "-5%", "-o", plan)
+
+    assert run("plan", table, *given) == 6
+    said = capsys.readouterr()
+    assert "no schedule under this latency keeps the time budget" in said.err
+    assert said.out.startswith("No schedule keeps -5.00 % time, measured on G")
+    assert "With free switching, a bound" in " ".join(said.out.split())
+    made = read_document(plan, Plan)
+    assert made.headline.cost is None
+    assert made.promise.time_change == pytest.approx(-0.1)
+    assert run("plan", table, *given[:-2], "--json") == 6
+    assert json.loads(capsys.readouterr().out)["schedule"] is None
+
+
+def test_a_table_without_launch_order_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.csv"
+    path.write_text(
+        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,\nG,a,1200,,1.1,80,\n"
+    )
+    assert run("plan", path, "--latency", "5ms") == 4
+    assert "in which order" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""`underclock run` as a shell sees it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from small_training import plan
+from underclock.app import main
+from underclock.hw.clock import SystemClock
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.store import write_document
+from underclock.testing import served_gpus
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    write_document(Path("plan.json"), plan())
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with served_gpus("rtx3080ti", tmp_path / "s"):
+        monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
+        yield
+
+
+@pytest.mark.usefixtures("served")
+def test_it_ends_with_the_commands_code_and_says_what_was_seen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [sys.executable, "-S", "-c", "print('mine'); raise SystemExit(3)"]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "plan.json", "--json", "--log", "log.jsonl", "--", *command])
+
+    said = json.loads(capsys.readouterr().out)
+    assert ended.value.code == said["code"] == 3
+    assert said["why"] == "the training process ended"
+    assert said["summary"]["steps"] == 0
+    assert said["summary"]["run"]["workload"] == "small"
+
+    main(["report", "log.jsonl", "-o", "run.html"])
+    assert "0 steps under the plan" in Path("run.html").read_text()
+    assert said["line"].startswith("0 steps")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_command_that_a_signal_ends_has_the_shells_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 15)"]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "plan.json", "--dry-run", "--", *command])
+
+    assert ended.value.code == 143
+    said = capsys.readouterr()
+    assert "steps seen" in said.out
+    assert "the command was ended by SIGTERM" in said.err
+    assert said.err.splitlines()[-1].endswith("; no clock was set")
+
+
+@pytest.mark.usefixtures("served")
+def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
+    underclock = Path(sys.executable).with_name("underclock")
+    began = tmp_path / "began"
+    command = ["sh", "-c", f"echo > {began}; exec sleep 60"]
+    with subprocess.Popen(
+        [underclock, "run", "plan.json", "--arms", "auto,plan", "--", *command],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        clock = SystemClock()
+        until_s = clock.now_s() + 60.0
+        while not began.exists() and clock.now_s() < until_s:
+            clock.sleep_s(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = process.communicate()
+
+    assert process.returncode == 130
+    assert "steps seen" in out
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("underclock: 0 steps; promised")
+    assert err.splitlines()[-1].endswith("; clocks were given back")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_run_too_short_to_compare_ends_with_8(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "plan.json", "--arms", "auto,plan", "--", "true"])
+
+    assert ended.value.code == 8
+    assert "no step was seen: " in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("run plan.json", "nothing to run"),
+        ("run plan.json -- no-such-command", "there is no command 'no-such-command'"),
+        ("run plan.json --arms plan,magic -- true", "there is no arm 'magic'"),
+        ("run plan.json --arms auto,best-fixed -- true", "no best fixed clock"),
+        ("run plan.json --guard 1 -- true", "cannot judge 1 steps together"),
+        ("run plan.json --guard 5 --arms auto,plan -- true", "one run cannot do both"),
+        ("run plan.json --gpu nvml:3 -- true", "there is no GPU 3"),
+        ("run nothing.json -- true", "cannot read nothing.json"),
+        ("run plan.json --log /no/such/folder/log -- true", "cannot write /no/such/folder/log"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    fails: Callable[[str], tuple[int, str]], arguments: str, reason: str
+) -> None:
+    code, said = fails(arguments)
+
+    assert code in {2, 4}
+    assert reason in said

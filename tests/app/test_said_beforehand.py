@@ -1,0 +1,102 @@
+"""What the commands that take long say before and while they do."""
+
+import io
+import re
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from underclock.app import main
+from underclock.records import Kernel, Step
+from underclock.stages.trace import TracePhase
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def _trace() -> None:
+    main(["trace", "gpt3-125m", "--size", "layers=1", "--size", "batch=4", "-o", "step.json"])
+
+
+def _measure(options: str) -> None:
+    short = "--gpu sim:rtx3080ti --warmup 0.1s --window 0.2s"
+    main(f"measure step.json -o s.db {short} {options}".split())
+
+
+@pytest.mark.slow  # it warms for minutes of simulated time
+def test_measure_says_what_it_will_take(capsys: pytest.CaptureFixture[str]) -> None:
+    _trace()
+    _measure("--time-limit 200s --precision 1% --max-samples 9")
+    said = capsys.readouterr()
+    words = (
+        r"50 kernels: about 2\.\d+ min of GPU time for the first 9 measurements, then what tells "
+        r"most, until the promise is sure to 1 %; the time limit leaves \d\S* (s|min) for that$"
+    )
+    assert re.match(words, said.err.splitlines()[0])
+    assert "measurements" not in said.out
+
+
+@pytest.mark.slow
+def test_measure_says_which_kernels_it_did_not_come_to(capsys: pytest.CaptureFixture[str]) -> None:
+    _trace()
+    _measure("--clocks steer --max-samples 2")
+    assert "it ended before any kernel was run alone" in capsys.readouterr().err
+    _measure("--clocks steer --max-samples 12")
+    said = capsys.readouterr().err
+    assert "it ended before any kernel" not in said
+    assert re.search(r"and \d+ more were never run alone and take \d+ % of the step's time", said)
+
+
+def test_a_table_that_answers_at_once_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.csv").write_text(
+        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n"
+    )
+    main(["measure", "--gpu", "replay:t.csv", "-o", "s.db"])
+    assert "GPU time" not in capsys.readouterr().err
+
+
+def test_the_word_for_a_limit_of_time_is_not_that_of_a_slowdown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _trace()
+    with pytest.raises(SystemExit):
+        _measure("--budget 80s")
+    assert "no such option" in capsys.readouterr().err
+
+
+def test_trace_says_what_it_does_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace_step(step: object, *, tell: Callable[[TracePhase], None]) -> Any:
+        assert step == "step"
+        for phase in TracePhase:
+            tell(phase)
+        return SimpleNamespace(step=Step(name="s", kernels=(Kernel(name="a"),), order=(0,)))
+
+    # The import system's way to put a library, here one that needs a GPU, in the place of another.
+    loading: Any = ModuleType("underclock.stages.load_step")
+    loading.load_step = lambda _source: "step"
+    tracing: Any = ModuleType("underclock.stages.torch_step")
+    tracing.trace_step = trace_step
+    for module in (loading, tracing):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    Path("train.py").touch()
+    shown = _Terminal()
+
+    with redirect_stderr(shown):
+        main(["trace", "train.py:step", "-o", "step.json"])
+
+    assert TracePhase.CHECKING[:30] in shown.getvalue()
+    assert "3/4" in shown.getvalue()

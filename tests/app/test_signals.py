@@ -1,0 +1,163 @@
+"""Commands that are told to end, each in a child whose simulated GPU tells what is locked."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from underclock.app import main
+from underclock.app.validate import INCONCLUSIVE
+from underclock.core.planning.goal import Goal
+from underclock.gpus.switching import Bounds
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.records import Kernel, Kind, MeasurementSettings, Step
+from underclock.stages.campaign import Campaign
+from underclock.stages.measure import measure
+from underclock.stages.plan import plan
+from underclock.store import write_document
+
+pytestmark = pytest.mark.slow
+
+_PLACES = 5  # of every command; one signal each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a step, and a plan for it that locks clocks."""
+    folder = tmp_path_factory.mktemp("signals")
+    copy = Kernel(name="copy", kind=Kind.MEMORY, flops=0.0, bytes_moved=9e9)
+    step = Step(name="s", kernels=(copy,), order=(0,))
+    write_document(folder / "step.json", step)
+    sample_set = measure(
+        step,
+        gpu="sim:rtx3080ti",
+        to=folder / "samples.db",
+        campaign=Campaign(core_mhz=(1050, 1500, None), mem_mhz=(9251, None), in_situ=False),
+        measuring=MeasurementSettings(kernel_warm_s=1.0, window_s=1.0),
+    )
+    write_document(folder / "plan.json", plan(sample_set, Goal(max_slowdown=0.5)))
+    return folder
+
+
+class _Child:
+    """Runs a command in a fork; a signal comes as virtual time passes for the nth time."""
+
+    def __init__(self, arguments: Sequence[str], number: int, place: int) -> None:
+        reading, writing = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(reading)
+            _run(arguments, number, place, writing)
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            self.told = lines.read().splitlines()
+        self.code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def lines(self, kind: str) -> list[str]:
+        return [line.removeprefix(f"{kind} ") for line in self.told if line.startswith(kind)]
+
+    @property
+    def locked(self) -> list[str]:
+        last = {line.split()[0]: line for line in self.lines("lock")}
+        return [line for line in last.values() if not line.endswith("None")]
+
+
+def _run(arguments: Sequence[str], number: int, place: int, writing: int) -> None:
+    """Be the child; never return."""
+    code = 99
+    passed = 0
+    told = os.fdopen(writing, "w", buffering=1)
+    lock_core, lock_mem, advance = VirtualGpu.lock_core, VirtualGpu.lock_mem, VirtualGpu.advance
+
+    def watched(
+        domain: str, lock: Callable[[VirtualGpu, Bounds | None], None]
+    ) -> Callable[[VirtualGpu, Bounds | None], None]:
+        def locked(gpu: VirtualGpu, bounds: Bounds | None) -> None:
+            told.write(f"lock {domain} {bounds}\n")
+            lock(gpu, bounds)
+
+        return locked
+
+    def counted(gpu: VirtualGpu, duration_s: float) -> None:
+        nonlocal passed
+        passed += 1
+        if passed == place:
+            os.kill(os.getpid(), number)
+        advance(gpu, duration_s)
+
+    try:
+        # This process ends here: nothing needs to be put back.
+        methods = {
+            "lock_core": watched("core", lock_core),
+            "lock_mem": watched("memory", lock_mem),
+            "advance": counted,
+        }
+        for name, method in methods.items():
+            setattr(VirtualGpu, name, method)
+        sys.stdout = sys.stderr = told
+        main(arguments)
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    finally:
+        told.write(f"passed {passed}\n")
+        told.close()
+        os._exit(code)
+
+
+_COMMANDS = {
+    "measure": "measure {0}/step.json --gpu sim:rtx3080ti -o {1}/s.db --core-mhz 1050,1500,auto "
+    "--mem-mhz 5001,auto --warmup 1s --window 1s",
+    "latency": "latency --gpu sim:a100 --targets 2 --repeats 1 -o {1}/l.json",
+    "validate": "validate {0}/plan.json --gpu sim:rtx3080ti --repeats 2 -o {1}/v.json",
+}
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_a_signal_at_any_time_leaves_nothing_locked(
+    command: str, folder: Path, tmp_path: Path
+) -> None:
+    whole = _Child(_COMMANDS[command].format(folder, tmp_path).split(), signal.SIGINT, -1)
+    assert whole.code in {0, INCONCLUSIVE}
+    assert len(whole.lines("lock")) > 3
+    passed = int(whole.lines("passed")[0])
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    for run in range(_PLACES):
+        number = signals[run % 3]
+        place = 1 + (2 * run + 1) * passed // (2 * _PLACES)
+        output = tmp_path / f"{run}"
+        output.mkdir()
+        child = _Child(_COMMANDS[command].format(folder, output).split(), number, place)
+
+        assert child.code == 128 + number, child.told
+        assert child.locked == []
+        assert child.lines("underclock:") == ["interrupted; nothing is left locked"]
+
+
+def test_where_nothing_could_be_locked_nothing_is_said_of_it(folder: Path) -> None:
+    child = _Child(f"watch {folder}/step.json --gpu sim:a100".split(), signal.SIGTERM, 50)
+
+    assert child.code == 143
+    assert child.lines("underclock:") == ["interrupted"]
+
+
+def test_what_a_process_ignores_stays_ignored(folder: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child = _Child(f"watch {folder}/step.json --gpu sim:a100".split(), signal.SIGHUP, 50)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert child.code == 0
+
+
+def test_handlers_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    main(["doctor", "--gpu", "sim:a100"])
+    capsys.readouterr()
+
+    assert [signal.getsignal(number) for number in numbers] == before

@@ -1,0 +1,226 @@
+"""`underclock tune`: from a training command to its clocks, in one folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from underclock.app import main
+from underclock.app import measure as measuring
+from underclock.app import trace as tracing
+from underclock.hw.served_simulator import SIMULATOR
+from underclock.records import Evidence, Kernel, Kind, Plan, Step
+from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.stages.gpu_names import parse_gpu
+from underclock.stages.tune import (
+    measure_apart,
+    measured_for,
+    run_apart,
+    trace_apart,
+    training_of,
+)
+from underclock.store import SampleFile, read_document, write_document
+from underclock.testing import served_gpus
+
+pytestmark = pytest.mark.slow
+
+_SCRIPT = """
+import sys
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(2048, 2048)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(int(sys.argv[1])):
+    model(torch.ones(512, 2048)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+_AGAIN = ["tune", "--gpu", "sim:rtx3080ti", "-o", "tuned"]
+_TUNE = [*_AGAIN, "--precision", "3%"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_SCRIPT)
+
+
+def test_a_script_is_measured_where_it_lies_and_steering_serves_every_budget() -> None:
+    script = training_of(["python", "train.py", "4"], assume=False)
+    named = {"source": str(Path("train.py").resolve())}
+
+    assert measured_for(script, 0.01, held=True) == {**named, "slowdowns": (0.01,)}
+    assert measured_for(script, 0.01, held=False) == measured_for(script, 0.0, held=True) == named
+
+
+def test_a_real_gpu_is_traced_and_measured_by_commands_that_mean_the_same() -> None:
+    script = training_of(["python", "train.py", "4", "--lr", "1"], assume=False)
+    step, samples = Path("tuned/step.json"), Path("tuned/samples.db")
+    how = measured_for(script, 0.3, held=True)
+    how |= {"time_limit": 90.0, "precision": 0.07}
+    trace = trace_apart(script, step)
+    measure = measure_apart(step, parse_gpu("nvml:1"), samples, **how)
+
+    python = [sys.executable, "-P", "-m", "underclock"]
+    assert trace[:5] == [*python, "trace"]
+    assert measure[:5] == [*python, "measure"]
+    traced = tracing.command.make_context("trace", trace[5:]).params
+    assert traced["workload"] == str(script.path)
+    assert traced["arguments"] == script.arguments
+    assert (traced["steps"], traced["output"]) == ("20:22", step)
+    step.parent.mkdir()
+    step.touch()
+    measured = measuring.command.make_context("measure", measure[5:]).params
+    wanted = {"step": step, "gpu": "nvml:1", "output": samples, **how}
+    assert {name: measured[name] for name in wanted} == wanted
+    bare = measure_apart(step, parse_gpu("nvml:0"), samples, source="train.py")
+    assert bare[5:] == [f"{step}", "--gpu", "nvml:0", "-o", f"{samples}", "--source", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("0", 0), ("5", 5), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+)
+def test_how_a_process_of_its_own_ended_is_passed_on(
+    ends: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = f"import os, signal, sys; print('told', flush=True); sys.exit({ends})"
+
+    assert run_apart([sys.executable, "-c", said]) == code
+    assert capfd.readouterr().out == "told\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_tune_ends_the_process_of_its_own_first(number: signal.Signals) -> None:
+    child = (
+        "import signal, sys, threading\n"
+        "def end(number, frame):\n    print('ended by', number, flush=True); sys.exit(3)\n"
+        f"signal.signal({int(number)}, end)\n"
+        "print('runs', flush=True)\n"
+        "signal.pause()\n"
+    )
+    parent = (
+        "import sys\nfrom underclock.app.signals import interruptible\n"
+        "from underclock.stages.tune import run_apart\n"
+        f"with interruptible():\n    run_apart([sys.executable, '-c', {child!r}])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    ) as tuning:
+        assert tuning.stdout is not None
+        assert tuning.stdout.readline() == "runs\n"
+        if number == signal.SIGINT:
+            os.killpg(tuning.pid, number)  # as a terminal does
+        else:
+            tuning.terminate()
+        assert tuning.stdout.read() == f"ended by {int(number)}\n"
+    assert tuning.returncode != 0
+
+
+def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> None:
+    main([*_TUNE, "--", sys.executable, "train.py", "4"])
+
+    said = capfd.readouterr()
+    assert "assumed: no GPU was seen" in said.out
+    assert "clocks are held to measure" in said.out
+    assert "simulated on RTX 3080 Ti" in said.out
+    assert len(said.out.splitlines()) < 45  # one screen
+    step = read_document(Path("tuned/step.json"), Step)
+    plan = read_document(Path("tuned/plan.json"), Plan)
+    assert step.is_assumed
+    assert plan.workload == "train"
+    assert (plan.headline.energy_change or 0.0) < -0.01
+    assert "report.html" in said.out
+    taken = _on_file()
+
+    with pytest.raises(SystemExit) as ended:
+        main([*_AGAIN, "--hold", "--", sys.executable, "train.py", "4"])
+
+    assert ended.value.code == 0
+    assert _on_file() == taken
+    assert read_document(Path("tuned/plan.json"), Plan) == plan
+    said = capfd.readouterr()
+    assert "plan.json is there already" in said.err
+    assert said.out.count("trained") == 1  # tracing it again would have ended it before
+    assert "steps seen" in said.out
+
+
+def test_a_served_gpu_is_measured_as_its_like_and_holds_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kernels = tuple(
+        Kernel(name=name, kind=kind, flops=flops, bytes_moved=1e9)
+        for name, kind, flops in (("product", Kind.GEMM, 2e11), ("copy", Kind.MEMORY, 0.0))
+    )
+    write_document(Path("step.json"), Step(name="few", kernels=kernels, order=(0, 1)))
+    with served_gpus("rtx3080ti", tmp_path / "s", count=2):
+        monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
+        for gpu, file in (("nvml:0", "a.db"), ("nvml:1", "b.db")):
+            main(["measure", "step.json", "--gpu", gpu, "--max-samples", "12", "-o", file])
+        main(["plan", "a.db", "--max-slowdown", "1%", "--latency", "100us", "-o", "plan.json"])
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "plan.json", "--dry-run", "--", sys.executable, "-c", ""])
+    monkeypatch.delenv(SIMULATOR)
+    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "--max-samples", "12", "-o", "c.db"])
+
+    assert ended.value.code == 0
+    assert "nvml:1 is served: measuring its like in virtual time, sim:rtx3080ti#1" in (
+        capfd.readouterr().err
+    )
+    first, second, twin = (SampleFile.read(Path(name)) for name in ("a.db", "b.db", "c.db"))
+    assert first.samples == twin.samples
+    assert first.evidence is Evidence.SIMULATED
+    assert first.samples != second.samples
+
+
+def _on_file() -> tuple[object, ...]:
+    """Return when the step was written, and which samples are on file."""
+    samples = SampleFile.read(Path("tuned/samples.db"))
+    return (Path("tuned/step.json").stat().st_mtime_ns, samples.samples, samples.in_situ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("tune --gpu sim:rtx3080ti", "nothing to tune"),
+        ("tune --gpu sim:rtx3080ti -- torchrun train.py", "is no Python script"),
+        ("tune --gpu sim:rtx3080ti -- python -m train", "is no Python script"),
+        ("tune --gpu sim:rtx3080ti -- python nothing.py", "no such file"),
+        ("tune --gpu replay:table.csv -- python train.py", "nothing trains"),
+        ("tune --gpu sim:rtx3080ti --max-slowdown abc -- python train.py", "abc"),
+        ("tune --gpu sim:rtx3080ti -o train.py -- python train.py", "cannot make train.py"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    fails: Callable[[str], tuple[int, str]], arguments: str, reason: str
+) -> None:
+    code, said = fails(arguments)
+
+    assert code == 2
+    assert reason in said
+
+
+def test_another_scripts_folder_is_left_alone(
+    fails: Callable[[str], tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["trace", "--assume", "train.py", "-o", "step.json", "--", "4"])
+    capsys.readouterr()
+    before = json.loads(Path("step.json").read_text())
+    Path("train.py").write_text(_SCRIPT + "\n# changed\n")
+
+    code, said = fails("tune --gpu sim:rtx3080ti -o . -- python train.py 4")
+
+    assert code == 2
+    assert "step.json is of train.py" in said
+    assert "another folder with -o" in said
+    assert json.loads(Path("step.json").read_text()) == before
