@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from underclock.gpus.sensors import Latency
+from underclock.gpus.models import Latency
 from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel

@@ -22,8 +22,8 @@ from underclock.core.calibration.throughput import (
     fit_throughput,
     residuals_of,
 )
+from underclock.gpus.catalogue import SPECS
 from underclock.gpus.models import GpuModel, encode
-from underclock.gpus.specs import SPECS
 from underclock.records import Clocks
 from underclock.stages.calibrate import calibrate_gpu, check_calibration
 from underclock.workloads import workload
@@ -60,7 +60,7 @@ Table 1 is all of the paper that is fitted to; Table 2, the relaxed curve, valid
 are compared with in [paper.md](paper.md).
 
 `sim:a4000` is **uncalibrated**: no sweep of that GPU is at hand. It is set from data sheets and
-published fits (`gpus/specs.py`).
+published fits (`gpus/catalogue.py`).
 """
 _H200_SECTION = """
 ## The H200

@@ -26,8 +26,8 @@ from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.subsample import fitted
+from underclock.gpus.catalogue import SPECS
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
-from underclock.gpus.specs import SPECS
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.power import busy_w, idle_w, voltage_v

@@ -36,9 +36,8 @@ from underclock.core.prediction.savings import (
     interval,
 )
 from underclock.core.step.table import CostTable, cost_table
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.catalogue import SPECS, gpu_model
 from underclock.gpus.models import GpuModel, encode
-from underclock.gpus.specs import SPECS
 from underclock.records import SampleSet, Strategy
 from underclock.records.observed import Interval
 from underclock.stages.predict import DRAWS

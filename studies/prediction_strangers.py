@@ -35,7 +35,7 @@ from underclock.core.prediction.prior import (
 )
 from underclock.core.prediction.savings import at_baseline, baseline_runs, draw_tables, interval
 from underclock.core.step.table import cost_table
-from underclock.gpus.specs import SPECS
+from underclock.gpus.catalogue import SPECS
 from underclock.records import Clocks, SampleSet
 from underclock.records.observed import Interval
 from underclock.stages.reference import OF_ANOTHER

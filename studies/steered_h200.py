@@ -30,8 +30,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering.reach import reach_mhz
 from underclock.core.step.under_cap import settled_step
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.specs import SPECS
+from underclock.gpus.catalogue import SPECS, gpu_model
 from underclock.records import Kind, Pass, SampleSet
 from underclock.stages.backends import open_measurer
 

@@ -24,8 +24,7 @@ from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.table import CostTable, cost_table
 from underclock.core.switching import Schedule, SequenceProblem, violations
-from underclock.gpus.sensors import Latency
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import Latency, SwitchingModel
 from underclock.records import MeasurementSettings, Pass, SampleSet, Step, Strategy
 from underclock.records.latencies import LatencyTable
 from underclock.stages.campaign import Campaign, Grid

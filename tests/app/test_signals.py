@@ -11,7 +11,7 @@ import pytest
 from underclock.app import main
 from underclock.app.validate import INCONCLUSIVE
 from underclock.core.planning.goal import Goal
-from underclock.gpus.switching import Bounds
+from underclock.gpus.models import Bounds
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Kernel, Kind, MeasurementSettings, Step
 from underclock.stages.campaign import Campaign

@@ -17,9 +17,7 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel
-from underclock.gpus.sensors import Latency
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import GpuModel, Latency, SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.rig import Rig, simulated_rig

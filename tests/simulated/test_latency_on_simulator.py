@@ -20,8 +20,7 @@ from underclock.errors import (
     NotSupportedError,
 )
 from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import Bounds, SwitchingModel
+from underclock.gpus.models import Bounds, GpuModel, SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY

@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel
-from underclock.gpus.sensors import AMPERE, GA100, HOPPER, VOLTA, Latency, Sensors
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import (
+    AMPERE,
+    GA100,
+    HOPPER,
+    VOLTA,
+    GpuModel,
+    Latency,
+    Sensors,
+    SwitchingModel,
+)
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.spread import GAIN_WITHIN

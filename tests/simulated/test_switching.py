@@ -11,7 +11,7 @@ import pytest
 
 from underclock.errors import NotAppliedError
 from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.switching import SwitchingModel, reported_latency
+from underclock.gpus.models import SwitchingModel, reported_latency
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from underclock.errors import DataError, DeviceError, UsageError
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.costs import Costs, LaunchCost

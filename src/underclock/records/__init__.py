@@ -1,14 +1,13 @@
 """The nouns that stages hand to one another. Frozen, validated, JSON-friendly.
 
-* `common`: what a number rests on (`Evidence`), what can be set (`Clocks`)
+* `common`: what a number rests on (`Evidence`), what can be set (`Clocks`), how records look
 * `work`: what runs (`Kernel`, `Step`)
 * `measured`: what was measured (`Sample`, `SampleSet`)
-* `choices`, `schedules`: ways of choosing clocks, their costs (`Arm`), what a GPU can follow
-* `planned`: what was decided (`Plan`); `scored`: what that costs elsewhere (`Score`)
-* `validated`: what became of it (`Validation`)
+* `choices`: ways of choosing clocks, their costs (`Arm`), schedules that a GPU can follow
+* `planned`: what was decided (`Plan`)
+* `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
-* `launches`: what tracing sees before it is a step
-* `shown`: how records look in a shell and in a notebook
+* `launches`: what tracing sees before it is a step; `runs`: what is seen of a run under a plan
 
 Every record that is a file of its own carries its ``kind`` and a ``schema`` number; a reader
 refuses other kinds, and numbers other than the one in `schemas`.
@@ -19,10 +18,15 @@ from underclock.records.choices import (
     Aggregate,
     Arm,
     Choice,
+    ClockSchedule,
     Closure,
     Cost,
     Granularity,
+    LatencyPoint,
     Objective,
+    PowerPoint,
+    Proposal,
+    Segment,
     Status,
     Strategy,
 )
@@ -47,18 +51,17 @@ from underclock.records.measured import (
     ThrottleReason,
     Utilisation,
 )
-from underclock.records.planned import Plan
-from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal, Segment
-from underclock.records.schemas import SCHEMAS, check_schema
-from underclock.records.scored import Score
-from underclock.records.validated import (
+from underclock.records.outcomes import (
     MOST_REPEATS,
     TOLERANCE,
     OtherArm,
+    Score,
     Spread,
     Validation,
     Verdict,
 )
+from underclock.records.planned import Plan
+from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.work import ASSUMED, Kernel, Kind, Launch, Pass, Step, StepSource
 
 __all__ = [

@@ -13,11 +13,13 @@ from underclock.records.common import (
     Clocks,
     Evidence,
     Record,
+    as_frame,
+    as_html,
+    as_line,
     check_celsius,
     check_not_negative,
     check_positive,
 )
-from underclock.records.shown import as_frame, as_html, as_line
 from underclock.records.work import Kernel, StepSource, check_modules, check_order
 
 

@@ -9,24 +9,29 @@ from underclock.records.choices import (
     Aggregate,
     Arm,
     Choice,
+    ClockSchedule,
     Closure,
     Cost,
     Granularity,
+    LatencyPoint,
     Objective,
+    PowerPoint,
+    Proposal,
     Strategy,
 )
 from underclock.records.common import (
     Clocks,
     Evidence,
     Record,
+    as_frame,
+    as_html,
+    as_line,
     check_budget,
     check_mhz,
     check_positive,
 )
 from underclock.records.measured import GpuInfo, Provenance
-from underclock.records.schedules import ClockSchedule, LatencyPoint, PowerPoint, Proposal
 from underclock.records.schemas import SCHEMAS
-from underclock.records.shown import as_frame, as_html, as_line
 from underclock.records.work import Kernel, StepSource, check_modules, check_order
 from underclock.units import format_percent
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rich.table import Table
 from rich.text import Text
 
-from underclock.records.checked import CheckedNumber, CheckedPromise, PromiseCheck
+from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
 from underclock.report.expected import plain_percent
 from underclock.report.fitting import bare_table
 from underclock.units import format_percent

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import GpuModel, SwitchingModel
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.store_line import StoreLine

@@ -18,7 +18,7 @@ from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Sample, SampleSet
-from underclock.records.checked import CheckedNumber, CheckedPromise, PromiseCheck
+from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
 from underclock.stages.sources import as_kernel_samples
 from underclock.units import format_percent
 

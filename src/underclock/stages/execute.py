@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import SwitchingModel
 from underclock.hw.base import Capability
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable

@@ -20,7 +20,7 @@ from underclock.core.planning.strategies import ComparedStrategies
 from underclock.core.step.table import CostTable
 from underclock.core.step.whole import is_only_whole
 from underclock.errors import UsageError
-from underclock.gpus.switching import reported_latency
+from underclock.gpus.models import reported_latency
 from underclock.records import (
     Arm,
     ClockSchedule,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.gpus.sensors import Latency
-from underclock.gpus.switching import SwitchingModel
+from underclock.gpus.models import Latency, SwitchingModel
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.measurer import QUICK
 from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, Plan, Strategy

@@ -2,17 +2,15 @@
 
 One module per family. A family knows its members by name and builds a `Step` from them.
 
-* `shape`: the sizes of GPT-3's members, and of one GPU's share under tensor parallelism
-* `gpt3`: their kernels
+* `gpt3`: the sizes of GPT-3's members, of one GPU's share under tensor parallelism, and the kernels
 """
 
 from underclock.errors import UsageError
 from underclock.records import Step
 from underclock.units import nearest
-from underclock.workloads.gpt3 import build
-from underclock.workloads.shape import MODELS, SIZES, Shape
+from underclock.workloads.gpt3 import MODELS, SIZES, Shape, gpt3_step
 
-__all__ = ["MODELS", "SIZES", "Shape", "build", "workload"]
+__all__ = ["MODELS", "SIZES", "Shape", "gpt3_step", "workload"]
 
 
 def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
@@ -28,7 +26,7 @@ def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
     if name not in MODELS:
         raise UsageError(f"unknown workload {name!r}", hint=nearest(name, MODELS))
     try:
-        return build(name, MODELS[name].changed(overrides or {}))
+        return gpt3_step(name, MODELS[name].changed(overrides or {}))
     except UsageError as exc:
         raise UsageError(f"cannot build {name}: {exc}", hint=exc.hint) from exc
     except ValueError as exc:

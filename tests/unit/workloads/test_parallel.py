@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from underclock.errors import UsageError
 from underclock.records import Kernel, Kind, Pass, Step
-from underclock.workloads import MODELS, Shape, build, workload
+from underclock.workloads import MODELS, Shape, gpt3_step, workload
 
 _TABLE = Path(__file__).parents[4] / "shared/data/llmc_gpt3xl_kernels_b40.csv"
 _DEGREES = (1, 2, 4, 8, 16)
@@ -31,7 +31,7 @@ def _shapes(draw: st.DrawFn) -> Shape:
 
 
 def _step(shape: Shape, tp: int) -> Step:
-    return build("drawn", shape.changed({"tp": tp}))
+    return gpt3_step("drawn", shape.changed({"tp": tp}))
 
 
 def _by_name(step: Step) -> dict[str, Kernel]:

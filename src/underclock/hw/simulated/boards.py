@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from underclock.gpus.sensors import AMPERE, GA100, HOPPER, Sensors
+from underclock.gpus.models import AMPERE, GA100, HOPPER, Sensors
 
 _HOPPER = (9, 0)
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import Bounds
+from underclock.gpus.models import Bounds, GpuModel
 from underclock.hw.rounds import Turn
 from underclock.hw.simulated.agenda import Agenda
 from underclock.hw.simulated.boards import has_counters, rests, sensors_of

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from underclock.gpus.models import GpuModel
-from underclock.gpus.switching import Bounds, SwitchingModel
+from underclock.gpus.models import Bounds, GpuModel, SwitchingModel
 from underclock.hw.simulated.agenda import Agenda
 from underclock.records.latencies import Domain
 

@@ -7,7 +7,7 @@ sampled for part of the time, and off by the board's own gain.
 import math
 from collections import deque
 
-from underclock.gpus.sensors import Meter, Sensors
+from underclock.gpus.models import Meter, Sensors
 
 _ROUNDING = 1e-9  # of a tick
 # The past is noted no more often than every millisecond or at each longer stretch, which makes

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from underclock.errors import DeviceError, UsageError
-from underclock.gpus.sensors import Latency
+from underclock.gpus.models import Latency
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.rig import Rig

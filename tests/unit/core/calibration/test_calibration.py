@@ -30,7 +30,7 @@ from underclock.core.calibration.throughput import (
 )
 from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.errors import DataError
-from underclock.gpus.specs import SPECS
+from underclock.gpus.catalogue import SPECS
 from underclock.physics.constants import KernelConstants
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s

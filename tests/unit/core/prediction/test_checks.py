@@ -10,7 +10,7 @@ from underclock.core.prediction.checks import PredictiveCheck, checks_of, wideni
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import FITTED, BaselineRun, Prior, ReferenceKernel
 from underclock.core.prediction.time_shares import TimeShares
-from underclock.gpus.specs import SPECS
+from underclock.gpus.catalogue import SPECS
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
 
 _GPU = SPECS["rtx3080ti"].constants
