@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from searching_problem import Problem, table_problem
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.model.fitting import start_of, temperature_of
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
@@ -22,7 +23,6 @@ from underclock.core.model.subsample import fitted
 from underclock.core.planning.goal import Goal
 from underclock.core.sampling.multipliers import multiplier_within
 from underclock.records import SampleSet
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score

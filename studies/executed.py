@@ -25,6 +25,8 @@ from promises import points
 from promises import table as markdown
 from switching_plans import JITTER, duration, hidden, latencies, machine, percent
 from underclock import measure, trace
+from underclock.campaign.survey import Campaign, Grid
+from underclock.campaign.turns import course_of, switching_of
 from underclock.core.planning.goal import Goal
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
@@ -34,10 +36,8 @@ from underclock.records import AUTO, Objective, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated.execute import Scheduled
 from underclock.runtime.simulated.execute import execute as conduct
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
-from underclock.stages.whole_steps import course_of, switching_of
 from underclock.store import read_samples
 from underclock.units import parse_duration
 

@@ -23,6 +23,7 @@ from executed import WORKLOAD, samples_of
 from promises import table as markdown
 from switching_plans import SHAPE, machine, percent
 from underclock import trace
+from underclock.campaign.turns import course_of
 from underclock.core.planning.goal import Goal
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import Latency, SwitchingModel
@@ -33,7 +34,6 @@ from underclock.runtime.simulated.execute import Executed, Scheduled, execute
 from underclock.runtime.simulated.virtual import StepLengths
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
-from underclock.stages.whole_steps import course_of
 
 CELLS = (
     ("rtx3080ti", 0.01),

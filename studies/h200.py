@@ -21,6 +21,7 @@ import msgspec
 import torch as library
 
 from step_speed import calls, launches, speed_ms, speeds
+from underclock.campaign.survey import Campaign
 from underclock.core.step.breakdown import breakdown
 from underclock.core.step.cap import driver_says
 from underclock.errors import StuckError
@@ -37,7 +38,6 @@ from underclock.records import (
     MeasurementSettings,
     SampleSet,
 )
-from underclock.stages.campaign import Campaign
 from underclock.stages.load_step import load_step
 from underclock.stages.measure import measure
 from underclock.stages.step_source import StepFile, source_of

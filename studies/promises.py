@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from promises_truth import Truth, truth_of
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.hw.measurer import BRISK
 from underclock.records import TOLERANCE, Plan, SampleSet
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.trace import trace

@@ -24,10 +24,10 @@ import numpy as np
 
 from random_tables_made import MadeTable, made_table
 from random_tables_page import write_page
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.errors import UnderclockError
 from underclock.records import Plan, SampleSet
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.fit import fit
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan

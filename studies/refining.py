@@ -16,19 +16,23 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from promises_truth import Truth, truth_of
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, SampleSet
-from underclock.stages.campaign import Campaign, Grid
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.refine import refine
 from underclock.stages.trace import trace
 from underclock.units import format_percent
+
+if TYPE_CHECKING:
+    from underclock.campaign.progress import Tally
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "evidence" / "refining.md"

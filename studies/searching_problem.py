@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from underclock.campaign.recording import as_sample
+from underclock.campaign.survey import Campaign, Grid, settings_of
 from underclock.core.planning.choices import cost_of
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
@@ -33,9 +35,7 @@ from underclock.records import (
     SampleSet,
     Step,
 )
-from underclock.stages.campaign import Campaign, Grid, settings_of
 from underclock.stages.plan import plan
-from underclock.stages.recording import as_sample
 from underclock.store import read_table
 
 Row = tuple[int, Clocks]  # a kernel, by index, and clocks

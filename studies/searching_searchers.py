@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from searching_problem import Problem, Row
+from underclock.campaign.survey import Campaign, Grid
 from underclock.records import Clocks, SampleSet
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
 
 COARSE_MHZ = 210  # between core clocks in the paper's grid

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from underclock.arrays import Bools, Floats
+from underclock.campaign.survey import Campaign, ClockControl, Grid
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
@@ -30,7 +31,6 @@ from underclock.gpus.models import encode
 from underclock.physics.power import busy_w
 from underclock.physics.timing import duration_s
 from underclock.records import SampleSet, Step
-from underclock.stages.campaign import Campaign, ClockControl, Grid
 from underclock.stages.measure import measure
 from underclock.workloads import workload
 

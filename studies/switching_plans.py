@@ -18,6 +18,7 @@ import numpy as np
 
 from rivals.rules import FixedPerPass, Genetic, LeastProduct, Local, PowerCap
 from underclock import measure, trace
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.achievable import achieved
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.sequence import Rules, sequence_problem
@@ -27,7 +28,6 @@ from underclock.core.switching import Schedule, SequenceProblem, violations
 from underclock.gpus.models import Latency, SwitchingModel
 from underclock.records import MeasurementSettings, Pass, SampleSet, Step, Strategy
 from underclock.records.latencies import LatencyTable
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.execute import execute
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "switching.md"

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 import underclock
+from underclock.campaign.survey import Campaign
 from underclock.records import MeasurementSettings, SampleSet
-from underclock.stages.campaign import Campaign
 
 _HERE = Path(__file__).parent
 _KERNELS = ("qkv", "softmax_forward_kernel5", "gelu_forward_kernel2", "fc wgrad")

@@ -32,6 +32,8 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
+    from underclock.campaign.progress import Expected, Tally
+    from underclock.campaign.survey import Campaign, ClockControl, Grid
     from underclock.core.planning.goal import Goal
     from underclock.errors import (
         DataError,
@@ -85,13 +87,11 @@ if TYPE_CHECKING:
     from underclock.records.observed import Interval, PredictedArm, Prediction
     from underclock.records.runs import ArmLine, RunLine, RunSummary
     from underclock.stages.applied import applied, lightning_callback, transformers_callback
-    from underclock.stages.campaign import Campaign, ClockControl, Grid
-    from underclock.stages.expected import Expected
     from underclock.stages.fit import fit
     from underclock.stages.held_run import HeldRun, Ran
     from underclock.stages.how_to_run import HowToRun
     from underclock.stages.latency import measure_latency
-    from underclock.stages.measure import Tally, measure
+    from underclock.stages.measure import measure
     from underclock.stages.plan import plan
     from underclock.stages.predict import predict
     from underclock.stages.refine import refine
@@ -110,9 +110,9 @@ _HOMES = {
     "Aggregate": "records",
     "Arm": "records",
     "ArmLine": "records.runs",
-    "Campaign": "stages.campaign",
+    "Campaign": "campaign.survey",
     "Choice": "records",
-    "ClockControl": "stages.campaign",
+    "ClockControl": "campaign.survey",
     "ClockSchedule": "records",
     "Clocks": "records",
     "Closure": "records",
@@ -122,12 +122,12 @@ _HOMES = {
     "DeviceError": "errors",
     "Domain": "records.latencies",
     "Evidence": "records",
-    "Expected": "stages.expected",
+    "Expected": "campaign.progress",
     "Goal": "core.planning.goal",
     "GpuFit": "records.fitted",
     "GpuInfo": "records",
     "Granularity": "records",
-    "Grid": "stages.campaign",
+    "Grid": "campaign.survey",
     "HeldRun": "stages.held_run",
     "HowToRun": "stages.how_to_run",
     "InfeasibleError": "errors",
@@ -170,7 +170,7 @@ _HOMES = {
     "Strategy": "records",
     "Switch": "records.latencies",
     "Switching": "stages.switching",
-    "Tally": "stages.measure",
+    "Tally": "campaign.progress",
     "ThrottleReason": "records",
     "TracePhase": "stages.trace",
     "UnderclockError": "errors",

@@ -39,7 +39,7 @@ from underclock.testing import Fault, FaultKind, FaultScript, TickerContract
 pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
-    from underclock.stages.measure import Tally
+    from underclock.campaign.progress import Tally
 
 _FAST, _USUAL, _SLOW = (
     SwitchingModel(core_s=25e-6, mem_s=150e-6),

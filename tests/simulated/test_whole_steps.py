@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from underclock.campaign.turns import Course, WholeSteps, course_of, switching_of, why_one_by_one
 from underclock.errors import DataError, DeviceError, UsageError
 from underclock.gpus.models import SwitchingModel
 from underclock.hw.lease import ClockLeases
@@ -47,7 +48,6 @@ from underclock.stages.execute import execute
 from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.report import write_report
 from underclock.stages.validate import validate
-from underclock.stages.whole_steps import WholeSteps, course_of, switching_of, why_one_by_one
 from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload
@@ -376,18 +376,22 @@ def test_a_schedule_that_holds_one_pair_and_a_plan_that_does_need_no_runtime(
     assert (one.accounting, other.accounting) == (Accounting.STEP,) * 2
     for plan in (held, scheduled):
         course = course_of(plan)
-        assert why_one_by_one(plan, course, parse_gpu("nvml:0")) is None
+        assert _why_one_by_one(plan, course, "nvml:0") is None
+
+
+def _why_one_by_one(plan: Plan, course: Course | None, gpu: str) -> str | None:
+    return why_one_by_one(plan, course, gpu, parse_gpu(gpu).capabilities)
 
 
 def test_what_cannot_run_a_schedule_says_so(tiny: Step, info: GpuInfo) -> None:
     plan = _plan(tiny, info, [_SLOW, _FAST])
     course = course_of(plan)
-    reason = why_one_by_one(plan, course, parse_gpu("nvml:0"))
+    reason = _why_one_by_one(plan, course, "nvml:0")
 
     assert reason is not None
     assert "nvml:0 cannot run a schedule of clocks" in reason
-    assert why_one_by_one(plan, course, parse_gpu("sim:rtx3080ti")) is None
-    assert "table" in (why_one_by_one(plan, course, parse_gpu("replay:t.csv")) or "")
+    assert _why_one_by_one(plan, course, "sim:rtx3080ti") is None
+    assert "table" in (_why_one_by_one(plan, course, "replay:t.csv") or "")
 
 
 def test_a_step_of_unknown_order_is_validated_kernel_by_kernel(tiny: Step, info: GpuInfo) -> None:

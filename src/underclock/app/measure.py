@@ -24,8 +24,8 @@ from underclock.errors import UsageError
 from underclock.records import Objective
 
 if TYPE_CHECKING:
+    from underclock.campaign.survey import Campaign
     from underclock.records import MeasurementSettings, SampleSet
-    from underclock.stages.campaign import Campaign
 
 _NONE_ALONE = (
     "it ended before any kernel was run alone: `underclock measure` with a longer --time-limit, or "
@@ -114,14 +114,13 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
+    from underclock.campaign.survey import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
     from underclock.core.step.unmeasured import unreached
     from underclock.records import Step
     from underclock.stages.backends import in_virtual_time
-    from underclock.stages.campaign import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
-    from underclock.stages.follow import follow, follows
-    from underclock.stages.measure import measure
+    from underclock.stages.measure import follow, follows, measure
     from underclock.store import read_document
 
     served, gpu = gpu, in_virtual_time(gpu)

@@ -19,9 +19,9 @@ from underclock.units import format_duration
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+    from underclock.campaign.progress import Tally
     from underclock.hw.base import Clock
     from underclock.records import Record
-    from underclock.stages.measure import Tally
 
 STDOUT = Path("-")
 _KEPT = "\n\t"

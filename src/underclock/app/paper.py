@@ -31,6 +31,7 @@ def command(
 
     Example: underclock paper -o underclock-paper
     """
+    from underclock.campaign.survey import Grid
     from underclock.paper import Conditions, Outputs, run_paper
     from underclock.paper.tables import (
         agreement_text,
@@ -40,7 +41,6 @@ def command(
         table2_table,
         transfer_table,
     )
-    from underclock.stages.campaign import Grid
 
     if svg and output is None:
         raise UsageError("--svg needs a folder to write to", hint="name one with -o")

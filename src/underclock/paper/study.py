@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from underclock.campaign.progress import Tally
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.pairs import pair_changes
 from underclock.errors import UsageError
@@ -41,10 +43,9 @@ from underclock.records import (
     Validation,
 )
 from underclock.stages.backends import open_measurer
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.doctor import GpuFinding, examine
 from underclock.stages.gpu_names import parse_gpu
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.trace import trace
 from underclock.stages.validate import validate

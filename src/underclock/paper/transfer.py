@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from underclock.campaign.turns import measured
 from underclock.hw.base import Measurer
 from underclock.paper.published import BATCH, BATCH_SIZE, TENSOR_PARALLEL
 from underclock.paper.records import PercentChange, Transfer
 from underclock.records import AUTO, Pass, Plan, Step
 from underclock.stages.trace import trace
-from underclock.stages.turns import measured
 
 WORKLOAD = "gpt3-xl"
 BATCHES = (1, 2, 4, 8, 16, 24, 32, BATCH_SIZE)

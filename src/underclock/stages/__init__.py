@@ -2,7 +2,6 @@
 
 trace → measure → plan → validate → report, and beside them: score (a plan against a full table),
 latency (how long changes of clocks take), doctor (what this machine and the simulator can do), demo
-(all of it on the simulated GPU). `adaptive` and `steer` are the two ways to measure what tells
-most: with clocks held, and without; `whole_steps` runs a step under its plan.
+(all of it on the simulated GPU). What `measure`, `refine` and `validate` run is in `campaign`.
 Stages print nothing and meet through files.
 """

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from underclock.campaign.progress import Tally
 from underclock.core.planning.goal import Goal
 from underclock.errors import UnderclockError, UsageError
 from underclock.records import Plan, Step, Validation
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.report import write_report
 from underclock.stages.trace import trace

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 import underclock
+from underclock.campaign.progress import Tally
 from underclock.core.statistics.change_point import Level, summarise, tell_apart
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Gpu
@@ -24,7 +25,6 @@ from underclock.records import Evidence, Provenance
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.stages.backends import open_rig
 from underclock.stages.gpu_names import parse_gpu
-from underclock.stages.measure import Tally
 from underclock.stages.switches import Stand, Switched, Watch
 from underclock.units import format_mhz
 

@@ -4,17 +4,33 @@
 plan, its kernels are measured one by one, and the validation says so.
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.campaign.progress import Tally
+from underclock.campaign.turns import (
+    OWN_HEAT,
+    Course,
+    OneByOne,
+    Turns,
+    WholeSteps,
+    course_of,
+    run_in_turns,
+    switching_of,
+    why_one_by_one,
+)
 from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError
+from underclock.hw.base import Measurer
+from underclock.hw.measurer import QUICK
 from underclock.records import (
     TOLERANCE,
     Accounting,
@@ -28,19 +44,11 @@ from underclock.records import (
     Validation,
     Verdict,
 )
-from underclock.stages.backends import open_measurer
+from underclock.stages.backends import open_measurer, open_scheduled
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
-from underclock.stages.measure import Tally
 from underclock.stages.plan import why_auto
-from underclock.stages.sources import as_plan, step_of
+from underclock.stages.sources import as_plan, check_clocks, check_gpu, step_of
 from underclock.stages.step_source import StepFile, StepFunction
-from underclock.stages.turns import OneByOne, Turns, run_in_turns
-from underclock.stages.whole_steps import (
-    Course,
-    course_of,
-    open_whole_steps,
-    why_one_by_one,
-)
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
@@ -99,17 +107,20 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     if _sets_nothing(plan, course, accounting):
         return _kept_by_definition(plan, course, tolerance)
     name = parse_gpu(gpu)
-    why_not = why_one_by_one(plan, course, name)
+    why_not = why_one_by_one(plan, course, name.text, name.capabilities)
     if accounting is Accounting.STEP and why_not is not None:
         raise UsageError(f"whole steps cannot be run: {why_not}", hint="leave --accounting away")
     told = progress or (lambda _tally: None)
     if course is not None and accounting is not Accounting.ISOLATED and why_not is None:
-        with open_whole_steps(
+        with _open_whole_steps(
             plan, course, name, measuring=measuring, seed=seed + _SEED_OFFSET, run=run
         ) as whole:
             latencies = course.scheduled.table
             notes = () if latencies is None else latencies.check_gpu(whole.measurer.info())
-            turns = run_in_turns(plan, whole, repeats, only_plan=only_plan, progress=told)
+            checked = _check(plan, whole.measurer)
+            turns = run_in_turns(
+                plan, whole, repeats, only_plan=only_plan, progress=told, notes=checked
+            )
         return _judged(plan, turns, tolerance, course, (*notes, *_about_the_step(plan)))
     with open_measurer(
         gpu,
@@ -121,7 +132,8 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
     ) as measurer:
         planned = [plan.kernels[kernel.name].clocks for kernel in plan.runs]
         alone = OneByOne(measurer=measurer, kernels=plan.runs, planned=planned)
-        turns = run_in_turns(plan, alone, repeats, only_plan=only_plan, progress=told)
+        notes = _check(plan, measurer)
+        turns = run_in_turns(plan, alone, repeats, only_plan=only_plan, progress=told, notes=notes)
     return _judged(plan, turns, tolerance, None, _about_kernels(plan, name, accounting, why_not))
 
 
@@ -153,6 +165,78 @@ def _about_kernels(
     if plan.accounting is Accounting.STEP:
         return ("the promise is about the whole step, and its kernels were measured one by one",)
     return ()
+
+
+@contextmanager
+def _open_whole_steps(
+    plan: Plan,
+    course: Course,
+    name: GpuName,
+    *,
+    measuring: MeasurementSettings | None = None,
+    seed: int = 0,
+    run: StepFunction | StepFile | None = None,
+) -> Iterator[WholeSteps]:
+    """Open a GPU that can run the step under its plan; a simulated one has the plan's power limit.
+
+    Args:
+        plan: Of a step.
+        course: Of that plan.
+        name: The GPU.
+        measuring: How long to wait and measure; by default at each arm's own heat.
+        seed: Of a simulated GPU's noise.
+        run: The step's function, or where it may be found; a real GPU needs it.
+
+    Raises:
+        UsageError: No such GPU, or no traced step for a real one.
+        DeviceError: The GPU cannot do what is asked.
+    """
+    settings = measuring or (OWN_HEAT if name.is_simulated else QUICK)
+    led: Measurer | None = None
+    with contextlib.ExitStack() as stack:
+        if course.changes:
+            measurer, led = stack.enter_context(
+                open_scheduled(
+                    name,
+                    course.scheduled,
+                    measuring=settings,
+                    seed=seed,
+                    switching=switching_of(course.scheduled.table),
+                    limit_w=plan.power_limit_w,
+                )
+            )
+        else:
+            measurer = stack.enter_context(
+                open_measurer(
+                    name.text,
+                    measuring=settings,
+                    seed=seed,
+                    step=step_of(plan),
+                    run=run,
+                    limit_w=plan.power_limit_w,
+                )
+            )
+        yield WholeSteps(
+            measurer=measurer,
+            led=led,
+            kernels=[plan.runs[index] for index in plan.order],
+            planned=course.clocks,
+        )
+
+
+def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
+    """Refuse a plan that means nothing here; return what the reader must be told."""
+    told = check_gpu(plan, measurer.info(), plan.limit_w)
+    if plan.evidence is not measurer.evidence:
+        raise DataError(
+            f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",
+            hint="validate on what was measured, or measure and plan on this GPU",
+        )
+    if not plan.runs:
+        raise DataError("the plan does not say what the step runs", hint="plan again")
+    held = [(name, choice.clocks) for name, choice in plan.kernels.items()]
+    check_clocks([("the baseline", plan.baseline), *held], measurer.settings())
+    return told
 
 
 def _check_options(repeats: int, tolerance: float) -> None:

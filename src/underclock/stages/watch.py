@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.campaign.progress import Tally
 from underclock.core.tracing.timeline import fit_period, launch_at
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Launcher
@@ -18,7 +19,6 @@ from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
 from underclock.stages.backends import OpenGpu, open_gpu
 from underclock.stages.gpu_names import parse_gpu
-from underclock.stages.measure import Tally
 from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import check_output, write_text
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.app import main
+from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.paper import Conditions, Outputs, run_paper
@@ -41,7 +42,6 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.trace import trace

@@ -4,10 +4,12 @@ import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.goal import Goal
@@ -20,12 +22,14 @@ from underclock.physics.timing import duration_s
 from underclock.records import AUTO, Evidence, Kind, Objective, Sample, SampleSet, Score, Step
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
-from underclock.stages.campaign import Campaign, Grid, survey
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
 from underclock.stages.trace import trace
 from underclock.store import SampleFile
+
+if TYPE_CHECKING:
+    from underclock.campaign.progress import Tally
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.campaign.one_kernel import OneKernelMeasurer, OneKernelRecorder, one_kernel
+from underclock.campaign.recording import Recorder
+from underclock.campaign.survey import Campaign, ClockControl
 from underclock.core.planning.goal import Goal
 from underclock.core.step.breakdown import breakdown
 from underclock.core.step.whole import WHOLE
@@ -28,13 +31,10 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
-from underclock.stages.as_one import OneKernelMeasurer, OneKernelRecorder, one_kernel
 from underclock.stages.backends import open_measurer
-from underclock.stages.campaign import Campaign, ClockControl
 from underclock.stages.fit import fit
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.recording import Recorder
 from underclock.stages.refine import refine
 from underclock.stages.switching import Switching
 from underclock.stages.validate import validate

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from underclock.campaign.survey import Campaign
 from underclock.errors import DataError, UsageError
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import decode, encode
 from underclock.records import Kernel
 from underclock.stages.backends import open_measurer
 from underclock.stages.calibrate import check_calibration, write_calibration
-from underclock.stages.campaign import Campaign
 from underclock.stages.doctor import examine
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.campaign.survey import Campaign
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.sample_rows import CannotFitError
@@ -12,7 +13,6 @@ from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, Objective, Plan, SampleSet, Strategy
-from underclock.stages.campaign import Campaign
 from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan

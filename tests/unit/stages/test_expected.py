@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.campaign.progress import Expected, Tally, TimeLeft
+from underclock.campaign.survey import Campaign, ClockControl
 from underclock.records import MeasurementSettings, Step
-from underclock.stages.campaign import Campaign, ClockControl
-from underclock.stages.expected import Expected, TimeLeft
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.workloads import workload
 
 _BRIEF = MeasurementSettings(

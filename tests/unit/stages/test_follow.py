@@ -16,7 +16,7 @@ from underclock.hw.lockstep import Alone, Pace
 from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
 from underclock.records.launches import Traced
 from underclock.stages.backends import open_measurer
-from underclock.stages.follow import follow, follows
+from underclock.stages.measure import follow, follows
 from underclock.testing import simulated_driver
 
 torch: Any = pytest.importorskip("torch")

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import Accounting, GpuInfo, Objective, Plan, SampleSet, Strategy, Verdict
 from underclock.report import page, verdict_text
-from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score

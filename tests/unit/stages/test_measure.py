@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from underclock.campaign.progress import Tally
+from underclock.campaign.survey import Campaign, Grid, settings_of
 from underclock.errors import DataError, UsageError
 from underclock.records import AUTO, Clocks, Evidence, MeasurementSettings, SampleSet, Step
 from underclock.stages.backends import open_measurer
-from underclock.stages.campaign import Campaign, Grid, settings_of
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.store import SampleFile, write_document
 from underclock.workloads import workload
 

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 import underclock
+from underclock.campaign.survey import Campaign
+from underclock.campaign.turns import OneByOne, run_in_turns
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.hw.replay import ReplayMeasurer
@@ -27,12 +29,10 @@ from underclock.records import (
     Verdict,
 )
 from underclock.report.answer import headline
-from underclock.stages.campaign import Campaign
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.report import write_report
 from underclock.stages.score import score
-from underclock.stages.turns import OneByOne, run_in_turns
 from underclock.stages.validate import validate
 from underclock.store import read_document, read_table, write_document
 from underclock.workloads import workload

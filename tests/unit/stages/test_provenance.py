@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 import underclock
+from underclock.campaign.provenance import check_same
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, MeasurementError, UsageError
 from underclock.records import (
@@ -19,11 +21,9 @@ from underclock.records import (
     Step,
 )
 from underclock.stages.backends import open_measurer
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.latency import measure_latency
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.provenance import check_same
 from underclock.stages.score import score
 from underclock.stages.sources import check_clocks
 from underclock.stages.validate import validate

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from underclock.campaign.survey import Campaign, survey
 from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
@@ -21,7 +22,6 @@ from underclock.hw.permission import may_set
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
 from underclock.records.launches import Traced
 from underclock.stages.backends import default_measuring, open_measurer
-from underclock.stages.campaign import Campaign, survey
 from underclock.stages.measure import measure
 from underclock.stages.real import (
     algorithm_notes,

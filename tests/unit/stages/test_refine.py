@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.campaign.around import around
+from underclock.campaign.progress import Tally
+from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Clocks, Plan, SampleSet, Step
-from underclock.stages.campaign import Campaign
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.refine import around, refine
+from underclock.stages.refine import refine
 from underclock.store import SampleFile
 from underclock.workloads import workload
 

@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from underclock.campaign.recording import Recorder, record
+from underclock.campaign.steer import SteeringRun
+from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.wanted import ALONE, IDLING, METERED, Wanted
@@ -24,15 +28,15 @@ from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, Objective, SampleSet, Step
-from underclock.stages.campaign import Campaign, ClockControl, Grid, settings_of, survey
-from underclock.stages.measure import Tally, measure
+from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.real import neighbour_notes
-from underclock.stages.recording import Recorder, record
-from underclock.stages.steer import SteeringRun
 from underclock.stages.trace import trace
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
+
+if TYPE_CHECKING:
+    from underclock.campaign.progress import Tally
 
 pytestmark = pytest.mark.slow
 

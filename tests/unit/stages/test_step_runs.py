@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from underclock.campaign.recording import Recorder, StepRuns
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.step.following import in_step_s
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Reading
@@ -21,10 +23,7 @@ from underclock.records import (
     SampleSet,
     Step,
 )
-from underclock.stages.campaign import Campaign, Grid
 from underclock.stages.measure import measure
-from underclock.stages.recording import Recorder
-from underclock.stages.step_runs import StepRuns
 from underclock.store import SampleFile
 
 _STEP = Step(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from underclock.campaign.worth import worth_of_samples
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.limited import LimitedEstimate
@@ -41,7 +42,6 @@ from underclock.records import (
     ThrottleReason,
 )
 from underclock.records.latencies import LatencyTable
-from underclock.stages.next_samples import worth_of_samples
 
 _GPU = gpu_model("rtx3080ti").constants
 _MEM_MHZ, _BOOST_MHZ, _STEADY_C, _AUTO_MHZ = 9251, 1890, 62.0, 1740

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-import underclock
 from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import Kernel, MeasurementSettings, Provenance, SampleSet, Step
-from underclock.stages.gpu_names import parse_gpu
 from underclock.store import SampleFile
 
 _REPEAT = "name another file with -o, or repeat the options it was begun with"
@@ -22,16 +20,21 @@ _REFINE = (
 
 
 def provenance_of(
-    spec: str, measurer: Measurer, *, measuring: MeasurementSettings, seed: int, in_situ: bool
+    measurer: Measurer,
+    *,
+    measuring: MeasurementSettings,
+    seed: int | None,
+    in_situ: bool,
+    version: str,
 ) -> Provenance:
     """Say how the samples of a measurer come about.
 
     Args:
-        spec: What a ``--gpu`` option names.
-        measurer: What it opened.
+        measurer: What answers.
         measuring: How long is waited and measured; of no meaning to a table.
-        seed: Of a simulated GPU's noise; of no meaning elsewhere.
+        seed: Of a simulated GPU's noise; ``None`` elsewhere.
         in_situ: Whether the step is to be run whole too.
+        version: Of the program.
     """
     table = None
     runs = Capability.RUN in measurer.capabilities
@@ -40,9 +43,9 @@ def provenance_of(
     return Provenance(
         measuring=measuring if runs else None,
         in_situ=in_situ and runs,
-        seed=seed if parse_gpu(spec).is_simulated else None,
+        seed=seed,
         table=table,
-        version=underclock.__version__,
+        version=version,
     )
 
 

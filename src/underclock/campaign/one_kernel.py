@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
+from underclock.campaign.recording import Recorder, as_mix_sample, of_kernels
 from underclock.core.steering.wanted import ALONE
 from underclock.core.step.cap import is_uneven
 from underclock.core.step.whole import WHOLE, as_one
@@ -17,7 +18,6 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
 from underclock.records import Clocks, GpuInfo, Kernel, Mix, MixSample, SampleSet, Step
-from underclock.stages.recording import Recorder, as_mix_sample, of_kernels
 from underclock.store import SampleFile
 from underclock.units import format_duration
 

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Bools
+from underclock.campaign.recording import Recorder, StepRuns, as_mix_sample
+from underclock.campaign.worth import NextSample, worth_of_samples
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.ran_clocks import ceiling_mhz
@@ -25,9 +27,6 @@ from underclock.core.steering.wanted import IDLING
 from underclock.core.step.cap import driver_says
 from underclock.hw.base import Capability, Reading
 from underclock.records import Clocks, Kernel, Mix, SampleSet
-from underclock.stages.next_samples import NextSample, worth_of_samples
-from underclock.stages.recording import Recorder, as_mix_sample
-from underclock.stages.step_runs import StepRuns
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from underclock.campaign.adaptive import first_looks
+from underclock.campaign.survey import Campaign
 from underclock.core.steering.agenda import first_measurements
 from underclock.hw.base import Capability, Measurer
 from underclock.records import MeasurementSettings, SampleSet
-from underclock.stages.adaptive import first_looks
-from underclock.stages.campaign import Campaign
 from underclock.units import format_duration
 
 TICK_S = 0.1  # until the energy counter's next step, at both ends of a window: half of one each
@@ -55,6 +55,40 @@ class Expected:
         if limit_s < self.first_s:
             return f"the time limit leaves {limit}, less than the first take"
         return f"the time limit leaves {format_duration(limit_s - self.first_s)} for that"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How far a campaign is.
+
+    Attributes:
+        done: Samples on file.
+        total: Samples it set out to take; ``None`` where it takes as many as it needs.
+        gpu_s: The measurer's own time since this run began; virtual on a simulated GPU.
+        doing: What is being done, for a person.
+        time_limit_s: Of that time; ``None`` where it has none.
+        phase: What of it, where it has several; the first is of a length that is known before.
+        phase_s: GPU time since that began.
+        left_s: About how much more it takes; ``None`` where nobody can know.
+    """
+
+    done: int
+    total: int | None
+    gpu_s: float
+    doing: str
+    time_limit_s: float | None = None
+    phase: str = ""
+    phase_s: float = 0.0
+    left_s: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """How much is done, 0 to 1, of all or else of its phase; ``None`` where nobody can know."""
+        ends = ((self.done, self.total), (self.gpu_s, self.time_limit_s))
+        shares = [done / whole for done, whole in ends if whole]
+        if not shares and self.left_s is not None and self.phase_s + self.left_s > 0:
+            shares = [self.phase_s / (self.phase_s + self.left_s)]
+        return min(1.0, max(shares)) if shares else None
 
 
 def expected_of(

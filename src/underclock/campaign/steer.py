@@ -9,6 +9,8 @@ from functools import partial
 
 import msgspec
 
+from underclock.campaign.recording import Recorder, as_mix_sample, of_kernels
+from underclock.campaign.survey import Campaign
 from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import SteeringAgenda
@@ -16,8 +18,6 @@ from underclock.core.steering.mixing import launch_clocks
 from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.errors import NoRoomError
 from underclock.records import AUTO, Kernel, Mix, SampleSet
-from underclock.stages.campaign import Campaign
-from underclock.stages.recording import Recorder, as_mix_sample, of_kernels
 
 
 class SteeringRun:
