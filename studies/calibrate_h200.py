@@ -29,10 +29,8 @@ from underclock.core.model.subsample import fitted
 from underclock.gpus.catalogue import SPECS
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
 from underclock.physics.cap import WINDOW_S
-from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w, idle_w, voltage_v
-from underclock.physics.timing import duration_s
-from underclock.physics.work import Throughput
+from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
+from underclock.physics.costs import busy_w, duration_s, idle_w, voltage_v
 from underclock.records import Clocks, Kernel, Kind, SampleSet
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from underclock.core.tracing.collectives import bytes_of
-from underclock.core.tracing.lockstep import RankStep, steps_s
+from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.profile import activities, stream_waits
-from underclock.core.tracing.streams import streams
+from underclock.core.tracing.streams import RankStep, steps_s, streams
 from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 from underclock.runtime.conductor.summary import last_run, summary_of

@@ -9,9 +9,7 @@ import numpy as np
 from underclock.core.knapsack import Exact, Problem
 from underclock.hw.simulated.locks import snap
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.physics.power import busy_w
-from underclock.physics.thermal import boost_mhz
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import AUTO, Clocks, Kernel, Plan, Step
 from underclock.runtime.simulated.execute import Scheduled, ScheduledLauncher
 

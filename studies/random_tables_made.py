@@ -14,8 +14,7 @@ import numpy as np
 
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w, voltage_v
-from underclock.physics.timing import dram_mhz, duration_s, xbar_mhz
+from underclock.physics.costs import busy_w, dram_mhz, duration_s, voltage_v, xbar_mhz
 from underclock.records import AUTO, Clocks
 
 _WARM_C = 60.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.step.cap import LaunchCosts
-from underclock.physics.mean_power import window_means_w
+from underclock.physics.cap import window_means_w
 
 _ROUNDS = 8  # in which the limit is found that gives the mean power as measured
 

@@ -28,8 +28,7 @@ from underclock.core.steering.reach import reach_mhz
 from underclock.core.step.cap import driver_says
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import encode
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import SampleSet, Step
 from underclock.stages.measure import measure
 from underclock.workloads import workload

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from recorded import Recording, compact, read, write
-from underclock.core.tracing.alignment import align
+from underclock.core.tracing.captured import align
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.capture import captured
 from underclock.hw.cuda.graphs import cleared_before

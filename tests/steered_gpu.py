@@ -12,8 +12,7 @@ from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.wanted import ALONE, Wanted
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w, idle_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s, idle_w
 from underclock.records import (
     AUTO,
     Clocks,

@@ -7,8 +7,7 @@ from underclock.hw.base import Capability
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings, Mix, Step
 
 

@@ -17,8 +17,7 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.physics.power import idle_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import duration_s, idle_w
 from underclock.records import Clocks, Kernel, Kind, Mix, Step
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from underclock import Tally
-from underclock.core.tracing.timeline import fit_period, launch_at
+from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session

@@ -117,7 +117,7 @@ def command(
     from underclock.campaign.survey import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
-    from underclock.core.step.unmeasured import unreached
+    from underclock.core.step.unmeasured import unmeasured
     from underclock.records import Step
     from underclock.stages.backends import in_virtual_time
     from underclock.stages.measure import follow, follows, measure
@@ -163,7 +163,7 @@ def command(
             expect=lambda expected: say(str(expected), err=True),
             run=step_file(step, source),
         )
-    missing = unreached(sample_set).warnings
+    missing = unmeasured(sample_set).warnings
     if document is not None and not document.obstacle and not sample_set.samples:
         missing = (_NONE_ALONE,)
     warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *told(sample_set)))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from underclock.errors import DataError, UsageError
 from underclock.gpus.models import Calibration, GpuModel, decode
-from underclock.physics.constants import GpuConstants
-from underclock.physics.work import Throughput
+from underclock.physics.constants import GpuConstants, Throughput
 from underclock.units import nearest
 
 _DRIVER = "580.159.03"

@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from underclock.errors import DataError, UsageError
-from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.work import Throughput
+from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
 

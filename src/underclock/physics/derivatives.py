@@ -14,8 +14,7 @@ from scipy.special import xlogy
 
 from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants, KernelArrays
-from underclock.physics.power import REFERENCE_C, idle_w, voltage_v
-from underclock.physics.timing import dram_mhz, joined, xbar_mhz
+from underclock.physics.costs import REFERENCE_C, dram_mhz, idle_w, joined, voltage_v, xbar_mhz
 
 BY_KERNEL = (
     "core_mcycles",

@@ -24,7 +24,7 @@ from underclock.core.step.whole import (
     as_one,
     is_only_whole,
     shared_out,
-    told_of_passes,
+    whole_step_notes,
 )
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
@@ -164,7 +164,7 @@ def _plan(
     told: tuple[str, ...] = ()
     if is_only_whole(sample_set):
         chosen = shared_out(sample_set, _as_promised(chosen[WHOLE.name], compared, goal))
-        told = told_of_passes(sample_set, chosen)
+        told = whole_step_notes(sample_set, chosen)
     made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,

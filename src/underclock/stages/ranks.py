@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from underclock.core.tracing.collectives import ranks_of
+from underclock.core.tracing.host import ranks_of
 from underclock.core.tracing.recapture import difference
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.records import Step

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from underclock.core.tracing.captured import PlainRun
-from underclock.core.tracing.lost import saw_all
-from underclock.core.tracing.profile import captured_calls, synchronising
+from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.capture import CannotCaptureError, capture

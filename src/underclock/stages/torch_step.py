@@ -5,10 +5,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from underclock.core.tracing.alignment import first_difference
-from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
-from underclock.core.tracing.lost import saw_all
-from underclock.core.tracing.profile import captured_calls, synchronising
+from underclock.core.tracing.captured import (
+    PlainRun,
+    captured_step,
+    first_difference,
+    profiled_step,
+)
+from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.cuda.batches import Batches, same_batches

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from underclock.campaign.progress import Tally
-from underclock.core.tracing.timeline import fit_period, launch_at
+from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Launcher
 from underclock.hw.sampler import Entry, Sampler

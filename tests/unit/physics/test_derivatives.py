@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import GpuConstants, KernelArrays, KernelConstants
+from underclock.physics.costs import busy_w, duration_s
 from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
 
 _GPU = gpu_model("rtx3080ti").constants
 _STEP = 1e-5

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.physics.cap import WINDOW_S
-from underclock.physics.mean_power import window_means_w
+from underclock.physics.cap import WINDOW_S, window_means_w
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import WarmPower, busy_w, idle_w, voltage_v
-from underclock.physics.thermal import boost_mhz, temperature_after
-from underclock.physics.timing import dram_mhz, duration_s, xbar_mhz
+from underclock.physics.costs import (
+    WarmPower,
+    boost_mhz,
+    busy_w,
+    dram_mhz,
+    duration_s,
+    idle_w,
+    temperature_after,
+    voltage_v,
+    xbar_mhz,
+)
 
 _GPU = gpu_model("rtx3080ti").constants
 _BINS = np.array(gpu_model("rtx3080ti").core_mhz, dtype=np.float64)

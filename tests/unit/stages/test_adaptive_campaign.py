@@ -17,8 +17,7 @@ from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import AUTO, Evidence, Kind, Objective, Sample, SampleSet, Score, Step
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text

@@ -9,7 +9,7 @@ import torch
 
 from recorded import read
 from underclock.app import main
-from underclock.core.tracing.kinds import flops_of
+from underclock.core.tracing.names import flops_of
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.records import Kind, Step
 from underclock.records.launches import module_calls

@@ -8,7 +8,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import duration_s
 
 _LEAST_SHARE = 1e-12
 

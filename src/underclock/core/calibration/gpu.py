@@ -24,9 +24,7 @@ from underclock.core.calibration.sweep import Sweep
 from underclock.core.calibration.sweep_fit import PER_KERNEL, SweepFit, kernel_of
 from underclock.core.sampling.initial_design import greedy_d_optimal
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.thermal import boost_mhz
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import boost_mhz, busy_w, duration_s
 
 _FOLDS = 5
 _APART = 0.15  # core clocks closer than this, as a ratio, tell much the same

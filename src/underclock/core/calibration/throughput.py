@@ -18,11 +18,8 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.calibration.least_squares import Residuals, minimise
 from underclock.physics.cap import capped_core_mhz
-from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.thermal import boost_mhz
-from underclock.physics.timing import duration_s
-from underclock.physics.work import Throughput
+from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
+from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import Clocks, Kernel, Kind
 
 # How far each may move, as a logarithm. Peak rates are known and practice reaches a known share of

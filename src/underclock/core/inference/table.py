@@ -13,7 +13,7 @@ from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.runs import RunLogs, Weights, excess, rows_of, weighed, within
 from underclock.core.inference.sizes import likeliest
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
-from underclock.core.step.overlap import at_any_clocks, run_beside, waited_counts
+from underclock.core.step.overlap import at_any_clocks, overlapped, waited_counts
 from underclock.core.step.table import CostTable, cost_table
 from underclock.records import Clocks, SampleSet
 
@@ -137,7 +137,7 @@ def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Jo
     log_j = told.time.mean + told.power.mean
     log_j += unseen * more_j * np.sqrt(told.power.errors.variance)
     counts = waited_counts(table.kernels)[:, None]
-    at, beside = table.baseline, run_beside(table.kernels)
+    at, beside = table.baseline, overlapped(table.kernels)
     fixed_j = table.fixed_j[:, None]
 
     def everywhere(values: Floats) -> Floats:

@@ -22,8 +22,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
-from underclock.physics.cap import WINDOW_S
-from underclock.physics.mean_power import early_part, window_means_w
+from underclock.physics.cap import WINDOW_S, early_part, window_means_w
 
 _SLACK = 1e-9  # a sum of floats that meets the limit exactly must not exceed it
 _HIGHEST = 100.0  # multiplier of a constraint, in joules per joule drawn beyond the limit

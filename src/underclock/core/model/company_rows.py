@@ -15,7 +15,7 @@ from underclock.core.model.rows import FitRow, Idling
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.power_peak import taken_apart
 from underclock.core.steering.taking_off import Left, Paces, StepDraw, step_draws
-from underclock.core.step.unmeasured import unreached
+from underclock.core.step.unmeasured import unmeasured
 from underclock.physics.constants import GpuConstants
 from underclock.records import SampleSet
 
@@ -98,7 +98,7 @@ def company_rows(
         if one.power_w is not None:
             drawn.setdefault(place(one), []).append((one.core_mhz, one.power_w))
     # Of kernels that never ran by themselves no row tells the power: its size is guessed.
-    guessed = unreached(sample_set)
+    guessed = unmeasured(sample_set)
     for k, power_w in zip(guessed.places.tolist(), guessed.power_w.tolist(), strict=True):
         drawn.setdefault(k, [(math.inf, power_w)])
     return [

@@ -21,7 +21,7 @@ from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import constants_of, prior_doubt
 from underclock.core.step.overlap import waited_counts
-from underclock.core.step.unmeasured import unreached
+from underclock.core.step.unmeasured import unmeasured
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit, KernelFit
 
@@ -78,7 +78,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
         warnings=(
             *sample_set.warnings,
             *odd_repeats(sample_set),
-            *unreached(sample_set).warnings,
+            *unmeasured(sample_set).warnings,
             *_without_rows(rows),
             *prior_doubt(model),
         ),

@@ -35,12 +35,11 @@ from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.reach import told
 from underclock.core.step.following import step_clock
-from underclock.core.step.overlap import at_any_clocks, counts_beside, waited_counts
+from underclock.core.step.overlap import at_any_clocks, overlapped_counts, waited_counts
 from underclock.core.step.table import CostTable, Heat, cost_table
 from underclock.core.step.under_cap import known_step, memories_like_auto
-from underclock.core.step.unmeasured import unreached
-from underclock.physics.power import idle_w
-from underclock.physics.thermal import AMBIENT_C
+from underclock.core.step.unmeasured import unmeasured
+from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, Evidence, Sample, SampleSet
 
 
@@ -159,7 +158,7 @@ def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -
 
     At the clocks that auto gives the step, for they run at the clocks of others.
     """
-    counts = counts_beside(sample_set.kernels)
+    counts = overlapped_counts(sample_set.kernels)
     memories = memories_like_auto(posterior.settings, sample_set)
     if not (counts.any() and memories):
         return np.zeros_like(counts)
@@ -180,7 +179,7 @@ def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -
 def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Posterior:
     """Return a posterior as unsure of kernels as their power was guessed, where no row tells it."""
     told = np.unique(rows.kernel[rows.windows[1] > 0.0])
-    guessed = unreached(sample_set).without(told)
+    guessed = unmeasured(sample_set).without(told)
     discrepancy = posterior.discrepancy.copy()
     discrepancy[1, guessed.places] += guessed.spread[:, None] ** 2
     return dataclasses.replace(posterior, discrepancy=discrepancy)

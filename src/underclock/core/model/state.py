@@ -20,7 +20,7 @@ from underclock.core.model.parameters import (
 )
 from underclock.core.model.rows import Rows
 from underclock.core.model.whitening import ErrorModel, Whitening
-from underclock.physics.power import idle_w
+from underclock.physics.costs import idle_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
-from underclock.core.step.overlap import run_beside
+from underclock.core.step.overlap import overlapped
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import against_auto, step_cost
 from underclock.records import Arm, Choice, Clocks, Cost
@@ -63,7 +63,7 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
         table: What every kernel costs.
         setting: Of each kernel. Shape (K,).
     """
-    beside = run_beside(table.kernels)
+    beside = overlapped(table.kernels)
     if not beside.any():
         return setting
     near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column

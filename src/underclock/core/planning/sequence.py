@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.planning.misses import usual_misses
-from underclock.core.step.overlap import run_beside
+from underclock.core.step.overlap import overlapped
 from underclock.core.step.table import CostTable
 from underclock.core.switching import SequenceProblem
 from underclock.errors import DataError
@@ -108,7 +108,7 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
         kernels: Of the step.
         order: Kernel of each launch. Shape (n,).
     """
-    beside = run_beside(kernels)
+    beside = overlapped(kernels)
     collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in kernels], dtype=bool)
     during = (collective & ~beside)[order]
     blocked: Bools = during | np.roll(during, 1) | beside[order]

@@ -18,7 +18,7 @@ import numpy as np
 
 from underclock.core.prediction.monte_carlo import draw_costs, least_at_rest_w, vary
 from underclock.core.prediction.prior import BaselineRun, Prior
-from underclock.physics.thermal import boost_mhz
+from underclock.physics.costs import boost_mhz
 from underclock.records import Clocks, Sample, SampleSet
 
 _DRAWS = 40

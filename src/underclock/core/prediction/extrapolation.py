@@ -14,9 +14,7 @@ from underclock.core.prediction.prior import BaselineRun
 from underclock.core.prediction.time_shares import OperatingPoint
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants, Values
-from underclock.physics.power import busy_w, idle_w, launch_w
-from underclock.physics.thermal import boost_mhz
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import boost_mhz, busy_w, duration_s, idle_w, launch_w
 from underclock.records import Clocks
 
 

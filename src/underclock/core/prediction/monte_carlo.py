@@ -38,8 +38,7 @@ from underclock.core.prediction.time_shares import (
     shares_from_dram,
 )
 from underclock.physics.constants import GpuConstants
-from underclock.physics.power import idle_w
-from underclock.physics.thermal import boost_mhz
+from underclock.physics.costs import boost_mhz, idle_w
 from underclock.records import Clocks
 
 _CANDIDATES = 12  # shared constants looked at for each draw

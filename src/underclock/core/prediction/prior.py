@@ -14,7 +14,7 @@ from underclock.arrays import Floats
 from underclock.core.prediction.time_shares import TimeShares, time_shares
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import busy_w
+from underclock.physics.costs import busy_w
 from underclock.records import Utilisation
 
 

@@ -24,7 +24,7 @@ from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import BaselineRun, Prior
 from underclock.core.step.breakdown import settle_auto
 from underclock.core.step.cap import CapMargin, capped_kernels, driver_says
-from underclock.core.step.overlap import run_beside
+from underclock.core.step.overlap import overlapped
 from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import DataError
 from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy
@@ -148,7 +148,7 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     ratios = draw_costs(prior, runs, every, draws=draws, seed=seed, progress=progress)
     ratios.time[:, :, place] = ratios.energy[:, :, place] = 1.0
     for ratio in (ratios.time, ratios.energy):
-        ratio[:, run_beside(costs.kernels)] = 1.0
+        ratio[:, overlapped(costs.kernels)] = 1.0
     measured = dataclasses.replace(
         costs,
         settings=every,

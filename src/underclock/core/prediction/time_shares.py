@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import idle_w, voltage_v
-from underclock.physics.timing import dram_mhz, xbar_mhz
+from underclock.physics.costs import dram_mhz, idle_w, voltage_v, xbar_mhz
 
 BUSIEST_DRAM = 0.93  # utilisation of a plain copy; nothing measured goes beyond about this
 

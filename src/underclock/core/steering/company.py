@@ -11,7 +11,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants
-from underclock.physics.power import idle_w
+from underclock.physics.costs import idle_w
 from underclock.records import MixSample
 
 WINDOW_NOISE = 0.004

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from underclock.core.steering.company import Company
 from underclock.core.steering.power_peak import OFF_PEAK
 from underclock.physics.cap import WINDOW_S
-from underclock.physics.power import voltage_v
+from underclock.physics.costs import voltage_v
 from underclock.records import Mix
 
 _EXPONENT = 0.6  # of time against clock, where a kernel was seen at one clock only

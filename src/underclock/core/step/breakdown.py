@@ -13,7 +13,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.step.cap import capped_kernels, driver_says
 from underclock.core.step.following import exponents, follows, in_step_s, step_clock
-from underclock.core.step.overlap import run_beside, waited_counts
+from underclock.core.step.overlap import overlapped, waited_counts
 from underclock.core.step.table import CostTable, cost_table, step_means
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError
@@ -61,7 +61,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     time_s = table.time_s[:, table.baseline]
     if inside_s is not None:
         time_s = inside_s * counts * (time_s.sum() / (inside_s * counts).sum())
-    time_s = np.where(run_beside(kernels), 0.0, time_s)
+    time_s = np.where(overlapped(kernels), 0.0, time_s)
     capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
     parts = _kernel_parts(sample_set, samples, energy_j, _changes(inside_s, alone_s))
     unknown = np.array([part.follows in _UNKNOWN for part in parts])

@@ -25,8 +25,7 @@ from enum import Enum
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.physics.cap import WINDOW_S
-from underclock.physics.mean_power import window_means_w
+from underclock.physics.cap import WINDOW_S, window_means_w
 from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet, ThrottleReason
 
 _METER_S = 1e-3  # a piece of idling of less only tells the clock

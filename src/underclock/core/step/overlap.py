@@ -16,7 +16,7 @@ from underclock.errors import DataError
 from underclock.records import Kernel
 
 
-def run_beside(kernels: Sequence[Kernel]) -> Bools:
+def overlapped(kernels: Sequence[Kernel]) -> Bools:
     """Return which kernels a step does not wait for at all. Shape (K,)."""
     return np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
 
@@ -26,7 +26,7 @@ def waited_counts(kernels: Sequence[Kernel]) -> Floats:
     return np.array([kernel.waited_count for kernel in kernels], dtype=np.float64)
 
 
-def counts_beside(kernels: Sequence[Kernel]) -> Floats:
+def overlapped_counts(kernels: Sequence[Kernel]) -> Floats:
     """Return how many launches' time lies beside others. Shape (K,)."""
     return np.array([kernel.count - kernel.waited_count for kernel in kernels], dtype=np.float64)
 
@@ -44,7 +44,7 @@ def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Fl
         costs: Shape (K, S).
         baseline: Index of the setting whose cost stands for all.
     """
-    alike: Floats = np.where(run_beside(kernels)[:, None], costs[:, [baseline]], costs)
+    alike: Floats = np.where(overlapped(kernels)[:, None], costs[:, [baseline]], costs)
     return alike
 
 
@@ -60,7 +60,7 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
     Raises:
         DataError: What runs beside others alone comes to as much.
     """
-    beside = run_beside(kernels)
+    beside = overlapped(kernels)
     of_kernels = np.bincount(order, weights=of_launches, minlength=len(kernels)).astype(np.float64)
     fixed = float(of_kernels[beside].sum())
     if fixed >= total:
@@ -74,7 +74,7 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
     return parts
 
 
-def told_beside(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:
+def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:
     """Say what a reader of costs must know of launches beside others; nothing where none are.
 
     Args:
@@ -87,7 +87,7 @@ def told_beside(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:
     names = [kernels[k].name for k in np.flatnonzero(some).tolist()]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     waited_s = float((waited_counts(kernels) * launch_s)[some].sum())
-    all_s = waited_s + float((counts_beside(kernels) * launch_s).sum())
+    all_s = waited_s + float((overlapped_counts(kernels) * launch_s).sum())
     run = "run" if len(names) > 1 else "runs"
     sentence = (
         f"{names[0]!r}{more} {run} beside other launches: the step waits for "

@@ -14,11 +14,11 @@ from underclock.arrays import Floats
 from underclock.core.step.cap import LaunchCosts, PowerCap
 from underclock.core.step.overlap import (
     at_any_clocks,
-    counts_beside,
-    told_beside,
+    overlap_notes,
+    overlapped_counts,
     waited_counts,
 )
-from underclock.core.step.unmeasured import Unreached, unreached
+from underclock.core.step.unmeasured import Unmeasured, unmeasured
 from underclock.errors import DataError
 from underclock.physics.constants import Values
 from underclock.records import (
@@ -149,7 +149,7 @@ def cost_table(
         DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
     """
     settings, time_s, energy_j = _means(sample_set, weights)
-    told = unreached(sample_set)
+    told = unmeasured(sample_set)
     if AUTO in settings:
         at = told.places, settings.index(AUTO)
         time_s[at], energy_j[at] = told.time_s, told.time_s * told.power_w
@@ -167,7 +167,7 @@ def cost_table(
     chosen, warnings = _baseline(sample_set, settings, time_s, baseline)
     kernels, counts = sample_set.kernels, waited_counts(sample_set.kernels)[:, None]
     # What the GPU draws anyway is not known here, so all of a launch's energy counts beside others.
-    beside_j = counts_beside(kernels) * energy_j[:, chosen]
+    beside_j = overlapped_counts(kernels) * energy_j[:, chosen]
     table = CostTable(
         kernels=kernels,
         settings=settings,
@@ -178,7 +178,7 @@ def cost_table(
         warnings=(
             *sample_set.warnings,
             *warnings,
-            *told_beside(kernels, time_s[:, chosen]),
+            *overlap_notes(kernels, time_s[:, chosen]),
             *_lonely(sample_set, time_s, told),
             *told.warnings,
             *_partial(sample_set),
@@ -275,7 +275,7 @@ def _baseline(
     return chosen, (sentence,)
 
 
-def _lonely(sample_set: SampleSet, time_s: Floats, told: Unreached) -> tuple[str, ...]:
+def _lonely(sample_set: SampleSet, time_s: Floats, told: Unmeasured) -> tuple[str, ...]:
     """Say which kernels leave nothing to choose."""
     if any(sample.kernel_s and sample.in_company for sample in sample_set.mixed):
         return ()  # company took kernels to other clocks

@@ -23,7 +23,7 @@ _CLOSES = 0.05  # of the step's energy, by which kernels alone do not add up to 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreached:
+class Unmeasured:
     """What is taken for kernels that never ran by themselves, at auto.
 
     Attributes:
@@ -40,7 +40,7 @@ class Unreached:
     spread: Floats
     warnings: tuple[str, ...] = ()
 
-    def without(self, reached: Ints) -> "Unreached":
+    def without(self, reached: Ints) -> "Unmeasured":
         """Return what is taken for the others.
 
         Args:
@@ -51,14 +51,14 @@ class Unreached:
         return dataclasses.replace(self, **{name: getattr(self, name)[kept] for name in arrays})
 
 
-def unreached(sample_set: SampleSet) -> Unreached:
+def unmeasured(sample_set: SampleSet) -> Unmeasured:
     """Say what the step tells of kernels that no sample is of; nothing where it was not timed.
 
     Args:
         sample_set: With samples of other kernels at auto.
     """
     none = np.zeros(0)
-    nobody = Unreached(places=none.astype(np.int64), time_s=none, power_w=none, spread=none)
+    nobody = Unmeasured(places=none.astype(np.int64), time_s=none, power_w=none, spread=none)
     reached = {sample.kernel for sample in sample_set.samples}
     missing = [k for k, one in enumerate(sample_set.kernels) if one.name not in reached]
     launch_s = in_step_s(sample_set) if missing and sample_set.in_situ else None
@@ -78,7 +78,7 @@ def unreached(sample_set: SampleSet) -> Unreached:
     expected_w = np.clip(expected_w, power_w[known].min(), power_w[known].max())
     variance = spreads_w**2 - gain * of_sum
     share = float(taken_s[places].sum() / taken_s.sum())
-    return Unreached(
+    return Unmeasured(
         places=places,
         time_s=launch_s[places],
         power_w=expected_w,

@@ -163,7 +163,7 @@ def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
     return by_kernel
 
 
-def told_of_passes(sample_set: SampleSet, by_kernel: Mapping[str, Choice]) -> tuple[str, ...]:
+def whole_step_notes(sample_set: SampleSet, by_kernel: Mapping[str, Choice]) -> tuple[str, ...]:
     """Say what a plan for a step that ran whole only is, and what its clock does to each pass.
 
     Args:

@@ -1,10 +1,11 @@
 """From what a profiler and a captured graph saw to the kernels of a step.
 
 * `profile`: a profiler's trace to activities, each with operator, module and pass
-* `host`: what was open on the host as it asked for each of them
-* `alignment`: which activity is which node of the graph
+* `host`: what was open on the host as it asked for each of them, and what a collective sends
+* `captured`: which activity is which node of a captured graph, and what was lost of a plain run
 * `step`: nodes with what launched them, to distinct kernels in launch order
-* `names`: what they are called, and `sizes`: launches that differ in a size the data decides
+* `names`: what they are called, what bounds them by design, and which the data sizes
+* `streams`: what waits for what, within a rank and between ranks
 * `recapture`: whether a step captured anew is the one that was traced
-* `kinds`: what bounds a kernel by design, and its FLOPs, read off its operator
+* `assumed`: a step of operators that were seen on a CPU
 """

@@ -1,19 +1,27 @@
-"""A captured graph as a step: its nodes, held against its capture and a plain run."""
+"""A captured graph as a step: its nodes, held against its capture and a plain run.
 
+Which activity of a profile is which node, where a run and its capture part, and whether a plain run
+waits for its host.
+"""
+
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 import msgspec
 
-from underclock.core.tracing.alignment import align, otherwise_captured, paired
-from underclock.core.tracing.host_bound import told_of_host
-from underclock.core.tracing.lockstep import told_of_collectives, with_shares
-from underclock.core.tracing.lost import check_seen, told_of_lost
-from underclock.core.tracing.profile import activities, stream_waits
+from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.core.tracing.streams import Wait
-from underclock.records.launches import Node, Traced, TracedActivity
+from underclock.core.tracing.streams import Wait, collectives_note, with_shares
+from underclock.records.launches import Node, NodeKind, Traced, TracedActivity
+from underclock.units import format_duration
+
+_FEW = 0.01  # of the launches, or of the time
+_NAMED = 3
+_Key = tuple[NodeKind, str, tuple[int, int, int], tuple[int, int, int]]
+_TOLD = 0.1  # of the step; less than that lies between launches of any step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class PlainRun:
             DataError: It is no such trace.
         """
         waits = stream_waits(trace)
-        return cls(with_shares(activities(trace), waits), waits, step_s, told_of_lost(trace))
+        return cls(with_shares(activities(trace), waits), waits, step_s, lost_note(trace))
 
 
 def captured_step(
@@ -75,8 +83,8 @@ def captured_step(
     told = (
         plain.lost,
         otherwise_captured(nodes, aligned, plain.seen),
-        told_of_collectives(plain.seen, plain.waits),
-        told_of_host(plain.seen, plain.step_s),
+        collectives_note(plain.seen, plain.waits),
+        host_note(plain.seen, plain.step_s),
     )
     return traced_step(
         name,
@@ -116,11 +124,148 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     Raises:
         DataError: It launches nothing.
     """
-    told = (plain.lost, told_of_collectives(plain.seen, plain.waits))
+    told = (plain.lost, collectives_note(plain.seen, plain.waits))
     return traced_step(
         name,
         nodes_of(plain.seen),
         plain.seen,
         warnings=[words for words in told if words],
         obstacle=obstacle,
+    )
+
+
+def align(
+    nodes: Sequence[Node], activities: Sequence[TracedActivity]
+) -> tuple[TracedActivity | None, ...]:
+    """Return the activity of each node; ``None`` where the profiled run had no such launch.
+
+    Both are in launch order. A run and its capture launch the same, but for a few: a copy of which
+    one run needs no part, or a product for which the library chose another kernel. What is alike
+    is matched first; within a stretch that differs, launches are matched by position where both
+    sides have as many.
+    """
+    ours = [_node_key(node) for node in nodes]
+    theirs = [_activity_key(activity) for activity in activities]
+    if ours == theirs:
+        return tuple(activities)
+    matched: list[TracedActivity | None] = [None] * len(nodes)
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for tag, a_from, a_to, b_from, b_to in matcher.get_opcodes():
+        if tag == "equal" or (tag == "replace" and a_to - a_from == b_to - b_from):
+            for offset in range(a_to - a_from):
+                node, activity = nodes[a_from + offset], activities[b_from + offset]
+                if node.kind is activity.kind:
+                    matched[a_from + offset] = activity
+    return tuple(matched)
+
+
+def paired(
+    nodes: Sequence[Node], calls: Sequence[TracedActivity]
+) -> tuple[TracedActivity | None, ...] | None:
+    """Return the call that each node was captured from; ``None`` if they do not pair off.
+
+    Args:
+        nodes: In the order in which they were captured.
+        calls: Those of the same capture, as `profile.captured_calls` returns them.
+    """
+    kinds = [node.kind for node in nodes if node.kind is not NodeKind.OTHER]
+    if kinds != [call.kind for call in calls]:
+        return None
+    rest = iter(calls)
+    return tuple(None if node.kind is NodeKind.OTHER else next(rest) for node in nodes)
+
+
+def otherwise_captured(
+    nodes: Sequence[Node], aligned: Sequence[TracedActivity | None], plain: Sequence[TracedActivity]
+) -> str | None:
+    """Say how a captured step differs from a plain run of it; ``None`` if it hardly does.
+
+    Some libraries ask whether they are being captured, and then take another way.
+
+    Args:
+        nodes: The graph's.
+        aligned: The activity of each in a plain run, as `align` returns it.
+        plain: All activities of that run.
+    """
+    working = sum(node.kind is not NodeKind.OTHER for node in nodes)
+    matched = {id(activity) for activity in aligned if activity is not None}
+    added = working - len(matched)
+    total_s = sum(activity.duration_s for activity in plain)
+    lost: defaultdict[str, float] = defaultdict(float)
+    for activity in plain:
+        if id(activity) not in matched:
+            lost[activity.operator or activity.function] += activity.duration_s
+    lost_s = sum(lost.values())
+    if added <= _FEW * working and lost_s <= _FEW * total_s:
+        return None
+    share = lost_s / total_s if total_s else 0.0
+    names = sorted(lost, key=lambda name: -lost[name])[:_NAMED]
+    most = ", ".join(f"{name} {lost[name] / total_s:.1%}" for name in names if total_s)
+    return (
+        f"while it is captured the step launches {added} kernels, memsets or copies that a plain "
+        f"run does not, and leaves out {share:.1%} of a plain run's GPU time"
+        + (f" ({most})" if most else "")
+        + ": what is measured is the captured step"
+    )
+
+
+def first_difference(one: Sequence[Node], other: Sequence[Node]) -> str | None:
+    """Say where two captures of one step part; ``None`` when they do not."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if _node_key(a) != _node_key(b):
+            return f"launch {index} was {describe(a)}, then {describe(b)}"
+    if len(one) != len(other):
+        longer = one if len(one) > len(other) else other
+        extra = describe(longer[min(len(one), len(other))])
+        return f"it launched {len(one)} kernels, then {len(other)}; the first extra is {extra}"
+    return None
+
+
+def describe(node: Node) -> str:
+    """Name a node for a person."""
+    name = node.function.split("(")[0] or node.kind.value
+    return f"{name[:80]} on a grid of {'x'.join(map(str, node.grid))}"
+
+
+def _node_key(node: Node) -> _Key:
+    if node.kind is NodeKind.KERNEL:
+        return (node.kind, node.function, node.grid, node.block)
+    return (node.kind, "", (1, 1, 1), (1, 1, 1))
+
+
+def _activity_key(activity: TracedActivity) -> _Key:
+    if activity.kind is NodeKind.KERNEL:
+        return (activity.kind, activity.function, activity.grid, activity.block)
+    return (activity.kind, "", (1, 1, 1), (1, 1, 1))
+
+
+def busy_s(launches: Sequence[TracedActivity]) -> float:
+    """Return for how long at least one launch ran, in s, whatever runs side by side."""
+    busy, until_s = 0.0, float("-inf")
+    for launch in sorted(launches, key=lambda one: one.start_s):
+        end_s = launch.start_s + launch.duration_s
+        busy += max(0.0, end_s - max(until_s, launch.start_s))
+        until_s = max(until_s, end_s)
+    return busy
+
+
+def host_note(launches: Sequence[TracedActivity], step_s: float | None) -> str | None:
+    """Say for how much of a step the GPU waits for the host; ``None`` where that is little.
+
+    Graphs of the step do not wait, and plans are made for these.
+
+    Args:
+        launches: Of a run as it is written, on one GPU.
+        step_s: What such a run takes while nobody looks on, in s; ``None`` if unknown.
+    """
+    if step_s is None:
+        return None
+    launched_s = busy_s(launches)
+    share = 1.0 - launched_s / step_s
+    if share <= _TOLD:
+        return None
+    return (
+        f"the GPU waits for the host for {share:.0%} of the step, which takes "
+        f"{format_duration(step_s)} as it is written: what is planned and promised is of its "
+        f"launches, which take {format_duration(launched_s)}"
     )

@@ -14,8 +14,7 @@ from difflib import SequenceMatcher
 
 import msgspec
 
-from underclock.core.tracing.names import numbered, short
-from underclock.core.tracing.sizes import NO_SIZE, without_sizes
+from underclock.core.tracing.names import NO_SIZE, numbered, short, without_sizes
 from underclock.records import Kernel, Pass, Step
 
 _NAMED = 3

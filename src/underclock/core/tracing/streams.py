@@ -6,20 +6,35 @@ whose waits profiles leave out, by the times: its stream stood idle, and in that
 launch ended. A wait that was over before its stream came to it is seen by no clock, so without a
 list of waits slack is an upper bound.
 
+Between ranks that train together a collective begins when the last of them is there. What a profile
+says that a collective took includes waiting for the others, so the least of the ranks is what it
+takes. And what lies between two launches of a profiled step is mostly the host, which a profiler
+slows; in training it is ahead of its GPU. Of a rank by itself, the step does not wait for what of
+its collectives runs beside other launches.
+
 Shape letters: n launches, in the order in which the host asked for them.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats
+from underclock.errors import DataError
+from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 
 Wait = tuple[int, int]
 """A launch, and another that it waits for."""
 _SAME = 1e-9  # of times in s, which profiles round
+GAP_S = 1.7e-6
+"""Between two launches of one stream, where the host is ahead: median over 656 launches of a GPT-3
+step on two H200s (docs/evidence/h200/parallel.md)."""
+_DIGITS = 4  # of a share: more is rounding of a profile
+_BESIDE = 0.01  # of the time that collectives take: less beside other launches is nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +152,149 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
         lag_s=start_s - ready_s,
         order=tuple(order),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """What one rank does in a step.
+
+    Attributes:
+        streams: Its launches, and what waits for what.
+        collectives: Which of them are collectives, in the order in which they are asked for; all
+            ranks have the same.
+    """
+
+    streams: Streams
+    collectives: tuple[int, ...]
+
+
+def steps_s(ranks: Sequence[RankStep], *, gap_s: float = GAP_S) -> tuple[float, ...]:
+    """Predict how long a step takes each of some ranks, where hosts are ahead of their GPUs.
+
+    Args:
+        ranks: At least one.
+        gap_s: Between launches, at most.
+
+    Raises:
+        DataError: They have not the same number of collectives, or wait for one another in a ring.
+    """
+    counts = [len(rank.collectives) for rank in ranks]
+    if len(set(counts)) > 1:
+        raise DataError(
+            f"ranks that train together have as many collectives, these have {counts}",
+            hint="profile the same step on every rank",
+        )
+    taken_s = _taken_s(ranks)
+    numbers = [{at: n for n, at in enumerate(rank.collectives)} for rank in ranks]
+    ends_s: list[Floats] = [np.zeros(len(each)) for each in taken_s]
+    there: list[dict[int, float]] = [{} for _ in range(counts[0])]  # when each rank is, by rank
+    done = [0] * len(ranks)
+    total = [len(rank.streams.order) for rank in ranks]
+    while done != total:
+        before = list(done)
+        for number, rank in enumerate(ranks):
+            streams, ends = rank.streams, ends_s[number]
+            for i in streams.order[done[number] :]:
+                begins_s = max((float(ends[j]) for j in streams.waits[i]), default=0.0)
+                begins_s += min(float(streams.lag_s[i]), gap_s)
+                if i in numbers[number]:
+                    arrived = there[numbers[number][i]]
+                    arrived[number] = begins_s
+                    if len(arrived) < len(ranks):
+                        break
+                    begins_s = max(arrived.values())
+                ends[i] = begins_s + taken_s[number][i]
+                done[number] += 1
+        if done == before:
+            raise DataError(
+                "the ranks ask for their collectives in different orders, and wait for ever",
+                hint="profile the same step on every rank",
+            )
+    return tuple(float(each.max(initial=0.0)) for each in ends_s)
+
+
+def _taken_s(ranks: Sequence[RankStep]) -> list[Floats]:
+    """Return what launches take, and collectives once every rank is there."""
+    taken_s = [rank.streams.duration_s.copy() for rank in ranks]
+    for places in zip(*(rank.collectives for rank in ranks), strict=True):
+        least_s = min(each[at] for each, at in zip(taken_s, places, strict=True))
+        for each, at in zip(taken_s, places, strict=True):
+            each[at] = least_s
+    return taken_s
+
+
+def with_shares(
+    launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
+) -> tuple[TracedActivity, ...]:
+    """Return launches of one rank, its collectives with the share of them that its step waits for.
+
+    A step waits for what of a collective outlasts the launches beside it, where the host keeps
+    ahead. Launches that are no collectives count in full although some run side by side: they run
+    at one clock at one time, and how much less than their sum the step takes its closure tells.
+
+    Args:
+        launches: As for `streams.streams`.
+        waits: Likewise.
+    """
+    collective = _collective(launches)
+    if not collective.any():
+        return tuple(launches)
+    seen = streams(launches, waits)
+    taken_s = _without_waiting_s(launches, seen.duration_s, collective)
+    ahead = dataclasses.replace(seen, duration_s=taken_s, lag_s=np.minimum(seen.lag_s, GAP_S))
+    exposed_s = ahead.exposed_s(collective)
+    shares = np.divide(exposed_s, taken_s, out=np.ones_like(taken_s), where=taken_s > 0.0)
+    shares = shares.round(_DIGITS)
+    return tuple(
+        msgspec.structs.replace(one, waited_for=share) if one_of_them else one
+        for one, share, one_of_them in zip(
+            launches, shares.tolist(), collective.tolist(), strict=True
+        )
+    )
+
+
+def collectives_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> str | None:
+    """Say how much of a step's collectives runs beside other launches; ``None`` without any.
+
+    Args:
+        launches: As `with_shares` returns them.
+        waits: As for `streams.streams`.
+    """
+    collective = _collective(launches)
+    if not collective.any():
+        return None
+    rank = RankStep(streams=streams(launches, waits), collectives=tuple(np.flatnonzero(collective)))
+    slack_s, taken_s = rank.streams.slack_s(), rank.streams.duration_s
+    beside_s = taken_s * [1.0 - one.waited_for for one in launches]
+    all_s = float(taken_s[collective].sum())
+    step = f"; where the host keeps ahead, it takes {1e3 * steps_s([rank])[0]:.3g} ms"
+    if beside_s.sum() <= _BESIDE * all_s:
+        return f"the step waits for all of its collectives{step}"
+    return (
+        f"collectives take {1e3 * all_s:.3g} ms of the step, {1e3 * beside_s.sum():.3g} ms of "
+        "these beside other launches, for which it does not wait: they could take "
+        f"{1e3 * slack_s[collective].max():.3g} ms longer at most{step}"
+    )
+
+
+def _collective(launches: Sequence[TracedActivity]) -> Bools:
+    return np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
+
+
+def _without_waiting_s(
+    launches: Sequence[TracedActivity], duration_s: Floats, collective: Bools
+) -> Floats:
+    """Return what launches take, and collectives what the quickest of the same takes.
+
+    A collective that takes longer than one like it waited for another rank, which may be late in a
+    profile and not in training.
+    """
+    taken_s = duration_s.copy()
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for i in np.flatnonzero(collective).tolist():
+        one = launches[i]
+        if one.shapes:  # else nobody knows what it sends
+            alike.setdefault((one.function, one.operator, one.shapes), []).append(i)
+    for places in alike.values():
+        taken_s[places] = duration_s[places].min()
+    return taken_s

@@ -5,7 +5,7 @@ import numpy as np
 from underclock.errors import UsageError
 from underclock.gpus.models import GpuModel
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
+from underclock.physics.costs import busy_w
 from underclock.records import Kind
 
 _SIDE = 8192  # of the matrices of the product; bf16

@@ -14,8 +14,7 @@ import numpy as np
 
 from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.power import WarmPower, busy_w, idle_w
-from underclock.physics.timing import dram_mhz, duration_s
+from underclock.physics.costs import WarmPower, busy_w, dram_mhz, duration_s, idle_w
 
 _REMEMBERED = 50_000  # points; about 10 MB
 _WARM_REMEMBERED = 2000  # kernels at a memory clock; about 10 MB

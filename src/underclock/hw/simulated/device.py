@@ -23,7 +23,7 @@ from underclock.hw.simulated.sensors import NOTED_S, BoardSensors
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
-from underclock.physics.thermal import boost_mhz, temperature_after
+from underclock.physics.costs import boost_mhz, temperature_after
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.latencies import Domain
 

@@ -12,7 +12,7 @@ from underclock.hw.simulated.company import companion, idling
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.waiting import WatchedLoop
 from underclock.physics.constants import KernelConstants
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import duration_s
 from underclock.records import Clocks, Kernel, Kind, Mix
 
 _LOOK_S = 0.02

@@ -32,8 +32,7 @@ from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.errors import DataError
 from underclock.gpus.catalogue import SPECS
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Kind, Sample, SampleSet
 
 _SPEC = SPECS["rtx3080ti"]

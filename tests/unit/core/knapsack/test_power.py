@@ -18,7 +18,7 @@ from underclock.core.knapsack import (
     WindowedGroups,
 )
 from underclock.core.knapsack.windows import beyond_limit, multiplied
-from underclock.physics.mean_power import window_means_w
+from underclock.physics.cap import window_means_w
 
 seeds = st.integers(0, 2**32 - 1)
 

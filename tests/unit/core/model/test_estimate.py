@@ -17,8 +17,7 @@ from underclock.core.step.table import cost_table
 from underclock.errors import DataError
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (
     AUTO,
     Clocks,

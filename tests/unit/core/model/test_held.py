@@ -23,8 +23,7 @@ from underclock.core.model.subsample import fitted
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (
     AUTO,
     Clocks,

@@ -21,8 +21,7 @@ from underclock.core.model.state import FitProblem, FitState, begin, kernel_cost
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 
 _MEMS = (810.0, 5001.0, 9501.0)
 _FAMILY = Shared(unknown_gpu(_MEMS, fastest_mhz=2100.0, most_w=350.0))

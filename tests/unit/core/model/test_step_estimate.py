@@ -17,8 +17,7 @@ from underclock.core.step.table import cost_table
 from underclock.core.step.under_cap import cap_of, settled_step, step_cost
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (
     AUTO,
     Accounting,

@@ -12,8 +12,7 @@ from underclock.core.model.step_paces import step_paces
 from underclock.core.step.cap import LaunchCosts, PowerCap, SettledStep, settled_at
 from underclock.gpus.catalogue import gpu_model
 from underclock.physics.constants import KernelConstants
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (
     AUTO,
     Clocks,

@@ -13,7 +13,7 @@ from underclock.core.steering.taking_off import taken_off
 from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import Known
 from underclock.errors import DataError
-from underclock.physics.power import busy_w, idle_w
+from underclock.physics.costs import busy_w, idle_w
 from underclock.records import Clocks, Mix, MixSample, SampleSet
 
 

@@ -25,8 +25,7 @@ from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at, thinned
 from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import variance_in
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import Clocks, Mix, SampleSet
 
 

@@ -27,8 +27,7 @@ from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.taking_off import step_draws, taken_off
 from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
-from underclock.physics.power import busy_w
-from underclock.physics.timing import duration_s
+from underclock.physics.costs import busy_w, duration_s
 from underclock.records import Clocks, Mix, Sample, SampleSet
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.step.table import cost_table
-from underclock.core.step.unmeasured import unreached
+from underclock.core.step.unmeasured import unmeasured
 from underclock.errors import DataError
 from underclock.records import (
     Clocks,
@@ -42,10 +42,10 @@ def test_what_is_not_waited_for_leaves_the_others_all_of_the_step() -> None:
             ),
         ),
     )
-    told = unreached(msgspec.structs.replace(shorter, kernels=tuple(kernels)))
+    told = unmeasured(msgspec.structs.replace(shorter, kernels=tuple(kernels)))
 
-    assert told.power_w == pytest.approx(unreached(campaign).power_w, rel=0.05)
-    assert told.power_w > 1.2 * unreached(shorter).power_w
+    assert told.power_w == pytest.approx(unmeasured(campaign).power_w, rel=0.05)
+    assert told.power_w > 1.2 * unmeasured(shorter).power_w
 
 
 def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> SampleSet:
@@ -81,7 +81,7 @@ def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> 
 
 @given(st.floats(310.0, 590.0))
 def test_of_a_kernel_that_takes_much_of_the_step_its_energy_tells(power_w: float) -> None:
-    found = unreached(_campaign(0.1, power_w))
+    found = unmeasured(_campaign(0.1, power_w))
 
     assert found.power_w == pytest.approx([power_w], rel=0.06)
     assert found.spread[0] < 0.06
@@ -89,14 +89,14 @@ def test_of_a_kernel_that_takes_much_of_the_step_its_energy_tells(power_w: float
 
 
 def test_of_a_kernel_that_takes_nearly_nothing_only_its_kind_tells() -> None:
-    found = unreached(_campaign(1e-6, 900.0))
+    found = unmeasured(_campaign(1e-6, 900.0))
 
     assert found.power_w == pytest.approx([320.0], rel=1e-3)
     assert found.spread == pytest.approx([0.3], rel=1e-3)
 
 
 def test_of_a_kind_that_nothing_was_measured_of_all_kernels_tell() -> None:
-    found = unreached(_campaign(1e-6, 900.0, kind=None))
+    found = unmeasured(_campaign(1e-6, 900.0, kind=None))
 
     assert found.power_w == pytest.approx([np.mean(_MEASURED_W)], rel=1e-3)
 
@@ -105,7 +105,7 @@ def test_of_a_kind_that_nothing_was_measured_of_all_kernels_tell() -> None:
 def test_none_is_taken_to_draw_more_or_less_than_any_that_was_measured(
     last_s: float, power_w: float
 ) -> None:
-    found = unreached(_campaign(last_s, power_w))
+    found = unmeasured(_campaign(last_s, power_w))
 
     assert 300.0 <= found.power_w[0] <= 600.0
     assert 0.0 <= found.spread[0] < 1.0
@@ -126,18 +126,18 @@ def test_it_is_planned_at_auto_with_a_sentence_of_how_much_it_is() -> None:
 def test_where_the_step_was_not_timed_nothing_is_told_and_nothing_planned(lacks: str) -> None:
     campaign = msgspec.structs.replace(_campaign(1e-3, 400.0), **{lacks: ()})
 
-    assert not len(unreached(campaign).places)
+    assert not len(unmeasured(campaign).places)
     with pytest.raises(DataError, match="no sample of 'k4'"):
         cost_table(campaign)
 
 
 def test_where_no_kernel_was_measured_nothing_is_told() -> None:
     campaign = msgspec.structs.replace(_campaign(1e-3, 400.0), samples=())
-    assert not len(unreached(campaign).places)
+    assert not len(unmeasured(campaign).places)
 
 
 def test_kernels_of_which_more_is_known_are_left_out() -> None:
-    found = unreached(_campaign(1e-3, 400.0))
+    found = unmeasured(_campaign(1e-3, 400.0))
     assert not len(found.without(np.array([4])).power_w)
     assert len(found.without(np.array([3])).power_w) == 1
 
@@ -147,4 +147,4 @@ def test_powers_are_those_at_auto() -> None:
     slow = Sample(kernel="k0", asked=Clocks(core_mhz=900), time_s=1e-3, energy_j=0.01)
     more = msgspec.structs.replace(campaign, samples=(*campaign.samples, slow))
 
-    assert unreached(more).power_w == pytest.approx(unreached(campaign).power_w)
+    assert unmeasured(more).power_w == pytest.approx(unmeasured(campaign).power_w)

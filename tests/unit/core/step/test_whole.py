@@ -10,7 +10,7 @@ from underclock.core.step.whole import (
     is_only_whole,
     shared_out,
     shares,
-    told_of_passes,
+    whole_step_notes,
 )
 from underclock.errors import DataError
 from underclock.records import (
@@ -199,15 +199,15 @@ class TestSharedOut:
 class TestTold:
     def test_passes_are_told_with_the_time_that_each_takes_more(self) -> None:
         given = samples(ran(), ran(_SLOW, kernel_s=(2.5, 0.5)))
-        whole, passes = told_of_passes(given, shared_out(given, choice(_SLOW)))
+        whole, passes = whole_step_notes(given, shared_out(given, choice(_SLOW)))
 
         assert "energies of kernels are shares by time" in whole
         assert passes.endswith("forward +25.00 %, optimizer -50.00 %")
 
     def test_at_auto_nothing_changes(self) -> None:
         given = samples(ran())
-        assert len(told_of_passes(given, shared_out(given, choice(AUTO)))) == 1
+        assert len(whole_step_notes(given, shared_out(given, choice(AUTO)))) == 1
 
     def test_where_launches_were_not_timed_that_is_told(self) -> None:
-        sentences = told_of_passes(samples(), shared_out(samples(), choice(_SLOW)))
+        sentences = whole_step_notes(samples(), shared_out(samples(), choice(_SLOW)))
         assert "were not timed" in sentences[1]

@@ -20,7 +20,7 @@ from underclock.core.switching import (
     violations,
 )
 from underclock.core.switching.power import launch_costs
-from underclock.physics.mean_power import window_means_w
+from underclock.physics.cap import window_means_w
 
 
 def drawn(seed: int) -> tuple[SequenceProblem, PowerWindows]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
-from underclock.core.tracing.collectives import bytes_of, is_collective, ranks_of
+from underclock.core.tracing.host import bytes_of, is_collective, ranks_of
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import streams

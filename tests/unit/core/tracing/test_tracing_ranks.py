@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from recorded import Recording, read
-from underclock.core.tracing.collectives import bytes_of
-from underclock.core.tracing.lockstep import RankStep, steps_s, with_shares
+from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.profile import activities, stream_waits
-from underclock.core.tracing.streams import streams
+from underclock.core.tracing.streams import RankStep, steps_s, streams, with_shares
 from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recorded import Recording, read
-from underclock.core.tracing.alignment import align, otherwise_captured, paired
+from underclock.core.tracing.captured import align, otherwise_captured, paired
 from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass

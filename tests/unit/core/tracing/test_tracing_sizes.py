@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.core.tracing.names import Pool, pools, without_sizes
 from underclock.core.tracing.recapture import difference, recaptured
-from underclock.core.tracing.sizes import Pool, pools, without_sizes
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass, Step
 from underclock.records.launches import Node, NodeKind, Traced, TracedActivity

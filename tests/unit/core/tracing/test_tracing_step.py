@@ -3,8 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock.core.tracing.kinds import flops_of, kind_of
-from underclock.core.tracing.names import starred
+from underclock.core.tracing.names import flops_of, kind_of, starred
 from underclock.core.tracing.step import launch_groups, nodes_of, traced_step
 from underclock.errors import DataError
 from underclock.records import Kind, Pass

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recorded import Recording, compact, read, write
-from underclock.core.tracing.alignment import align
+from underclock.core.tracing.captured import align
 from underclock.core.tracing.profile import synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.records import Kind, Pass

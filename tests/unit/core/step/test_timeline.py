@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
-from underclock.core.tracing.timeline import StepPeriod, fit_period, launch_at
+from underclock.core.step.following import StepPeriod, fit_period, launch_at
 from underclock.errors import DataError
 
 starts_s = st.floats(-100.0, 100.0)
