@@ -27,8 +27,7 @@ import msgspec
 from small_training import plan
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.records import Plan, Segment
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import AskLine, EndLine

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from underclock.gpus.models import Latency
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel
 from underclock.records.latencies import LatencyTable

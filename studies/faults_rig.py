@@ -12,7 +12,7 @@ from pathlib import Path
 
 from small_training import plan
 from underclock.hw.clock import SystemClock
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import EventLine
 from underclock.runtime.conductor.telemetry import read_log

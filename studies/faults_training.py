@@ -16,7 +16,7 @@ import torch
 
 from small_training import Model, Trains, batches, launches, train_once, training
 from underclock.hw.clock import SystemClock
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.served.control import Control
 from underclock.runtime.trainer.marking import RUN
 

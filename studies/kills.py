@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import settings
 
 from underclock.hw.leased import HELPER
-from underclock.hw.nvml_calls import READ_ONLY
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.zeusd import SOCKET as ZEUSD
 
 # A test that is slow on a loaded machine is not wrong: no example has a deadline.

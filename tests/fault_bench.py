@@ -10,7 +10,7 @@ import torch
 
 from small_training import Model, plan, training
 from underclock.hw.clock import SystemClock
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import AskLine, EventLine, Line
 from underclock.runtime.conductor.telemetry import read_log

@@ -18,10 +18,8 @@ from typing import Any
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
-from underclock.hw.peers import peer_of
 from underclock.hw.settable import SettableNvmlGpu
-from underclock.hw.socket_file import listening
-from underclock.hw.wire import Gone, Reader
+from underclock.hw.wire import Gone, Reader, listening, peer_of
 from underclock.runtime.conductor.leases import Terms
 from underclock.runtime.conductor.owners import LeasePolicy, LeaseRules, Owners
 from underclock.runtime.conductor.process import asked_to_end

@@ -22,13 +22,12 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from underclock.errors import UnderclockError
-from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
+from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer, Ticker
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import Machine, simulated_driver
 from underclock.hw.simulated.served.control import Control
 from underclock.hw.simulated.served.server import Served, served_gpus
-from underclock.hw.ticker import Ticker
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import Domain
 

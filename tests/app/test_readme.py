@@ -21,8 +21,7 @@ import pytest
 from underclock import Kernel, Step
 from underclock.app import main
 from underclock.app.main import cli
-from underclock.hw.nvml_calls import READ_ONLY
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import served_gpus

@@ -13,7 +13,7 @@ import pytest
 from small_training import plan
 from underclock.app import main
 from underclock.hw.clock import SystemClock
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import served_gpus

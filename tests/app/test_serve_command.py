@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from underclock.hw.leased import HELPER
-from underclock.hw.nvml_calls import READ_ONLY
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.testing import served_gpus
 

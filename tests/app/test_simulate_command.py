@@ -12,9 +12,7 @@ import pytest
 
 from underclock.app import main
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.served_simulator import SIMULATOR
-from underclock.hw.simulated.installed import LOCKED_CLOCKS
+from underclock.hw.nvml_calls import LOCKED_CLOCKS, SIMULATOR, nvml_session
 from underclock.records import Clocks, Kernel, Step
 from underclock.store import write_document
 from underclock.testing import Control, served_gpus, simulated_driver

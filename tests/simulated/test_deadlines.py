@@ -11,7 +11,7 @@ from underclock.hw.base import Durations, Progress
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.hw.waiting import LONGEST_STILL_S, WatchedLoop
+from underclock.hw.watching import LONGEST_STILL_S, WatchedLoop
 from underclock.records import Clocks, Evidence, Kernel, Kind, MeasurementSettings
 from underclock.stages.watch import watch
 from underclock.testing import Fault, FaultKind, FaultScript

@@ -16,10 +16,16 @@ from underclock.errors import (
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import READ_ONLY, gpu_count, is_read_only, nvml_session
+from underclock.hw.nvml_calls import (
+    LOCKED_CLOCKS,
+    READ_ONLY,
+    gpu_count,
+    installed,
+    is_read_only,
+    nvml_session,
+)
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.installed import LOCKED_CLOCKS, installed
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Clocks, Kernel, ThrottleReason
 from underclock.records.latencies import Domain

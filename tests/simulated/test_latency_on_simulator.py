@@ -28,7 +28,6 @@ from underclock.hw.simulated.launcher import VirtualClock
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.ticker import TickNoise, VirtualTicker
 from underclock.hw.simulated.work import Neighbour
-from underclock.hw.switchable import SwitchableNvmlGpu
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.records.latencies import Domain, LatencyTable
@@ -54,10 +53,9 @@ def _model(name: str, switching: SwitchingModel = _USUAL) -> GpuModel:
 
 
 def _stand(rig: Rig, seed: int = 0) -> Stand:
-    gpu = SwitchableNvmlGpu()
     return Stand(
-        gpu=gpu,
-        leases=ClockLeases(gpu),
+        gpu=rig.gpu,
+        leases=ClockLeases(rig.gpu),
         ticker=VirtualTicker(rig.device, rig.clock, seed=seed),
         clock=rig.clock,
         random=np.random.default_rng(seed),
@@ -209,7 +207,7 @@ def test_a_program_beside_us_is_noticed_and_no_stall_of_the_core() -> None:
 
 
 def test_changes_before_the_call_returns_count_as_none_and_are_told() -> None:
-    class EagerGpu(SwitchableNvmlGpu):
+    class EagerGpu(NvmlGpu):
         """Its calls return long after the clock changed."""
 
         def lock(self, clocks: Clocks) -> None:
@@ -299,7 +297,7 @@ def test_a_short_slowdown_is_waited_for(at_s: float) -> None:
 
 
 def test_a_core_that_cannot_be_locked_leaves_nothing_to_measure() -> None:
-    class OldGpu(SwitchableNvmlGpu):
+    class OldGpu(NvmlGpu):
         """Older than locks."""
 
         def lock(self, clocks: Clocks) -> None:
@@ -414,7 +412,7 @@ def test_a_gpu_that_stands_still_ticks_not_once(elementwise: Kernel) -> None:
 
 def test_one_clock_can_be_given_back_without_the_other() -> None:
     with simulated_rig(_model("rtx3080ti")) as rig:
-        gpu = SwitchableNvmlGpu()
+        gpu = rig.gpu
         for domain, left in ((Domain.CORE, [(5001, 5001)]), (Domain.MEMORY, [(1050, 1050)])):
             gpu.lock(Clocks(core_mhz=1050, mem_mhz=5001))
             gpu.give_back(domain)

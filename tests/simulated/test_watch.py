@@ -14,8 +14,8 @@ from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.sampler import Entry, Sampler
 from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.watching import Entry, Sampler
 from underclock.records import Evidence, Kernel, Kind, Step
 from underclock.stages.watch import COLUMNS, watch
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver

@@ -14,9 +14,8 @@ from typing import Any
 from underclock import errors
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import check_writable
-from underclock.hw.peers import peer_of
 from underclock.hw.settable import SettableNvmlGpu, Setting, Value
-from underclock.hw.wire import Gone, Message, Reader, send
+from underclock.hw.wire import Gone, Message, Reader, peer_of, send
 
 HELPER = "UNDERCLOCK_HELPER"
 """Names the socket of `underclock serve`."""

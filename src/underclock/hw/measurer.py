@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from underclock.errors import MeasurementError, NotPermittedError, UsageError
 from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress, Reading
-from underclock.hw.clock_watch import ClockWatch
 from underclock.hw.interference import InterferenceCheck
 from underclock.hw.lease import ClockLeases
-from underclock.hw.listed import listed_clocks
-from underclock.hw.waiting import WatchedLoop
+from underclock.hw.nvml import listed_clocks
+from underclock.hw.watching import ClockWatch, WatchedLoop
 from underclock.records import (
     AUTO,
     Clocks,

@@ -11,19 +11,26 @@ from typing import Any
 import pynvml
 
 from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
-from underclock.hw import gpm
+from underclock.hw.base import Gpu
 from underclock.hw.nvml_calls import (
     call,
     gpu_count,
     is_simulated,
     locked_mhz,
-    set_by,
     simulated_read_only,
 )
-from underclock.records import Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
+from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
 from underclock.records.latencies import Domain
 
 _LIMIT_ROUNDING_W = 0.5  # of the power limit, where a driver rounds it
+_PERCENT = 100.0
+_METRICS = {  # NVML's GPM counters, which Hopper and newer have
+    "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "fp32": pynvml.NVML_GPM_METRIC_FP32_UTIL,
+    "dram": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+}
 
 
 class NvmlGpu:
@@ -107,19 +114,35 @@ class NvmlGpu:
         It returns ``None`` where the GPU has none or the driver forbids them.
         """
         try:
-            if not gpm.supported(self._handle):
+            if not pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
                 return lambda: None
-            end = gpm.begin(self._handle)
-        except pynvml.NVMLError:
+            first = self._counters()
+        except pynvml.NVMLError:  # a driver that does not even know the question included
             return lambda: None
 
-        def finish() -> Utilisation | None:
+        def end() -> Utilisation | None:
             try:
-                return end()
+                second = self._counters()
+                try:
+                    return _busy_between(first, second)
+                finally:
+                    pynvml.nvmlGpmSampleFree(second)
             except (pynvml.NVMLError, ValueError):  # refused, or an impossible share
                 return None
+            finally:
+                pynvml.nvmlGpmSampleFree(first)
 
-        return finish
+        return end
+
+    def _counters(self) -> Any:
+        """Return a sample of the GPU's counters, which somebody must free."""
+        sample = pynvml.nvmlGpmSampleAlloc()
+        try:
+            pynvml.nvmlGpmSampleGet(self._handle, sample)
+        except pynvml.NVMLError:
+            pynvml.nvmlGpmSampleFree(sample)
+            raise
+        return sample
 
     def uuid(self) -> str:
         """Return the name under which other libraries know this GPU."""
@@ -152,23 +175,23 @@ class NvmlGpu:
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone."""
         if clocks.core_mhz is not None:
-            mhz = clocks.core_mhz
-            self._set(f"lock the core at {mhz} MHz", pynvml.nvmlDeviceSetGpuLockedClocks, mhz, mhz)
+            write_setting(self._handle, Setting.CORE, clocks.core_mhz)
         if clocks.mem_mhz is not None:
-            mhz = clocks.mem_mhz
-            self._set(
-                f"lock the memory at {mhz} MHz", pynvml.nvmlDeviceSetMemoryLockedClocks, mhz, mhz
-            )
+            write_setting(self._handle, Setting.MEMORY, clocks.mem_mhz)
 
     def unlock(self) -> None:
         """Give every clock back to the driver; harmless when nothing is locked."""
         with self._unlock_hint():
             try:
-                self._set("unlock the core", pynvml.nvmlDeviceResetGpuLockedClocks)
+                self.give_back(Domain.CORE)
             finally:
                 # A GPU whose memory clock cannot be locked has none to give back.
                 with contextlib.suppress(NotSupportedError):
-                    self._set("unlock the memory", pynvml.nvmlDeviceResetMemoryLockedClocks)
+                    self.give_back(Domain.MEMORY)
+
+    def give_back(self, domain: Domain) -> None:
+        """Give one domain's clock back to the driver; harmless when it is not locked."""
+        write_setting(self._handle, Setting(domain.value), None)
 
     def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
         """Return between which clocks one is locked; ``None`` where it is not.
@@ -176,8 +199,7 @@ class NvmlGpu:
         Raises:
             NotSupportedError: A real driver does not tell.
         """
-        kind = pynvml.NVML_CLOCK_SM if domain is Domain.CORE else pynvml.NVML_CLOCK_MEM
-        return locked_mhz(self._handle, kind)
+        return locked_mhz(self._handle, CLOCK_NUMBERS[Setting(domain.value)])
 
     def power_limit_w(self) -> float:
         """Return the power limit that was set, or the default."""
@@ -198,14 +220,9 @@ class NvmlGpu:
             NotAppliedError: The driver accepted it, and has another.
         """
         # The wrapper of the call's second version ignores what it returns; so read it back.
-        limit_mw = round(limit_w * 1e3)
-        self._set(
-            f"set the power limit to {limit_w:g} W",
-            pynvml.nvmlDeviceSetPowerManagementLimit,
-            limit_mw,
-        )
+        write_setting(self._handle, Setting.LIMIT, limit_w)
         found_w = self.power_limit_w()
-        if abs(found_w - limit_mw / 1e3) > _LIMIT_ROUNDING_W:
+        if abs(found_w - round(limit_w, 3)) > _LIMIT_ROUNDING_W:
             raise NotAppliedError(
                 f"the power limit was set to {limit_w:g} W and is {found_w:g} W",
                 hint="another program may set it too, or this GPU rounds it",
@@ -229,6 +246,34 @@ class NvmlGpu:
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return call(f"read the {what}", function, self._handle, *arguments)
 
-    def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
-        """Write to the device: the one gate that read-only mode closes."""
-        set_by(what, function, self._handle, *arguments)
+
+def _busy_between(first: Any, second: Any) -> Utilisation:
+    question = pynvml.c_nvmlGpmMetricsGet_t()
+    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    question.sample1, question.sample2 = first, second
+    question.numMetrics = len(_METRICS)
+    for place, metric in enumerate(_METRICS.values()):
+        question.metrics[place].metricId = metric
+    pynvml.nvmlGpmMetricsGet(question)
+    values = {}
+    for place, name in enumerate(_METRICS):
+        answer = question.metrics[place]
+        if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(answer.nvmlReturn)
+        values[name] = float(answer.value) / _PERCENT
+    return Utilisation(**values)
+
+
+def listed_clocks(gpu: Gpu) -> list[Clocks]:
+    """Return every clock pair that holds on a GPU, slowest memory first, auto last."""
+    every_core = gpu.supported_core_mhz()
+    pairs = []
+    mems = gpu.supported_mem_mhz()
+    # Where there is one memory clock, holding it is what auto does, and often refused.
+    for mem in mems if len(mems) > 1 else ():
+        cores = gpu.supported_core_mhz(mem)
+        pairs += [Clocks(core_mhz=core, mem_mhz=mem) for core in cores]
+        # A memory clock that bounds the core does not hold when the core is left to boost.
+        if cores and cores[-1] == every_core[-1]:
+            pairs.append(Clocks(mem_mhz=mem))
+    return [*pairs, *(Clocks(core_mhz=core) for core in every_core), AUTO]

@@ -1,14 +1,17 @@
-"""Calls to NVML: a session, the gate for writes, and its errors as ours.
+"""Calls to NVML: whose library answers, a session, the gate for writes, and its errors as ours.
 
 It stands on nvidia-ml-py and the standard library alone, so that a process which only has to undo
-something starts at once.
+something starts at once. In the place of NVML's library there may be a simulated driver of this
+process, or one that another process serves.
 """
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -19,11 +22,17 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.served_simulator import served_in_place
-from underclock.hw.simulated.installed import LOCKED_CLOCKS
 
 READ_ONLY = "UNDERCLOCK_READ_ONLY"
+SIMULATOR = "UNDERCLOCK_SIMULATOR"
+"""Names the socket on which simulated GPUs are served to every process that uses this package."""
+LOCKED_CLOCKS = "underclockDeviceGetLockedClocks"
+"""A function that only simulated drivers have: between which clocks a lock holds a clock."""
+MAY_SET = "underclockMaySet"
+"""Another: whether the process may set anything."""
 
+_SYS_ADMIN = 21  # the number of CAP_SYS_ADMIN
+_EVERYBODY = ["0", "0", "4294967295"]  # user numbers as the kernel itself counts them
 _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
         NotPermittedError,
@@ -46,6 +55,70 @@ _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
     pynvml.NVML_ERROR_INVALID_ARGUMENT: (UsageError, "see `underclock doctor` for valid clocks"),
 }
 
+_Driver = TypeVar("_Driver")
+
+
+@contextmanager
+def installed(driver: _Driver) -> Iterator[_Driver]:
+    """Put a driver in the place of NVML's library for every program in this process.
+
+    A program that keeps a session or handles of its own must close them inside the block.
+    """
+    cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001 - nvidia-ml-py's one seam
+    library, functions = pynvml.nvmlLib, dict(cache)
+    sessions = pynvml._nvmlLib_refcount  # noqa: SLF001 - it belongs to the library
+    pynvml.nvmlLib = driver
+    pynvml._nvmlLib_refcount = 0  # noqa: SLF001
+    cache.clear()
+    try:
+        yield driver
+    finally:
+        pynvml.nvmlLib = library
+        pynvml._nvmlLib_refcount = sessions  # noqa: SLF001
+        cache.clear()
+        cache.update(functions)
+
+
+class _ServedInPlace:
+    """Keeps served GPUs in NVML's place while sessions are open, by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions = 0
+        self._taken = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            path = os.environ.get(SIMULATOR, "")
+            if self._sessions == 0 and path and not is_simulated():
+                # Loaded on use: nobody else pays for it.
+                from underclock.hw.simulated.served.client import ServedLibrary  # noqa: PLC0415
+
+                library = ServedLibrary(path)
+                self._taken.callback(library.close)
+                self._taken.enter_context(installed(library))
+            self._sessions += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._sessions -= 1
+            if self._sessions == 0:
+                self._taken.close()
+
+
+_SERVED = _ServedInPlace()  # NVML's place is one for the whole process, as nvidia-ml-py has it
+
+
+def is_simulated() -> bool:
+    """Whether what answers in NVML's place is simulated; inside an `nvml_session`."""
+    return bool(getattr(pynvml.nvmlLib, "simulated", False))
+
+
+def simulated_read_only() -> bool | None:
+    """Return whether this process's simulated driver forbids writes; ``None`` if it has none."""
+    read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
+    return read_only
+
 
 def is_read_only() -> bool:
     """Whether every write to a GPU is forbidden.
@@ -57,15 +130,26 @@ def is_read_only() -> bool:
     return os.environ.get(READ_ONLY, "0") not in {"", "0"} if simulated is None else simulated
 
 
-def simulated_read_only() -> bool | None:
-    """Return whether this process's simulated driver forbids writes; ``None`` if it has none."""
-    read_only: bool | None = getattr(pynvml.nvmlLib, "simulated_read_only", None)
-    return read_only
+def may_set() -> bool:
+    """Return whether the driver would let this process set clocks, found out by reading only.
+
+    NVIDIA's driver asks the kernel for CAP_SYS_ADMIN, outside any user namespace. Root in a
+    container mostly lacks it. What else may stand against it, as a fault, cannot be known without
+    trying. Inside an `nvml_session`.
+    """
+    simulated = getattr(pynvml.nvmlLib, MAY_SET, None)
+    if simulated is not None:
+        return bool(simulated() == pynvml.NVML_SUCCESS)
+    own = Path("/proc/self")
+    return is_admin((own / "status").read_text(), (own / "uid_map").read_text())
 
 
-def is_simulated() -> bool:
-    """Whether what answers in NVML's place is simulated; inside an `nvml_session`."""
-    return bool(getattr(pynvml.nvmlLib, "simulated", False))
+def is_admin(status: str, uid_map: str) -> bool:
+    """Return whether a process has CAP_SYS_ADMIN, by what its ``/proc/PID`` says."""
+    effective = next(
+        (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0"
+    )
+    return bool(int(effective, 16) >> _SYS_ADMIN & 1) and uid_map.split() == _EVERYBODY
 
 
 @contextmanager
@@ -78,7 +162,7 @@ def nvml_session() -> Iterator[None]:
     Raises:
         DeviceError: There is no driver, or it does not answer.
     """
-    with served_in_place():
+    with _SERVED:
         call("start NVML", pynvml.nvmlInit)
         try:
             yield

@@ -1,17 +1,23 @@
-"""What can be set on one GPU and put back: two clock locks, the power limit, persistence mode.
+"""What can be set on one GPU and put back, and what else is in force or computes there.
 
-It stands on nvidia-ml-py and the standard library alone: the process that gives clocks back after
-another one's death imports nothing more.
+Two clock locks, the power limit, persistence mode. It stands on nvidia-ml-py and the standard
+library alone: the process that gives clocks back after another one's death imports nothing more.
 """
 
+import contextlib
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import pynvml
 
-from underclock.errors import NotSupportedError, UnderclockError
+from underclock.errors import DeviceError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import call, locked_mhz, set_by
+
+UNSEEN = -1
+"""Stands for the user of a process that the driver lists and the system does not show."""
+_BITS = 32  # in a word of a mask of profiles
 
 
 class Setting(StrEnum):
@@ -58,7 +64,33 @@ _LOCKS: dict[Setting, tuple[Callable[..., Any], Callable[..., Any]]] = {
         pynvml.nvmlDeviceResetMemoryLockedClocks,
     ),
 }
-_NUMBERS = {Setting.CORE: pynvml.NVML_CLOCK_SM, Setting.MEMORY: pynvml.NVML_CLOCK_MEM}
+CLOCK_NUMBERS = {Setting.CORE: pynvml.NVML_CLOCK_SM, Setting.MEMORY: pynvml.NVML_CLOCK_MEM}
+"""NVML's own numbers of the clocks."""
+
+
+def write_setting(handle: Any, setting: Setting, value: Value) -> None:
+    """Set something on the GPU of a handle; ``None`` gives a clock back to the driver.
+
+    Raises:
+        NotSupportedError: This GPU has no such setting.
+        NotPermittedError: This process may not set it, or read-only mode is on.
+    """
+    if setting in _LOCKS:
+        lock, give_back = _LOCKS[setting]
+        if value is None:
+            set_by(f"unlock the {setting}", give_back, handle)
+            return
+        low, high = value if isinstance(value, tuple) else (int(value), int(value))
+        at = f"{low} MHz" if low == high else f"{low} to {high} MHz"
+        set_by(f"lock the {setting} at {at}", lock, handle, low, high)
+    elif value is None or isinstance(value, tuple):
+        raise ValueError(f"{value} is no {setting}")
+    elif setting is Setting.LIMIT:
+        limit = pynvml.nvmlDeviceSetPowerManagementLimit
+        set_by(f"set the power limit to {value:g} W", limit, handle, round(value * 1e3))
+    else:
+        mode = pynvml.nvmlDeviceSetPersistenceMode
+        set_by("set persistence mode", mode, handle, int(value))
 
 
 class SettableNvmlGpu:
@@ -75,48 +107,60 @@ class SettableNvmlGpu:
 
     def read(self, setting: Setting) -> Value:
         """Return what is set; ``None`` for a clock, whose lock only a simulated driver tells."""
+        limit, mode = (
+            pynvml.nvmlDeviceGetPowerManagementLimit,
+            pynvml.nvmlDeviceGetPersistenceMode,
+        )
         try:
-            if setting in _NUMBERS:
-                return locked_mhz(self._handle, _NUMBERS[setting])
+            if setting in CLOCK_NUMBERS:
+                return locked_mhz(self._handle, CLOCK_NUMBERS[setting])
             if setting is Setting.LIMIT:
-                limit_mw = call(
-                    "read the power limit", pynvml.nvmlDeviceGetPowerManagementLimit, self._handle
-                )
-                return float(limit_mw) / 1e3
-            if setting is Setting.PERSISTENCE:
-                mode = pynvml.nvmlDeviceGetPersistenceMode
-                return float(call("read the persistence mode", mode, self._handle))
+                return float(call("read the power limit", limit, self._handle)) / 1e3
+            return float(call("read the persistence mode", mode, self._handle))
         except NotSupportedError:
-            pass
-        return None
+            return None
 
     def write(self, setting: Setting, value: Value) -> None:
         """Set it; ``None`` gives a clock back to the driver."""
-        if setting in _LOCKS:
-            self._lock(setting, value)
-        elif value is None or isinstance(value, tuple):
-            raise ValueError(f"{value} is no {setting}")
-        elif setting is Setting.LIMIT:
-            self._set(
-                f"set the power limit to {value:g} W",
-                pynvml.nvmlDeviceSetPowerManagementLimit,
-                round(value * 1e3),
-            )
-        else:
-            self._set("set persistence mode", pynvml.nvmlDeviceSetPersistenceMode, int(value))
-
-    def _lock(self, setting: Setting, mhz: Value) -> None:
-        lock, give_back = _LOCKS[setting]
-        if mhz is None:
-            self._set(f"unlock the {setting}", give_back)
-            return
-        low, high = mhz if isinstance(mhz, tuple) else (int(mhz), int(mhz))
-        at = f"{low} MHz" if low == high else f"{low} to {high} MHz"
-        self._set(f"lock the {setting} at {at}", lock, low, high)
-
-    def _set(self, what: str, function: Callable[..., Any], *arguments: object) -> None:
         try:
-            set_by(what, function, self._handle, *arguments)
+            write_setting(self._handle, setting, value)
         except UnderclockError as exc:
             exc.add_note(f"on GPU {self._uuid}")
             raise
+
+
+def enforced_profiles(uuid: str) -> tuple[int, ...]:
+    """Return the numbers of the workload power profiles in force, inside an `nvml_session`.
+
+    These are sets of clocks and limits; none where the GPU or driver has no such thing.
+    """
+    current = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+    try:
+        handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        read = pynvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
+        call("read the workload power profiles", read, handle, current)
+    except (DeviceError, UsageError):  # an old driver, or a GPU without
+        return ()
+    words = current.enforcedProfilesMask.mask
+    return tuple(
+        at * _BITS + bit for at, word in enumerate(words) for bit in range(_BITS) if word >> bit & 1
+    )
+
+
+def computing(uuid: str) -> set[int]:
+    """Return which users compute on a GPU, and `UNSEEN`; inside an `nvml_session`.
+
+    Raises:
+        UnderclockError: The driver does not tell.
+    """
+    handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    running = list(call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
+    with contextlib.suppress(NotSupportedError):  # a driver that lists no clients of MPS apart
+        running += call("list processes", pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
+    users = set()
+    for process in running:
+        try:
+            users.add(Path(f"/proc/{process.pid}").stat().st_uid)
+        except OSError:  # it has just ended, is hidden, or is of another container
+            users.add(UNSEEN)
+    return users

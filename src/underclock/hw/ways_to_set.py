@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from underclock.errors import NotPermittedError, UnderclockError
-from underclock.hw.nvml_calls import READ_ONLY, is_read_only, is_simulated
-from underclock.hw.permission import may_set
+from underclock.hw.nvml_calls import READ_ONLY, is_read_only, is_simulated, may_set
 from underclock.hw.settable import SettableGpu, SettableNvmlGpu
 
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from underclock.errors import UnderclockError, UsageError
-from underclock.hw.listed import listed_clocks
-from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu

@@ -18,9 +18,8 @@ from underclock.hw.cuda.store_line import StoreLine
 from underclock.hw.lockstep import LeadersLeases, LeadingRank
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import is_simulated, nvml_session
+from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
-from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step

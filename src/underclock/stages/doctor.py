@@ -9,8 +9,14 @@ from underclock.errors import DeviceError, NotSupportedError
 from underclock.gpus.catalogue import model_names
 from underclock.gpus.models import GpuModel
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import READ_ONLY, gpu_count, is_read_only, is_simulated, nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import (
+    READ_ONLY,
+    SIMULATOR,
+    gpu_count,
+    is_read_only,
+    is_simulated,
+    nvml_session,
+)
 from underclock.hw.ways_to_set import WayName, ways
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from underclock.errors import UsageError
-from underclock.hw.listed import listed_clocks
-from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import Plan
 from underclock.runtime.undo.saying import say

@@ -20,7 +20,6 @@ from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.ticker import VirtualTicker
-from underclock.hw.switchable import SwitchableNvmlGpu
 from underclock.records import Evidence, Provenance
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.stages.backends import open_rig
@@ -90,10 +89,9 @@ def measure_latency(
     name = parse_gpu(gpu)
     name.need(Capability.SWITCH)
     with open_rig(name, seed=seed) as rig:
-        switchable = SwitchableNvmlGpu()
         stand = Stand(
-            gpu=switchable,
-            leases=ClockLeases(switchable),
+            gpu=rig.gpu,
+            leases=ClockLeases(rig.gpu),
             ticker=VirtualTicker(rig.device, rig.clock, seed=seed),
             clock=rig.clock,
             random=np.random.default_rng([seed, 5]),

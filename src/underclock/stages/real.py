@@ -10,8 +10,7 @@ from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.lockstep import Pace
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import is_read_only
-from underclock.hw.permission import may_set
+from underclock.hw.nvml_calls import is_read_only, may_set
 from underclock.records import Step
 from underclock.stages.script import Script
 from underclock.stages.step_source import StepFile, StepFunction, untraced

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.armed import Undone

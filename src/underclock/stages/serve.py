@@ -9,9 +9,9 @@ from underclock.errors import NotPermittedError, UsageError
 from underclock.hw import nvml_calls as nvml
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.permission import may_set
+from underclock.hw.nvml_calls import may_set
 from underclock.hw.settable import SettableNvmlGpu
-from underclock.hw.socket_file import listening
+from underclock.hw.wire import listening
 from underclock.runtime.conductor.leases import LIMIT_S, Terms
 from underclock.runtime.conductor.owners import Owners, rules_in
 from underclock.runtime.conductor.process import asked_to_end

@@ -21,10 +21,8 @@ from underclock.core.statistics.change_point import (
     tell_apart,
 )
 from underclock.errors import MeasurementError
-from underclock.hw.base import Clock
+from underclock.hw.base import Clock, SwitchableGpu, Ticker
 from underclock.hw.lease import ClockLeases, check_applied
-from underclock.hw.switchable import SwitchableGpu
-from underclock.hw.ticker import Ticker
 from underclock.records import Clocks
 from underclock.records.latencies import Domain, switch_text
 from underclock.units import format_duration, format_mhz

@@ -11,8 +11,7 @@ from typing import Any
 
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.simulated.served.server import served_gpus
 from underclock.records import Plan, Step
 from underclock.stages.backends import open_gpu

@@ -13,8 +13,7 @@ from underclock.campaign.progress import Tally
 from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Launcher
-from underclock.hw.sampler import Entry, Sampler
-from underclock.hw.waiting import WatchedLoop
+from underclock.hw.watching import Entry, Sampler, WatchedLoop
 from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
 from underclock.stages.backends import OpenGpu, open_gpu

@@ -9,8 +9,7 @@ import pytest
 
 from fault_bench import Bench
 from kills import Rig
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.testing import Control, Served, served_gpus
 

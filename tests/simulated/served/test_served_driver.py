@@ -18,13 +18,13 @@ from underclock.hw.base import Clock, Gpu
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import (
     READ_ONLY,
+    SIMULATOR,
     gpu_count,
     is_read_only,
     is_simulated,
+    may_set,
     nvml_session,
 )
-from underclock.hw.permission import may_set
-from underclock.hw.served_simulator import SIMULATOR
 from underclock.hw.simulated.served.client import connected
 from underclock.hw.wire import Reader, send
 from underclock.records import Clocks, Kernel, Step

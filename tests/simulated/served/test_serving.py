@@ -23,13 +23,11 @@ from underclock.errors import DataError, DeviceError, NotPermittedError, UsageEr
 from underclock.hw.clock import SystemClock
 from underclock.hw.leased import HELPER, Helper, HelperGoneError, LeasedGpu, served_by
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import READ_ONLY, nvml_session
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.socket_file import listening
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
-from underclock.hw.wire import Gone, Message, Reader, send
+from underclock.hw.wire import Gone, Message, Reader, listening, send
 from underclock.runtime.conductor.leases import SILENT_S, Terms
 from underclock.runtime.conductor.owners import LeaseRules, Owners
 from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service

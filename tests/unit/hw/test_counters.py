@@ -10,9 +10,9 @@ import pytest
 from underclock.errors import MeasurementError
 from underclock.hw.base import Durations, Progress
 from underclock.hw.clock import SystemClock
-from underclock.hw.clock_watch import ClockWatch
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.watching import ClockWatch
 from underclock.records import (
     AUTO,
     Clocks,

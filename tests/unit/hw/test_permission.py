@@ -5,8 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.permission import is_admin, may_set
+from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
 from underclock.testing import simulated_driver
 
 _EVERYBODY = "         0          0 4294967295\n"

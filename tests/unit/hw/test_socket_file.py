@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import UsageError
-from underclock.hw.peers import Life, peer_of
-from underclock.hw.socket_file import answering, listening
+from underclock.hw.wire import Life, answering, listening, peer_of
 
 
 def _connect(path: Path) -> socket.socket:

@@ -17,8 +17,7 @@ from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import READ_ONLY, nvml_session
-from underclock.hw.permission import may_set
+from underclock.hw.nvml_calls import READ_ONLY, may_set, nvml_session
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
 from underclock.records.launches import Traced
 from underclock.stages.backends import default_measuring, open_measurer

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pynvml
 
+from underclock.hw.nvml_calls import LOCKED_CLOCKS
 from underclock.hw.simulated.boards import board_of
 from underclock.hw.simulated.cinterface import (
     INVALID_ARGUMENT,
@@ -19,7 +20,6 @@ from underclock.hw.simulated.cinterface import (
     put,
 )
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.installed import LOCKED_CLOCKS
 from underclock.hw.simulated.locks import snap
 
 _QUICK_CALL_S = 1e-6

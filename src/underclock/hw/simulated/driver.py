@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pynvml
 
+from underclock.hw.nvml_calls import MAY_SET
 from underclock.hw.simulated import calls_gpm, calls_inventory, calls_read, calls_write
 from underclock.hw.simulated.calls_inventory import bus_of, uuid_of
 from underclock.hw.simulated.cinterface import (
@@ -26,7 +27,6 @@ from underclock.hw.simulated.cinterface import (
     put_text,
 )
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.installed import MAY_SET
 from underclock.hw.simulated.launcher import VirtualClock
 
 _UNINITIALIZED = int(pynvml.NVML_ERROR_UNINITIALIZED)

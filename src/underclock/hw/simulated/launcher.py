@@ -10,7 +10,7 @@ from underclock.hw.base import Clock, Durations, Loop, Progress
 from underclock.hw.rounds import Round, Turn
 from underclock.hw.simulated.company import companion, idling
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.waiting import WatchedLoop
+from underclock.hw.watching import WatchedLoop
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import duration_s
 from underclock.records import Clocks, Kernel, Kind, Mix

@@ -8,11 +8,10 @@ from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.hw.base import Loop
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.nvml_calls import installed, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.faults import FaultScript
-from underclock.hw.simulated.installed import installed
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
 from underclock.hw.simulated.work import Neighbour
 from underclock.records import Kernel

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from underclock.errors import NotPermittedError, UnderclockError, UsageError
-from underclock.hw.peers import UNSEEN, computing
+from underclock.hw.settable import UNSEEN, computing
 from underclock.runtime.undo.ownership import read_trusted
 
 RULES = Path("/etc/underclock/serve.toml")

@@ -21,9 +21,8 @@ from typing import Annotated
 import msgspec
 
 from underclock.errors import DeviceError, UnderclockError, UsageError
-from underclock.hw.peers import Life, peer_of
 from underclock.hw.settable import SettableGpu, Setting
-from underclock.hw.wire import Gone, Message, Unpacker, framed
+from underclock.hw.wire import Gone, Life, Message, Unpacker, framed, peer_of
 from underclock.runtime.conductor.leases import SILENT_S, Client, Leases, Terms
 from underclock.runtime.undo.ownership import OwnedError
 

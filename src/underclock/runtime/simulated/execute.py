@@ -16,7 +16,7 @@ from underclock.gpus.models import Latency
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.rig import Rig
-from underclock.hw.waiting import WatchedLoop
+from underclock.hw.watching import WatchedLoop
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import LatencyTable, changed
 from underclock.runtime.machine.machine import Machine

@@ -6,7 +6,7 @@ Nothing is asked of them, and nothing is set to find out.
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from underclock.hw.power_profiles import enforced_profiles
+from underclock.hw.settable import enforced_profiles
 from underclock.runtime.undo.ownership import OwnedError
 
 _RUN, _PROC = Path("/run"), Path("/proc")

@@ -9,7 +9,7 @@ import pytest
 from underclock.errors import NotPermittedError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.peers import UNSEEN, computing
+from underclock.hw.settable import UNSEEN, computing
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.runtime.conductor.owners import LeasePolicy, LeaseRules, Owners, rules_in

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.power_profiles import enforced_profiles
+from underclock.hw.settable import enforced_profiles
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.runtime.undo.others import notes_on_others, refuse_beside_others
 from underclock.runtime.undo.ownership import OwnedError

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 
 from underclock.errors import DeviceError
-from underclock.hw.served_simulator import SIMULATOR
+from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.served.ctypes_json import packed, write_back
 from underclock.hw.wire import Gone, Message, Reader, send
 

@@ -22,7 +22,6 @@ from underclock.errors import DeviceError, UnderclockError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
 from underclock.hw.clock import SystemClock
-from underclock.hw.peers import Life, peer_of
 from underclock.hw.simulated import calls_write
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
@@ -32,8 +31,7 @@ from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
 from underclock.hw.simulated.served.paced import PacedClock
 from underclock.hw.simulated.served.stream_requests import StreamRequests
 from underclock.hw.simulated.served.streams import StreamLoop
-from underclock.hw.socket_file import answering
-from underclock.hw.wire import Gone, Message, Reader, send
+from underclock.hw.wire import Gone, Life, Message, Reader, answering, peer_of, send
 from underclock.records import Step
 
 _LOOK_S = 0.02  # a busy GPU is let catch up at least so often

@@ -1,0 +1,181 @@
+"""Watching a GPU at work: its clocks all through a window, a log of them, launches that get on.
+
+Nothing is set.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from underclock.errors import MeasurementError
+from underclock.hw.base import Clock, Gpu, Loop, Progress
+from underclock.records import ThrottleReason
+
+LONGEST_STILL_S = 120.0
+"""No launch takes longer: of steps seen, the longest took some seconds."""
+_EVERY_S = 0.0093  # no divisor of the power loop's tick (20 ms) or of the counter's (100 ms)
+_MOST = 1024  # readings; of a longer window every second one is dropped, and half as many follow
+_TELL_S = 0.5  # telling takes time that readings need
+_EARLY_S = 1e-6  # a reading this early is on time
+
+
+class WatchedLoop:
+    """A running loop that must get on.
+
+    Args:
+        loop: The loop.
+        clock: Its GPU's time.
+        doing: What is waited for, as it ends "no launch ended in 120 s while …".
+    """
+
+    def __init__(self, loop: Loop, clock: Clock, doing: str) -> None:
+        self._loop, self._clock, self._doing = loop, clock, doing
+        self._ended = (0, 0.0)
+        self._since_s = clock.now_s()
+
+    def progress(self) -> Progress:
+        """Return how far it is.
+
+        Raises:
+            MeasurementError: No launch ended for too long.
+            DeviceError: A launch failed.
+        """
+        progress, now_s = self._loop.progress(), self._clock.now_s()
+        ended = (progress.launches, progress.work)
+        if ended > self._ended:
+            self._ended, self._since_s = ended, now_s
+        elif now_s - self._since_s > LONGEST_STILL_S:
+            raise MeasurementError(
+                f"no launch ended in {now_s - self._since_s:.0f} s while {self._doing}",
+                hint="the GPU hangs or was lost for a while: look at it with `nvidia-smi`, then "
+                "run the same command again",
+            )
+        return progress
+
+
+class ClockWatch:
+    """A clock that reads the GPU's core clock while it sleeps, and never in between.
+
+    So what is read one call after the other, as a counter's step, is not disturbed.
+
+    Args:
+        gpu: Which one.
+        clock: Its time.
+    """
+
+    def __init__(self, gpu: Gpu, clock: Clock) -> None:
+        self._gpu = gpu
+        self._clock = clock
+        self._every_s = _EVERY_S
+        self._next_s = -math.inf
+        self._seen_mhz: list[int] = []
+
+    @property
+    def core_mhz(self) -> float | None:
+        """Mean of the readings; ``None`` where there are none."""
+        return statistics.fmean(self._seen_mhz) if self._seen_mhz else None
+
+    @property
+    def spread_mhz(self) -> float | None:
+        """Standard deviation of the readings; ``None`` where there are none."""
+        return statistics.pstdev(self._seen_mhz) if self._seen_mhz else None
+
+    def now_s(self) -> float:
+        """Return the clock's time."""
+        return self._clock.now_s()
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Sleep; every now and then read the core clock."""
+        clock = self._clock
+        end_s = clock.now_s() + duration_s
+        while True:
+            if clock.now_s() >= self._next_s - _EARLY_S:
+                self._next_s = clock.now_s() + self._every_s
+                core_mhz = self._gpu.observed().core_mhz
+                if core_mhz is not None:
+                    self._seen_mhz.append(core_mhz)
+                if len(self._seen_mhz) == _MOST:
+                    self._seen_mhz, self._every_s = self._seen_mhz[::2], 2.0 * self._every_s
+            now_s = clock.now_s()
+            if now_s >= end_s:
+                return
+            clock.sleep_s(min(end_s, max(self._next_s, now_s)) - now_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One reading.
+
+    Attributes:
+        at_s: Since the log began.
+        core_mhz: Running core clock; ``None`` where it cannot be read.
+        mem_mhz: Running memory clock; ``None`` where it cannot be read.
+        power_w: The driver's idea of power, averaged as it likes.
+        throttle_reasons: Why the clocks are what they are.
+        steps: Finished by then; ``None`` where nothing is launched.
+    """
+
+    at_s: float
+    core_mhz: int | None
+    mem_mhz: int | None
+    power_w: float
+    throttle_reasons: ThrottleReason
+    steps: int | None = None
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Reads a GPU at an even rate.
+
+    Attributes:
+        gpu: What to read.
+        clock: Its time.
+        rate_hz: Readings a second.
+        steps: Says how many steps are finished; ``None`` where nothing is launched.
+        tell: Told now and then of the entries there are, and for how long they were read.
+    """
+
+    gpu: Gpu
+    clock: Clock
+    rate_hz: float = 1000.0
+    steps: Callable[[], int] | None = None
+    tell: Callable[[int, float], None] = lambda _entries, _at_s: None
+    entries: list[Entry] = field(default_factory=list)
+
+    def run(self, duration_s: float) -> tuple[Entry, ...]:
+        """Read for a while; a reading that comes late delays none after it.
+
+        Args:
+            duration_s: How long.
+
+        Raises:
+            DeviceError: The GPU does not answer.
+        """
+        begun_s = self.clock.now_s()
+        period_s = 1.0 / self.rate_hz
+        due, tell_s = 0, 0.0
+        while True:
+            at_s = self.clock.now_s() - begun_s
+            if at_s >= duration_s:
+                return tuple(self.entries)
+            if at_s >= tell_s:
+                tell_s = at_s + _TELL_S
+                self.tell(len(self.entries), at_s)
+            early_s = due * period_s - at_s
+            if early_s > _EARLY_S:
+                self.clock.sleep_s(early_s)
+                continue
+            self.entries.append(self._read(at_s))
+            due = int((at_s + _EARLY_S) / period_s) + 1
+
+    def _read(self, at_s: float) -> Entry:
+        seen = self.gpu.observed()
+        return Entry(
+            at_s=at_s,
+            core_mhz=seen.core_mhz,
+            mem_mhz=seen.mem_mhz,
+            power_w=self.gpu.power_w(),
+            throttle_reasons=self.gpu.throttle_reasons(),
+            steps=self.steps() if self.steps else None,
+        )
