@@ -31,13 +31,13 @@ from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.records import Plan, Segment
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import AskLine, EndLine
-from underclock.runtime.conductor.looking import wake_on_time
+from underclock.runtime.conductor.log import read_log
+from underclock.runtime.conductor.polling import wake_on_time
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.conductor.starting import Conducting
-from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.places import MarkedStep, Place
+from underclock.runtime.trainer.sites import MarkedStep, MarkSite
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 LAUNCHES, MARKS, CHANGES = 310, 31, 16
@@ -64,8 +64,8 @@ def planned() -> tuple[Plan, MarkedStep]:
     )
     kernel = msgspec.structs.replace(made.runs[0], count=LAUNCHES)
     choice = msgspec.structs.replace(made.kernels[kernel.name], auto_time_s=STEP_S)
-    places = tuple(
-        Place(launch=at * LAUNCHES // MARKS, event="enter", path="", occurrence=at, total=MARKS)
+    sites = tuple(
+        MarkSite(launch=at * LAUNCHES // MARKS, event="enter", path="", occurrence=at, total=MARKS)
         for at in range(MARKS)
     )
     whole = msgspec.structs.replace(
@@ -76,7 +76,7 @@ def planned() -> tuple[Plan, MarkedStep]:
         modules=("first",) * LAUNCHES,
         schedule=schedule,
     )
-    return whole, MarkedStep(places=places, unmarked=(), digest="00" * 32)
+    return whole, MarkedStep(sites=sites, unmarked=(), digest="00" * 32)
 
 
 def mark(path: str, steps: int, seed: int) -> None:

@@ -26,16 +26,15 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.conductor.gauges import Climbs, Gauge
-from underclock.runtime.conductor.telemetry import Shown
+from underclock.runtime.conductor.log import Shown
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmDifference, ArmName, Arms
-from underclock.runtime.simulated.execute import Scheduled
-from underclock.runtime.simulated.virtual import Driven, StepLengths
+from underclock.runtime.simulated import Driven, Scheduled, StepLengths
 from underclock.runtime.trainer import page as pages
-from underclock.runtime.trainer.counting import Counting
 from underclock.runtime.trainer.marking import RUN
+from underclock.runtime.trainer.marks import Counting
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.served_stream import ServedStream
+from underclock.runtime.trainer.streams import ServedStream
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.testing import served_gpus
 

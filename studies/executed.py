@@ -34,8 +34,8 @@ from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.execute import Scheduled
-from underclock.runtime.simulated.execute import execute as conduct
+from underclock.runtime.simulated import Scheduled
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
 from underclock.store import read_samples

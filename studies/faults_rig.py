@@ -15,10 +15,10 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import EventLine
-from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.conductor.log import read_log
+from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.runtime.undo.processes import Process
-from underclock.runtime.undo.restore import left_behind
 from underclock.store import write_document
 from underclock.testing import Control
 

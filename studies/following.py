@@ -30,8 +30,7 @@ from underclock.gpus.models import Latency, SwitchingModel
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.execute import Executed, Scheduled, execute
-from underclock.runtime.simulated.virtual import StepLengths
+from underclock.runtime.simulated import Executed, Scheduled, StepLengths, execute
 from underclock.stages.plan import plan
 from underclock.stages.switching import Switching
 

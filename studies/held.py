@@ -43,8 +43,7 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.conductor.summary import last_run, summary_of
-from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.conductor.log import last_run, read_log, summary_of
 from underclock.stages.applied import applied
 from underclock.stages.how_to_run import HowToRun
 

@@ -37,9 +37,9 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.runtime.undo.processes import Process
-from underclock.runtime.undo.restore import left_behind
 
 WITHIN_S = 8.0
 LOOK_S = 1e-3
@@ -149,7 +149,7 @@ class Rig:
     def start_again(self) -> bool:
         """Start the next run, which changes nothing; return whether all is as found then."""
         conducting = Conducting.start(
-            [self.uuid], work="underclock.runtime.conductor.hold:begin", options={}
+            [self.uuid], work="underclock.runtime.conductor.process:hold", options={}
         )
         conducting.armed()
         conducting.end()

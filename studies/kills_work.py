@@ -11,9 +11,8 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.conductor.starting import Conducting
-from underclock.runtime.undo.armed import Armed
+from underclock.runtime.undo.armed import Armed, restore_left
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.restore import restore_left
 
 PERIOD_S = 2e-3
 _CHANGES: tuple[tuple[Setting, Value], ...] = (

@@ -20,8 +20,7 @@ from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.streams import RankStep, steps_s, streams
 from underclock.records import Pass
 from underclock.records.launches import TracedActivity
-from underclock.runtime.conductor.summary import last_run, summary_of
-from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.conductor.log import last_run, read_log, summary_of
 
 _RANKS, _MS = 2, 1e3
 _NAMES = {

@@ -13,9 +13,9 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import AskLine, EventLine, Line
-from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.conductor.log import read_log
+from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import named_in
-from underclock.runtime.undo.restore import left_behind
 from underclock.stages.applied import applied
 from underclock.stages.how_to_run import HowToRun
 from underclock.testing import Control

@@ -20,8 +20,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.wire import Gone, Reader, listening, peer_of
-from underclock.runtime.conductor.leases import Terms
-from underclock.runtime.conductor.owners import LeasePolicy, LeaseRules, Owners
+from underclock.runtime.conductor.leases import LeasePolicy, LeaseRules, Owners, Terms
 from underclock.runtime.conductor.process import asked_to_end
 from underclock.runtime.conductor.serving import Service
 

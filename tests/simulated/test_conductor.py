@@ -24,9 +24,8 @@ from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.records.observed import Execution
-from underclock.runtime.simulated.execute import Executed, Scheduled
-from underclock.runtime.simulated.execute import execute as conduct
-from underclock.runtime.simulated.virtual import StepLengths
+from underclock.runtime.simulated import Executed, Scheduled, StepLengths
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.execute import OFF_S, execute
 from underclock.testing import Fault, FaultKind, FaultScript
 

@@ -42,8 +42,8 @@ from underclock.records import (
 )
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.report import validation_table
-from underclock.runtime.simulated.execute import Executed, Scheduled, ScheduledLauncher
-from underclock.runtime.simulated.execute import execute as conduct
+from underclock.runtime.simulated import Executed, Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.execute import execute
 from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.report import write_report

@@ -12,12 +12,12 @@ from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.armed import restore_left
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.restore import restore_left
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import as_plan, check_clocks, check_to_hold
 
-_WORK = "underclock.runtime.conductor.hold:begin"
+_WORK = "underclock.runtime.conductor.process:hold"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 

@@ -23,7 +23,7 @@ from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
-from underclock.runtime.simulated.execute import Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.stages.ranks import rank_of
 from underclock.stages.real import algorithm_notes, held_launcher, may_lock, real_notes

@@ -8,8 +8,8 @@ from underclock.hw.base import Capability
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Execution
-from underclock.runtime.simulated.execute import Scheduled
-from underclock.runtime.simulated.execute import execute as conduct
+from underclock.runtime.simulated import Scheduled
+from underclock.runtime.simulated import execute as conduct
 from underclock.stages.backends import open_rig
 from underclock.stages.gpu_names import parse_gpu
 

@@ -17,20 +17,17 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.runs import Line, RunSummary
 from underclock.report.closing import closing_line
-from underclock.runtime.conductor.hearing import can_be_read
-from underclock.runtime.conductor.live import live_line
+from underclock.runtime.conductor.log import last_run, live_line, read_log, summary_of
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run
-from underclock.runtime.conductor.starting import LOOK_S, Conducting
-from underclock.runtime.conductor.summary import last_run, summary_of
-from underclock.runtime.conductor.telemetry import read_log
+from underclock.runtime.conductor.starting import LOOK_S, Conducting, can_be_read
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
-from underclock.runtime.trainer.places import MarkedStep, marked
+from underclock.runtime.trainer.sites import MarkedStep, marked
+from underclock.runtime.undo.armed import left_behind, restore_left
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.restore import left_behind, restore_left
 from underclock.stages.how_to_run import HowToRun, checked_gpus, guard_window
 
 if TYPE_CHECKING:

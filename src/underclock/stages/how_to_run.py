@@ -9,7 +9,7 @@ from underclock.errors import UsageError
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.records import Plan
-from underclock.runtime.undo.saying import say
+from underclock.runtime.undo.processes import say
 from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.sources import check_clocks, check_to_hold
 

@@ -7,8 +7,7 @@ from underclock.errors import DataError
 from underclock.records import Plan, Validation
 from underclock.report import page
 from underclock.report.run_page import run_page
-from underclock.runtime.conductor.summary import last_run, summary_of
-from underclock.runtime.conductor.telemetry import is_log, read_log
+from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
 from underclock.store import check_output, is_samples, kind_of, read_document, write_text
 
 _OTHERS: Final = {

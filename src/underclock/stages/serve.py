@@ -12,12 +12,11 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import may_set
 from underclock.hw.settable import SettableNvmlGpu
 from underclock.hw.wire import listening
-from underclock.runtime.conductor.leases import LIMIT_S, Terms
-from underclock.runtime.conductor.owners import Owners, rules_in
+from underclock.runtime.conductor.leases import LIMIT_S, Owners, Terms, rules_in
 from underclock.runtime.conductor.process import asked_to_end
 from underclock.runtime.conductor.serving import Service
+from underclock.runtime.undo.armed import left_behind, restore
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.runtime.undo.restore import left_behind, restore
 
 _OWNER, _GROUP = 0o600, 0o660
 

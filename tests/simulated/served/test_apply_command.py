@@ -22,9 +22,8 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
-from underclock.runtime.undo.armed import arm
+from underclock.runtime.undo.armed import arm, left_behind
 from underclock.runtime.undo.processes import Process
-from underclock.runtime.undo.restore import left_behind
 from underclock.stages.apply import holding
 from underclock.store import write_document
 from underclock.testing import Control

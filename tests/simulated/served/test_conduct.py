@@ -16,13 +16,12 @@ from kills import Rig
 from underclock.errors import DataError, DeviceError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.runtime.conductor.hold import begin as begin_hold
 from underclock.runtime.conductor.process import Work, WorkDone, conduct
+from underclock.runtime.conductor.process import hold as begin_hold
 from underclock.runtime.undo.armed import Armed, arm
-from underclock.runtime.undo.beats import BEAT, WATCHED
 from underclock.runtime.undo.ownership import OwnedError, Ownership
 from underclock.runtime.undo.watcher import ConductorGone, Watcher
-from underclock.runtime.undo.watching import Watching
+from underclock.runtime.undo.watching import BEAT, WATCHED, Watching
 from underclock.testing import Control
 
 

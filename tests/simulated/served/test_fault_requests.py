@@ -13,7 +13,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.served.fault_requests import FAULT_NAMES
 from underclock.records import Clocks, Kernel, Step, ThrottleReason
 from underclock.records.latencies import Domain
-from underclock.runtime.trainer.served_stream import ServedStream
+from underclock.runtime.trainer.streams import ServedStream
 from underclock.store import write_document
 from underclock.testing import Control, Served
 

@@ -14,8 +14,7 @@ from small_training import plan
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.runtime.undo.armed import arm
-from underclock.runtime.undo.restore import left_behind
+from underclock.runtime.undo.armed import arm, left_behind
 from underclock.stages.doctor import examine
 from underclock.stages.held_run import Ran
 from underclock.stages.how_to_run import HowToRun

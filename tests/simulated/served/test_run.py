@@ -19,8 +19,8 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import StepLine
+from underclock.runtime.conductor.log import read_log
 from underclock.runtime.conductor.run_files import Run, tidy
-from underclock.runtime.conductor.telemetry import read_log
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.stages.applied import applied, lightning_callback, transformers_callback
@@ -391,7 +391,7 @@ def test_nothing_is_held_inside_of_a_run_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
-    from underclock.runtime.trainer.places import marked
+    from underclock.runtime.trainer.sites import marked
 
     run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=True)
     page = Path(run_.gpus[0].page)
@@ -406,7 +406,7 @@ def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
 
 @as_root
 def test_pages_lie_where_nobody_can_foresee_and_others_folders_stay_theirs(folder: Path) -> None:
-    from underclock.runtime.trainer.places import marked
+    from underclock.runtime.trainer.sites import marked
 
     runs = [Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=False) for _ in "12"]
     places = [Path(each.gpus[0].page).parent for each in runs]
@@ -424,7 +424,7 @@ def test_pages_lie_where_nobody_can_foresee_and_others_folders_stay_theirs(folde
 
 
 def test_only_its_owner_may_write_the_files_of_a_run(folder: Path) -> None:
-    from underclock.runtime.trainer.places import marked
+    from underclock.runtime.trainer.sites import marked
 
     run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated=False)
 

@@ -28,8 +28,7 @@ from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.wire import Gone, Message, Reader, listening, send
-from underclock.runtime.conductor.leases import SILENT_S, Terms
-from underclock.runtime.conductor.owners import LeaseRules, Owners
+from underclock.runtime.conductor.leases import SILENT_S, LeaseRules, Owners, Terms
 from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
 from underclock.stages.serve import serve
@@ -619,7 +618,7 @@ from underclock.runtime.conductor.starting import Conducting
 with nvml_session():
     uuid = NvmlGpu().uuid()
 options = {uuid: {"core": 900.0, "limit": 300.0}}
-work = "underclock.runtime.conductor.hold:begin"
+work = "underclock.runtime.conductor.process:hold"
 conductor = Conducting.start([uuid], work=work, options=options)
 conductor.armed()
 print("armed", flush=True)

@@ -17,7 +17,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Clocks, Kernel, Step
-from underclock.runtime.trainer.served_stream import ServedStream
+from underclock.runtime.trainer.streams import ServedStream
 from underclock.store import write_document
 from underclock.testing import Control, Served, served_gpus
 
@@ -140,7 +140,7 @@ def test_what_a_dead_process_put_there_never_runs(
 ) -> None:
     program = f"""
 import os, signal
-from underclock.runtime.trainer.served_stream import ServedStream
+from underclock.runtime.trainer.streams import ServedStream
 stream = ServedStream.connect({str(bench.socket)!r}, step={str(bench.file)!r},
                               page={str(bench.page)!r})
 for _ in range(200):
@@ -265,7 +265,7 @@ def test_a_child_that_was_forked_off_keeps_nothing_alive(
 ) -> None:
     program = f"""
 import os, signal
-from underclock.runtime.trainer.served_stream import ServedStream
+from underclock.runtime.trainer.streams import ServedStream
 stream = ServedStream.connect({str(bench.socket)!r}, step={str(bench.file)!r},
                               page={str(bench.page)!r})
 stream.work(0, 4)

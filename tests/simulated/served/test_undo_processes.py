@@ -17,13 +17,13 @@ from underclock.errors import DeviceError, NotPermittedError, UnderclockError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import OwnedError
 from underclock.runtime.undo.processes import Process
-from underclock.runtime.undo.restore import left_behind
 from underclock.testing import Control, Served
 
 Comes = Callable[[Callable[[], bool]], None]
-HOLD = "underclock.runtime.conductor.hold:begin"
+HOLD = "underclock.runtime.conductor.process:hold"
 
 
 @pytest.fixture

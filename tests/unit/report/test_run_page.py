@@ -18,7 +18,7 @@ from underclock.records.runs import (
 from underclock.report.closing import closing_line
 from underclock.report.run import run_table
 from underclock.report.run_page import charts, run_page
-from underclock.runtime.conductor.summary import last_run, summary_of
+from underclock.runtime.conductor.log import last_run, summary_of
 
 RUN = RunLine(
     evidence=Evidence.SIMULATED,

@@ -13,7 +13,7 @@ from underclock.core.tracing.names import flops_of
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.records import Kind, Step
 from underclock.records.launches import module_calls
-from underclock.runtime.trainer.places import places_of
+from underclock.runtime.trainer.sites import sites_of
 from underclock.stages.load_step import load_step
 from underclock.stages.trace import trace
 from underclock.store import read_document
@@ -110,7 +110,7 @@ def test_a_script_and_its_function_are_one_step_whose_modules_can_be_marked(
     assert module_calls(of_script.modules[3]) is not None
     paths = {
         place.path
-        for place in places_of(
+        for place in sites_of(
             of_script.modules, [of_script.kernels[index].pass_ for index in of_script.order]
         )
     }

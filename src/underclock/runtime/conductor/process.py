@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, Protocol
 
 from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableGpu
+from underclock.hw.settable import SettableGpu, Setting
 from underclock.hw.ways_to_set import settable_gpu
-from underclock.runtime.undo.armed import Armed, Undone, arm
-from underclock.runtime.undo.others import notes_on_others, refuse_beside_others
+from underclock.runtime.undo.armed import Armed, Undone, arm, notes_on_others, refuse_beside_others
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.runtime.undo.watching import Watching
@@ -237,3 +236,27 @@ def order_of(text: str) -> Order:
         work=given["work"],
         options=given["options"],
     )
+
+
+class Hold:
+    """Nothing to do between the first setting and the undo."""
+
+    def next_s(self) -> float:
+        """Never."""
+        return math.inf
+
+    def wake(self, now_s: float) -> None:
+        """Nothing is ever due."""
+
+
+def hold(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Hold:
+    """Set what the options ask for.
+
+    Args:
+        gpus: By UUID.
+        options: Values by setting, by UUID.
+    """
+    for uuid, values in options.items():
+        for name, value in values.items():
+            gpus[uuid].set(Setting(name), value)
+    return Hold()

@@ -17,7 +17,7 @@ from underclock.records import Plan
 from underclock.records.common import Record
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.places import MarkedStep, Place
+from underclock.runtime.trainer.sites import MarkedStep, MarkSite
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.store import read_document, write_document
@@ -48,8 +48,8 @@ class RunFile(Record, frozen=True, kw_only=True):
 
     Attributes:
         version: Of the pages.
-        digest: Of the plan and its places.
-        places: As `Place` has them, in its order of fields but the launch.
+        digest: Of the plan and its mark sites.
+        places: As `MarkSite` has them, in its order of fields but the launch.
         gpus: By local rank.
     """
 
@@ -184,10 +184,10 @@ def _run_file(marked: MarkedStep, gpus: tuple[RunGpu, ...]) -> RunFile:
     return RunFile(
         version=pages.VERSION,
         digest=marked.digest,
-        places=tuple(_told(place) for place in marked.places),
+        places=tuple(_told(site) for site in marked.sites),
         gpus=gpus,
     )
 
 
-def _told(place: Place) -> tuple[str, str, int, int]:
-    return place.event, place.path, place.occurrence, place.total
+def _told(site: MarkSite) -> tuple[str, str, int, int]:
+    return site.event, site.path, site.occurrence, site.total

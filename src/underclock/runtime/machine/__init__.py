@@ -1,9 +1,8 @@
 """What to ask of the clocks next, from marks that a step passes: pure, without a clock of its own.
 
 * `timetable`: a plan's schedule as changes at launches
-* `position`: where the step is, by `intervals` usual between marks and `stalls` that are expected
-* `line`: one clock, change after change; `lines`: which change comes next, of either clock
-* `latency`: what changes take, believed and seen
-* `locks`: what became of a lock; `readings`: what the driver shows, compared with locks
+* `position`: where the step is, by `intervals` usual between marks
+* `clock_domains`: which change comes next, of either clock, and what changes take
+* `locks`: what became of a lock, by what the driver shows
 * `steps`: what the machine says; `machine`: all of it together
 """

@@ -13,11 +13,9 @@ import math
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
-from underclock.runtime.machine.latency import Latencies
-from underclock.runtime.machine.lines import Lines
-from underclock.runtime.machine.locks import SLOWDOWNS, Lock, why
+from underclock.runtime.machine.clock_domains import ClockDomains, Latencies
+from underclock.runtime.machine.locks import SLOWDOWNS, Lock, Readings, why
 from underclock.runtime.machine.position import Position, Seen
-from underclock.runtime.machine.readings import Readings
 from underclock.runtime.machine.steps import Ask, PassedStep, RunningStep, State
 from underclock.runtime.machine.timetable import Timetable
 
@@ -56,7 +54,7 @@ class Machine:
         self._low_mhz = low_mhz
         self._pending: Ask | None = None
         self._back_s: dict[Domain, float] = {}  # when a refused clock is given back; inf: it was
-        self._lines = self._lines_of(timetable)
+        self._domains = self._domains_of(timetable)
         self._said: set[tuple[object, ...]] = set()
         self._passed: list[PassedStep] = []
         self._sensible = 0
@@ -72,7 +70,7 @@ class Machine:
             self._readings.begin_anew()
         if timetable is not None and timetable != self.timetable:
             _check_same(timetable, self.timetable)
-            self.timetable, self._lines = timetable, self._lines_of(timetable)
+            self.timetable, self._domains = timetable, self._domains_of(timetable)
             self.position.learn_anew()
             if self.state is State.FOLLOWING:
                 self._enter(State.FOLLOWING)
@@ -104,7 +102,7 @@ class Machine:
             return
         if steps is not None and position.counts is None and position.mark is not None:
             self._say_once(_UNCOUNTED, at_s, _UNCOUNTED)
-        self._lines.moved()
+        self._domains.moved()
         if seen is Seen.IMPOSSIBLE:
             self._lose(at_s)
             return
@@ -115,7 +113,7 @@ class Machine:
             self._tell_of_stall(at_s, at_s - before_s, "stood")
             self._enter(State.FOLLOWING)
         if self.state is State.FOLLOWING and position.before is not None:
-            self._step.outcomes += self._lines.passes()
+            self._step.outcomes += self._domains.passes()
         if seen is Seen.STEP:
             self._end_step(position.step_began_s)
 
@@ -125,14 +123,14 @@ class Machine:
         if self._pending is not None:
             return math.inf
         if self.state is State.FOLLOWING and not self._back_s:  # nearly always, and asked for often
-            return min(self._lines.next_s(), self._still_s())
+            return min(self._domains.next_s(), self._still_s())
         back_s = min(self._back_s.values(), default=math.inf)
         wanted = self._wanted()
         if wanted is not None:
             return back_s if self._differing(wanted) is None else -math.inf
         if self.state is State.WAITING:
             return back_s
-        return min(self._lines.next_s(), self._still_s(), back_s)
+        return min(self._domains.next_s(), self._still_s(), back_s)
 
     def ask(self, now_s: float) -> Ask | None:
         """Return what to call the setter with now; ``None`` where there is nothing.
@@ -152,7 +150,9 @@ class Machine:
         elif self.state is State.WAITING:
             ask = None
         else:
-            ask = self._lines.next_change(now_s, self.locks)
+            ask = self._domains.next_change(
+                now_s, {domain: lock.mhz for domain, lock in self.locks.items()}
+            )
         if ask is not None:
             self._pending = ask
             self.locks[ask.domain].ask(ask.to_mhz, now_s)
@@ -169,25 +169,23 @@ class Machine:
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
         self._pending = None
-        self._lines.moved()
+        self._domains.moved()
         if ask.domain in self._back_s:
             self._back_s[ask.domain] = math.inf
             self.events.append((returned_s, f"the {ask.domain} was given back to the driver"))
-        latencies, line = self.latencies, self._lines.of(ask.domain)
+        latencies, domain = self.latencies, self._domains.of.get(ask.domain)
         latencies.returned(ask.domain, ask.to_mhz, returned_s - called_s)
         sure_s = returned_s
-        if line is not None:
-            change = line.change_to(ask.to_mhz) if ask.number is None else line.change(ask.number)
+        if domain is not None:
+            number, to_mhz = ask.number, ask.to_mhz
+            change = domain.change_to(to_mhz) if number is None else domain.change(number)
             sure_s += latencies.sure_s(change)
-            line.sure_s = sure_s
-            self.position.will_stall(
-                returned_s + latencies.delay_s(change), change.believed.stall_s
-            )
-            if ask.number is not None:
+            domain.sure_s = sure_s
+            effect_s = returned_s + latencies.delay_s(change)
+            self.position.will_stall(effect_s, change.believed.stall_s)
+            if number is not None:
                 self._step.asked += 1
-                effect_s = returned_s + latencies.delay_s(change)
-                met = line.flies(ask.number, ask.expected_s, effect_s)
-                self._step.outcomes += [] if met is None else [met]
+                self._step.outcomes += domain.flies(number, ask.expected_s, effect_s)
         self.locks[ask.domain].accept(returned_s, sure_s)
 
     def refused(self, ask: Ask, at_s: float, why: str) -> None:
@@ -199,7 +197,7 @@ class Machine:
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
         self._pending = None
-        self._lines.moved()
+        self._domains.moved()
         self.locks[ask.domain].refuse(at_s)
         if ask.domain in self._back_s:
             self._back_s[ask.domain] = at_s + _AGAIN_S
@@ -233,7 +231,9 @@ class Machine:
         """
         if clocks is not None:
             follows = self.state is State.FOLLOWING
-            for lock in self._readings.compare(clocks, reasons, at_s, self._lines, follows=follows):
+            for lock in self._readings.compare(
+                clocks, reasons, at_s, self._domains.of, follows=follows
+            ):
                 self._step.overruled.append(lock.why)
                 self._say_once(lock.why, at_s, lock.domain, lock.mhz, why(reasons))
         if reasons & SLOWDOWNS:  # it slows what is not locked as well
@@ -252,7 +252,7 @@ class Machine:
 
     def above_cap(self) -> frozenset[int]:
         """Return the launches whose core lock the power cap keeps from being in force."""
-        return self._readings.above_cap(self._lines.of(Domain.CORE))
+        return self._readings.above_cap(self._domains.of.get(Domain.CORE))
 
     def passed(self) -> list[PassedStep]:
         """Return the steps that ended since this was asked last."""
@@ -306,7 +306,7 @@ class Machine:
 
     def _enter(self, state: State) -> None:
         self.state = state
-        self._lines.moved()
+        self._domains.moved()
         self.position.want_all()
         under = self._held if state is State.HELD else None
         if state in {State.FOLLOWING, State.HELD} and under != self._under:
@@ -315,12 +315,12 @@ class Machine:
         if state is not State.FOLLOWING:
             self._step.state = state
         if state is State.FOLLOWING:
-            self._lines.enter(self.position.launch)
+            self._domains.enter(self.position.launch)
 
     def _end_step(self, at_s: float) -> None:
         position = self.position
         self._compare_marks(at_s)
-        if self._step.is_whole:
+        if not math.isnan(self._step.began_s):  # else its beginning was not seen
             steps, counted = position.ended, position.counts is not None
             number, planned = position.rounds - steps, self.timetable.planned
             step = self._step.passed(number, at_s, planned, steps=steps, counted=counted)
@@ -340,7 +340,7 @@ class Machine:
         position, latencies = self.position, self.latencies
         if self.state is State.LOST or (position.wanted is not None and not self._step.closely):
             return
-        changes = () if self.state is State.HELD else self._lines.changes()
+        changes = () if self.state is State.HELD else self._domains.changes()
         position.wants(
             position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
             for change in changes
@@ -355,9 +355,9 @@ class Machine:
             words = f"the step is not as planned: {self._mismatch}; trace it again, and plan it"
             self.events.append((at_s, words))
 
-    def _lines_of(self, timetable: Timetable) -> Lines:
-        """Return a timetable's lines; what was refused is asked for no more."""
-        return Lines(timetable, self.position, self.latencies, without=self._back_s.keys())
+    def _domains_of(self, timetable: Timetable) -> ClockDomains:
+        """Return a timetable's domains; what was refused is asked for no more."""
+        return ClockDomains(timetable, self.position, self.latencies, without=self._back_s.keys())
 
 
 def _check_same(one: Timetable, other: Timetable) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records.latencies import Domain
-from underclock.runtime.machine.line import Outcome
+from underclock.runtime.machine.timetable import Change
 
 
 class State(StrEnum):
@@ -35,6 +35,34 @@ class Ask:
     call_s: float = 0.0
     number: int | None = None
     expected_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one change met its launch, as far as can be told without seeing the clock.
+
+    Attributes:
+        change: Which.
+        expected_s: When its launch was expected to begin as the change was asked for; minus
+            infinity where it had begun.
+        began_s: When it began, told from the marks around it.
+        effect_s: When the clock is taken to have changed: call and delay after the asking.
+    """
+
+    change: Change
+    expected_s: float
+    began_s: float
+    effect_s: float
+
+    @property
+    def late_s(self) -> float:
+        """How long after it was to happen the clock changed; negative where it was before."""
+        return self.effect_s - self.began_s - self.change.aim_s
+
+    @property
+    def error_s(self) -> float | None:
+        """How far off the launch was expected; ``None`` where it had begun already."""
+        return None if self.expected_s == -math.inf else self.began_s - self.expected_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +105,7 @@ class PassedStep:
 
 @dataclass(slots=True, kw_only=True)
 class RunningStep:
-    """What is noted of a step until it ends; attributes as in `PassedStep`.
-
-    Attributes:
-        began_s: Not a number where its beginning was not seen.
-    """
+    """What is noted of a step until it ends, as in `PassedStep`; `began_s` is nan where unseen."""
 
     state: State
     began_s: float = math.nan
@@ -90,11 +114,6 @@ class RunningStep:
     outcomes: list[Outcome] = field(default_factory=list)
     overruled: list[str] = field(default_factory=list)
     closely: bool = True
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether its beginning was seen."""
-        return not math.isnan(self.began_s)
 
     def passed(
         self, number: int, ended_s: float, planned: int, *, steps: int, counted: bool

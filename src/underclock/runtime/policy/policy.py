@@ -1,15 +1,20 @@
 """What a machine is to do, step by step: follow the plan, hold clocks, or leave them alone.
 
 Either a guard watches that steps are as fast as promised, or arms take turns. Both learn of every
-step that ended, and what they say is told to the machine.
+step that ended, and what they say is told to the machine. Schedules with fewer changes than the
+plan's are made here too: without what pays least, or what the cap forbids.
 """
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Protocol
 
+import msgspec
+
 from underclock.errors import UsageError
-from underclock.records import AUTO, ClockSchedule, Plan, Strategy
+from underclock.records import AUTO, ClockSchedule, Plan, Segment, Strategy
+from underclock.records.latencies import changed
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
@@ -22,7 +27,6 @@ from underclock.runtime.policy.arms import (
     parse_arms,
 )
 from underclock.runtime.policy.guard import Guard, Stage
-from underclock.runtime.policy.reducing import without_least_paying, without_locks
 
 _ENERGY_KNOWN_S = 1.0  # after a step, at the latest
 _LEAST_SETTLING, _LEAST_BLOCK = 4, 20
@@ -270,3 +274,71 @@ def scheduled(plan: Plan) -> ClockSchedule:
     if plan.schedule is None:
         raise UsageError("this plan has no schedule: nothing says when clocks change")
     return plan.schedule
+
+
+_SHARE = 0.5  # of the stretches are left away
+
+
+def without_least_paying(schedule: ClockSchedule, share: float = _SHARE) -> ClockSchedule | None:
+    """Return a schedule without its least-paying stretches; ``None`` where none can go.
+
+    A stretch that goes runs at the clocks of the one before, which stays.
+
+    Args:
+        schedule: Of the plan.
+        share: Of its stretches.
+    """
+    segments = list(schedule.segments)
+    count = len(segments)
+    pays_j = [math.inf if each.pays_j is None else each.pays_j for each in segments]
+    gone: set[int] = set()
+    for index in sorted(range(count), key=lambda i: pays_j[i]):
+        neighbours = {(index - 1) % count, (index + 1) % count}
+        if len(gone) >= share * count or pays_j[index] == math.inf:
+            break
+        if index in neighbours or gone & neighbours:
+            continue
+        gone.add(index)
+    if not gone:
+        return None
+    kept = [
+        _like(each, segments[index - 1]) if index in gone else each
+        for index, each in enumerate(segments)
+    ]
+    return _joined(schedule, kept)
+
+
+def without_locks(schedule: ClockSchedule, launches: Collection[int]) -> ClockSchedule:
+    """Return a schedule that leaves the core clock to the driver in some stretches.
+
+    Args:
+        schedule: Of the plan.
+        launches: At which those stretches begin.
+    """
+    kept, begins = [], 0
+    for each in schedule.segments:
+        free = begins in launches
+        kept.append(msgspec.structs.replace(each, core_mhz=None) if free else each)
+        begins += each.launches
+    return _joined(schedule, kept)
+
+
+def _like(segment: Segment, other: Segment) -> Segment:
+    return msgspec.structs.replace(segment, core_mhz=other.core_mhz, mem_mhz=other.mem_mhz)
+
+
+def _joined(schedule: ClockSchedule, segments: list[Segment]) -> ClockSchedule:
+    """Return the schedule of other stretches; those of the same clocks become one."""
+    joined: list[Segment] = []
+    for each in segments:
+        if joined and joined[-1].clocks == each.clocks:
+            longer = joined[-1].launches + each.launches
+            joined[-1] = msgspec.structs.replace(joined[-1], launches=longer, pays_j=None)
+        else:
+            joined.append(each)
+    last = joined[-1].clocks
+    switches = 0
+    for each in joined:
+        switches += bool(changed(last, each.clocks))
+        last = each.clocks
+    return msgspec.structs.replace(schedule, segments=tuple(joined), switches=switches)

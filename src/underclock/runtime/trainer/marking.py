@@ -117,7 +117,7 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStr
     if os.environ.get(_SIMULATOR):
         import atexit  # noqa: PLC0415
 
-        from underclock.runtime.trainer.served_stream import ServedStream  # noqa: PLC0415
+        from underclock.runtime.trainer.streams import ServedStream  # noqa: PLC0415
 
         stream = ServedStream.connect(
             os.environ[_SIMULATOR],

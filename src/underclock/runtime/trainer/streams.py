@@ -8,9 +8,10 @@ ctypes only: this is loaded into the training process.
 from __future__ import annotations
 
 import ctypes
+import os
 
-from underclock.errors import NotSupportedError
-from underclock.runtime.trainer.page import MARK_OFFSET, STEP_OFFSET
+from underclock.errors import DeviceError, NotSupportedError, UsageError
+from underclock.runtime.trainer.page import MARK_OFFSET, STEP_OFFSET, identity, mark_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,3 +142,185 @@ def _library() -> Any:
             "marks need NVIDIA's driver, and there is no libcuda.so.1",
             hint="run it on a machine with an NVIDIA GPU, or on the simulator",
         ) from exc
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+    from typing import Any, Self
+
+_BUFFERED_BYTES = 4096
+_LENGTH_BYTES = 4  # before each message, little-endian
+
+
+class ServedStream:
+    """Launches and marks on a served GPU, in the order in which they were put there."""
+
+    def __init__(self, connection: socket.socket, marks: Sequence[int]) -> None:
+        """Use a connection; see `connect`."""
+        self._connection = connection
+        self._socket, self._pid = identity(connection.fileno()), os.getpid()
+        self._marks = tuple(marks)
+        self._at = 0  # the launch that comes next
+        self.launches = 0
+
+    @classmethod
+    def connect(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        gpu: int = 0,
+        step: str | os.PathLike[str],
+        page: str | os.PathLike[str] | None = None,
+        marks: Sequence[int] = (),
+    ) -> Self:
+        """Load a step on a GPU, and have the server map a page.
+
+        Args:
+            path: Of the socket.
+            gpu: Index of the GPU.
+            step: File of the step.
+            page: File that writes go to; ``None`` for no writes.
+            marks: Launch before which each mark is; `mark` puts the launches before it there too.
+
+        Raises:
+            DeviceError: Nobody answers there.
+            UsageError: The server cannot run the step.
+            OSError: A file cannot be read.
+        """
+        import json  # noqa: PLC0415 - so that importing this costs nothing
+        import socket  # noqa: PLC0415
+
+        with open(step, "rb") as file:  # noqa: PTH123 - pathlib takes longer to import than this
+            content = json.load(file)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Else it holds a hundred steps beyond the launches that the server lets wait.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFERED_BYTES)
+        try:
+            connection.connect(os.fspath(path))
+            stream = cls(connection, marks)
+            stream._attach({"do": "attach", "gpu": gpu, "step": content}, page)
+        except OSError as exc:
+            connection.close()
+            raise DeviceError(
+                f"no simulated GPU answers at {os.fspath(path)}: {exc.strerror}",
+                hint="start one with `underclock simulate NAME --socket PATH`",
+            ) from exc
+        except BaseException:
+            connection.close()
+            raise
+        return stream
+
+    def _attach(self, message: dict[str, Any], page: str | os.PathLike[str] | None) -> None:
+        import socket  # noqa: PLC0415
+
+        body = _framed(message)
+        if page is None:
+            self._connection.sendall(body)
+        else:
+            fd = os.open(page, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                sent = socket.send_fds(self._connection, [body[:_LENGTH_BYTES]], [fd])
+            finally:
+                os.close(fd)
+            self._connection.sendall(body[sent:])
+        self.launches = int(self._answer()["launches"])
+
+    def work(self, first: int, end: int) -> None:
+        """Launch a part of the step, from one launch up to another.
+
+        What is wrong with it is told by `synchronise`, as with a real GPU.
+        """
+        self._put({"do": "work", "first": first, "end": end})
+        self._at = end
+
+    def write(self, offset: int, value: int) -> None:
+        """Have a word written into the page when all that was put there before is done.
+
+        Args:
+            offset: Where in the page, in bytes.
+            value: A word of 32 bits.
+        """
+        self._put({"do": "write", "offset": offset, "value": value})
+
+    def mark(self, word: int) -> None:
+        """Have a mark word written as soon as all that was put there before is done.
+
+        Where it is known which launches lie before it, they are put there first; a mark not
+        greater than the one before begins the step again.
+        """
+        if self._marks:
+            launch = self._marks[mark_of(word) - 1]
+            if launch < self._at or (launch == 0 and self._at > 0):
+                self.work(self._at, self.launches)
+                self._at = 0
+            if launch > self._at:
+                self.work(self._at, launch)
+        self.write(MARK_OFFSET, word)
+
+    def count(self, steps: int) -> None:
+        """Have the step word written likewise."""
+        self.write(STEP_OFFSET, steps)
+
+    def synchronise(self) -> None:
+        """Wait until everything that was put there is done.
+
+        Raises:
+            DeviceError: The GPU, or who serves it, is gone.
+            UsageError: Something that was put there cannot be done.
+        """
+        self._put({"do": "synchronise"})
+        self._answer()
+
+    def close(self) -> None:
+        """End the stream: what has not run never will."""
+        if self._is_ours:
+            self._connection.close()
+        else:
+            self._connection.detach()  # else whoever has that number now would lose it
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether the connection is what it was: a trainer may close what it did not open."""
+        return self._socket is not None and identity(self._connection.fileno()) == self._socket
+
+    def _put(self, message: dict[str, Any]) -> None:
+        if not self._is_ours or os.getpid() != self._pid:  # a child would write into its parent's
+            raise DeviceError("this process has no connection to the simulated GPU any more")
+        import socket  # noqa: PLC0415
+
+        try:  # without the signal that a trainer may have left to end it
+            self._connection.sendall(_framed(message), socket.MSG_NOSIGNAL)
+        except OSError as exc:
+            raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
+
+    def _answer(self) -> dict[str, Any]:
+        import json  # noqa: PLC0415
+
+        length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
+        answer: dict[str, Any] = json.loads(self._take(length))
+        if "error" in answer:
+            lost = answer.get("kind") == "device"
+            kind = DeviceError if lost else UsageError
+            raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
+        return answer
+
+    def _take(self, length: int) -> bytes:
+        taken = b""
+        while len(taken) < length:
+            try:
+                chunk = self._connection.recv(length - len(taken))
+            except OSError as exc:
+                raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
+            if not chunk:
+                raise DeviceError("the simulated GPU is gone", hint="serve it again")
+            taken += chunk
+        return taken
+
+
+def _framed(message: dict[str, Any]) -> bytes:
+    import json  # noqa: PLC0415
+
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body

@@ -1,8 +1,7 @@
 """Setting GPUs so that nothing is left behind, whoever is killed.
 
 * `protocol`: who may write what when, as data; `journal`: what was found, on disk before any change
-* `ownership`: one lock per GPU; `others`: who else sets it; `processes`: who lives, by pidfd
-* `armed`: every change of a run, and its undo
+* `ownership`: one lock per GPU; `processes`: who lives, by pidfd
+* `armed`: every change of a run, and its undo, also of what is left when all others are gone
 * `watcher`: the process that undoes when the conductor ends; `watching`: the conductor's side of it
-* `restore`: undoes what is left when both are gone
 """

@@ -1,4 +1,6 @@
-"""Setting one GPU so that it can be undone, and undoing it.
+"""Setting one GPU so that it can be undone, and undoing it: by who set it, or later by its journal.
+
+Other programs may set it too: nothing is asked of them, and nothing is set to find out.
 
 Every change goes through `Armed`, which brings to disk what an undo must know before it sets
 anything. The undo puts back what we changed and nothing else: a power limit that somebody else has
@@ -6,7 +8,8 @@ set meanwhile is theirs.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +20,79 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value
+from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value, enforced_profiles
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
-from underclock.runtime.undo.ownership import MACHINE, Ownership
+from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership
 from underclock.runtime.undo.protocol import Act, carry_out
+
+_RUN, _PROC = Path("/run"), Path("/proc")
+_GEOPM = ("geopm", "geopm-service")  # its service's folder, of late and before
+_DCGM = "nv-hostengine"
+
+
+def refuse_beside_others(
+    uuids: Sequence[str],
+    *,
+    profiles: Callable[[str], tuple[int, ...]] = enforced_profiles,
+    run: Path = _RUN,
+) -> None:
+    """Refuse to set GPUs that another program holds.
+
+    Args:
+        uuids: Of the GPUs; inside an `nvml_session`.
+        profiles: Reads which workload power profiles are in force.
+        run: Where services keep what they know of themselves.
+
+    Raises:
+        OwnedError: One does; the error names it.
+    """
+    for uuid in uuids:
+        numbers = profiles(uuid)
+        if numbers:
+            raise OwnedError(
+                f"GPU {uuid} has workload power profile {', '.join(map(str, numbers))} in force, "
+                "which sets its clocks and limits",
+                hint="see `nvidia-smi power-profiles --list`; clear what is requested first",
+            )
+    for folder in _GEOPM:
+        pid = _number_in(run / folder / "CONTROL_LOCK")
+        if pid is not None:
+            raise OwnedError(
+                f"process {pid} has a GEOPM session that may set this machine's controls",
+                hint="end that session first",
+            )
+
+
+def notes_on_others(proc: Path = _PROC) -> tuple[str, ...]:
+    """Return what may set clocks too, of which reading cannot tell whether it does.
+
+    Args:
+        proc: Where the system tells of processes.
+    """
+    return tuple(
+        f"DCGM's host engine runs here (process {pid}): where somebody gave it a configuration "
+        "(`dcgmi config --get` shows it), it may set clocks and limits again"
+        for pid in _named(_DCGM, proc)
+    )
+
+
+def _named(name: str, proc: Path) -> Iterator[int]:
+    for path in proc.glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() == name:
+                yield int(path.parent.name)
+        except OSError:  # it ended meanwhile
+            continue
+
+
+def _number_in(path: Path) -> int | None:
+    """Return the number in a file; ``None`` where there is no such file, or no number in it."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
 
 _TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
 _Hands = Mapping[Act, Callable[[], None]]
@@ -306,3 +377,50 @@ def give_back(
 
     carry_out(acts, {Act.UNDO: put_back, Act.REMOVE_JOURNAL: remove, **hands})
     return undone
+
+
+_JOURNAL = re.compile(r"([\w-]+)\.journal", re.ASCII)
+
+
+def left_behind(folder: Path) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
+    names = (_JOURNAL.fullmatch(path.name) for path in folder.glob("*.journal"))
+    return tuple(sorted(name[1] for name in names if name))
+
+
+def restore_left(
+    folder: Path, uuids: Collection[str], open_gpu: Callable[[str], SettableGpu]
+) -> tuple[Undone, ...]:
+    """Undo what was left behind on some GPUs, if anything was; arguments as of `restore`."""
+    left = set(left_behind(folder)) & set(uuids)
+    return restore(folder, sorted(left), open_gpu)
+
+
+def restore(
+    folder: Path, uuids: Sequence[str], open_gpu: Callable[[str], SettableGpu]
+) -> tuple[Undone, ...]:
+    """Undo by the journals in a folder, GPU by GPU; where one fails, the others go on.
+
+    Args:
+        folder: Where runs keep their files.
+        uuids: Which GPUs.
+        open_gpu: Opens one.
+    """
+    return tuple(_restored(folder, uuid, open_gpu) for uuid in uuids)
+
+
+def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -> Undone:
+    locks: list[Ownership] = []
+    hands = {
+        Act.TAKE_LOCK: lambda: locks.append(Ownership.take(folder, uuid)),
+        Act.RELEASE_LOCK: lambda: locks.pop().release(),
+    }
+    try:
+        return give_back(protocol.RESTORE, open_gpu(uuid), folder, hands)
+    except OwnedError as exc:  # a run that goes on: there is nothing to mend
+        return Undone(uuid, kept=str(exc))
+    except UnderclockError as exc:
+        return Undone(uuid, failed=(f"{exc}; {exc.hint}" if exc.hint else str(exc),))
+    finally:
+        for lock in locks:
+            lock.release()

@@ -1,9 +1,10 @@
-"""Processes by number and start time, and their end without polling."""
+"""Processes by number and start time, their end without polling, and what they have to say."""
 
 import contextlib
 import os
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -125,3 +126,9 @@ def kill(pidfd: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     select.select([pidfd], [], [])
+
+
+def say(sentence: str) -> None:
+    """Write a sentence to stderr, if somebody still reads it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be closed, or none
+        os.write(sys.stderr.fileno(), f"underclock: {sentence}\n".encode())

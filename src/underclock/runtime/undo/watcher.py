@@ -21,11 +21,10 @@ from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.armed import Undone, give_back
-from underclock.runtime.undo.beats import BEAT, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedLook, kill
+from underclock.runtime.undo.processes import StoppedLook, kill, say
 from underclock.runtime.undo.protocol import Act
-from underclock.runtime.undo.saying import say
+from underclock.runtime.undo.watching import BEAT, HUNG_S, LOOK_S, READY, WATCHED
 
 _MOST_FDS = 4
 _LONGEST = 4096

@@ -1,4 +1,8 @@
-"""The conductor's side of the watcher: starts one, shares locks with it, and notices its end."""
+"""The conductor's side of the watcher: starts one, shares locks with it, and notices its end.
+
+The conductor has training to follow, the watcher has nothing else to do: so the watcher polls
+often whether the conductor was stopped, and beats, which tell that neither hangs, are few.
+"""
 
 import contextlib
 import os
@@ -10,10 +14,14 @@ import time
 from pathlib import Path
 
 from underclock.errors import DeviceError
-from underclock.runtime.undo.beats import BEAT, BEAT_S, HUNG_S, LOOK_S, READY, WATCHED
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedLook
-from underclock.runtime.undo.saying import say
+from underclock.runtime.undo.processes import StoppedLook, say
+
+READY, WATCHED, BEAT = b"ready", b"watched", b"beat"
+BEAT_S = 0.25  # between beats, and between the conductor's looks whether the watcher was stopped
+LOOK_S = 0.05  # between the watcher's looks whether the conductor was stopped
+HUNG_S = 3.0  # without a beat: a setter takes 0.1 s at most; a busy machine may hold a process up
+
 
 _THEIRS = 3  # its descriptor of the connection
 _START_S = 10.0

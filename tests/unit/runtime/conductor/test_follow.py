@@ -15,13 +15,12 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime.conductor.follow import Follow, begin
-from underclock.runtime.conductor.follower import Follower
+from underclock.runtime.conductor.follow import Follow, Follower, begin
 from underclock.runtime.conductor.gauges import Gauge, Gauges
-from underclock.runtime.conductor.looking import Looking, LookingOn
+from underclock.runtime.conductor.log import Log, Shown, read_log
+from underclock.runtime.conductor.polling import Polling, PollingThread
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.conductor.run_files import Run
-from underclock.runtime.conductor.telemetry import Log, Shown, read_log
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import PassedStep, State
@@ -29,7 +28,7 @@ from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.policy import policy_of, scheduled
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
-from underclock.runtime.trainer.places import marked
+from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 _LAUNCH_S = 1e-3
@@ -220,7 +219,7 @@ def test_what_a_setter_refuses_is_given_back_once_it_takes_that(
 
 def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
     position = Position(timetable_of(scheduled(PLAN), MARKS))
-    looking, others = Looking(bench.page, CLOCK, position), LookingOn(CLOCK)
+    looking, others = Polling(bench.page, CLOCK, position), PollingThread(CLOCK)
     seen: list[int] = []
     others.add(looking, lambda mark, _at_s, _steps: seen.append(mark))
 

@@ -9,8 +9,7 @@ import pytest
 
 from underclock.errors import NotSupportedError
 from underclock.records.runs import AskLine, EventLine, StepLine
-from underclock.runtime.conductor.live import live_line
-from underclock.runtime.conductor.metrics import Metrics
+from underclock.runtime.conductor.log import Metrics, live_line
 
 _VALUES = dict[tuple[str, tuple[tuple[str, Any], ...]], float]
 

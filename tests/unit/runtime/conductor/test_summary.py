@@ -3,7 +3,7 @@
 import pytest
 
 from underclock.records.runs import StepLine
-from underclock.runtime.conductor.summary import summary_of
+from underclock.runtime.conductor.log import summary_of
 from underclock.runtime.machine.steps import State
 
 

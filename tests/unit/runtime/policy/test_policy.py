@@ -12,7 +12,7 @@ from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.policy import Policy, budget_of, policy_of, scheduled
-from underclock.runtime.trainer.places import marked
+from underclock.runtime.trainer.sites import marked
 
 PLAN = msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1200))
 MARKS = marked(PLAN).marks

@@ -3,7 +3,7 @@
 from underclock.records import ClockSchedule, Segment
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.timetable import timetable_of
-from underclock.runtime.policy.reducing import without_least_paying, without_locks
+from underclock.runtime.policy.policy import without_least_paying, without_locks
 
 
 def schedule(*segments: tuple[int, int | None, float | None]) -> ClockSchedule:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.runtime.trainer.counting import Counting
+from underclock.runtime.trainer.marks import Counting
 from underclock.runtime.trainer.page import CAPTURED, STEP_OFFSET, STEPS, Page, word_of
 
 MARKS = (0, 3, 9)

@@ -16,7 +16,7 @@ from underclock.errors import UsageError
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker, ascending
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.places import Place, places_of
+from underclock.runtime.trainer.sites import MarkSite, sites_of
 
 if TYPE_CHECKING:
     from underclock.runtime.trainer.streams import MarkStream
@@ -46,10 +46,10 @@ class Noted:
 class Marked:
     """A page, a stream and what marks."""
 
-    def __init__(self, page: Page, places: Sequence[Place], stream: "MarkStream") -> None:
+    def __init__(self, page: Page, sites: Sequence[MarkSite], stream: "MarkStream") -> None:
         self.page = page
         self.marker = Marker(
-            [(p.event, p.path, p.occurrence, p.total) for p in places],
+            [(p.event, p.path, p.occurrence, p.total) for p in sites],
             lambda: page,
             lambda _page, _optimizer: stream,
         )
@@ -66,9 +66,9 @@ def page(tmp_path: Path) -> Iterator[Page]:
 def marked(page: Page) -> Iterator[Callable[..., Noted]]:
     made: list[Marked] = []
 
-    def begin(places: Sequence[Place], stream: Noted | None = None) -> Noted:
+    def begin(sites: Sequence[MarkSite], stream: Noted | None = None) -> Noted:
         stream = Noted() if stream is None else stream
-        made.append(Marked(page, places, stream))
+        made.append(Marked(page, sites, stream))
         return stream
 
     yield begin
@@ -82,9 +82,9 @@ def model() -> Model:
     return Model()
 
 
-def all_places(passes: int = 1) -> tuple[Place, ...]:
+def all_places(passes: int = 1) -> tuple[MarkSite, ...]:
     modules, of = zip(*launches(passes=passes), strict=True)
-    return places_of(modules, of)
+    return sites_of(modules, of)
 
 
 @pytest.mark.untraced
@@ -92,18 +92,18 @@ def all_places(passes: int = 1) -> tuple[Place, ...]:
 def test_every_place_of_a_step_is_marked_in_turn(
     marked: Callable[..., Noted], model: Model, page: Page, passes: int
 ) -> None:
-    places = all_places(passes)
-    stream = marked(places)
+    sites = all_places(passes)
+    stream = marked(sites)
 
     train(model, 4, passes=passes)
 
-    every = list(range(1, len(places) + 1))
+    every = list(range(1, len(sites) + 1))
     assert page.state == pages.MARKING
-    assert page.sentence == f"{len(places)} of {len(places)} marks"
+    assert page.sentence == f"{len(sites)} of {len(sites)} marks"
     assert stream.marks == [*every, *every, 1]
     assert stream.steps == [2] * len(every) + [3] * len(every) + [4]
     assert page.enqueued == 4
-    assert {place.event for place in places} >= {"step", "enter", "leave", "back", "backward end"}
+    assert {site.event for site in sites} >= {"step", "enter", "leave", "back", "backward end"}
 
 
 def test_the_loss_is_the_same_to_the_last_bit(marked: Callable[..., Noted]) -> None:
@@ -117,8 +117,8 @@ def test_the_loss_is_the_same_to_the_last_bit(marked: Callable[..., Noted]) -> N
 
 
 def test_evaluation_in_between_marks_nothing(marked: Callable[..., Noted], model: Model) -> None:
-    places = all_places()
-    stream = marked(places)
+    sites = all_places()
+    stream = marked(sites)
     steps = training(model, 4)
     for _ in range(4):
         next(steps)
@@ -127,7 +127,7 @@ def test_evaluation_in_between_marks_nothing(marked: Callable[..., Noted], model
             model(next(batches(2))[0])
         model.train()
 
-    every = list(range(1, len(places) + 1))
+    every = list(range(1, len(sites) + 1))
     assert stream.marks == [*every, *every, 1]
 
 
@@ -144,14 +144,14 @@ def test_what_is_done_again_in_the_backward_pass_marks_nothing(
                 x = torch.utils.checkpoint.checkpoint(each, x, use_reentrant=False)
             return x
 
-    places = (
-        Place(launch=0, event="step"),
-        Place(launch=1, event="enter", path="inner.blocks.0.up"),
-        Place(launch=2, event="enter", path="inner.last"),
-        Place(launch=3, event="back", path="inner.last"),
-        Place(launch=4, event="back", path="inner.blocks.0"),
+    sites = (
+        MarkSite(launch=0, event="step"),
+        MarkSite(launch=1, event="enter", path="inner.blocks.0.up"),
+        MarkSite(launch=2, event="enter", path="inner.last"),
+        MarkSite(launch=3, event="back", path="inner.last"),
+        MarkSite(launch=4, event="back", path="inner.blocks.0"),
     )
-    stream = marked(places)
+    stream = marked(sites)
 
     train(Checkpointed(), 3)
 
@@ -169,13 +169,13 @@ def test_the_ends_of_compiled_regions_are_marked(
         model.blocks[1].compile(backend="eager")
     else:
         model.blocks[1] = torch.compile(model.blocks[1], backend="eager")  # type: ignore[assignment]
-    places = (
-        Place(launch=0, event="step"),
-        Place(launch=1, event="enter", path="blocks.1"),
-        Place(launch=2, event="leave", path="blocks.1"),
-        Place(launch=3, event="back", path="blocks.1"),
+    sites = (
+        MarkSite(launch=0, event="step"),
+        MarkSite(launch=1, event="enter", path="blocks.1"),
+        MarkSite(launch=2, event="leave", path="blocks.1"),
+        MarkSite(launch=3, event="back", path="blocks.1"),
     )
-    stream = marked(places)
+    stream = marked(sites)
 
     train(model, 3)
 
@@ -186,23 +186,23 @@ def test_the_ends_of_compiled_regions_are_marked(
 def test_marks_that_are_elsewhere_are_left_out(
     marked: Callable[..., Noted], model: Model, page: Page
 ) -> None:
-    places = list(all_places())
-    wrong = Place(launch=1, event="enter", path="last")  # long after what follows it here
-    absent = Place(launch=2, event="enter", path="blocks.7")
-    twice = Place(launch=3, event="enter", path="first", total=2)
-    stream = marked([places[0], wrong, absent, twice, *places[1:]])
+    sites = list(all_places())
+    wrong = MarkSite(launch=1, event="enter", path="last")  # long after what follows it here
+    absent = MarkSite(launch=2, event="enter", path="blocks.7")
+    twice = MarkSite(launch=3, event="enter", path="first", total=2)
+    stream = marked([sites[0], wrong, absent, twice, *sites[1:]])
 
     train(model, 3)
 
     assert page.state == pages.MARKING
-    assert stream.marks == [1, *range(5, len(places) + 4), 1]
+    assert stream.marks == [1, *range(5, len(sites) + 4), 1]
 
 
 def test_another_models_step_is_refused_and_training_goes_on(
     marked: Callable[..., Noted], model: Model, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = marked(
-        [Place(launch=0, event="step"), Place(launch=1, event="enter", path="layers.0")]
+        [MarkSite(launch=0, event="step"), MarkSite(launch=1, event="enter", path="layers.0")]
     )
 
     assert len(train(model, 6)) == 6
@@ -231,7 +231,7 @@ def test_a_stream_that_fails_ends_the_marks_and_not_the_training(
 
 
 def test_a_second_optimiser_begins_no_steps(marked: Callable[..., Noted], model: Model) -> None:
-    stream = marked([Place(launch=0, event="step")])
+    stream = marked([MarkSite(launch=0, event="step")])
     other = nn.Linear(1, 1)
     second = torch.optim.SGD(other.parameters(), lr=0.1)
     for _ in training(model, 4):
@@ -260,8 +260,8 @@ def test_a_page_that_another_process_has_is_left_alone(
 def test_workers_of_a_data_loader_mark_nothing(
     marked: Callable[..., Noted], model: Model, page: Page, start: str
 ) -> None:
-    places = all_places()
-    stream = marked(places, HostNoted(page))
+    sites = all_places()
+    stream = marked(sites, HostNoted(page))
     loader = DataLoader(Trains(), batch_size=1, num_workers=1, multiprocessing_context=start)
     steps = training(model, 4)
     next(steps), next(steps), next(steps)
@@ -302,8 +302,8 @@ def test_a_marker_does_not_keep_the_optimiser(marked: Callable[..., Noted], mode
 def test_nothing_is_set_up_while_a_graph_is_captured(
     marked: Callable[..., Noted], model: Model, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = all_places()
-    stream = marked(places)
+    sites = all_places()
+    stream = marked(sites)
     steps = training(model, 6)
     with monkeypatch.context() as capturing:
         capturing.setattr(torch.cuda, "is_initialized", lambda: True)

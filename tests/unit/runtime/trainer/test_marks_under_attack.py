@@ -19,9 +19,8 @@ from small_training import Model, launches, training
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.places import places_of
-from underclock.runtime.trainer.served_stream import ServedStream
-from underclock.runtime.trainer.streams import HostStream
+from underclock.runtime.trainer.sites import sites_of
+from underclock.runtime.trainer.streams import HostStream, ServedStream
 
 _STEPS, _AT = 8, 4
 _MINE = b"a checkpoint of the user's own"
@@ -88,7 +87,7 @@ class Breaks:
 def _trains(path: Path, attack: Callable[[Page], object], stream: Any = HostStream) -> None:
     """Train with marks, attack them in the middle; losses must be those of a plain training."""
     modules, of = zip(*launches(), strict=True)
-    places = [(p.event, p.path, p.occurrence, p.total) for p in places_of(modules, of)]
+    places = [(p.event, p.path, p.occurrence, p.total) for p in sites_of(modules, of)]
     wanted, losses, page = _plain(), [], Page.open(path)
     assert page.claim()
     Marker(places, lambda: page, lambda page, _optimizer: stream(page)).attach(torch)

@@ -16,7 +16,7 @@ from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.trainer import marking as trainer
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.places import marked
+from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.stages.held_run import inject_folder
 

@@ -6,7 +6,7 @@ import pytest
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import enforced_profiles
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.runtime.undo.others import notes_on_others, refuse_beside_others
+from underclock.runtime.undo.armed import notes_on_others, refuse_beside_others
 from underclock.runtime.undo.ownership import OwnedError
 
 

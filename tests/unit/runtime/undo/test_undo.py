@@ -18,10 +18,9 @@ from underclock.errors import (
 )
 from underclock.hw.settable import Setting, Value
 from underclock.records.latencies import Domain
-from underclock.runtime.undo.armed import Armed, Undone, arm
+from underclock.runtime.undo.armed import Armed, Undone, arm, left_behind, restore
 from underclock.runtime.undo.journal import boot_id
 from underclock.runtime.undo.ownership import OwnedError, Ownership
-from underclock.runtime.undo.restore import left_behind, restore
 from users import NOBODY, as_root
 
 

@@ -1,4 +1,4 @@
-"""Which places of a step can be marked, and which of them a plan's marks take."""
+"""Which sites of a step can be marked, and which of them a plan's marks take."""
 
 import itertools
 from bisect import bisect_left
@@ -18,13 +18,13 @@ from underclock.errors import UsageError
 from underclock.records import Pass
 from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
-from underclock.runtime.trainer.places import (
+from underclock.runtime.trainer.sites import (
     LEAST_APART_S,
-    Place,
+    MarkSite,
     chosen,
     marked,
-    places_of,
     seen_apart,
+    sites_of,
 )
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"
@@ -33,7 +33,7 @@ F, B, O, N = Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OTHER  # noqa: E7
 
 def _places(*some: tuple[str, Pass]) -> list[tuple[int, str, str, int, int]]:
     modules, passes = zip(*some, strict=True)
-    return [(p.launch, p.event, p.path, p.occurrence, p.total) for p in places_of(modules, passes)]
+    return [(p.launch, p.event, p.path, p.occurrence, p.total) for p in sites_of(modules, passes)]
 
 
 def test_modules_begin_and_end_and_passes_end() -> None:
@@ -79,7 +79,7 @@ def test_what_is_done_again_in_the_backward_pass_cannot_be_marked_there() -> Non
 def test_without_modules_passes_alone_can_be_marked() -> None:
     passes = [F, F, B, N, B, O]
 
-    assert [place.launch for place in places_of((), passes)] == [0, 5]
+    assert [site.launch for site in sites_of((), passes)] == [0, 5]
 
 
 def test_every_change_has_a_mark_at_it_or_right_before() -> None:
@@ -88,7 +88,7 @@ def test_every_change_has_a_mark_at_it_or_right_before() -> None:
     assert made.schedule is not None
     clocks = made.schedule.clocks
     changes = [at for at, pair in enumerate(itertools.pairwise(clocks), 1) if pair[0] != pair[1]]
-    known = [place.launch for place in places_of(made.modules, [p for _, p in launches()])]
+    known = [site.launch for site in sites_of(made.modules, [p for _, p in launches()])]
 
     for at in changes:
         assert max(each for each in known if each <= at) in marks.marks
@@ -114,14 +114,14 @@ def test_the_digest_tells_plans_apart() -> None:
 def test_marks_ascend_and_lie_apart_but_at_changes(
     at: list[int], boundaries: list[int], spacing_s: float
 ) -> None:
-    known = [Place(launch=each, event=ENTER) for each in sorted({0, *at})]
+    known = [MarkSite(launch=each, event=ENTER) for each in sorted({0, *at})]
 
-    places = chosen(known, sorted(boundaries), [1e-3] * 61, spacing_s)
+    sites = chosen(known, sorted(boundaries), [1e-3] * 61, spacing_s)
 
-    marks = [place.launch for place in places]
+    marks = [site.launch for site in sites]
     needed = {max(p.launch for p in known if p.launch <= each) for each in (0, *boundaries)}
     assert marks == sorted(set(marks))
-    assert needed <= set(marks) <= {place.launch for place in known}
+    assert needed <= set(marks) <= {site.launch for site in known}
     for one, other in itertools.pairwise(marks):
         apart = (other - one) * 1e-3 >= spacing_s - 1e-12
         assert apart or {one, other} <= needed or (len(marks) == 2 and needed == {0})
@@ -137,35 +137,35 @@ def test_no_mark_is_overtaken_before_anybody_can_have_seen_it(
 ) -> None:
     starts_s = [0.0, *itertools.accumulate(launch_s)]
     launches = sorted({0, *(each for each in at if each < len(launch_s))})
-    known = [Place(launch=each, event=ENTER) for each in launches]
+    known = [MarkSite(launch=each, event=ENTER) for each in launches]
 
     kept = seen_apart(known, launch_s)
 
     assert kept[0].launch == 0
-    times_s = [starts_s[place.launch] for place in kept]
+    times_s = [starts_s[site.launch] for site in kept]
     for before_s, after_s in itertools.pairwise([*times_s, starts_s[-1]]):
         assert after_s - before_s >= LEAST_APART_S or (after_s == starts_s[-1] and before_s == 0.0)
-    for place in known:  # where one is left out, another is as near
+    for site in known:  # where one is left out, another is as near
         near = [*times_s, starts_s[-1]]
-        assert min(abs(starts_s[place.launch] - each) for each in near) < LEAST_APART_S or (
-            place in kept
+        assert min(abs(starts_s[site.launch] - each) for each in near) < LEAST_APART_S or (
+            site in kept
         )
 
 
 def test_a_mark_that_comes_at_once_after_the_step_s_leaves_the_step_s_to_be_seen() -> None:
-    known = [Place(launch=each, event=ENTER) for each in (0, 1, 3, 4)]
+    known = [MarkSite(launch=each, event=ENTER) for each in (0, 1, 3, 4)]
 
     kept = seen_apart(known, [1e-6, 15e-6, 1e-3, 5e-3, 50e-6])
 
-    assert [place.launch for place in kept] == [0, 3]
+    assert [site.launch for site in kept] == [0, 3]
 
 
 def test_a_short_step_with_one_place_that_matters_gets_another_near_its_middle() -> None:
-    known = [Place(launch=each, event=ENTER) for each in (0, 2, 5, 8)]
+    known = [MarkSite(launch=each, event=ENTER) for each in (0, 2, 5, 8)]
 
-    places = chosen(known, [0], [1e-3] * 10, 1.0)
+    sites = chosen(known, [0], [1e-3] * 10, 1.0)
 
-    assert [place.launch for place in places] == [0, 5]
+    assert [site.launch for site in sites] == [0, 5]
 
 
 def test_a_step_of_which_only_the_beginning_can_be_marked_has_one_mark() -> None:
@@ -184,15 +184,15 @@ def test_every_place_of_a_recorded_step_is_where_the_modules_were_called(name: s
     seen = recording.seen
     modules = [module_calls_text((*each.callers, each.module)) for each in seen]
 
-    places = places_of(modules, [each.pass_ for each in seen])
+    sites = sites_of(modules, [each.pass_ for each in seen])
 
     happened = _module_events(recording.trace)
-    looked_at = [place for place in places if place.event in {ENTER, LEAVE}]
-    assert any("." not in place.path for place in looked_at)
-    for place in looked_at:
-        launches_before = happened[place.event, place.path]
-        assert len(launches_before) == place.total, place
-        assert launches_before[place.occurrence] == place.launch
+    looked_at = [site for site in sites if site.event in {ENTER, LEAVE}]
+    assert any("." not in site.path for site in looked_at)
+    for site in looked_at:
+        launches_before = happened[site.event, site.path]
+        assert len(launches_before) == site.total, site
+        assert launches_before[site.occurrence] == site.launch
 
 
 def _module_events(trace: Mapping[str, Any]) -> dict[tuple[str, str], list[int]]:

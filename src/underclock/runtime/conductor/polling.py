@@ -1,8 +1,8 @@
-"""When to look at a page of marks, and looking on while a setter blocks.
+"""When to poll a mark page, also while a setter blocks.
 
-Every look wakes this process, which costs some 50 µs of processor before anything is done. So one
-looks when a mark is expected, and, where it is not there, again a little later. When a mark was
-reached is told from the last look at which it was not there, the first at which it was, and when
+Every poll wakes this process, which costs some 50 µs of processor before anything is done. So one
+polls when a mark is expected, and, where it is not there, again a little later. When a mark was
+reached is told from the last poll at which it was not there, the first at which it was, and when
 it was expected. Now and then a step is seen closely, without that last resort.
 """
 
@@ -53,7 +53,7 @@ def wake_on_time() -> None:
     libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
-class Looking:
+class Polling:
     """Looks at one page.
 
     Args:
@@ -147,7 +147,7 @@ class Looking:
         return _WAITING_S if self._page.state == pages.MARKING else _IDLE_S
 
 
-class LookingOn:
+class PollingThread:
     """A thread that notes the marks of all pages while this process waits for a setter to return.
 
     Args:
@@ -158,11 +158,11 @@ class LookingOn:
         self._clock = clock
         self._wanted = threading.Event()
         self._looks = threading.Lock()  # held while the thread looks
-        self._pages: list[tuple[Looking, Callable[[int, float, int], None]]] = []
+        self._pages: list[tuple[Polling, Callable[[int, float, int], None]]] = []
         self._seen: list[tuple[Callable[[int, float, int], None], int, float, int]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, page: Looking, tell: Callable[[int, float, int], None]) -> None:
+    def add(self, page: Polling, tell: Callable[[int, float, int], None]) -> None:
         """Look at another page; tell of its marks, and when they were reached."""
         self._pages.append((page, tell))
 

@@ -17,7 +17,7 @@ from underclock.records.launches import module_calls_text
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page, mark_of
-from underclock.runtime.trainer.places import places_of
+from underclock.runtime.trainer.sites import sites_of
 
 _LAUNCHING = {
     *("aten::addmm", "aten::mm", "aten::add", "aten::add_", "aten::mul", "aten::relu"),
@@ -144,17 +144,17 @@ def test_every_place_of_a_step_that_was_traced_is_seen(
         step()
     seen = activities(_traced(step, tmp_path))
     modules = [module_calls_text((*each.callers, each.module)) for each in seen]
-    places = places_of(modules, [each.pass_ for each in seen])
+    sites = sites_of(modules, [each.pass_ for each in seen])
     marks = _Noted()
     with Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,)) as page:
-        told = [(place.event, place.path, place.occurrence, place.total) for place in places]
+        told = [(site.event, site.path, site.occurrence, site.total) for site in sites]
         marker = Marker(told, lambda: page, lambda _page, _optimizer: marks)
         marker.attach(torch)
         for _ in range(4):
             step()
 
-        every = list(range(1, len(places) + 1))
-        assert page.sentence == f"{len(places)} of {len(places)} marks"
+        every = list(range(1, len(sites) + 1))
+        assert page.sentence == f"{len(sites)} of {len(sites)} marks"
         assert page.state == pages.MARKING
         assert marks.marks == [*every, *every, 1]
         assert {path for _, path, *_ in told} >= {"blocks.1", "norm"}

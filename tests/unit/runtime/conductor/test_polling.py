@@ -8,7 +8,7 @@ import pytest
 
 from underclock.records import Clocks
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.conductor.looking import Looking
+from underclock.runtime.conductor.polling import Polling
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.timetable import Timetable, timetable
@@ -45,7 +45,7 @@ class Bench:
         self.page.tell(pages.MARKING)
         self.clock = Hands()
         self.machine = Machine(table())
-        self.looking = Looking(self.page, self.clock, self.machine.position)
+        self.looking = Polling(self.page, self.clock, self.machine.position)
         self.seen: list[tuple[int, float]] = []
         self.begun = 0
 

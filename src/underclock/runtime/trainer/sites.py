@@ -1,6 +1,6 @@
 """Where in a live step a plan's marks go, from the modules and passes of its launches.
 
-A place is something that can be seen of a live step: the third forward of a module begins, its
+A site is something that can be seen of a live step: the third forward of a module begins, its
 backward begins, the optimiser is done. Where it stands among the launches follows from the order
 of the launches and the module that each ran for.
 
@@ -35,7 +35,7 @@ one another it never sees the first; the one before tells as well when the other
 _BREAKS = {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
 
 
-class Place(Record, frozen=True, kw_only=True):
+class MarkSite(Record, frozen=True, kw_only=True):
     """Something that can be seen of a live step, and where it stands.
 
     Attributes:
@@ -57,20 +57,20 @@ class MarkedStep(Record, frozen=True, kw_only=True):
     """The marks of a plan.
 
     Attributes:
-        places: In launch order; the first is the step's begin.
-        unmarked: Launches at which clocks change and that no place marks: they are timed from the
+        sites: In launch order; the first is the step's begin.
+        unmarked: Launches at which clocks change and that no site marks: they are timed from the
             mark before.
-        digest: Of the plan and these places, in hexadecimal.
+        digest: Of the plan and these sites, in hexadecimal.
     """
 
-    places: tuple[Place, ...]
+    sites: tuple[MarkSite, ...]
     unmarked: tuple[int, ...]
     digest: str
 
     @property
     def marks(self) -> tuple[int, ...]:
         """Launch index of each mark."""
-        return tuple(place.launch for place in self.places)
+        return tuple(site.launch for site in self.sites)
 
 
 def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
@@ -89,13 +89,13 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     clocks = schedule.clocks
     boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
     passes = [plan.runs[kernel].pass_ for kernel in plan.order]
-    known = seen_apart(places_of(plan.modules, passes), schedule.launch_s)
+    known = seen_apart(sites_of(plan.modules, passes), schedule.launch_s)
     needed = (*boundaries, *_asked_at(schedule, boundaries))
-    places = chosen(known, needed, schedule.launch_s, spacing_s)
-    marks = {place.launch for place in places}
-    body = msgspec.json.encode((plan, places), order="deterministic")
+    sites = chosen(known, needed, schedule.launch_s, spacing_s)
+    marks = {site.launch for site in sites}
+    body = msgspec.json.encode((plan, sites), order="deterministic")
     return MarkedStep(
-        places=places,
+        sites=sites,
         unmarked=tuple(at for at in boundaries if at not in marks),
         digest=hashlib.sha256(body).hexdigest(),
     )
@@ -113,19 +113,19 @@ def _asked_at(schedule: ClockSchedule, boundaries: Sequence[int]) -> Iterator[in
         yield bisect_right(starts_s, asked_s) - 1
 
 
-def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ...]:
+def sites_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[MarkSite, ...]:
     """Return all that can be seen of a step, at most one thing at each launch, in launch order.
 
     Args:
         modules: Of each launch, as a step says; empty where they are unknown.
         passes: Of each launch.
     """
-    found = {0: Place(launch=0, event=STEP)}
+    found = {0: MarkSite(launch=0, event=STEP)}
     runs = list(_runs(passes))
     backward_ends = [run[-1] + 1 for pass_, run in runs if pass_ is Pass.BACKWARD]
     for number, launch in enumerate(backward_ends):
         if launch < len(passes):
-            found[launch] = Place(
+            found[launch] = MarkSite(
                 launch=launch,
                 event=BACKWARD_END,
                 occurrence=number,
@@ -150,8 +150,8 @@ def places_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[Place, ..
     return tuple(found[launch] for launch in sorted(found))
 
 
-def seen_apart(known: Sequence[Place], launch_s: Sequence[float]) -> tuple[Place, ...]:
-    """Return the places that come long enough after the one before, and before the next step.
+def seen_apart(known: Sequence[MarkSite], launch_s: Sequence[float]) -> tuple[MarkSite, ...]:
+    """Return the sites that come long enough after the one before, and before the next step.
 
     Args:
         known: In launch order, the first at launch 0, which is kept.
@@ -159,21 +159,21 @@ def seen_apart(known: Sequence[Place], launch_s: Sequence[float]) -> tuple[Place
     """
     starts_s = list(itertools.accumulate(launch_s, initial=0.0))
     kept = [known[0]]
-    for place in known[1:]:
-        at_s = starts_s[place.launch]
+    for site in known[1:]:
+        at_s = starts_s[site.launch]
         before_s = starts_s[kept[-1].launch]
         if at_s - before_s >= LEAST_APART_S and starts_s[-1] - at_s >= LEAST_APART_S:
-            kept.append(place)
+            kept.append(site)
     return tuple(kept)
 
 
 def chosen(
-    known: Sequence[Place],
+    known: Sequence[MarkSite],
     wanted: Sequence[int],
     launch_s: Sequence[float],
     spacing_s: float,
-) -> tuple[Place, ...]:
-    """Choose places: at or right before every launch wanted, and others some time apart.
+) -> tuple[MarkSite, ...]:
+    """Choose sites: at or right before every launch wanted, and others some time apart.
 
     Two at least, where there are: steps of a graph that nobody counts show by nothing else.
 
@@ -181,14 +181,14 @@ def chosen(
         known: In launch order, the first at launch 0.
         wanted: Launches at which clocks change, or are asked for.
         launch_s: How long each launch takes.
-        spacing_s: Between other places, at least.
+        spacing_s: Between other sites, at least.
     """
-    at = [place.launch for place in known]
+    at = [site.launch for site in known]
     needed = {0, *(bisect_right(at, launch) - 1 for launch in wanted)}
     starts_s = list(itertools.accumulate(launch_s, initial=0.0))
     taken = sorted(needed)
-    for index, place in enumerate(known):
-        if index not in needed and _is_apart(taken, at, starts_s, place.launch, spacing_s):
+    for index, site in enumerate(known):
+        if index not in needed and _is_apart(taken, at, starts_s, site.launch, spacing_s):
             taken.insert(bisect_right(taken, index), index)
     if len(taken) == 1 < len(known):
         half_s = starts_s[-1] / 2
@@ -286,9 +286,13 @@ def _may_enclose(
 
 
 def _note(
-    found: dict[int, Place], event: str, path: str, launches: Sequence[int], most: int | None = None
+    found: dict[int, MarkSite],
+    event: str,
+    path: str,
+    launches: Sequence[int],
+    most: int | None = None,
 ) -> None:
-    """Note places where none is known, or one of a module further inside."""
+    """Note sites where none is known, or one of a module further inside."""
     for number, launch in enumerate(launches):
         if most is not None and launch > most:
             continue
@@ -298,7 +302,7 @@ def _note(
             or (known.event == event and known.path.startswith(f"{path}."))
             or (known.event == LEAVE and event != LEAVE)
         ):
-            found[launch] = Place(
+            found[launch] = MarkSite(
                 launch=launch,
                 event=event,
                 path=path,

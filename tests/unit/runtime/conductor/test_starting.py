@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from underclock.hw.clock import SystemClock
-from underclock.runtime.conductor.hearing import can_be_read
-from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.conductor.starting import Conducting, can_be_read
 
 CLOCK = SystemClock()
 

@@ -12,7 +12,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import UNSEEN, computing
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
-from underclock.runtime.conductor.owners import LeasePolicy, LeaseRules, Owners, rules_in
+from underclock.runtime.conductor.leases import LeasePolicy, LeaseRules, Owners, rules_in
 from underclock.testing import simulated_driver
 
 _ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can own what others write")

@@ -1,27 +1,115 @@
-"""The log of a run, and what the driver showed laid over its steps."""
+"""The log of a run: written line by line, read again, summed up, and counted for Prometheus."""
 
 import bisect
 import errno
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
-from underclock.errors import UsageError
-from underclock.records.runs import Line, RunLine, StepLine
+from underclock.errors import NotSupportedError, UsageError
+from underclock.records.runs import (
+    ArmLine,
+    AskLine,
+    EndLine,
+    EventLine,
+    Line,
+    RunLine,
+    RunSummary,
+    StepLine,
+)
 from underclock.runtime.conductor.gauges import Gauge
-from underclock.runtime.conductor.metrics import Metrics
-from underclock.runtime.machine.steps import PassedStep
-from underclock.runtime.undo.saying import say
+from underclock.runtime.machine.steps import PassedStep, State
+from underclock.runtime.undo.processes import say
 
 _MOST = 4096  # readings kept, where the GPU's energy cannot be read
 _LONGEST_LINE = 1 << 16
 
 _HIT_S = 1e-3
 _STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick every 0.1 s at least
+
+
+class Metrics:
+    """Counters and gauges, in a registry of their own.
+
+    Args:
+        registry: Of prometheus-client's; by default a new one.
+
+    Raises:
+        NotSupportedError: prometheus-client is not installed.
+    """
+
+    def __init__(self, registry: Any = None) -> None:  # noqa: ANN401 - the library is optional
+        self._library = _library()
+        self.registry = self._library.CollectorRegistry() if registry is None else registry
+        self._steps = self._counter("steps", "Steps that ended", "state")
+        self._joules = self._counter("energy_joules", "Energy of those whose energy is known")
+        self._asks = self._counter("asks", "Clocks that were asked for", "domain")
+        self._planned = self._counter("planned_changes", "Changes in steps that were seen closely")
+        self._hits = self._counter("hits", "Of those, changes within a millisecond of their launch")
+        self._overruled = self._counter("overruled_locks", "Locks that the driver overruled")
+        self._step_s = self._gauge("step_seconds", "What the last step took")
+        self._power_w = self._gauge("power_watts", "Mean power in the last step")
+        self._core_mhz = self._gauge("core_megahertz", "Mean core clock in the last step")
+        self._temperature_c = self._gauge("temperature_celsius", "Temperature in the last step")
+
+    def serve(self, port: int) -> None:
+        """Answer scrapes on this machine alone, by a thread.
+
+        Raises:
+            NotSupportedError: The port is taken.
+        """
+        try:
+            self._library.start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        except OSError as exc:
+            raise NotSupportedError(
+                f"cannot serve metrics on port {port}: {exc.strerror}", hint="name another port"
+            ) from exc
+
+    def write(self, line: Line) -> None:
+        """Count a line of the log."""
+        if isinstance(line, AskLine):
+            self._asks.labels(gpu=line.gpu, domain=line.domain).inc()
+        if not isinstance(line, StepLine):
+            return
+        self._steps.labels(gpu=line.gpu, state=line.state).inc(line.steps)
+        for counter, value in (
+            (self._joules, None if line.energy_j is None else line.steps * line.energy_j),
+            (self._planned, None if line.hits is None else line.planned),
+            (self._hits, line.hits),
+            (self._overruled, len(line.overruled)),
+        ):
+            if value is not None:
+                counter.labels(gpu=line.gpu).inc(value)
+        for gauge, reading in (
+            (self._step_s, line.time_s),
+            (self._power_w, line.power_w),
+            (self._core_mhz, line.core_mhz),
+            (self._temperature_c, line.temperature_c),
+        ):
+            if reading is not None:
+                gauge.labels(gpu=line.gpu).set(reading)
+
+    def _counter(self, name: str, words: str, *labels: str) -> Any:  # noqa: ANN401
+        return self._made("Counter", name, words, *labels)
+
+    def _gauge(self, name: str, words: str) -> Any:  # noqa: ANN401
+        return self._made("Gauge", name, words)
+
+    def _made(self, kind: str, name: str, words: str, *labels: str) -> Any:  # noqa: ANN401
+        make = getattr(self._library, kind)
+        return make(f"underclock_{name}", words, ["gpu", *labels], registry=self.registry)
+
+
+def _library() -> Any:  # noqa: ANN401
+    try:
+        import prometheus_client  # noqa: PLC0415 - an extra
+    except ImportError as exc:
+        raise NotSupportedError("metrics need prometheus-client", hint=_MISSING) from exc
+    return prometheus_client
 
 
 class Log:
@@ -233,3 +321,110 @@ def _between(read: Sequence[tuple[float, float]], at_s: float) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+_MISSING = "pip install 'underclock[metrics]'"
+
+
+_P50, _P99 = 0.5, 0.99
+
+
+def last_run(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the lines of the last run in a log; all of them where no line begins one."""
+    begins = [at for at, line in enumerate(lines) if isinstance(line, RunLine)]
+    return tuple(lines[begins[-1] :] if begins else lines)
+
+
+def summary_of(lines: Sequence[Line]) -> RunSummary:
+    """Return a run's summary.
+
+    Args:
+        lines: Of its log.
+    """
+    run = next((line for line in lines if isinstance(line, RunLine)), None)
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    followed = [line for line in steps if line.state == State.FOLLOWING]
+    counted = followed or steps
+    known = [(line.energy_j, line.steps) for line in counted if line.energy_j is not None]
+    energy_j = sum(each_j * steps for each_j, steps in known)
+    told = list(_told(followed))
+    errors_s = [(abs(each_s), count) for line, count in told for each_s in line.error_s]
+    late_s = [(each_s, count) for line, count in told for each_s in line.late_s]
+    ends = [line for line in lines if isinstance(line, EndLine)]
+    asks = [line for line in lines if isinstance(line, AskLine)]
+    wall_s = sum(line.wall_s for line in ends)
+    hits = [((line.hits or 0) * count, line.planned * count) for line, count in told]
+    planned = sum(each for _, each in hits)
+    return RunSummary(
+        run=run,
+        marks=0 if run is None else run.marks,
+        steps=_count(steps),
+        enqueued=ends[-1].enqueued if ends else None,
+        followed=_count(followed),
+        step_s=_quantile([(line.time_s, line.steps) for line in counted], _P50),
+        step_j=energy_j / sum(steps for _, steps in known) if known else None,
+        asks=len(asks) / _count(steps) if steps else None,
+        hits=sum(each for each, _ in hits) / planned if planned else None,
+        error_p50_s=_quantile(errors_s, _P50),
+        error_p99_s=_quantile(errors_s, _P99),
+        late_p50_s=_quantile(late_s, _P50),
+        late_p99_s=_quantile(late_s, _P99),
+        conductor=sum(line.cpu_s for line in ends) / wall_s if wall_s else None,
+        looks_hz=sum(line.looks for line in ends) / wall_s if wall_s else None,
+        events=tuple(line.text for line in lines if isinstance(line, EventLine)),
+        arms=tuple(line for line in lines if isinstance(line, ArmLine)),
+        energy_j=ends[-1].energy_j if ends else None,
+    )
+
+
+def _count(lines: Sequence[StepLine]) -> int:
+    return sum(line.steps for line in lines)
+
+
+def _told(steps: Sequence[StepLine]) -> Iterator[tuple[StepLine, int]]:
+    """Yield the steps whose changes are told, and for how many each stands: those before it too.
+
+    All first steps are told, while they are learned, and few of the later ones.
+    """
+    waiting: defaultdict[int, int] = defaultdict(int)
+    for line in steps:
+        waiting[line.gpu] += line.steps
+        if line.hits is not None:
+            yield line, waiting.pop(line.gpu)
+
+
+def _quantile(values: Sequence[tuple[float, int]], share: float) -> float | None:
+    """Return the least value that such a share of them does not exceed; each counts some times."""
+    upto = share * sum(count for _, count in values)
+    value = None
+    for value, count in sorted(values):  # noqa: B007 - the last, if none is beyond
+        upto -= count
+        if upto < 0:
+            break
+    return value
+
+
+def live_line(lines: Sequence[Line]) -> str:
+    """Say how the last steps went; empty before there was one.
+
+    Args:
+        lines: Of the log, the last ones.
+    """
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    if not steps:
+        return ""
+    last, count = steps[-1], sum(step.steps for step in steps)
+    time_s = sum(step.steps * step.time_s for step in steps)
+    parts = [f"step {last.step + last.steps - 1}", f"{1e3 * time_s / count:.4g} ms"]
+    energies = [(s.steps, s.energy_j) for s in steps if s.energy_j is not None]
+    if energies:
+        energy_j = sum(some * each_j for some, each_j in energies)
+        parts.append(f"{energy_j / sum(some for some, _ in energies):.4g} J")
+    if last.core_mhz is not None:
+        parts.append(f"{last.core_mhz:.0f} MHz")
+    hits = [(step.hits, step.planned) for step in steps if step.hits is not None]
+    planned = sum(each for _, each in hits)
+    if planned:
+        parts.append(f"{sum(each for each, _ in hits) / planned:.0%} within 1 ms")
+    parts.append(f"{last.arm}: {last.state}" if last.arm else last.state)
+    return ", ".join(parts)

@@ -1,0 +1,244 @@
+"""The clock domains of a GPU, change after change: which is to be asked for next, and when.
+
+A number counts the changes of a domain over all rounds. What calls and delays take is believed from
+a table, and known better once they were seen.
+"""
+
+import bisect
+import math
+from collections import defaultdict, deque
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from underclock.records.latencies import Domain
+from underclock.runtime.machine.position import Position
+from underclock.runtime.machine.steps import Ask, Outcome
+from underclock.runtime.machine.timetable import Change, Timetable
+
+_ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the mean is taken
+_ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next
+_KEPT = 8  # boundaries remembered for calls that return after them
+_ROUNDING_S = 1e-12
+
+
+class Latencies:
+    """Calls and delays of one GPU."""
+
+    def __init__(self) -> None:
+        self._calls = _Seen()
+        self._delays = _Seen()
+
+    def returned(self, domain: Domain, to_mhz: int | None, call_s: float) -> None:
+        """Note how long a setter blocked; setting and giving back are calls of their own."""
+        self._calls.add((domain, to_mhz is None), call_s)
+
+    def followed(self, domain: Domain, to_mhz: int | None, delay_s: float) -> None:
+        """Note how long after the call's return the clock was seen to be the new one."""
+        self._delays.add((domain, to_mhz), delay_s)
+
+    def call_s(self, change: Change) -> float:
+        """Return how long the setter is expected to block."""
+        key = change.domain, change.to_mhz is None
+        return self._calls.usual_s.get(key, change.believed.call_s)
+
+    def delay_s(self, change: Change) -> float:
+        """Return how long after the call the clock is expected to be the new one."""
+        key = change.domain, change.to_mhz
+        return self._delays.usual_s.get(key, change.believed.delay_s)
+
+    def lead_s(self, change: Change) -> float:
+        """Return how long ahead a change is to be asked for; calls follow each other."""
+        call_s = self.call_s(change)
+        alone_s = call_s + self.delay_s(change)
+        if change.behind is None:
+            return alone_s
+        return max(alone_s, self.lead_s(change.behind) + call_s)
+
+    def sure_s(self, change: Change) -> float:
+        """Return how long after the call's return it has very likely happened."""
+        believed = change.believed
+        return self.delay_s(change) + believed.delay_p95_s - believed.delay_s
+
+
+class _Seen:
+    """Durations that were seen, and what is usual once they are enough."""
+
+    def __init__(self) -> None:
+        self.usual_s: dict[Hashable, float] = {}
+        self._lately_s: defaultdict[Hashable, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_REMEMBERED)
+        )
+
+    def add(self, key: Hashable, duration_s: float) -> None:
+        lately_s = self._lately_s[key]
+        lately_s.append(duration_s)
+        if len(lately_s) >= _ENOUGH:
+            ordered_s, count = sorted(lately_s), len(lately_s)
+            most_s = _ODD * ordered_s[count // 2]
+            few = bisect.bisect_right(ordered_s, most_s)  # the others count as the most
+            self.usual_s[key] = (sum(ordered_s[:few]) + (count - few) * most_s) / count
+
+
+@dataclass(slots=True)
+class DomainChanges:
+    """The changes of one clock domain.
+
+    Attributes:
+        changes: Of a round, in order; at least one.
+        launches: In a round.
+        following: Number of the next change to ask for.
+        sure_s: When what was asked for last has very likely happened.
+        passed: Number of the next change whose launch has not begun.
+    """
+
+    changes: tuple[Change, ...]
+    launches: int
+    following: int = -1
+    sure_s: float = -math.inf
+    passed: int = 0
+    _began_s: dict[int, float] = field(default_factory=dict)
+    _flying: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def change(self, number: int) -> Change:
+        """Return a change by its number."""
+        return self.changes[number % len(self.changes)]
+
+    def change_to(self, mhz: int | None) -> Change:
+        """Return a change to a clock, ``None`` being auto, or any where there is no such change."""
+        return next((each for each in self.changes if each.to_mhz == mhz), self.changes[0])
+
+    def launch(self, number: int) -> int:
+        """Return which launch a change is for, counted over all rounds."""
+        rounds, index = divmod(number, len(self.changes))
+        return rounds * self.launches + self.changes[index].at
+
+    def enter(self, launch: int) -> None:
+        """Go on from a launch: what it should run at is asked for first."""
+        rounds, at = divmod(launch, self.launches)
+        index = bisect.bisect_right([change.at for change in self.changes], at)
+        self.passed = rounds * len(self.changes) + index
+        self.following = self.passed - 1
+        self._began_s.clear()
+        self._flying.clear()
+
+    def due_s(self, number: int, position: Position, latencies: Latencies) -> float:
+        """Return when a change should be asked for: not before the one before it is due."""
+        change = self.change(number)
+        ahead_s = position.begins_s(self.launch(number)) + change.aim_s - latencies.lead_s(change)
+        return max(ahead_s, position.begins_s(self.launch(number - 1)))
+
+    def newest(self, now_s: float, position: Position, latencies: Latencies) -> int:
+        """Return the number of the newest change that is due; older ones give way to it."""
+        number = self.following
+        while self.due_s(number + 1, position, latencies) <= now_s:
+            number += 1
+        return number
+
+    def flies(self, number: int, expected_s: float, effect_s: float) -> list[Outcome]:
+        """Note a change that was asked for; return how it met its launch if that has begun."""
+        if number in self._began_s:
+            return [Outcome(self.change(number), expected_s, self._began_s[number], effect_s)]
+        if number >= self.passed:
+            self._flying[number] = expected_s, effect_s
+        return []
+
+    def passes(self, position: Position) -> list[Outcome]:
+        """Note that the step got on; return how the changes met launches that began."""
+        met = []
+        while self.launch(self.passed) <= position.launch:
+            number = self.passed
+            began_s = self._began_s[number] = position.began_s(self.launch(number))
+            if number in self._flying:
+                expected_s, effect_s = self._flying.pop(number)
+                met.append(Outcome(self.change(number), expected_s, began_s, effect_s))
+            self._began_s.pop(number - _KEPT, None)
+            self.passed += 1
+        return met
+
+
+class ClockDomains:
+    """The clock domains that change; those in `without`, which may become more, are left alone."""
+
+    def __init__(
+        self,
+        timetable: Timetable,
+        position: Position,
+        latencies: Latencies,
+        without: Collection[Domain],
+    ) -> None:
+        self.of = {
+            domain: DomainChanges(changes, timetable.launches)
+            for domain, changes in timetable.changes.items()
+        }
+        self._position, self._latencies, self._without = position, latencies, without
+        self._asks_s: dict[Domain, float] | None = None  # unknown where something changed
+        self._next_s = math.inf  # the first of them
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the changes of a round, one domain's after the other's."""
+        for domain in self.of.values():
+            yield from domain.changes
+
+    def moved(self) -> None:
+        """Find out anew when changes are due: the step got on, or something was asked for."""
+        self._asks_s = None
+
+    def enter(self, launch: int) -> None:
+        """Go on from a launch: what it should run at is asked for first."""
+        for domain in self.of.values():
+            domain.enter(launch)
+
+    def passes(self) -> list[Outcome]:
+        """Note that the step got on; return how the changes met launches that began."""
+        return [met for domain in self.of.values() for met in domain.passes(self._position)]
+
+    def next_s(self) -> float:
+        """Return when the next change can be asked for; this is called often."""
+        if self._asks_s is None:
+            self._asks_s = self._find_asks_s()
+            self._next_s = min(self._asks_s.values(), default=math.inf)
+        return self._next_s
+
+    def next_change(self, now_s: float, asked_mhz: Mapping[Domain, int | None]) -> Ask | None:
+        """Return the newest change that is due, unless the clock was asked to be there.
+
+        Args:
+            now_s: The time.
+            asked_mhz: What each clock was asked for last; ``None`` is auto.
+        """
+        now_s += _ROUNDING_S
+        position, latencies = self._position, self._latencies
+        while True:
+            if self.next_s() > now_s or self._asks_s is None:
+                return None
+            due = [name for name, each_s in self._asks_s.items() if each_s <= now_s]
+            name = min(
+                due, key=lambda n: self.of[n].due_s(self.of[n].following, position, latencies)
+            )
+            domain = self.of[name]
+            number = domain.newest(min(now_s, position.next_mark_s()), position, latencies)
+            domain.following = number + 1
+            self.moved()
+            change = domain.change(number)
+            if change.to_mhz != asked_mhz[name]:
+                return Ask(
+                    domain=name,
+                    to_mhz=change.to_mhz,
+                    call_s=latencies.call_s(change),
+                    number=number,
+                    expected_s=position.begins_s(domain.launch(number)),
+                )
+
+    def _find_asks_s(self) -> dict[Domain, float]:
+        """Return when each clock's next change can be asked for, if no mark is seen before.
+
+        A lock that is replaced before it is followed never is, so the one before must have
+        happened. What is due only after the next mark waits for the mark.
+        """
+        mark_s = self._position.next_mark_s()
+        asks_s = {}
+        for name, domain in self.of.items():
+            due_s = domain.due_s(domain.following, self._position, self._latencies)
+            if due_s <= mark_s and name not in self._without:
+                asks_s[name] = max(due_s, domain.sure_s)
+        return asks_s
