@@ -38,13 +38,12 @@ from underclock.records import (
     MeasurementSettings,
     SampleSet,
 )
-from underclock.stages.load_step import load_step
 from underclock.stages.measure import measure
-from underclock.stages.step_source import StepFile, source_of
-from underclock.stages.torch_step import held_step
-from underclock.stages.trace import trace
 from underclock.stages.watch import watch
 from underclock.store import write_document
+from underclock.tracing.captured import held_step
+from underclock.tracing.source import StepFile, load_step, source_of
+from underclock.tracing.trace import trace
 
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"

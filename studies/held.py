@@ -109,8 +109,8 @@ def planned(name: str) -> Plan:
     """Trace a step, and make a plan for it by hand."""
     from underclock.hw.nvml import NvmlGpu  # noqa: PLC0415 - needs a GPU
     from underclock.hw.nvml_calls import nvml_session  # noqa: PLC0415
-    from underclock.stages.load_step import load_step  # noqa: PLC0415
-    from underclock.stages.torch_step import held_step  # noqa: PLC0415
+    from underclock.tracing.captured import held_step  # noqa: PLC0415
+    from underclock.tracing.source import load_step  # noqa: PLC0415
 
     with held_step(load_step(f"{ZOO}:{STEPS[name]}"), name=name) as launcher:
         step = launcher.traced.step
@@ -177,7 +177,7 @@ def held(name: str, path: Path, most: int | None) -> dict[str, Any]:
     """Hold a plan dry, in a row and in turns; in fewer turns than usual where that is asked."""
     import torch  # noqa: PLC0415 - the user's own
 
-    from underclock.stages.load_step import load_step  # noqa: PLC0415 - needs a GPU
+    from underclock.tracing.source import load_step  # noqa: PLC0415 - needs a GPU
 
     plan = msgspec.json.decode(path.read_bytes(), type=Plan)
     step = load_step(f"{ZOO}:{STEPS[name]}")

@@ -59,7 +59,7 @@ def seen(torch: ModuleType, name: str, *, trace: bool) -> dict[str, Any]:
     """Run a step of this rank, and return what is seen of it."""
     from torch import distributed  # noqa: PLC0415
 
-    from underclock.stages.load_step import load_step  # noqa: PLC0415 - needs a GPU
+    from underclock.tracing.source import load_step  # noqa: PLC0415 - needs a GPU
 
     step = load_step(f"{ZOO}:{name}")
     for _ in range(_WARM):
@@ -121,7 +121,7 @@ def collectives(torch: ModuleType) -> dict[str, list[float]]:
 
 def traced(step: Callable[[], object], name: str) -> dict[str, Any]:
     """Trace it, as `underclock trace` does."""
-    from underclock.stages.torch_step import trace_step  # noqa: PLC0415 - needs a GPU
+    from underclock.tracing.captured import trace_step  # noqa: PLC0415 - needs a GPU
 
     begun = time.perf_counter()
     try:

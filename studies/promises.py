@@ -26,7 +26,7 @@ from underclock.hw.measurer import BRISK
 from underclock.records import TOLERANCE, Plan, SampleSet
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.trace import trace
+from underclock.tracing.trace import trace
 
 GPU, WORKLOAD = "rtx3080ti", "gpt3-xl"
 BUDGETS = (0.0, 0.01)

@@ -28,7 +28,7 @@ from underclock.records import Plan, SampleSet
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.refine import refine
-from underclock.stages.trace import trace
+from underclock.tracing.trace import trace
 from underclock.units import format_percent
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from searching_problem import Problem, Row, simulated_problem, table_problem
 from searching_results import Cell, DataSetResults, Outcome, finalists
 from searching_searchers import SEARCHERS, Searcher
 from underclock.records import SampleSet
-from underclock.stages.trace import trace
+from underclock.tracing.trace import trace
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "evidence" / "searching.md"

@@ -10,9 +10,9 @@ from typing import Any
 import torch as library
 
 from underclock.hw.nvml import NvmlGpu
-from underclock.stages.load_step import load_step
-from underclock.stages.torch_step import measured_step
-from underclock.stages.trace import trace
+from underclock.tracing.captured import measured_step
+from underclock.tracing.source import load_step
+from underclock.tracing.trace import trace
 
 torch: Any = library  # typed in part only
 STEPS, LEAST_STEPS, SETTLING = 60, 12, 5

@@ -110,7 +110,7 @@ def run(name: str, how: str) -> dict[str, Any]:
     """Run a step, trace it in between if asked, run it on; return what was seen."""
     import torch  # noqa: PLC0415 - the user's own
 
-    from underclock.stages.load_step import load_step  # noqa: PLC0415 - needs a GPU
+    from underclock.tracing.source import load_step  # noqa: PLC0415 - needs a GPU
 
     if how != "traced":  # losses can be compared only where the model gives the same twice
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
@@ -133,7 +133,7 @@ def record(name: str, folder: Path) -> dict[str, Any]:
     """Write what is seen of a step on this machine's GPU."""
     import torch  # noqa: PLC0415 - the user's own
 
-    from underclock.stages.load_step import load_step  # noqa: PLC0415
+    from underclock.tracing.source import load_step  # noqa: PLC0415
 
     step = load_step(f"{ZOO}:{name}")
     recording = _recording(torch, step, name)
@@ -149,10 +149,10 @@ def record(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _recording(torch: ModuleType, run_step: Callable[[], object], name: str) -> Recording:
-    from underclock.stages import torch_step  # noqa: PLC0415
+    from underclock.tracing.captured import held_step  # noqa: PLC0415
 
     about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    with torch_step.held_step(run_step, name=name) as launcher:
+    with held_step(run_step, name=name) as launcher:
         launcher.snapshot.restore()
         trace = compact(profile(run_step))
         launcher.snapshot.restore()
@@ -173,7 +173,7 @@ def _recording(torch: ModuleType, run_step: Callable[[], object], name: str) -> 
 def trace(torch: ModuleType, step: Callable[[], object], name: str) -> dict[str, Any]:
     """Trace a step; return how much of it was captured."""
     from underclock.errors import UnderclockError  # noqa: PLC0415
-    from underclock.stages import torch_step  # noqa: PLC0415
+    from underclock.tracing.captured import held_step  # noqa: PLC0415
 
     said = io.StringIO()
     begun = time.perf_counter()
@@ -182,7 +182,7 @@ def trace(torch: ModuleType, step: Callable[[], object], name: str) -> dict[str,
         try:
             with (
                 profiler_detaches(detaches=True),
-                torch_step.held_step(step, name=name) as launcher,
+                held_step(step, name=name) as launcher,
             ):
                 taken_s = time.perf_counter() - begun
                 found = captured_share(torch, launcher, step)

@@ -100,8 +100,9 @@ if TYPE_CHECKING:
     from underclock.stages.score import score
     from underclock.stages.sources import load, save
     from underclock.stages.switching import Switching
-    from underclock.stages.trace import TracePhase, trace
     from underclock.stages.validate import validate
+    from underclock.tracing.source import Script, StepFile, TracePhase
+    from underclock.tracing.trace import trace
 
     __version__: str
 
@@ -160,19 +161,19 @@ _HOMES = {
     "Sample": "records",
     "SampleSet": "records",
     "Score": "records",
-    "Script": "stages.script",
+    "Script": "tracing.source",
     "Segment": "records",
     "Spread": "records",
     "Status": "records",
     "Step": "records",
-    "StepFile": "stages.step_source",
+    "StepFile": "tracing.source",
     "StepSource": "records",
     "Strategy": "records",
     "Switch": "records.latencies",
     "Switching": "stages.switching",
     "Tally": "campaign.progress",
     "ThrottleReason": "records",
-    "TracePhase": "stages.trace",
+    "TracePhase": "tracing.source",
     "UnderclockError": "errors",
     "UsageError": "errors",
     "Utilisation": "records",
@@ -190,7 +191,7 @@ _HOMES = {
     "run": "stages.run",
     "save": "stages.sources",
     "score": "stages.score",
-    "trace": "stages.trace",
+    "trace": "tracing.trace",
     "transformers_callback": "stages.applied",
     "validate": "stages.validate",
     "write_report": "stages.report",

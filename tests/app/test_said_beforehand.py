@@ -2,18 +2,17 @@
 
 import io
 import re
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from underclock.app import main
 from underclock.records import Kernel, Step
-from underclock.stages.trace import TracePhase
+from underclock.tracing.source import TracePhase
 
 
 class _Terminal(io.StringIO):
@@ -85,13 +84,8 @@ def test_trace_says_what_it_does_with_a_step(monkeypatch: pytest.MonkeyPatch) ->
             tell(phase)
         return SimpleNamespace(step=Step(name="s", kernels=(Kernel(name="a"),), order=(0,)))
 
-    # The import system's way to put a library, here one that needs a GPU, in the place of another.
-    loading: Any = ModuleType("underclock.stages.load_step")
-    loading.load_step = lambda _source: "step"
-    tracing: Any = ModuleType("underclock.stages.torch_step")
-    tracing.trace_step = trace_step
-    for module in (loading, tracing):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("underclock.tracing.trace.load_step", lambda _source: "step")
+    monkeypatch.setattr("underclock.tracing.captured.trace_step", trace_step)
     Path("train.py").touch()
     shown = _Terminal()
 

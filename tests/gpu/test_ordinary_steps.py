@@ -17,10 +17,8 @@ pytest.importorskip("cuda.bindings.driver")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-from underclock.stages.load_step import load_step  # noqa: E402
-from underclock.stages.script import Script  # noqa: E402
-from underclock.stages.torch_script import held_script, trace_script  # noqa: E402
-from underclock.stages.torch_step import measured_step, trace_step  # noqa: E402
+from underclock.tracing.captured import held_script, measured_step, trace_script, trace_step  # noqa: E402
+from underclock.tracing.source import Script, load_step  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

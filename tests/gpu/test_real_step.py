@@ -26,8 +26,8 @@ pytest.importorskip("cuda.bindings.driver")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-from underclock.stages.load_step import load_step  # noqa: E402
-from underclock.stages.torch_step import held_step, running_step, trace_step  # noqa: E402
+from underclock.tracing.captured import held_step, running_step, trace_step  # noqa: E402
+from underclock.tracing.source import load_step  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -29,8 +29,8 @@ from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Clocks, Kernel, ThrottleReason
 from underclock.records.latencies import Domain
-from underclock.stages.real import real_notes
 from underclock.testing import simulated_driver
+from underclock.tracing.held import real_notes
 
 _MODEL = gpu_model("rtx3080ti")
 

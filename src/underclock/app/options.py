@@ -14,7 +14,7 @@ from underclock.units import parse_duration, parse_fraction, parse_mhz
 
 if TYPE_CHECKING:
     from underclock.records import Clocks
-    from underclock.stages.step_source import StepFile
+    from underclock.tracing.source import StepFile
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=True)
@@ -43,7 +43,7 @@ source_option = click.option(
 
 def own_file(document: Path | None) -> Path | None:
     """Return the file of this rank where ``torchrun`` gave all of them one name."""
-    from underclock.stages.ranks import Rank
+    from underclock.tracing.ranks import Rank
 
     rank = Rank.of(os.environ)
     return document if rank is None or document is None else rank.own(document)
@@ -57,7 +57,7 @@ def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "St
         source: What the user named; empty for nothing.
         quiet: Whether another rank tells the user.
     """
-    from underclock.stages.step_source import StepFile
+    from underclock.tracing.source import StepFile
 
     return StepFile(
         folder=document.parent if document else Path(),

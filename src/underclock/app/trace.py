@@ -13,7 +13,7 @@ from underclock.errors import UsageError
 from underclock.records import Step
 
 if TYPE_CHECKING:
-    from underclock.stages.script import Script
+    from underclock.tracing.source import Script
 
 
 @click.command(name="trace")
@@ -61,8 +61,9 @@ def command(
 
     Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
     """
-    from underclock.stages.ranks import Rank, told_of_ranks
-    from underclock.stages.trace import TracePhase, trace
+    from underclock.tracing.ranks import Rank, told_of_ranks
+    from underclock.tracing.source import TracePhase
+    from underclock.tracing.trace import trace
 
     given, rank = output, Rank.of(os.environ)
     tells = rank is None or rank.leads
@@ -100,7 +101,7 @@ def _what(
     workload: str, arguments: tuple[str, ...], steps: str | None, *, assume: bool
 ) -> "str | Script":
     """Tell a script from all else, which takes neither arguments nor steps."""
-    from underclock.stages.script import Script
+    from underclock.tracing.source import Script
 
     if workload.endswith(".py"):
         if not Path(workload).is_file():

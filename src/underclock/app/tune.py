@@ -55,9 +55,7 @@ def command(
     """
     from underclock.core.planning.goal import Goal
     from underclock.stages.gpu_names import parse_gpu
-    from underclock.stages.real import may_lock
     from underclock.stages.report import write_report
-    from underclock.stages.trace import TracePhase
     from underclock.stages.tune import (
         measure_apart,
         measured_for,
@@ -69,6 +67,8 @@ def command(
         training_of,
     )
     from underclock.store import write_document
+    from underclock.tracing.held import may_lock
+    from underclock.tracing.source import TracePhase
 
     try:
         goal = Goal(max_slowdown=max_slowdown)

@@ -47,8 +47,8 @@ from underclock.stages.doctor import GpuFinding, examine
 from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.trace import trace
 from underclock.stages.validate import validate
+from underclock.tracing.trace import trace
 
 PAPERS_GPU = "sim:rtx3080ti"
 _SECOND_GPU = "sim:a4000"

@@ -9,7 +9,7 @@ from underclock.hw.base import Measurer
 from underclock.paper.published import BATCH, BATCH_SIZE, TENSOR_PARALLEL
 from underclock.paper.records import PercentChange, Transfer
 from underclock.records import AUTO, Pass, Plan, Step
-from underclock.stages.trace import trace
+from underclock.tracing.trace import trace
 
 WORKLOAD = "gpt3-xl"
 BATCHES = (1, 2, 4, 8, 16, 24, 32, BATCH_SIZE)

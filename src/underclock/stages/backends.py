@@ -25,10 +25,10 @@ from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
-from underclock.stages.ranks import rank_of
-from underclock.stages.real import algorithm_notes, held_launcher, may_lock, real_notes
-from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import read_table
+from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
+from underclock.tracing.ranks import Rank
+from underclock.tracing.source import StepFile, StepFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def open_gpu(
             )
         return
     with nvml_session():
-        rank = rank_of(step, os.environ) if step is not None and runs else None
+        rank = Rank.needed(step, os.environ) if step is not None and runs else None
         if rank is not None and not rank.leads:
             raise UsageError(
                 f"rank {rank.number} cannot measure: the first of {rank.world} ranks does",

@@ -11,9 +11,9 @@ from underclock.records import Plan, Step, Validation
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.report import write_report
-from underclock.stages.trace import trace
 from underclock.stages.validate import validate
 from underclock.store import check_output, read_document, write_document
+from underclock.tracing.trace import trace
 
 _GPU = "sim:rtx3080ti"
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")

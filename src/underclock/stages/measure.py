@@ -23,10 +23,9 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.records import MeasurementSettings, SampleSet, Step
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.gpu_names import GpuKind, parse_gpu
-from underclock.stages.ranks import rank_of
-from underclock.stages.real import held_launcher
-from underclock.stages.sources import as_step
-from underclock.stages.step_source import StepFile, StepFunction
+from underclock.tracing.held import held_launcher
+from underclock.tracing.ranks import Rank
+from underclock.tracing.source import StepFile, StepFunction, as_step
 
 
 def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
@@ -132,7 +131,7 @@ def follows(step: Step | None, gpu: str) -> bool:
     """
     if step is None or parse_gpu(gpu).kind is not GpuKind.REAL:
         return False
-    rank = rank_of(step, os.environ)
+    rank = Rank.needed(step, os.environ)
     return rank is not None and not rank.leads
 
 
@@ -155,7 +154,7 @@ def follow(
             another.
     """
     name = parse_gpu(gpu)
-    rank = rank_of(step, os.environ)
+    rank = Rank.needed(step, os.environ)
     if rank is None or rank.leads:
         raise UsageError(
             "there is no other rank to follow", hint="the first rank measures; others follow it"

@@ -29,7 +29,7 @@ from underclock.records import (
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.sources import as_plan, check_gpu, step_of
-from underclock.stages.step_source import StepFile, StepFunction
+from underclock.tracing.source import StepFile, StepFunction
 
 REACH = 2
 

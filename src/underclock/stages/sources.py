@@ -29,7 +29,6 @@ from underclock.store import (
     read_table,
     write_document,
 )
-from underclock.workloads import MODELS, workload
 
 Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | GpuFit
 """What has a file of its own."""
@@ -97,20 +96,6 @@ def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
             hint=f"save {', '.join(kind.__name__ for kind in _KINDS.values())} or SampleSet",
         )
     write_document(path, record, force=force)
-
-
-def as_step(source: Step | str | Path | None) -> Step | None:
-    """Return a step: itself, a named workload, or a file that `underclock trace` wrote.
-
-    Raises:
-        UsageError: There is no such workload or file.
-        DataError: The file cannot be read.
-    """
-    if source is None or isinstance(source, Step):
-        return source
-    if str(source) in MODELS or not Path(source).is_file():
-        return workload(str(source))
-    return read_document(Path(source), Step)
 
 
 def as_samples(source: SampleSource) -> SampleSet:

@@ -16,10 +16,9 @@ from underclock.hw.simulated.served.server import served_gpus
 from underclock.records import Plan, Step
 from underclock.stages.backends import open_gpu
 from underclock.stages.gpu_names import GpuKind, GpuName
-from underclock.stages.script import Script
-from underclock.stages.step_source import source_of
-from underclock.stages.trace import TracePhase, trace
 from underclock.store import read_document, write_document
+from underclock.tracing.source import Script, TracePhase, source_of
+from underclock.tracing.trace import trace
 
 _APART = (sys.executable, "-P", "-m", "underclock")  # -P: as the command, not of this folder
 _INTERRUPTED = 130  # as a shell has it, after SIGINT

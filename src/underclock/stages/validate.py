@@ -48,7 +48,7 @@ from underclock.stages.backends import open_measurer, open_scheduled
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.stages.plan import why_auto
 from underclock.stages.sources import as_plan, check_clocks, check_gpu, step_of
-from underclock.stages.step_source import StepFile, StepFunction
+from underclock.tracing.source import StepFile, StepFunction
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally

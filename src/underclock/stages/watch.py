@@ -18,8 +18,8 @@ from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
 from underclock.stages.backends import OpenGpu, open_gpu
 from underclock.stages.gpu_names import parse_gpu
-from underclock.stages.step_source import StepFile, StepFunction
 from underclock.store import check_output, write_text
+from underclock.tracing.source import StepFile, StepFunction
 
 _WARM_S = 2.0
 _TRIAL_S = 0.1

@@ -44,8 +44,8 @@ from underclock.records import (
 )
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.trace import trace
 from underclock.stages.validate import validate
+from underclock.tracing.trace import trace
 from underclock.workloads import workload
 
 pytestmark = pytest.mark.slow

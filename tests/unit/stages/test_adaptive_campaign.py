@@ -24,8 +24,8 @@ from underclock.report.wording import promise_text
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
-from underclock.stages.trace import trace
 from underclock.store import SampleFile
+from underclock.tracing.trace import trace
 
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally

@@ -2,10 +2,9 @@
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from underclock.records.launches import Traced
 from underclock.stages.backends import open_measurer
 from underclock.stages.measure import follow, follows
 from underclock.testing import simulated_driver
+from underclock.tracing import captured
 
 torch: Any = pytest.importorskip("torch")
 
@@ -78,10 +78,8 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> list[FakeLauncher]:
         made.append(FakeLauncher(Traced(step=run(), groups=())))
         yield made[-1]
 
-    # The import system's way to put a library in the place of another.
-    capturing: Any = ModuleType("underclock.stages.torch_step")
-    capturing.measured_step, capturing.check_device = measured_step, lambda _uuid: None
-    monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
+    monkeypatch.setattr(captured, "measured_step", measured_step)
+    monkeypatch.setattr(captured, "check_device", lambda _uuid: None)
     return made
 
 

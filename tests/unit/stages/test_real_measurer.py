@@ -2,12 +2,9 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,17 +19,18 @@ from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, 
 from underclock.records.launches import Traced
 from underclock.stages.backends import default_measuring, open_measurer
 from underclock.stages.measure import measure
-from underclock.stages.real import (
+from underclock.store import read_samples
+from underclock.testing import simulated_driver
+from underclock.tracing import captured
+from underclock.tracing.held import (
     algorithm_notes,
     held_launcher,
     may_lock,
     neighbour_notes,
     step_now,
 )
-from underclock.stages.step_source import StepFile
-from underclock.stages.trace import is_source, trace
-from underclock.store import read_samples
-from underclock.testing import simulated_driver
+from underclock.tracing.source import StepFile
+from underclock.tracing.trace import is_source, trace
 from underclock.workloads import workload
 
 SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
@@ -167,10 +165,8 @@ class TestCapturedNow:
             assert (run(), name) == ("ran", "train")  # type: ignore[operator]
             yield FakeLauncher(Traced(step=found[0], groups=()))
 
-        # The import system's way to put a library in the place of another.
-        capturing: Any = ModuleType("underclock.stages.torch_step")
-        capturing.measured_step, capturing.check_device = measured_step, lambda _uuid: None
-        monkeypatch.setitem(sys.modules, "underclock.stages.torch_step", capturing)
+        monkeypatch.setattr(captured, "measured_step", measured_step)
+        monkeypatch.setattr(captured, "check_device", lambda _uuid: None)
         return found
 
     def test_the_measurer_says_what_runs_now_and_the_launcher_knows_it_by_its_names(

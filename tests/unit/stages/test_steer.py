@@ -30,10 +30,10 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, Objective, SampleSet, Step
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
-from underclock.stages.real import neighbour_notes
-from underclock.stages.trace import trace
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
+from underclock.tracing.held import neighbour_notes
+from underclock.tracing.trace import trace
 
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally

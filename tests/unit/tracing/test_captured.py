@@ -6,9 +6,9 @@ import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records.launches import NodeKind, TracedActivity
-from underclock.stages.load_step import load_step
-from underclock.stages.torch_step import check_one_device, looked_again, obstacle_of
-from underclock.stages.trace import trace
+from underclock.tracing.captured import check_one_device, looked_again, obstacle_of
+from underclock.tracing.source import load_step
+from underclock.tracing.trace import trace
 
 
 @pytest.fixture

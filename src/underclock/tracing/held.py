@@ -1,4 +1,4 @@
-"""A step on a real GPU, and what there is to say of that GPU."""
+"""A traced step made ready to run on a real GPU again, and what there is to say of that GPU."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,7 @@ from underclock.hw.lockstep import Pace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
 from underclock.records import Step
-from underclock.stages.script import Script
-from underclock.stages.step_source import StepFile, StepFunction, untraced
+from underclock.tracing.source import Script, StepFile, StepFunction, untraced
 
 if TYPE_CHECKING:
     from underclock.hw.cuda.eager import EagerLauncher
@@ -68,27 +67,20 @@ def held_launcher(
         run = StepFile()
     what = run.load(step.source) if isinstance(run, StepFile) else run
     # PyTorch is imported only now: every mistake above is told without it.
-    from underclock.stages.torch_step import check_device  # noqa: PLC0415
+    from underclock.tracing import captured  # noqa: PLC0415
 
-    check_device(gpu.uuid())
-    with _ready(what, step.name) as launcher:
+    captured.check_device(gpu.uuid())
+    ready: AbstractContextManager[CudaLauncher | EagerLauncher] = (
+        captured.held_script(what, name=step.name)
+        if isinstance(what, Script)
+        else captured.measured_step(what, name=step.name)
+    )
+    with ready as launcher:
         now = step_now(step, launcher.traced.step, anew=anew)
         launcher.traced = replace(launcher.traced, step=now.step)
         if pace is not None:
             launcher.pace = pace
         yield launcher, now
-
-
-def _ready(
-    what: StepFunction | Script, name: str
-) -> AbstractContextManager["CudaLauncher | EagerLauncher"]:
-    if isinstance(what, Script):
-        from underclock.stages.torch_script import held_script  # noqa: PLC0415
-
-        return held_script(what, name=name)
-    from underclock.stages.torch_step import measured_step  # noqa: PLC0415
-
-    return measured_step(what, name=name)
 
 
 def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:

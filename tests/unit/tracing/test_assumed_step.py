@@ -14,9 +14,9 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.records import Kind, Step
 from underclock.records.launches import module_calls
 from underclock.runtime.trainer.sites import sites_of
-from underclock.stages.load_step import load_step
-from underclock.stages.trace import trace
 from underclock.store import read_document
+from underclock.tracing.source import load_step
+from underclock.tracing.trace import trace
 
 pytestmark = pytest.mark.slow
 

@@ -2,25 +2,14 @@
 
 import os
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 from underclock.errors import UsageError
 from underclock.records import Step
-from underclock.stages.script import Script
-from underclock.stages.step_source import StepFunction, source_of
+from underclock.tracing.source import Script, StepFunction, TracePhase, load_step, source_of
 from underclock.workloads import workload
-
-
-class TracePhase(StrEnum):
-    """What tracing does with a step, in turn; the value is shown to the user."""
-
-    WARMING = "running the step to warm up"
-    PROFILING = "profiling the step"
-    CAPTURING = "capturing the step"
-    CHECKING = "capturing it again, to see that it stays the same"
 
 
 def trace(
@@ -60,36 +49,20 @@ def trace(
         raise UsageError(
             "a step's sizes are its own", hint="change them in its file, not with --size"
         )
-    if assume:
-        return _assumed(what, folder, progress)
     # What needs PyTorch is imported for functions and scripts only.
-    if isinstance(what, Script):
-        from underclock.stages.torch_script import trace_script  # noqa: PLC0415
+    from underclock.tracing import captured  # noqa: PLC0415
 
-        step = trace_script(what, tell=progress).step
-        return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
-    from underclock.stages.load_step import load_step  # noqa: PLC0415
-    from underclock.stages.torch_step import trace_step  # noqa: PLC0415
-
-    if isinstance(what, str):
-        step = trace_step(load_step(what), tell=progress).step
+    run = load_step(what) if isinstance(what, str) else what
+    if assume:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells when it looks on
+        step = captured.assume_step(run, tell=progress)
+    elif isinstance(run, Script):
+        step = captured.trace_script(run, tell=progress).step
     else:
-        return trace_step(what, tell=progress).step
+        step = captured.trace_step(run, tell=progress).step
+    if not isinstance(what, str | Script):
+        return step
     return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
-
-
-def _assumed(
-    what: str | StepFunction | Script, folder: Path | None, progress: Callable[[TracePhase], None]
-) -> Step:
-    """Trace a function or a script on the CPU."""
-    from underclock.stages.assumed_step import assume_step  # noqa: PLC0415 - needs PyTorch
-    from underclock.stages.load_step import load_step  # noqa: PLC0415
-
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells when it looks on
-    step = assume_step(load_step(what) if isinstance(what, str) else what, tell=progress)
-    if isinstance(what, str | Script):
-        return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
-    return step
 
 
 def is_source(text: str) -> bool:

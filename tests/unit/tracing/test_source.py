@@ -11,10 +11,9 @@ import pytest
 from underclock.app import main
 from underclock.errors import UsageError
 from underclock.records import Kernel, Step, StepSource
-from underclock.stages.script import Script
-from underclock.stages.step_source import StepFile, source_of
 from underclock.store import write_document
 from underclock.testing import simulated_driver
+from underclock.tracing.source import Script, StepFile, source_of
 
 _CODE = (
     "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef step():\n    return 7\n"

@@ -44,25 +44,52 @@ class Rank:
                 hint="start with torchrun, or unset both",
             )
         number, world = map(int, told)
+        if world == 1:
+            return None
         local = environment.get(_LOCAL, "0")
-        return (
-            cls(number=number, world=world, local=int(local) if local.isdecimal() else 0)
-            if world > 1
-            else None
-        )
+        return cls(number=number, world=world, local=int(local) if local.isdecimal() else 0)
 
-    def gpu(self, index: int) -> int:
-        """Return the GPU of a rank, where the first of its machine has another.
+    @classmethod
+    def needed(cls, step: Step, environment: Mapping[str, str]) -> "Rank | None":
+        """Return which rank of a step this process runs; ``None`` where it waits for no other.
 
-        Args:
-            index: Of that one.
+        Raises:
+            NotSupportedError: It has collectives, which would wait for ever for ranks that do not
+                run.
+            UsageError: The environment makes no sense.
         """
-        return index + self.local
+        launches = [kernel.launch for kernel in step.kernels if kernel.launch is not None]
+        ranks = max((ranks_of(one.operator, one.shapes) for one in launches), default=1)
+        if ranks == 1:
+            return None
+        rank = cls.of(environment)
+        if rank is None or rank.world < ranks:
+            here = "runs alone" if rank is None else f"is one of {rank.world}"
+            raise NotSupportedError(
+                f"{step.name} has collectives among {ranks} ranks, which wait for one another, and "
+                f"this process {here}",
+                hint="measure it as it is trained: torchrun --nproc-per-node GPUS -m underclock "
+                "measure ...",
+            )
+        return rank
 
     @property
     def leads(self) -> bool:
         """Whether it is the one that measures."""
         return self.number == 0
+
+    def gpu(self, index: int) -> int:
+        """Return its GPU, where the first rank of its machine has the one of an index."""
+        return index + self.local
+
+    def own_gpu(self, *, there: int, current: int) -> int | None:
+        """Return the GPU that it should make current; ``None`` where it need not.
+
+        Args:
+            there: How many GPUs the process sees.
+            current: Which is current; another than the first was chosen by somebody.
+        """
+        return self.local if current == 0 < self.local < there else None
 
     def file(self, path: Path) -> Path:
         """Return where a rank writes what all of them write: ``step.rank0.json``."""
@@ -71,18 +98,6 @@ class Rank:
     def own(self, path: Path) -> Path:
         """Return what a rank reads where all are given one file: its own, if there is one."""
         return mine if (mine := self.file(path)).is_file() else path
-
-
-def own_gpu(environment: Mapping[str, str], *, there: int, current: int) -> int | None:
-    """Return the GPU that a rank should make current; ``None`` where it need not.
-
-    Args:
-        environment: With the rank on its machine, as ``torchrun`` tells it.
-        there: How many GPUs the process sees.
-        current: Which is current; another than the first was chosen by somebody.
-    """
-    rank = Rank.of(environment)
-    return rank.local if rank is not None and current == 0 < rank.local < there else None
 
 
 def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
@@ -108,31 +123,3 @@ def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
                 f"{other.name}: {words}"
             )
     return tuple(told)
-
-
-def ranks_needed(step: Step) -> int:
-    """Return how many ranks wait for one another in a step; 1 where none does."""
-    launches = [kernel.launch for kernel in step.kernels if kernel.launch is not None]
-    return max((ranks_of(one.operator, one.shapes) for one in launches), default=1)
-
-
-def rank_of(step: Step, environment: Mapping[str, str]) -> Rank | None:
-    """Return which rank of a step this process runs; ``None`` of a step that waits for no other.
-
-    Raises:
-        NotSupportedError: It has collectives, which would wait for ever for ranks that do not run.
-        UsageError: The environment makes no sense.
-    """
-    ranks = ranks_needed(step)
-    if ranks == 1:
-        return None
-    rank = Rank.of(environment)
-    if rank is None or rank.world < ranks:
-        here = "runs alone" if rank is None else f"is one of {rank.world}"
-        raise NotSupportedError(
-            f"{step.name} has collectives among {ranks} ranks, which wait for one another, and "
-            f"this process {here}",
-            hint="measure it as it is trained: torchrun --nproc-per-node GPUS -m underclock "
-            "measure ...",
-        )
-    return rank

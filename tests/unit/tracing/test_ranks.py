@@ -6,8 +6,8 @@ import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records import Kernel, Launch, Pass, Step
-from underclock.stages.ranks import Rank, own_gpu, rank_of, ranks_needed, told_of_ranks
 from underclock.store import write_document
+from underclock.tracing.ranks import Rank, told_of_ranks
 
 _FIRST, _SECOND = (Rank(number=number, world=2, local=number) for number in range(2))
 
@@ -92,13 +92,12 @@ def test_a_rank_reads_its_own_file_where_there_is_one(tmp_path: Path) -> None:
 
 def test_a_step_without_collectives_waits_for_nobody() -> None:
     for step in (_step("aten::mm"), _step("aten::mm", "nccl::allreduce", ranks=1)):
-        assert ranks_needed(step) == 1
-        assert rank_of(step, {"RANK": "1", "WORLD_SIZE": "2"}) is None
+        assert Rank.needed(step, {"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
 def test_a_step_with_collectives_has_a_rank_that_leads() -> None:
     first, second = (
-        rank_of(_DDP, {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}) for rank in "01"
+        Rank.needed(_DDP, {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}) for rank in "01"
     )
     assert first is not None
     assert second is not None
@@ -117,7 +116,7 @@ def test_a_step_whose_ranks_do_not_run_is_not_run_over_and_over(
     told: dict[str, str], words: str
 ) -> None:
     with pytest.raises(NotSupportedError, match="collectives among 4 ranks") as refused:
-        rank_of(_step("aten::mm", "nccl::allreduce", ranks=4), told)
+        Rank.needed(_step("aten::mm", "nccl::allreduce", ranks=4), told)
     assert words in str(refused.value)
     assert "torchrun" in refused.value.hint
 
@@ -138,4 +137,6 @@ def test_a_rank_takes_its_own_gpu_unless_one_was_chosen(
 ) -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "4"}
     environment |= {} if told is None else {"LOCAL_RANK": told}
-    assert own_gpu(environment, there=there, current=current) == own
+    rank = Rank.of(environment)
+    assert rank is not None
+    assert rank.own_gpu(there=there, current=current) == own

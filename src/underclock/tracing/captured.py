@@ -1,10 +1,16 @@
-"""A user's training step, traced, and held ready to be measured."""
+"""A user's training step, a function or one of a script's: captured and held ready, or assumed.
+
+What cannot be captured is traced by the profiler alone: its kernels and passes are known, but
+cannot be isolated, and the step's ``obstacle`` says why. Without a GPU a step runs on the CPU, and
+the kernels that a GPU would run are assumed.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from underclock.core.tracing.assumed import assumed_step
 from underclock.core.tracing.captured import (
     PlainRun,
     captured_step,
@@ -14,9 +20,11 @@ from underclock.core.tracing.captured import (
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
+from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.batches import Batches, same_batches
-from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured
-from underclock.hw.cuda.driver import torch
+from underclock.hw.cuda.capture import CannotCaptureError, Captured, capture, captured
+from underclock.hw.cuda.dispatched import operators_seen
+from underclock.hw.cuda.driver import installed, torch
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.inputs import candidates, check_inputs
@@ -28,13 +36,18 @@ from underclock.hw.cuda.profiling import (
     quiet,
     recorded,
 )
+from underclock.hw.cuda.script import Steps
+from underclock.hw.cuda.script import held as held_in_script
 from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot, preserved
-from underclock.hw.cuda.torch_step import StepFunction, check_same, profile, warm_up
+from underclock.hw.cuda.store_line import meet
+from underclock.hw.cuda.torch_step import check_free, check_same, profile, step_errors, warm_up
+from underclock.records import Step
 from underclock.records.launches import Traced, TracedActivity
-from underclock.stages.trace import TracePhase
+from underclock.tracing.source import Script, StepFunction, TracePhase
 
 _LOOKS = 3
+_ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
 
 def _nothing(_phase: TracePhase) -> None:
@@ -45,9 +58,6 @@ def trace_step(
     step: StepFunction, *, name: str = "", tell: Callable[[TracePhase], None] = _nothing
 ) -> Traced:
     """Trace a step; leave everything it changes as it was.
-
-    A step that cannot be captured is traced by the profiler alone: its kernels and passes are
-    known, but cannot be isolated, and the step's ``obstacle`` says why.
 
     Args:
         step: Runs one whole training step; takes nothing.
@@ -137,6 +147,146 @@ def running_step(
         except CannotCaptureError as exc:
             traced = profiled_only(name, exc, trace, plain)
         yield EagerLauncher(step, traced, nodes_of(plain.seen), warm)
+
+
+def trace_script(script: Script, *, tell: Callable[[TracePhase], None] = _nothing) -> Traced:
+    """Trace a step of a script; a step that cannot be captured by the profiler alone.
+
+    Args:
+        script: What to run.
+        tell: Told of every phase as it begins.
+
+    Raises:
+        NotSupportedError: There is no PyTorch with a CUDA device.
+        UsageError: As for `held_script`. So MeasurementError and DeviceError.
+    """
+    try:
+        with held_script(script, name=script.path.stem, tell=tell) as launcher:
+            return launcher.traced
+    except _UncapturableError as exc:
+        return exc.traced
+
+
+@contextmanager
+def held_script(
+    script: Script, *, name: str, tell: Callable[[TracePhase], None] = _nothing
+) -> Iterator[CudaLauncher]:
+    """Run a script to a step, hold it there with that step captured, and end it after the block.
+
+    The first of the script's steps is profiled (where not all was seen, one or two more), the last
+    one captured; it does all that it does in a plain run. What the script prints goes to stderr.
+
+    Args:
+        script: What to run.
+        name: What to call its step.
+        tell: Told of every phase as it begins.
+
+    Raises:
+        NotSupportedError: There is no PyTorch with a CUDA device, or the step cannot be captured.
+        UsageError: The script takes too few steps, or none with an optimiser of PyTorch's.
+        MeasurementError: The script fails, or feeds its step with constants.
+        DeviceError: It does not fit into the GPU's memory.
+    """
+    library, clock = torch(), SystemClock()
+
+    def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
+        # From the start, for gradients are gathered on the stream on which a weight was used first.
+        library.cuda.set_stream(library.cuda.Stream())
+        tell(TracePhase.WARMING)
+        taken_s = []
+        for _ in range(script.first):
+            begun_s = clock.now_s()
+            yield
+            library.cuda.synchronize()
+            taken_s.append(clock.now_s() - begun_s)
+        tell(TracePhase.PROFILING)
+        left = looks()
+        for _ in range(script.last - script.first):
+            if not left:
+                yield
+                continue
+            with recorded() as trace:
+                meet(library, clock)
+                yield
+                library.cuda.synchronize()
+            left = 0 if saw_all(trace) else left - 1
+        plain = PlainRun.of(trace, min(taken_s[1:], default=None))  # the first begins anywhere
+        check_one_device(plain.seen, library.cuda.current_device())
+        inputs, before = candidates(library), Snapshot()
+        tell(TracePhase.CAPTURING)
+        try:
+            waiting = waiting_operators(library, synchronising(trace))
+            with capture(waiting) as taken:
+                with recorded() as recording, taken.under_way():
+                    yield
+                graph = taken.captured()
+                traced = as_step(name, graph, captured_calls(recording), plain)
+                check_inputs(inputs, graph.nodes)
+                hand_over((CudaLauncher(graph, traced, before), library.cuda.current_device()))
+        except CannotCaptureError as exc:
+            raise _UncapturableError(profiled_only(name, exc, trace, plain)) from exc
+
+    check_free(library)
+    with recorded():  # in this thread first, or PyTorch's profiler complains
+        pass
+    with quiet(), held_in_script(script.path, script.arguments, look) as (launcher, device):
+        library.cuda.set_device(device)
+        yield launcher
+
+
+class _UncapturableError(NotSupportedError):
+    """Carries the trace of a step that cannot be captured."""
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__(
+            traced.step.obstacle,
+            hint="name a function that runs the step, which can be measured whole: train.py:step",
+        )
+        self.traced = traced
+
+
+def assume_step(what: StepFunction | Script, *, tell: Callable[[TracePhase], None]) -> Step:
+    """Trace a step on the CPU; leave everything that a function changes as it was.
+
+    Args:
+        what: A function that runs one whole training step, or a script, which is run up to the
+            last step to look at, and that one is seen.
+        tell: Told of every phase as it begins.
+
+    Raises:
+        NotSupportedError: There is no PyTorch.
+        UsageError: A script takes too few steps, or none with an optimiser of PyTorch's.
+        MeasurementError: The step, or the script, fails.
+        DataError: It runs no operator.
+    """
+    library = installed()
+    if isinstance(what, Script):
+        with recorded(library):  # in this thread first, or PyTorch's profiler complains
+            pass
+        look = partial(_look_on, what, tell)
+        with quiet(), held_in_script(what.path, what.arguments, look) as step:
+            seen: Step = step
+        return seen
+    with quiet(), preserved(what), same_batches(library), step_errors():
+        tell(TracePhase.WARMING)
+        for _ in range(_ASSUMED_WARM_UPS):
+            what()
+        tell(TracePhase.PROFILING)
+        with operators_seen() as (trace, operators):
+            what()
+    return assumed_step(getattr(what, "__name__", "step"), trace, operators)
+
+
+def _look_on(
+    script: Script, tell: Callable[[TracePhase], None], hand_over: Callable[[Step], None]
+) -> Steps:
+    tell(TracePhase.WARMING)
+    for _ in range(script.last):
+        yield
+    tell(TracePhase.PROFILING)
+    with operators_seen() as (trace, operators):
+        yield
+    hand_over(assumed_step(script.path.stem, trace, operators))
 
 
 def looked_again(

@@ -1,0 +1,221 @@
+"""Where a traced step's function is, and which files may be run to find it.
+
+A step or plan file names Python code that runs with the rights of whoever measures it. It is run
+only where it lies in the folder of the file that names it and is what it was when it was traced,
+or where the user names it; and the user is told which file it is.
+"""
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from underclock.errors import NotSupportedError, UsageError
+from underclock.hw.cuda.driver import INSTALL_TORCH
+from underclock.records import Step, StepSource
+from underclock.store import read_document
+from underclock.tracing.ranks import Rank
+from underclock.units import nearest
+from underclock.workloads import MODELS, workload
+
+_BEFORE = 2  # in the first the optimiser makes its state, in the second all is as in those after
+
+StepFunction = Callable[[], object]
+
+
+class TracePhase(StrEnum):
+    """What tracing does with a step, in turn; the value is shown to the user."""
+
+    WARMING = "running the step to warm up"
+    PROFILING = "profiling the step"
+    CAPTURING = "capturing the step"
+    CHECKING = "capturing it again, to see that it stays the same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A training script and which of its steps to look at.
+
+    Attributes:
+        path: Its file.
+        arguments: Of its command line.
+        first: The first step to look at, counted from 0.
+        last: The last one.
+    """
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        """Refuse steps that cannot be looked at.
+
+        Raises:
+            UsageError: There are fewer than two, or they are the script's very first.
+        """
+        if self.last <= self.first:
+            raise UsageError(
+                f"cannot trace steps {self.first}:{self.last + 1} alone: one step is profiled, a "
+                "later one captured",
+                hint=f"give at least two: --steps {self.first}:{self.first + 2}",
+            )
+        if self.first < _BEFORE:
+            raise UsageError(
+                f"cannot trace step {self.first}: the first {_BEFORE} make the optimiser's state",
+                hint="take later ones, such as --steps 20:22",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFile:
+    """Where a step's function may be taken from.
+
+    Attributes:
+        folder: Of the step or plan file that names it.
+        named: ``FILE.py:FUNCTION`` or ``SCRIPT.py`` from the user, who answers for it; empty where
+            nothing is named.
+        tell: Told which function is run, before it is.
+    """
+
+    folder: Path = Path()
+    named: str = ""
+    tell: Callable[[str], None] = lambda _sentence: None
+
+    def load(self, source: StepSource | None) -> StepFunction | Script:
+        """Import a step's function, or say which script has it.
+
+        Raises:
+            UsageError: There is none, it changed, or it lies where nobody looks unless told.
+        """
+        text = self.named or self._allowed(source)
+        if source is not None and source.steps is not None and text.endswith(".py"):
+            first, last = source.steps
+            self.tell(f"running {text} to its step {last}")
+            return Script(path=Path(text), arguments=source.arguments, first=first, last=last)
+        self.tell(f"running {text} as the training step")
+        return load_step(text)
+
+    def _allowed(self, source: StepSource | None) -> str:
+        if source is None:
+            raise untraced()
+        path = (self.folder / source.file).resolve()
+        text = f"{path}:{source.function}" if source.function else str(path)
+        folder = self.folder.resolve()
+        if not path.is_relative_to(folder):
+            raise UsageError(
+                f"will not run {text}: it lies outside {folder}, whose file names it",
+                hint=f"if you trust it, name it: --source {text}",
+            )
+        if not path.is_file():
+            raise UsageError(
+                f"cannot run {text}: no such file",
+                hint="name where it is now: --source path/to/train.py:step",
+            )
+        if _hash(path) != source.sha256:
+            raise UsageError(
+                f"will not run {text}: the file changed since the step was traced",
+                hint=f"trace it again, or if you trust it, name it: --source {text}",
+            )
+        return text
+
+
+def source_of(what: str | Script, folder: Path) -> StepSource:
+    """Say where a function or a script is, for a file in some folder.
+
+    Args:
+        what: ``FILE.py:FUNCTION``, which was just imported, or a script that was run.
+        folder: Of the file that will name it.
+    """
+    script = what if isinstance(what, Script) else None
+    file, _, function = ("", "", "") if isinstance(what, Script) else what.rpartition(":")
+    path = (script.path if script else Path(file)).resolve()
+    return StepSource(
+        file=Path(os.path.relpath(path, folder.resolve())).as_posix(),
+        function=function,
+        sha256=_hash(path),
+        steps=(script.first, script.last) if script else None,
+        arguments=script.arguments if script else (),
+    )
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def untraced() -> UsageError:
+    """Return what to say where there is no traced step to run."""
+    return UsageError(
+        "a real GPU needs a step that was traced on one",
+        hint="make it with `underclock trace path/to/train.py:step -o step.json`",
+    )
+
+
+def as_step(source: Step | str | Path | None) -> Step | None:
+    """Return a step: itself, a named workload, or a file that `underclock trace` wrote.
+
+    Raises:
+        UsageError: There is no such workload or file.
+        DataError: The file cannot be read.
+    """
+    if source is None or isinstance(source, Step):
+        return source
+    if str(source) in MODELS or not Path(source).is_file():
+        return workload(str(source))
+    return read_document(Path(source), Step)
+
+
+def load_step(source: str) -> StepFunction:
+    """Import a user's training step, ``FILE.py:FUNCTION``.
+
+    Raises:
+        UsageError: There is no such file, no such function in it, or none is named.
+        NotSupportedError: The file needs what cannot be imported here.
+    """
+    file, colon, name = source.rpartition(":")
+    if not colon:
+        raise UsageError(f"{source!r} names no function", hint="write path/to/train.py:step")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"cannot read {file!r}: no such file", hint="write path/to/train.py:step")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is not a Python file", hint="write path/to/train.py:step")
+    module = importlib.util.module_from_spec(spec)
+    # As `python train.py` would: its folder comes first, and its classes can be found by name.
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as exc:
+        raise NotSupportedError(
+            f"{file} needs {exc.name or 'a module'!r}, which cannot be imported here: {exc}",
+            hint=f"install it beside underclock; for PyTorch 2.8 or newer: {INSTALL_TORCH}",
+        ) from exc
+    step = getattr(module, name, None)
+    _take_own_gpu()
+    if not callable(step):
+        functions = [n for n, thing in vars(module).items() if callable(thing) and n[0] != "_"]
+        raise UsageError(f"{file} has no function {name!r}", hint=nearest(name, functions))
+    function: StepFunction = step
+    return function
+
+
+def _take_own_gpu() -> None:
+    """Have a rank that ``torchrun`` started work on its own GPU, unless its file saw to that.
+
+    A stream belongs to the GPU that is current when it is made, and the first is made before the
+    step runs.
+    """
+    library: Any = sys.modules.get("torch")
+    if library is None or not library.cuda.is_available():
+        return
+    cuda, rank = library.cuda, Rank.of(os.environ)
+    own = rank and rank.own_gpu(there=cuda.device_count(), current=cuda.current_device())
+    if own is not None:
+        cuda.set_device(own)
