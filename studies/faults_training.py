@@ -17,7 +17,7 @@ import torch
 from small_training import Model, Trains, batches, launches, train_once, training
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
-from underclock.hw.simulated.served.control import Control
+from underclock.hw.simulated.served.client import Control
 from underclock.runtime.trainer.marking import RUN
 
 _BREAKS_AT, _STALLS_EVERY = 12, 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.core.knapsack import Exact, Problem
-from underclock.hw.simulated.locks import snap
+from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import AUTO, Clocks, Kernel, Plan, Step

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from underclock.testing import Machine
+from underclock.testing import SimulatedMachine
 
 IDLE_S = 0.05
 _PARAMETERS = {
@@ -36,7 +36,7 @@ class FakeZeusd(socketserver.ThreadingUnixStreamServer):
 
     daemon_threads = True
 
-    def __init__(self, path: Path, machine: Machine) -> None:
+    def __init__(self, path: Path, machine: SimulatedMachine) -> None:
         super().__init__(str(path), _Handler)
         self.machine = machine
         self.token = ""
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving_zeusd(path: Path, machine: Machine) -> Iterator[FakeZeusd]:
+def serving_zeusd(path: Path, machine: SimulatedMachine) -> Iterator[FakeZeusd]:
     with FakeZeusd(path, machine) as daemon:
         threading.Thread(target=daemon.serve_forever, args=(0.01,), daemon=True).start()
         try:

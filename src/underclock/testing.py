@@ -25,8 +25,8 @@ from underclock.errors import UnderclockError
 from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer, Ticker
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
-from underclock.hw.simulated.rig import Machine, simulated_driver
-from underclock.hw.simulated.served.control import Control
+from underclock.hw.simulated.rig import SimulatedMachine, simulated_driver
+from underclock.hw.simulated.served.client import Control
 from underclock.hw.simulated.served.server import Served, served_gpus
 from underclock.records import AUTO, Clocks, Kernel, Mix
 from underclock.records.latencies import Domain
@@ -38,11 +38,11 @@ __all__ = [
     "FaultScript",
     "GpuContract",
     "LauncherContract",
-    "Machine",
     "MeasurerContract",
     "MixingMeasurerContract",
     "ReadOnlyGpuContract",
     "Served",
+    "SimulatedMachine",
     "TickerContract",
     "served_gpus",
     "simulated_driver",

@@ -16,7 +16,7 @@ from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Clocks, Kernel
-from underclock.testing import Fault, FaultKind, FaultScript, Machine, simulated_driver
+from underclock.testing import Fault, FaultKind, FaultScript, SimulatedMachine, simulated_driver
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def client() -> Iterator[Callable[[str], Any]]:
 
 
 @contextlib.contextmanager
-def _nvitop(client: Callable[[str], Any], machine: Machine) -> Iterator[Any]:
+def _nvitop(client: Callable[[str], Any], machine: SimulatedMachine) -> Iterator[Any]:
     """Load nvitop for one machine; it keeps a session, so close it before the machine goes."""
     assert pynvml.nvmlLib is machine.driver
     nvitop = client("nvitop")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.gpus.catalogue import gpu_model
+from underclock.hw.simulated.clocks import CAP_TICK_S
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.powerloop import CAP_TICK_S
 from underclock.physics.constants import KernelConstants
 from underclock.records import Kernel, Kind, Step
 

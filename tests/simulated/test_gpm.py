@@ -9,7 +9,7 @@ from underclock.core.prediction.time_shares import BUSIEST_DRAM
 from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated import counters
+from underclock.hw.simulated import boards
 from underclock.hw.simulated.rig import Rig, simulated_driver, simulated_rig
 from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Utilisation
 
@@ -164,7 +164,7 @@ def test_another_version_of_the_question_is_refused() -> None:
 
 
 def test_the_simulated_busiest_memory_is_the_one_that_is_read_back() -> None:
-    assert counters.BUSIEST_DRAM == BUSIEST_DRAM
+    assert boards.BUSIEST_DRAM == BUSIEST_DRAM
 
 
 def _question(first: object, second: object) -> pynvml.c_nvmlGpmMetricsGet_t:

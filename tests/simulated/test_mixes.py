@@ -11,8 +11,7 @@ from underclock.errors import DeviceError, MeasurementError, UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.hw.base import Durations, Progress
 from underclock.hw.rounds import Round
-from underclock.hw.simulated.company import companion
-from underclock.hw.simulated.costs import Costs
+from underclock.hw.simulated.costs import Costs, companion
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.launcher import VirtualLauncher

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.gpus.catalogue import gpu_model
+from underclock.hw.simulated.clocks import CAP_TICK_S, PowerLoop
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.powerloop import CAP_TICK_S, PowerLoop
 from underclock.physics.constants import KernelConstants
 
 _LIMIT_W, _MARGIN_W, _BIN_MHZ, _LEAST_MHZ, _BOOST_MHZ = 350.0, 2.0, 15.0, 210.0, 1905.0

@@ -20,9 +20,9 @@ from underclock.gpus.models import (
     Sensors,
     SwitchingModel,
 )
+from underclock.hw.simulated.costs import GAIN_WITHIN
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
-from underclock.hw.simulated.spread import GAIN_WITHIN
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel
 from underclock.testing import simulated_driver

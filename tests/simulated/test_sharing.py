@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.gpus.catalogue import gpu_model
+from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.records import Kernel

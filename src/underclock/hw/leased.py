@@ -4,9 +4,7 @@ A lease of one GPU comes with the first setting, and ends with the connection: t
 back what was set, whatever became of this process. A thread says that it lives.
 """
 
-import contextlib
 import os
-import socket
 import stat
 import threading
 from typing import Any
@@ -15,7 +13,7 @@ from underclock import errors
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import check_writable
 from underclock.hw.settable import SettableNvmlGpu, Setting, Value
-from underclock.hw.wire import Gone, Message, Reader, peer_of, send
+from underclock.hw.wire import Connection, Gone, Message, peer_of
 
 HELPER = "UNDERCLOCK_HELPER"
 """Names the socket of `underclock serve`."""
@@ -34,10 +32,7 @@ class HelperGoneError(DeviceError):
 
 
 class Helper:
-    """A connection to the service.
-
-    Args:
-        path: Of its socket.
+    """A connection to the service at a socket.
 
     Raises:
         DeviceError: Nobody answers there.
@@ -47,7 +42,6 @@ class Helper:
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
         self._connection = _connected(path)
-        self._reader = Reader(self._connection)
 
     def ask(self, message: Message) -> Message:
         """Ask for something.
@@ -58,9 +52,7 @@ class Helper:
         """
         with self._lock:
             try:
-                with contextlib.suppress(Gone):  # its last words can still be read
-                    send(self._connection, message)
-                answer = self._reader.receive()
+                answer = self._connection.ask(message)
             except Gone as exc:
                 raise HelperGoneError(
                     f"`underclock serve` ended the lease: {exc}",
@@ -80,36 +72,31 @@ class Helper:
         self._connection.close()
 
 
-def _connected(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _connected(path: str) -> Connection:
     try:
         if os.stat(path).st_mode & stat.S_IWOTH:  # noqa: PTH116 - pathlib is one more import
             raise NotPermittedError(
                 f"every user may write to {path}: no service of ours makes such a socket",
                 hint="whoever operates it lets a group in, with --group",
             )
-        connection.connect(path)
-        _, uid, _ = peer_of(connection)
-        if uid not in {0, os.getuid()}:
-            raise NotPermittedError(
-                f"user {uid} answers at {path}, who is not root and not this one",
-                hint=f"let {HELPER} name the operator's socket",
-            )
+        connection = Connection(path)
     except PermissionError as exc:
-        connection.close()
         raise NotPermittedError(
             f"this user may not use `underclock serve` at {path}",
             hint=f"its operator lets the group of {path} in: ask to be in it",
         ) from exc
     except OSError as exc:
-        connection.close()
         raise DeviceError(
             f"nobody serves clocks at {path}: {exc.strerror}",
             hint="root can: `underclock serve --group GROUP`",
         ) from exc
-    except UnderclockError:
+    _, uid, _ = peer_of(connection.socket)
+    if uid not in {0, os.getuid()}:
         connection.close()
-        raise
+        raise NotPermittedError(
+            f"user {uid} answers at {path}, who is not root and not this one",
+            hint=f"let {HELPER} name the operator's socket",
+        )
     return connection
 
 
@@ -119,7 +106,7 @@ def _refusal(answer: Message) -> UnderclockError:
     return error
 
 
-class LeasedGpu:
+class LeasedGpu(SettableNvmlGpu):
     """One NVIDIA GPU, read through NVML and set by the service; inside an `nvml_session`.
 
     Args:
@@ -128,19 +115,10 @@ class LeasedGpu:
     """
 
     def __init__(self, uuid: str, path: str) -> None:
-        self._read = SettableNvmlGpu(uuid)
+        super().__init__(uuid)
         self._path = path
         self._helper: Helper | None = None
         self._ended = threading.Event()
-
-    @property
-    def uuid(self) -> str:
-        """The name under which every program knows this GPU."""
-        return self._read.uuid
-
-    def read(self, setting: Setting) -> Value:
-        """Return what is set; ``None`` where that cannot be read."""
-        return self._read.read(setting)
 
     def write(self, setting: Setting, value: Value) -> None:
         """Have it set; ``None`` gives a clock back to the driver."""

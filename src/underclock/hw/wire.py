@@ -150,6 +150,37 @@ class Reader:
         return message
 
 
+class Connection:
+    """A connection to a Unix socket, over which each question has one answer.
+
+    Raises:
+        OSError: Nobody answers there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.connect(path)
+        except OSError:
+            self.socket.close()
+            raise
+        self._reader = Reader(self.socket)
+
+    def ask(self, message: Message) -> Message:
+        """Ask, and wait for the answer.
+
+        Raises:
+            Gone: The other side closed, or answers nothing that is a message.
+        """
+        with contextlib.suppress(Gone):  # its last words can still be read
+            send(self.socket, message)
+        return self._reader.receive()
+
+    def close(self) -> None:
+        """End the connection."""
+        self.socket.close()
+
+
 @contextmanager
 def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Iterator[socket.socket]:
     """Listen on a socket that takes its place only once it does, and is gone afterwards.

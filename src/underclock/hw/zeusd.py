@@ -10,6 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
@@ -33,8 +34,6 @@ _USUAL = ("/run/zeusd/zeusd.sock", "/var/run/zeusd.sock")
 _CONTROL = "gpu-control"  # the group of endpoints that set something
 _PATIENCE_S = 30.0  # a setter that hangs for 10 s is waited for
 
-_BAD_INPUT, _NO_TOKEN, _FORBIDDEN, _DISABLED = 400, 401, 403, 404
-
 
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
@@ -57,11 +56,7 @@ def socket_path() -> str:
 
 
 class Zeusd:
-    """A connection to the daemon.
-
-    Args:
-        path: Of its socket.
-    """
+    """A connection to the daemon at a socket."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -90,13 +85,7 @@ class Zeusd:
         return found
 
     def post(self, name: str, gpu_id: int, parameters: Mapping[str, object], what: str) -> None:
-        """Have it set something, and wait until it has.
-
-        Args:
-            name: Of the endpoint.
-            gpu_id: As it counts GPUs.
-            parameters: Besides which GPU, and that we wait.
-            what: What is set, for errors.
+        """Have it set something on a GPU, as it counts them, and wait until it has.
 
         Raises:
             UnderclockError: It did not.
@@ -135,16 +124,17 @@ class Zeusd:
 def _error(status: int, body: bytes, what: str) -> UnderclockError:
     """Return what a status means; the daemon's own words go with it."""
     words = f"could not {what}: zeusd answered {status}: {_words(body)}"
-    if status in {_NO_TOKEN, _FORBIDDEN}:
-        return NotPermittedError(
-            words, hint=f"it needs to run as root, and {_TOKEN} to allow {_CONTROL}"
-        )
-    if status == _DISABLED:
-        return NotPermittedError(words, hint=f"its operator can start it with --enable {_CONTROL}")
-    if status == _BAD_INPUT:
-        if what.startswith("unlock"):  # there is nothing in it that could be bad
+    match status:
+        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
+            hint = f"it needs to run as root, and {_TOKEN} to allow {_CONTROL}"
+            return NotPermittedError(words, hint=hint)
+        case HTTPStatus.NOT_FOUND:
+            hint = f"its operator can start it with --enable {_CONTROL}"
+            return NotPermittedError(words, hint=hint)
+        case HTTPStatus.BAD_REQUEST if what.startswith("unlock"):  # nothing could be bad
             return NotSupportedError(words)
-        return UsageError(words, hint="see `underclock doctor` for valid clocks")
+        case HTTPStatus.BAD_REQUEST:
+            return UsageError(words, hint="see `underclock doctor` for valid clocks")
     return DeviceError(words)
 
 
@@ -156,58 +146,45 @@ def _words(body: bytes) -> str:
         return body.decode(errors="replace").strip() or "nothing"
 
 
-class ZeusdGpu:
+class ZeusdGpu(SettableNvmlGpu):
     """One NVIDIA GPU, read through NVML and set through zeusd; inside an `nvml_session`.
-
-    Args:
-        uuid: Which one.
-        zeusd: The daemon.
 
     Raises:
         UnderclockError: The daemon does not answer, sets nothing, or has no such GPU.
     """
 
     def __init__(self, uuid: str, zeusd: Zeusd) -> None:
-        self._read = SettableNvmlGpu(uuid)
+        super().__init__(uuid)
         self._zeusd = zeusd
         self._id = _id_of(uuid, zeusd)
 
-    @property
-    def uuid(self) -> str:
-        """The name under which every program knows this GPU."""
-        return self._read.uuid
-
-    def read(self, setting: Setting) -> Value:
-        """Return what is set; ``None`` where that cannot be read."""
-        return self._read.read(setting)
-
     def write(self, setting: Setting, value: Value) -> None:
         """Have it set; ``None`` gives a clock back to the driver."""
-        if setting in CLOCKS:
-            domain = "gpu" if setting is Setting.CORE else "mem"
-            if value is None:
-                self._post(f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}")
-                return
-            low, high = value if isinstance(value, tuple) else (int(value), int(value))
-            bounds = {"min_clock_mhz": low, "max_clock_mhz": high}
-            what = f"lock the {setting} at {low} to {high} MHz"
-            self._post(f"set_{domain}_locked_clocks", bounds, what)
-        elif value is None or isinstance(value, tuple):
-            raise ValueError(f"{value} is no {setting}")
-        elif setting is Setting.LIMIT:
-            limit = {"power_limit_mw": round(value * 1e3)}
-            self._post("set_power_limit", limit, f"set the power limit to {value:g} W")
-        else:
-            mode = {"enabled": "true" if value else "false"}
-            self._post("set_persistence_mode", mode, "set persistence mode")
+        name, parameters, what = _asked(setting, value)
+        check_writable(what)
+        self._zeusd.post(name, self._id, parameters, what)
 
     def close(self) -> None:
         """Close the connection; it opens again when something is set."""
         self._zeusd.close()
 
-    def _post(self, name: str, parameters: Mapping[str, object], what: str) -> None:
-        check_writable(what)
-        self._zeusd.post(name, self._id, parameters, what)
+
+def _asked(setting: Setting, value: Value) -> tuple[str, dict[str, object], str]:
+    """Return the endpoint that sets something, its parameters, and what is set in words."""
+    if setting in CLOCKS:
+        domain = "gpu" if setting is Setting.CORE else "mem"
+        if value is None:
+            return f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}"
+        low, high = value if isinstance(value, tuple) else (int(value), int(value))
+        bounds: dict[str, object] = {"min_clock_mhz": low, "max_clock_mhz": high}
+        return f"set_{domain}_locked_clocks", bounds, f"lock the {setting} at {low} to {high} MHz"
+    if value is None or isinstance(value, tuple):
+        raise ValueError(f"{value} is no {setting}")
+    if setting is Setting.LIMIT:
+        limit: dict[str, object] = {"power_limit_mw": round(value * 1e3)}
+        return "set_power_limit", limit, f"set the power limit to {value:g} W"
+    mode = {"enabled": "true" if value else "false"}
+    return "set_persistence_mode", {**mode}, "set persistence mode"
 
 
 def _id_of(uuid: str, zeusd: Zeusd) -> int:

@@ -20,8 +20,8 @@ from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.hw.simulated.spread import UnitVariation
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu

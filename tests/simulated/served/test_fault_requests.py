@@ -10,7 +10,7 @@ from underclock.errors import DeviceError, NotPermittedError, UnderclockError, U
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated.served.fault_requests import FAULT_NAMES
+from underclock.hw.simulated.faults import FAULT_NAMES
 from underclock.records import Clocks, Kernel, Step, ThrottleReason
 from underclock.records.latencies import Domain
 from underclock.runtime.trainer.streams import ServedStream

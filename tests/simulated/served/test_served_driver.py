@@ -271,7 +271,7 @@ def test_what_the_server_cannot_do_is_an_unknown_error(served: Served) -> None:
 
 def test_what_no_driver_has_is_refused_by_the_server(served: Served, socket: Path) -> None:
     del served
-    connection = connected(str(socket))
+    connection = connected(str(socket)).socket
     reader = Reader(connection)
     for message, words in (
         ({"do": "call", "name": "gpus", "arguments": []}, "no function gpus"),

@@ -1,34 +1,43 @@
-"""What no fit touches of the simulated GPUs: memory, cores, identity, and their sensors."""
+"""The boards of virtual GPUs, and what their sensors and counters show of the truth.
 
+The truth is `VirtualGpu.energy_j` and `power_w`. What a driver shows of it is late, averaged,
+sampled for part of the time, and off by the board's own gain.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.gpus.models import AMPERE, GA100, HOPPER, Sensors
+import numpy as np
+
+from underclock.gpus.models import AMPERE, GA100, HOPPER, Meter, Sensors
+from underclock.hw.simulated.costs import LaunchCost
+from underclock.physics.constants import KernelConstants
 
 _HOPPER = (9, 0)
+_ROUNDING = 1e-9  # of a tick
+# The past is noted no more often than every millisecond or at each longer stretch, which makes
+# at most two points a millisecond; the longest window is 1 s and ends up to 0.1 s ago.
+NOTED_S = 1e-3
+_POINTS = 2400
+BUSIEST_DRAM = 0.93  # of DRAM's peak rate: what a plain copy reaches on an H200
+BUSIEST_PIPES = 0.9  # of the pipes' peak rate; assumed
+_NOISE = 0.005  # relative, of each answer of the counters; assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """One kind of board, from its data sheet.
-
-    Attributes:
-        cores: CUDA cores.
-        memory_mib: Device memory that the driver reports.
-        capability: CUDA compute capability.
-        pci_device: PCI device number.
-        geforce: Whether it is sold under that brand.
-        fan: Whether it has one of its own.
-        hbm: Whether it has stacked memory: such a board stays in P0 at its highest memory clock
-            while it rests (read from an H200), and can be split (MIG).
-        sensors: What it measures with.
-    """
+    """One kind of board, from its data sheet: what no fit touches."""
 
     cores: int
-    memory_mib: int
-    capability: tuple[int, int]
+    memory_mib: int  # that the driver reports
+    capability: tuple[int, int]  # of CUDA
     pci_device: int
     geforce: bool = False
-    fan: bool = False
+    fan: bool = False  # of its own
+    # Stacked memory: such a board stays in P0 at its highest memory clock while it rests (read
+    # from an H200), and can be split (MIG).
     hbm: bool = False
     sensors: Sensors = AMPERE
 
@@ -38,8 +47,7 @@ class Board:
         return self.capability >= _HOPPER
 
 
-# By the name the driver gives them.
-_BOARDS = {
+BOARDS = {  # by the name the driver gives them
     "NVIDIA GeForce RTX 3080 Ti": Board(
         cores=10240,
         memory_mib=12288,
@@ -71,24 +79,120 @@ _BOARDS = {
 }
 
 
-def board_of(name: str) -> Board | None:
-    """Return the board of a GPU; ``None`` where nothing is written down of it."""
-    return _BOARDS.get(name)
+class BoardSensors:
+    """The sensors of one board, fed with the truth as it happens.
+
+    Args:
+        sensors: The kind.
+        gain: What they show over what is true.
+    """
+
+    def __init__(self, sensors: Sensors, gain: float) -> None:
+        self._sensors = sensors
+        self._gain = gain
+        self._past: deque[tuple[float, float]] = deque([(0.0, 0.0)], maxlen=_POINTS)
+        self.last_s = 0.0  # of these
+        self._tick = 0
+        self._counter_mj = 0
+        self._restarted_mj = 0
+
+    def note(self, at_s: float, energy_j: float, stretch_s: float) -> None:
+        """Remember the true energy at the start of a stretch of constant power."""
+        last_s = self.last_s
+        if at_s - last_s >= NOTED_S or (stretch_s >= NOTED_S and at_s > last_s):
+            self._past.append((at_s, energy_j))
+            self.last_s = at_s
+
+    def counter_mj(self, now_s: float, energy_j: float) -> int:
+        """Return what the energy counter shows now."""
+        tick = math.floor(now_s / self._sensors.counter_tick_s + _ROUNDING)
+        if tick != self._tick:
+            at_s = tick * self._sensors.counter_tick_s
+            self._tick = tick
+            self._counter_mj = int(self._gain * self._energy_j(at_s, now_s, energy_j) * 1e3)
+        return self._counter_mj - self._restarted_mj
+
+    def go_on_from(self, counter_mj: int, now_s: float, energy_j: float) -> None:
+        """Let the energy counter go on from another value."""
+        self._restarted_mj += self.counter_mj(now_s, energy_j) - counter_mj
+
+    def usage_w(self, now_s: float, energy_j: float, power_w: float) -> float:
+        """Return the driver's usual power reading."""
+        return self._shown_w(self._sensors.usage, now_s, energy_j, power_w)
+
+    def instant_w(self, now_s: float, energy_j: float, power_w: float) -> float:
+        """Return the driver's instantaneous power reading."""
+        return self._shown_w(self._sensors.instant, now_s, energy_j, power_w)
+
+    def _shown_w(self, meter: Meter, now_s: float, energy_j: float, power_w: float) -> float:
+        end_s = math.floor(now_s / meter.every_s + _ROUNDING) * meter.every_s
+        start_s = max(0.0, end_s - meter.seen_s)
+        if end_s <= start_s:  # nothing has been seen yet
+            return self._gain * power_w
+        end_j, start_j = (self._energy_j(at_s, now_s, energy_j) for at_s in (end_s, start_s))
+        return self._gain * (end_j - start_j) / (end_s - start_s)
+
+    def _energy_j(self, at_s: float, now_s: float, energy_j: float) -> float:
+        """Return the true energy at a moment of the remembered past."""
+        later_s, later_j = now_s, energy_j
+        for before_s, before_j in reversed(self._past):
+            if before_s <= at_s:
+                if later_s <= before_s:
+                    return before_j
+                share = (at_s - before_s) / (later_s - before_s)
+                return before_j + share * (later_j - before_j)
+            later_s, later_j = before_s, before_j
+        return later_j
 
 
-def rests(name: str) -> bool:
-    """Return whether a GPU lowers its memory clock when it rests."""
-    board = board_of(name)
-    return board is None or not board.hbm
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Seconds since the beginning, and in which parts worked; pipes and DRAM as at their peak."""
+
+    elapsed_s: float = 0.0
+    sm_s: float = 0.0
+    tensor_s: float = 0.0
+    fp32_s: float = 0.0
+    dram_s: float = 0.0
 
 
-def sensors_of(name: str) -> Sensors:
-    """Return the sensors of a GPU; Ampere's where nothing is written down of it."""
-    board = board_of(name)
-    return AMPERE if board is None else board.sensors
+class Counters:
+    """The counters of one GPU, fed with the truth as it happens; what they show is noisy."""
 
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        self._tensor: dict[int, KernelConstants] = {}
+        self._busy = Busy()
+        self.spent_s = defaultdict[LaunchCost, float](float)
+        """Time that passed since they were last looked at, by what ran."""
 
-def has_counters(name: str) -> bool:
-    """Return whether a GPU counts how busy its parts are; not where nothing is written down."""
-    board = board_of(name)
-    return board is not None and board.counters
+    def begin(self, tensor: Sequence[KernelConstants], *, more: bool = False) -> None:
+        """Learn which kernels keep tensor pipes busy; with ``more``, which others do too."""
+        self.now()  # by what was known of tensor pipes so far
+        self._tensor = (self._tensor if more else {}) | {id(kernel): kernel for kernel in tensor}
+
+    def now(self) -> Busy:
+        """Return the counters."""
+        before = self._busy
+        sm_s, tensor_s, fp32_s, dram_s = before.sm_s, before.tensor_s, before.fp32_s, before.dram_s
+        for cost, spent_s in self.spent_s.items():
+            if cost.kernel is None:
+                continue
+            sm_s += spent_s
+            dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
+            pipes_s = BUSIEST_PIPES * cost.core_share * spent_s
+            if id(cost.kernel) in self._tensor:
+                tensor_s += pipes_s
+            else:
+                fp32_s += pipes_s
+        elapsed_s = before.elapsed_s + sum(self.spent_s.values())
+        self.spent_s.clear()
+        self._busy = Busy(
+            elapsed_s=elapsed_s, sm_s=sm_s, tensor_s=tensor_s, fp32_s=fp32_s, dram_s=dram_s
+        )
+        return self._busy
+
+    def share(self, part_s: float, elapsed_s: float) -> float:
+        """Return a part of a window as counters show it, 0 to 1."""
+        shown = part_s / elapsed_s * (1.0 + _NOISE * float(self._random.standard_normal()))
+        return min(1.0, max(0.0, shown))

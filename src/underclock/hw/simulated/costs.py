@@ -1,46 +1,50 @@
-"""What kernels cost on one virtual GPU, remembered: a run visits few points, over and over.
+"""What kernels cost on one virtual GPU, its company included, and how one unit differs.
 
-Some GPUs let no kernel exceed a peak of power, however low the mean: what would runs slower than
-the clock that is read. On an H200 with a limit of 700 W eleven products thinned out by idling drew
-963 to 986 W reading 1980 MHz, and took as long as at about 1800.
+Costs are remembered: a run visits few points, over and over. Some GPUs let no kernel exceed a peak
+of power, however low the mean: what would runs slower than the clock that is read. On an H200 with
+a limit of 700 W eleven products thinned out by idling drew 963 to 986 W reading 1980 MHz, and took
+as long as at about 1800.
 """
 
+import dataclasses
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
+from underclock.errors import UsageError
+from underclock.gpus.models import GpuModel
 from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import WarmPower, busy_w, dram_mhz, duration_s, idle_w
+from underclock.records import Kind
 
+GAIN_WITHIN = 0.05  # power sensors of one model differ by up to ±5 % (Yang et al., SC'24)
+LEAKAGE_SPREAD = 0.10  # standard deviation of the logarithm; assumed
+VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltage
 _REMEMBERED = 50_000  # points; about 10 MB
 _WARM_REMEMBERED = 2000  # kernels at a memory clock; about 10 MB
 _WARM_C = 100.0
-_PEAK_C = 60.0  # at which a peak of power is compared with; leakage moves it by little
+_PEAK_C = 60.0  # at which powers are compared; leakage moves them by little
+_SIDE = 8192  # of the matrices of the hot companion's product; bf16
+_BYTES = 2
+_LATE_S = 9e-7  # what a count of cycles takes besides, on an idle H200
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one is itself: it serves as a key at every stride
 class LaunchCost:
-    """A kernel at given clocks; power is linear in temperature, through leakage.
+    """A kernel at given clocks; power is linear in temperature, through leakage."""
 
-    Attributes:
-        kernel: Kept alive, so that its identity can serve as a key; ``None`` for none.
-        duration_s: Of one launch, without noise; 0 for no kernel.
-        cold_w: Power at 0 °C.
-        w_per_c: Rise of power with temperature.
-        core_share: Part of its time during which the core is busy, 0 to 1.
-        dram_share: Part during which DRAM is.
-    """
-
-    kernel: KernelConstants | None
-    duration_s: float
-    cold_w: float
+    kernel: KernelConstants | None  # kept alive, so that its identity can serve as a key
+    duration_s: float  # of one launch, without noise; 0 for no kernel
+    cold_w: float  # at 0 °C
     w_per_c: float
-    core_share: float = 0.0
-    dram_share: float = 0.0
+    core_share: float = 0.0  # part of its time during which the core is busy, 0 to 1
+    dram_share: float = 0.0  # and DRAM
 
     def power_w(self, temperature_c: float) -> float:
         """Return the board power in W."""
@@ -101,10 +105,6 @@ class Costs:
         count = int(np.searchsorted(self._bins_mhz, wanted_mhz, side="right"))
         return settled_mhz(self._bins_mhz[:count], warm.first(count, temperature_c), limit_w)
 
-    def memory_share(self, kernel: KernelConstants, core_mhz: float, mem_mhz: int) -> float:
-        """Return the part of a kernel's time during which the memory is busy."""
-        return self.at(kernel, core_mhz, mem_mhz).dram_share
-
     def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> LaunchCost:
         gpu = self._constants
         core_share = dram_share = 0.0
@@ -135,3 +135,58 @@ class Costs:
             return core_mhz
         bins_mhz = np.append(self._bins_mhz[self._bins_mhz < core_mhz], core_mhz)
         return capped_core_mhz(self._constants, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
+
+
+def companion(model: GpuModel) -> KernelConstants:
+    """Return the hot companion: a large matrix product, or the hottest that the model has.
+
+    Raises:
+        UsageError: It can run neither.
+    """
+    if model.throughput is not None:
+        return model.throughput.kernel(
+            flops=2.0 * _SIDE**3, bytes_moved=3.0 * _BYTES * _SIDE**2, tensor=True
+        )
+    products = [own.constants for own in model.own if own.kernel.kind is Kind.GEMM]
+    own = products or [own.constants for own in model.own]
+    if not own:
+        raise UsageError(
+            f"no hot companion can be simulated on {model.name}: what a product costs is unknown",
+            hint="simulate a GPU that comes with underclock",
+        )
+    core_mhz, mem_mhz = np.float64(model.core_mhz[-1]), np.float64(model.mem_mhz[-1])
+    return max(own, key=lambda one: float(busy_w(model.constants, one, core_mhz, mem_mhz, _PEAK_C)))
+
+
+def idling(model: GpuModel, idle_s: float) -> KernelConstants:
+    """Return what draws nothing but what a busy GPU's clocks draw, so long at its highest clock."""
+    return KernelConstants(core_mcycles=idle_s * model.core_mhz[-1], fixed_s=_LATE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitVariation:
+    """One GPU against its model."""
+
+    gain: float = 1.0  # what its sensors show over what is true
+    leakage: float = 1.0  # over the model's
+    offset_v: float = 0.0  # of its core's voltage above the model's
+
+    @classmethod
+    def of(cls, model: str, number: int) -> Self:
+        """Return the unit of a number; number 0 is the one the model was fitted to."""
+        if number == 0:
+            return cls()
+        random = np.random.default_rng([zlib.crc32(model.encode()), number])
+        return cls(
+            gain=1.0 + GAIN_WITHIN * float(random.uniform(-1.0, 1.0)),
+            leakage=math.exp(LEAKAGE_SPREAD * float(random.standard_normal())),
+            offset_v=VOLTAGE_SPREAD_V * float(random.standard_normal()),
+        )
+
+    def constants(self, model: GpuConstants) -> GpuConstants:
+        """Return the physics of this unit."""
+        return dataclasses.replace(
+            model,
+            leak_w_per_v3=model.leak_w_per_v3 * self.leakage,
+            floor_v=model.floor_v + self.offset_v,
+        )

@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from underclock.gpus.models import Bounds, GpuModel
+from underclock.gpus.models import AMPERE, Bounds, GpuModel
 from underclock.hw.rounds import Turn
-from underclock.hw.simulated.agenda import Agenda
-from underclock.hw.simulated.boards import has_counters, rests, sensors_of
-from underclock.hw.simulated.costs import Costs, LaunchCost
-from underclock.hw.simulated.counters import Counters
+from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors, Counters
+from underclock.hw.simulated.clocks import (
+    CAP_TICK_S,
+    MEMORY_S,
+    ROUNDING,
+    Agenda,
+    Locks,
+    PowerLoop,
+    snap,
+)
+from underclock.hw.simulated.costs import Costs, LaunchCost, UnitVariation
 from underclock.hw.simulated.faults import FaultKind, slowdown
-from underclock.hw.simulated.locks import Locks, snap
-from underclock.hw.simulated.powerloop import CAP_TICK_S, MEMORY_S, ROUNDING, PowerLoop
-from underclock.hw.simulated.sensors import NOTED_S, BoardSensors
-from underclock.hw.simulated.spread import UnitVariation
 from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import boost_mhz, temperature_after
@@ -50,7 +53,8 @@ class VirtualGpu:
         self.constants = self.unit.constants(model.constants)
         self.limit_w = model.limit_w[0]
         self.persistent = False
-        self._rests = rests(model.name)
+        self.board = BOARDS.get(model.name)  # None where nothing is written down of it
+        self._rests = self.board is None or not self.board.hbm
         self.now_s = 0.0
         self.energy_j = 0.0
         self.power_w = 0.0
@@ -65,7 +69,7 @@ class VirtualGpu:
         self.hangs_s = 0.0  # while setters hang
         self.on_follow: Callable[[Domain], None] | None = None  # told of the truth, for scoring
         self.agenda = Agenda()
-        sensors = model.sensors or sensors_of(model.name)
+        sensors = model.sensors or (self.board.sensors if self.board else AMPERE)
         self.gauges = BoardSensors(sensors, self.unit.gain)
         noise, jitter, energy_calls, setter_calls, counting = (
             np.random.default_rng([seed, unit, stream]) for stream in range(5)
@@ -74,7 +78,9 @@ class VirtualGpu:
         self.energy_call_s = sensors.energy_call.draws(energy_calls)
         self._locks = Locks(model, self.agenda, jitter, self._follow_locks)
         self.setter_call_s = self._locks.switching.setter.draws(setter_calls)
-        counts = has_counters(model.name) if model.counters is None else model.counters
+        counts = model.counters
+        if counts is None:
+            counts = self.board is not None and self.board.counters
         self.counters = Counters(counting) if counts else None
         self._noise = noise
         self._stalled_until_s = 0.0
@@ -144,7 +150,7 @@ class VirtualGpu:
             rest = 1.0 - sum(share for _, share in work)
             work.append((self.running.kernels[self.running.position], rest))
         memory = sum(
-            share * self._costs.memory_share(kernel, self.core_mhz, self.mem_mhz)
+            share * self._costs.at(kernel, self.core_mhz, self.mem_mhz).dram_share
             for kernel, share in work
         )
         return sum(share for _, share in work), memory
@@ -190,12 +196,7 @@ class VirtualGpu:
         return time_noise, 1.0 + 3e-3 * float(self._noise.standard_normal())
 
     def run(self, loop: LaunchLoop, *, tensor: Sequence[KernelConstants] = ()) -> None:
-        """Start launching what a loop says.
-
-        Args:
-            loop: What runs.
-            tensor: Kernels of it that keep tensor pipes busy rather than FP32 pipes.
-        """
+        """Start launching what a loop says; some of its kernels keep tensor pipes busy."""
         if self.counters is not None:
             self.counters.begin(tensor)
         self.running = loop
@@ -239,7 +240,7 @@ class VirtualGpu:
     def fail(self, kind: FaultKind) -> None:
         """Let something go wrong."""
         if kind is FaultKind.COUNTER_RESTARTS:
-            self.gauges.restart_counter(self.now_s, self.energy_j)
+            self.gauges.go_on_from(0, self.now_s, self.energy_j)
             return
         self.faults.append(kind)
         if kind is FaultKind.COUNTER_STUCK:
@@ -312,11 +313,7 @@ class VirtualGpu:
         self._wanted_mhz, self.mem_mhz = decision
 
     def _decision(self, own: Clocks | None) -> tuple[float, int]:
-        """Return both clocks before any power limit.
-
-        Args:
-            own: Those of the launch that runs; ``None`` where locks decide.
-        """
+        """Return both clocks before any power limit: the launch's own, or what locks allow."""
         model = self.model
         _, left = slowdown(self.faults)
         ceiling = min(boost_mhz(self.constants, self.temperature_c), left * model.core_mhz[-1])
@@ -392,10 +389,6 @@ class VirtualGpu:
         A simulation spends most of its time here, so what `_settle`, `_stride_s` and `_account` do
         is done without asking again at every launch what cannot have changed, nor calling for what
         is one line.
-
-        Args:
-            runs: Whose kernels take turns; nobody else's.
-            until_s: When to stop at the latest.
         """
         gpu, agenda, loop, gauges = self.constants, self.agenda, self._power_loop, self.gauges
         progress, exp = runs.progress, math.exp

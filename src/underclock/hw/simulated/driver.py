@@ -8,23 +8,25 @@ library.
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import pynvml
 
 from underclock.hw.nvml_calls import MAY_SET
-from underclock.hw.simulated import calls_gpm, calls_inventory, calls_read, calls_write
-from underclock.hw.simulated.calls_inventory import bus_of, uuid_of
-from underclock.hw.simulated.cinterface import (
+from underclock.hw.simulated import calls
+from underclock.hw.simulated.calls import (
     INVALID_ARGUMENT,
     NOT_FOUND,
     OK,
     CArgument,
     DeviceCall,
-    DriverClock,
+    bus_of,
     index_of,
     put,
     put_handle,
     put_text,
+    uuid_of,
 )
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.launcher import VirtualClock
@@ -33,12 +35,18 @@ _UNINITIALIZED = int(pynvml.NVML_ERROR_UNINITIALIZED)
 _GPU_IS_LOST = int(pynvml.NVML_ERROR_GPU_IS_LOST)
 _CUDA_VERSION = 13_000
 
-_DEVICE_CALLS: dict[str, DeviceCall] = {
-    **calls_inventory.TABLE,
-    **calls_read.TABLE,
-    **calls_write.TABLE,
-    **calls_gpm.TABLE,
-}
+
+class DriverClock(Protocol):
+    """Virtual time, as a driver's calls let it pass."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while a call is answered, so that no two look at the GPUs at once."""
+        ...
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Let virtual time pass on every GPU."""
+        ...
 
 
 class SimulatedDriver:
@@ -67,7 +75,7 @@ class SimulatedDriver:
         self.caller_lives = caller_lives
         self.simulated = True
         self.simulated_read_only = read_only
-        self.samples = calls_gpm.Samples()
+        self.samples = calls.CounterSamples()
         self._sessions = 0
         self._functions: dict[str, Callable[..., object]] = {
             "nvmlInitWithFlags": self._init,
@@ -91,7 +99,7 @@ class SimulatedDriver:
         }
         for name, function in library.items():
             self._functions[name] = functools.partial(self._answer, function)
-        for name, call in _DEVICE_CALLS.items():
+        for name, call in (calls.READS | calls.WRITES).items():
             self._functions[name] = functools.partial(self._answer_for, call)
 
     def functions(self) -> list[str]:

@@ -1,13 +1,15 @@
-"""Faults on demand: what goes wrong with a virtual GPU, and when."""
+"""Faults: what goes wrong with a virtual GPU, at a set time or on demand."""
 
 import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from underclock.errors import UsageError
 from underclock.records import ThrottleReason
+from underclock.units import nearest
 
 if TYPE_CHECKING:
     from underclock.hw.simulated.device import VirtualGpu
@@ -36,23 +38,21 @@ _SLOWDOWNS = {  # reason, and the part of the highest clock that is left; the pa
     FaultKind.HARD_SLOWDOWN: (REASON_HARD_SLOWDOWN, 0.5),
 }
 _LASTING = frozenset(FaultKind) - {FaultKind.COUNTER_RESTARTS}
+_POWER_LIMIT_CHANGED = "power_limit_changed"
+_NAMES = {kind.name.lower(): kind for kind in FaultKind}
+FAULT_NAMES = (*_NAMES, _POWER_LIMIT_CHANGED)
+"""What can go wrong on demand."""
+_WITH_VALUE = {FaultKind.SETTER_HANGS.name.lower(), _POWER_LIMIT_CHANGED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong.
+    """One thing that goes wrong."""
 
-    Attributes:
-        at_s: When, in virtual time.
-        kind: What.
-        for_s: For how long; a restarted counter is over at once.
-        gpu: Index of the GPU it befalls; ``None`` for all of them.
-    """
-
-    at_s: float
+    at_s: float  # in virtual time
     kind: FaultKind
-    for_s: float = math.inf
-    gpu: int | None = None
+    for_s: float = math.inf  # a restarted counter is over at once
+    gpu: int | None = None  # index of the GPU it befalls; None for all of them
 
     def __post_init__(self) -> None:
         """Reject times that do not come."""
@@ -62,11 +62,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultScript:
-    """Everything that will go wrong.
-
-    Attributes:
-        faults: In any order.
-    """
+    """Everything that will go wrong, in any order."""
 
     faults: Sequence[Fault] = ()
 
@@ -93,3 +89,54 @@ def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
     for bits, _ in slowdowns:
         reasons |= bits
     return reasons, min((left for _, left in slowdowns), default=1.0)
+
+
+def let_fail(gpu: "VirtualGpu", name: str, value: float | None = None) -> None:
+    """Let something go wrong now.
+
+    Args:
+        gpu: Where.
+        name: What, one of `FAULT_NAMES`.
+        value: For how many seconds each setter hangs, or the limit in W that somebody sets.
+
+    Raises:
+        UsageError: No such fault, or a value that it needs or does not take.
+    """
+    if name not in FAULT_NAMES:
+        raise UsageError(f"no fault is called {name!r}", hint=nearest(name, FAULT_NAMES))
+    if (value is not None) != (name in _WITH_VALUE) or (value is not None and not value > 0):
+        raise UsageError(
+            f"the fault {name} does not go with the value {value}",
+            hint=f"a value above 0 goes with {' and '.join(sorted(_WITH_VALUE))}, and must",
+        )
+    if name == _POWER_LIMIT_CHANGED:
+        gpu.limit_power(value or 0.0)
+        return
+    kind = _NAMES[name]
+    if kind is FaultKind.SETTER_HANGS:
+        gpu.hangs_s = value or 0.0
+    if kind not in gpu.faults:
+        gpu.fail(kind)
+
+
+def heal(gpu: "VirtualGpu") -> None:
+    """End everything that is wrong; a limit that somebody set stays."""
+    for kind in tuple(gpu.faults):
+        gpu.mend(kind)
+
+
+def truth(gpu: "VirtualGpu") -> dict[str, Any]:
+    """Return what tests may judge by, and a driver does not tell."""
+    return {
+        "now_s": gpu.now_s,
+        "energy_j": gpu.energy_j,
+        "power_w": gpu.power_w,
+        "core_mhz": gpu.core_mhz,
+        "mem_mhz": gpu.mem_mhz,
+        "core_lock": gpu.core_lock,
+        "mem_lock": gpu.mem_lock,
+        "limit_w": gpu.limit_w,
+        "persistent": gpu.persistent,
+        "faults": [kind.name.lower() for kind in gpu.faults],
+        "launches": 0 if gpu.running is None else gpu.running.launches,
+    }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from underclock.errors import DeviceError
 from underclock.hw.base import Clock, Durations, Loop, Progress
 from underclock.hw.rounds import Round, Turn
-from underclock.hw.simulated.company import companion, idling
+from underclock.hw.simulated.costs import companion, idling
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.watching import WatchedLoop
 from underclock.physics.constants import KernelConstants
@@ -23,15 +23,11 @@ _ROUNDING = 1e-6  # of a launch
 
 @dataclass(frozen=True, slots=True)
 class VirtualClock:
-    """The virtual GPUs' time; sleeping is what makes them run.
-
-    Attributes:
-        gpus: They all keep one time.
-        lock: Held while time passes and while a driver's call is answered: a driver answers one
-            call at a time, so calls to several GPUs take their time one after another.
-    """
+    """The virtual GPUs' time, one for all; sleeping is what makes them run."""
 
     gpus: tuple[VirtualGpu, ...]
+    # Held while time passes and while a driver's call is answered: a driver answers one call at a
+    # time, so calls to several GPUs take their time one after another.
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
 
     def now_s(self) -> float:
@@ -99,19 +95,14 @@ class _VirtualLoop:
 
 @dataclass(frozen=True, slots=True)
 class VirtualLauncher:
-    """Launches kernels by what they cost on the GPU's model.
-
-    Attributes:
-        gpu: The GPU.
-        clock: Its time; by default its own, which no other GPU keeps.
-        clocks: Of each launch of the one sequence that it will run, as if changes were free; by
-            default locks decide.
-    """
+    """Launches kernels by what they cost on the GPU's model."""
 
     look_s = 0.0  # what ran is known without a profiler
 
     gpu: VirtualGpu
-    clock: Clock | None = None
+    clock: Clock | None = None  # by default its own, which no other GPU keeps
+    # Of each launch of the one sequence that it will run, as if changes were free; by default
+    # locks decide.
     clocks: tuple[Clocks, ...] = ()
     _constants: dict[Kernel, KernelConstants] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -184,12 +175,7 @@ class VirtualLauncher:
 
 
 def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, ...], int]:
-    """Return what runs in turn, launches of short sequences in rows, and how many rounds it is.
-
-    Args:
-        round_: What a round is made of.
-        lasts_s: How long a launch of each place takes.
-    """
+    """Return what runs in turn, launches of short sequences in rows, and how many rounds it is."""
     turns = round_.turns()
     launches = round_.mix.launches
     once_s = sum(lasts_s[place] for place in range(round_.kernels))

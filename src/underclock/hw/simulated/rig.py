@@ -18,18 +18,12 @@ from underclock.records import Kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine with simulated GPUs, as one sees it who may look behind the driver.
+class SimulatedMachine:
+    """A machine with simulated GPUs, as one sees it who may look behind the driver."""
 
-    Attributes:
-        gpus: The truth behind the driver, in index order.
-        driver: What nvidia-ml-py talks to.
-        clock: The machine's virtual time; sleeping on it is what makes the GPUs run.
-    """
-
-    gpus: tuple[VirtualGpu, ...]
-    driver: SimulatedDriver
-    clock: VirtualClock
+    gpus: tuple[VirtualGpu, ...]  # the truth behind the driver, in index order
+    driver: SimulatedDriver  # what nvidia-ml-py talks to
+    clock: VirtualClock  # sleeping on it is what makes the GPUs run
 
     def run(
         self, kernels: Kernel | Sequence[Kernel], *, gpu: int = 0
@@ -68,7 +62,7 @@ def simulated_driver(
     read_only: bool = False,
     faults: FaultScript | None = None,
     unit: int = 0,
-) -> Iterator[Machine]:
+) -> Iterator[SimulatedMachine]:
     """Put simulated GPUs in NVML's place for every program in this process, for a block.
 
     A program that keeps a session of its own must close it inside the block.
@@ -95,24 +89,16 @@ def simulated_driver(
     clock = VirtualClock(gpus)
     driver = SimulatedDriver(gpus, root=root, read_only=read_only, clock=clock)
     with installed(driver):
-        yield Machine(gpus, driver, clock)
+        yield SimulatedMachine(gpus, driver, clock)
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What a test or a stage may hold on to.
+    """One simulated GPU, and what runs kernels on it."""
 
-    Attributes:
-        device: The truth behind the driver.
-        driver: What nvidia-ml-py talks to.
-        gpu: The GPU through NVML.
-        launcher: Runs kernels on it.
-        clock: Its time.
-    """
-
-    device: VirtualGpu
-    driver: SimulatedDriver
-    gpu: NvmlGpu
+    device: VirtualGpu  # the truth behind the driver
+    driver: SimulatedDriver  # what nvidia-ml-py talks to
+    gpu: NvmlGpu  # the GPU through NVML
     launcher: VirtualLauncher
     clock: VirtualClock
 
@@ -129,13 +115,7 @@ def simulated_rig(
 ) -> Iterator[Rig]:
     """Simulate one GPU for the length of a block, with an NVML session open.
 
-    Args:
-        model: Name, as in ``sim:NAME``, or a model.
-        seed: Of its noise.
-        root: Whether the process may lock clocks.
-        read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
-        faults: What goes wrong, and when.
-        unit: Which unit of the model; unit 0 is the model itself.
+    The arguments are those of `simulated_driver`.
 
     Raises:
         UsageError: No such model.

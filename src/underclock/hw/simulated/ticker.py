@@ -35,26 +35,16 @@ _NOISE = TickNoise()
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Time in which ticks took equally long.
+    """Time in which ticks took equally long."""
 
-    Attributes:
-        start_s: Since the ticking began.
-        length_s: Its length.
-        tick_s: Duration of a tick.
-    """
-
-    start_s: float
+    start_s: float  # since the ticking began
     length_s: float
     tick_s: float
 
 
 @dataclass(slots=True)
 class _Ticking(LaunchLoop):
-    """A loop that remembers what its kernel took, and when.
-
-    The device tells it of every stretch of time in which it ran; where it did not run, there is a
-    gap.
-    """
+    """A loop that remembers what its kernel took, and when; with gaps where it did not run."""
 
     stretches: list[_Stretch] = field(default_factory=list)
 
@@ -65,14 +55,7 @@ class _Ticking(LaunchLoop):
 
 
 class VirtualTicker:
-    """Ticks on a virtual GPU.
-
-    Args:
-        gpu: On which.
-        clock: Its time, and the host's.
-        seed: Of the noise.
-        noise: How much of it.
-    """
+    """Ticks on a virtual GPU, whose time is also the host's."""
 
     def __init__(
         self, gpu: VirtualGpu, clock: Clock, *, seed: int = 0, noise: TickNoise = _NOISE

@@ -15,48 +15,28 @@ BEYOND_S = 1e-12
 
 @dataclass(slots=True)
 class LaunchLoop:
-    """Rounds of kernels, one after the other.
+    """Rounds of kernels, one after the other."""
 
-    Attributes:
-        kernels: What runs in a round, in turn.
-        time_noise: Relative noise of durations, drawn once per loop.
-        power_noise: Relative noise of power, drawn once per loop.
-        turns: How often each of them is launched in a row, and whose launches these are; by
-            default once, and a place each.
-        hunts: Whether the power loop never settles over it; several kernels do not let it.
-        clocks: Of each launch, changed for nothing as it begins; none where locks decide.
-        rounds: How many rounds the turns are.
-        position: Whose turn it is.
-        share: How many launches of the turn are done; the last of them in part.
-        launches: Whole rounds completed.
-        elapsed_s: Since the loop began.
-        completed_s: Of which until the last completion.
-        turn: The turn of that.
-        took_s: Time spent in each place; waiting in the middle of a launch counts.
-        done: Launches of each place completed; the last of them in part.
-        pids: The processes whose launches these are; none where they are this one's.
-        idle: Whether nothing is left to launch; only a loop that is fed from outside runs out.
-        single: Whether nothing takes turns.
-    """
-
-    kernels: tuple[KernelConstants, ...]
-    time_noise: float
+    kernels: tuple[KernelConstants, ...]  # what runs in a round, in turn
+    time_noise: float  # relative, of durations and of power, drawn once per loop
     power_noise: float
+    # How often each is launched in a row, and whose launches these are; by default once, and a
+    # place each.
     turns: tuple[Turn, ...] = ()
-    hunts: bool = False
-    clocks: tuple[Clocks, ...] = ()
-    rounds: int = 1
-    position: int = 0
-    share: float = 0.0
-    launches: int = 0
-    elapsed_s: float = 0.0
-    completed_s: float = 0.0
+    hunts: bool = False  # the power loop never settles over it; several kernels do not let it
+    clocks: tuple[Clocks, ...] = ()  # of each launch, changed for nothing; none where locks decide
+    rounds: int = 1  # that the turns are
+    position: int = 0  # whose turn it is
+    share: float = 0.0  # launches of the turn that are done; the last of them in part
+    launches: int = 0  # whole rounds completed
+    elapsed_s: float = 0.0  # since the loop began
+    completed_s: float = 0.0  # of which until the last completion
     turn: Turn = field(init=False)
-    took_s: list[float] = field(init=False)
-    done: list[float] = field(init=False)
-    pids: tuple[int, ...] = field(init=False, default=())
-    idle: bool = field(init=False, default=False)
-    single: bool = field(init=False)
+    took_s: list[float] = field(init=False)  # in each place, waiting inside launches included
+    done: list[float] = field(init=False)  # launches of each place; the last of them in part
+    pids: tuple[int, ...] = field(init=False, default=())  # whose launches; none if this process's
+    idle: bool = field(init=False, default=False)  # only a loop that is fed from outside runs out
+    single: bool = field(init=False)  # nothing takes turns
 
     def __post_init__(self) -> None:
         """Look once; it is asked at every stride."""
@@ -73,20 +53,13 @@ class LaunchLoop:
         return self.clocks[self.position] if self.clocks else None
 
     def left_s(self, launch_s: float) -> float:
-        """Return how long the turn lasts from now, and a little more, so that it surely ends.
-
-        Args:
-            launch_s: Duration of a launch of the kernel that runs.
-        """
+        """Return how long the turn lasts from now, and a little more, so that it surely ends."""
         return launch_s * (self.turn.times - self.share) + BEYOND_S
 
     def progress(self, stride_s: float, launch_s: float) -> None:
         """Count what a stride completed.
 
-        Args:
-            stride_s: Ends with the turn, or before; what takes no turns may complete any number
-                of rounds.
-            launch_s: Duration of a launch of the kernel that runs.
+        It ends with the turn, or before; what takes no turns may complete any number of rounds.
         """
         turn, share, before_s = self.turn, self.share, self.elapsed_s
         launched = stride_s / launch_s
@@ -122,19 +95,12 @@ class LaunchLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Another process that computes on the GPU, in turns with this one.
-
-    Attributes:
-        pid: Its process.
-        kernel: What it runs.
-        share: Of the GPU's time that it takes.
-        memory_mib: Device memory that it holds.
-    """
+    """Another process that computes on the GPU, in turns with this one."""
 
     pid: int
     kernel: KernelConstants
-    share: float
-    memory_mib: int = 2048
+    share: float  # of the GPU's time
+    memory_mib: int = 2048  # that it holds
 
     def __post_init__(self) -> None:
         """Reject shares that leave nothing, or are nothing."""

@@ -4,8 +4,7 @@ A client takes the place of NVML's library and sends every call over a Unix sock
 process locks stays locked when it dies, as on a real driver.
 
 * `ctypes_json`: C arguments as JSON and back
-* `paced`: virtual time that goes with the machine's monotonic clock
 * `streams`: launches and writes that processes put in a row for a virtual GPU
-* `server`: answers, with `stream_requests` and `fault_requests`
-* `client`: NVML's library as seen by a program; `control`: faults on demand, and the truth
+* `server`: answers, in virtual time that goes with the machine's clock
+* `client`: NVML's library as seen by a program, and control: faults on demand, and the truth
 """

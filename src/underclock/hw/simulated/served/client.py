@@ -1,40 +1,37 @@
-"""NVML's library, as a program sees it whose GPUs are served by another process."""
+"""Served GPUs as other processes see them: NVML's library, and control for those who judge."""
 
 import os
-import socket
 import threading
-from typing import Any
+from typing import Any, Self
 
 import pynvml
 
-from underclock.errors import DeviceError
+from underclock.errors import DeviceError, UsageError
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.served.ctypes_json import packed, write_back
-from underclock.hw.wire import Gone, Message, Reader, send
+from underclock.hw.wire import Connection, Gone, Message
 
 _INITS = {"nvmlInitWithFlags", "nvmlInit_v2"}
 _SHUTDOWN = "nvmlShutdown"
+_BEGIN = {"do": "call", "name": "nvmlInitWithFlags", "arguments": [{"int": 0}]}
 _NOT_LOADED = int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 _OK = int(pynvml.NVML_SUCCESS)
 
 
-def connected(path: str) -> socket.socket:
+def connected(path: str) -> Connection:
     """Return a connection to served GPUs.
 
     Raises:
         DeviceError: Nobody answers there.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(path)
+        return Connection(path)
     except OSError as exc:
-        connection.close()
         raise DeviceError(
             f"no simulated GPU answers at {path}: {exc.strerror}",
             hint=f"start one with `underclock simulate rtx3080ti --socket {path}`, or unset "
             f"{SIMULATOR}",
         ) from exc
-    return connection
 
 
 class ServedLibrary:
@@ -43,11 +40,8 @@ class ServedLibrary:
     A process that was forked off connects anew, and so does one whose server came back; sessions
     that were begun go on, as far as the caller can tell.
 
-    Args:
-        path: Of the socket.
-
     Raises:
-        DeviceError: Nobody answers there.
+        DeviceError: Nobody answers at the path.
     """
 
     simulated = True  # what is read through it was never measured
@@ -55,12 +49,10 @@ class ServedLibrary:
     def __init__(self, path: str) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._pid = -1
-        self._connection: socket.socket | None = None
-        self._reader: Reader | None = None
+        self._pid = os.getpid()
+        self._connection: Connection | None = connected(path)
         self._sessions = 0
-        self._connect()
-        names = self._ask({"do": "functions"})["functions"]
+        names = self._connection.ask({"do": "functions"})["functions"]
         self._functions = {name: _Function(self, name) for name in names}
 
     def __getattr__(self, name: str) -> "_Function":
@@ -81,7 +73,7 @@ class ServedLibrary:
         message = {"do": "call", "name": name, "arguments": [packed(each) for each in arguments]}
         with self._lock:
             try:
-                answer = self._ask_again(message)
+                answer = self._ask(message)
             except (Gone, DeviceError):
                 if name != _SHUTDOWN:
                     return _NOT_LOADED
@@ -99,41 +91,28 @@ class ServedLibrary:
             self._sessions -= 1
         return code
 
-    def _ask_again(self, message: Message) -> Message:
+    def _ask(self, message: Message) -> Message:
         """Ask, on a new connection where this one is another process's or broken."""
-        if self._pid != os.getpid() or self._connection is None:
-            self._begin_again()
-        try:
-            return self._ask(message)
-        except Gone:
-            self._begin_again()
-            return self._ask(message)
-
-    def _begin_again(self) -> None:
-        self._connect()
-        for _ in range(self._sessions):
-            self._ask({"do": "call", "name": "nvmlInitWithFlags", "arguments": [{"int": 0}]})
-
-    def _connect(self) -> None:
+        if self._pid == os.getpid() and self._connection is not None:
+            try:
+                return self._connection.ask(message)
+            except Gone:
+                pass
         self._drop()
-        self._connection = connected(self.path)
-        self._reader = Reader(self._connection)
+        connection = self._connection = connected(self.path)
         self._pid = os.getpid()
+        try:
+            for _ in range(self._sessions):
+                connection.ask(_BEGIN)
+            return connection.ask(message)
+        except Gone:
+            self._drop()
+            raise
 
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._reader = None
-
-    def _ask(self, message: Message) -> Message:
-        if self._connection is None or self._reader is None:
-            raise AssertionError("it was connected")
-        try:
-            send(self._connection, message)
-            return self._reader.receive()
-        except Gone:
-            self._drop()
-            raise
+        self._connection = None
 
 
 class _Function:
@@ -146,3 +125,53 @@ class _Function:
     def __call__(self, *arguments: Any) -> int | bytes:  # noqa: ANN401 - whatever ctypes made
         """Have it called where the GPUs are."""
         return self._library.call(self._name, arguments)
+
+
+class Control:
+    """A connection over which things go wrong; for tests, and for those who judge.
+
+    Raises:
+        DeviceError: Nobody answers at the path.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._connection = connected(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def fault(self, name: str, value: float | None = None, *, gpu: int | None = None) -> None:
+        """Let something go wrong, until `heal`.
+
+        Args:
+            name: One of `faults.FAULT_NAMES`.
+            value: For how many seconds setters hang, or the power limit in W that somebody sets.
+            gpu: Which GPU; by default all.
+
+        Raises:
+            UsageError: No such fault or GPU.
+            DeviceError: Nobody answers any more.
+        """
+        self._ask({"do": "fault", "name": name, "value": value, "gpu": gpu})
+
+    def heal(self, *, gpu: int | None = None) -> None:
+        """End what is wrong with a GPU, or with all; a lost one comes back without locks."""
+        self._ask({"do": "heal", "gpu": gpu})
+
+    def truth(self, gpu: int = 0) -> dict[str, Any]:
+        """Return what is true of a GPU: time, energy, clocks, locks, limit, launches."""
+        return self._ask({"do": "truth", "gpu": gpu})
+
+    def _ask(self, message: Message) -> Message:
+        try:
+            answer = self._connection.ask(message)
+        except Gone as exc:
+            raise DeviceError(
+                f"the simulated GPUs are gone: {exc}", hint="start them anew"
+            ) from exc
+        if "error" in answer:
+            raise UsageError(answer["error"], hint=answer.get("hint", ""))
+        return answer

@@ -3,10 +3,15 @@
 Each connection is a process with NVML loaded: sessions and samples are its own, locks are the
 GPUs'. Whoever dies leaves them as they are, as on a real driver. Setters wait for one another,
 whichever GPU they are for; reading waits for nobody.
+
+Virtual time goes with the machine's monotonic clock. Nothing is computed ahead: whoever looks lets
+the GPUs catch up with the time it is. A thread looks when something is due that others can see,
+such as a mark.
 """
 
 import contextlib
 import functools
+import math
 import os
 import socket
 import threading
@@ -18,39 +23,94 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from underclock.errors import DeviceError, UnderclockError
+from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import GpuModel
+from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
-from underclock.hw.simulated import calls_write
+from underclock.hw.simulated import calls
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
+from underclock.hw.simulated.faults import FaultKind, heal, let_fail, truth
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.served.ctypes_json import Received
-from underclock.hw.simulated.served.fault_requests import heal, let_fail, truth
-from underclock.hw.simulated.served.paced import PacedClock
-from underclock.hw.simulated.served.stream_requests import StreamRequests
-from underclock.hw.simulated.served.streams import StreamLoop
+from underclock.hw.simulated.served.streams import Stream, StreamLoop
 from underclock.hw.wire import Gone, Life, Message, Reader, answering, peer_of, send
 from underclock.records import Step
 
-_LOOK_S = 0.02  # a busy GPU is let catch up at least so often
+_SHORTEST_S = 2e-5  # no sleep is shorter: the socket takes longer than that
+_BUSY_LOOK_S = 0.02  # a busy GPU is let catch up at least so often
 _REST_S = 1.0
+_WAITING = 1024  # launches that a stream holds; whoever launches more waits, as with CUDA
+_LOOK_S = 0.05
+_WORD = 4
+_MARK = 0xFFFF  # of a word: above it is the number of the step
+
+
+class PacedClock:
+    """Time of virtual GPUs that other processes use: so many s in one of the machine's clock."""
+
+    def __init__(self, gpus: tuple[VirtualGpu, ...], clock: Clock, *, speed: float = 1.0) -> None:
+        if not 0 < speed < math.inf:
+            raise ValueError(f"time cannot go at a speed of {speed}")
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)  # told when launches may have ended
+        self._gpus = gpus
+        self._clock = clock
+        self._speed = speed
+        self._begun_s = clock.now_s()
+        self._stopped = False
+
+    def now_s(self) -> float:
+        """Return virtual time in s."""
+        return (self._clock.now_s() - self._begun_s) * self._speed
+
+    def catch_up(self) -> None:
+        """Let the GPUs do what they will have done by now."""
+        with self.lock:
+            now_s = self.now_s()
+            for gpu in self._gpus:
+                if now_s > gpu.now_s:
+                    gpu.advance(now_s - gpu.now_s)
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Let virtual time pass, for the caller and for others who wait for the lock."""
+        with self.lock:
+            if duration_s > _SHORTEST_S:
+                until_s = self.now_s() + duration_s
+                waiting = threading.Condition(self.lock)  # nobody calls it
+                while (left_s := until_s - self.now_s()) > 0:
+                    waiting.wait(left_s / self._speed)
+            self.catch_up()
+
+    def run(self, due_s: Callable[[], float]) -> None:
+        """Catch up whenever something is due, in virtual time, until `stop`."""
+        with self.lock:
+            while not self._stopped:
+                self.catch_up()
+                self.changed.notify_all()
+                left_s = (due_s() - self.now_s()) / self._speed
+                self.changed.wait(None if left_s == math.inf else max(left_s, _SHORTEST_S))
+
+    def look_again(self) -> None:
+        """Have the thread look when something is due, now that something was put in a row."""
+        with self.lock:
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self.lock:
+            self._stopped = True
+            self.changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Simulated GPUs that processes share.
-
-    Attributes:
-        gpus: In index order.
-        clock: Their time.
-        setters: Held by the one call that writes.
-    """
+    """Simulated GPUs that processes share, in index order."""
 
     gpus: tuple[VirtualGpu, ...]
     clock: PacedClock
-    setters: threading.Lock = field(default_factory=threading.Lock)
+    setters: threading.Lock = field(default_factory=threading.Lock)  # held by the call that writes
 
     def due_s(self) -> float:
         """Return when somebody should look at the GPUs next, in virtual time."""
@@ -60,7 +120,7 @@ class Served:
     def _due_s(self, gpu: VirtualGpu, now_s: float) -> float:
         due_s = gpu.agenda.next_s
         if gpu.running is not None:
-            due_s = min(due_s, now_s + _LOOK_S)
+            due_s = min(due_s, now_s + _BUSY_LOOK_S)
         if isinstance(gpu.running, StreamLoop):
             due_s = min(due_s, gpu.now_s + gpu.running.until_action_s())
         return due_s
@@ -118,7 +178,7 @@ def _serve(served: Served, connection: socket.socket) -> None:
     pid, uid, _ = peer_of(connection)
     with contextlib.suppress(Gone), contextlib.closing(Life(pid)) as life:
         reader = Reader(connection, life.fds)
-        streams = StreamRequests(served.gpus, served.clock, reader, pid=pid)
+        streams = _StreamRequests(served, reader, pid=pid)
         client = _Client(served, streams, life, root=uid in {0, os.geteuid()})
         with contextlib.closing(streams):  # locks stay
             _answer(client, reader, connection)
@@ -139,7 +199,9 @@ def _answer(client: "_Client", reader: Reader, connection: socket.socket) -> NoR
 class _Client:
     """One process that is connected."""
 
-    def __init__(self, served: Served, streams: StreamRequests, life: Life, *, root: bool) -> None:
+    def __init__(
+        self, served: Served, streams: "_StreamRequests", life: Life, *, root: bool
+    ) -> None:
         self._served = served
         self._driver = SimulatedDriver(
             served.gpus, root=root, clock=served.clock, caller_lives=lambda: not life.is_over()
@@ -171,11 +233,11 @@ class _Client:
             raise ValueError(f"the driver has no function {name}")
         arguments = [Received(sent) for sent in message["arguments"]]
         function = getattr(self._driver, name)
-        alone = self._served.setters if name in calls_write.TABLE else contextlib.nullcontext()
+        alone = self._served.setters if name in calls.WRITES else contextlib.nullcontext()
         with alone:
             self._served.clock.catch_up()
             result: Any = function(*(argument.passed for argument in arguments))
-        if name in calls_write.TABLE:
+        if name in calls.WRITES:
             self._served.clock.look_again()
         if isinstance(result, bytes):
             return {"text": result.decode()}
@@ -218,3 +280,125 @@ def _gpu(served: Served, message: Message) -> VirtualGpu:
 
 def _chosen(served: Served, message: Message) -> tuple[VirtualGpu, ...]:
     return served.gpus if message.get("gpu") is None else (_gpu(served, message),)
+
+
+class _StreamRequests:
+    """What a process asks of its stream: launches, writes into its page, to be told of the end.
+
+    It has at most one stream; the page comes through the reader.
+    """
+
+    def __init__(self, served: Served, reader: Reader, *, pid: int) -> None:
+        self._gpus, self._clock = served.gpus, served.clock
+        self._reader = reader
+        self._pid = pid
+        self._stream: Stream | None = None
+        self._page: tuple[int, int] | None = None  # descriptor and length
+        self._greatest = 0  # of the marks written
+        self._failed = ""  # of what was put there without waiting for an answer
+
+    def table(self) -> dict[str, Callable[[Message], Message | None]]:
+        """Return what can be asked."""
+        return {
+            "attach": self._attach,
+            "work": self._quietly(self._work),
+            "write": self._quietly(self._write),
+            "synchronise": self._synchronise,
+        }
+
+    def close(self) -> None:
+        """End, as when the process does."""
+        with self._clock.lock:
+            self._clock.catch_up()
+            if self._stream is not None:
+                self._stream.close()  # so that no write of its is left
+        for fd in (*self._reader.fds, *(self._page or ())[:1]):
+            os.close(fd)
+
+    def _attach(self, message: Message) -> Message:
+        """Load a step, and the page that marks are written to."""
+        index = int(message["gpu"])
+        if self._stream is not None:
+            raise ValueError("this connection has a stream")
+        if not 0 <= index < len(self._gpus):
+            raise UsageError(f"there is no GPU {index}", hint=f"{len(self._gpus)} are served")
+        step = msgspec.convert(message["step"], Step)
+        if self._reader.fds:
+            fd = self._reader.fds.pop(0)
+            self._page = fd, os.fstat(fd).st_size
+        with self._clock.lock:
+            self._clock.catch_up()
+            self._stream = Stream(self._gpus[index], step, pid=self._pid)
+        return {"launches": self._stream.launches}
+
+    def _quietly(self, put: Callable[[Message, Stream], None]) -> Callable[[Message], None]:
+        """Put something in the row; what is wrong with it is told at the next synchronisation."""
+
+        def quiet(message: Message) -> None:
+            try:
+                with self._clock.lock:
+                    put(message, self._attached())
+                    self._clock.look_again()
+            except (ValueError, KeyError, DeviceError) as exc:
+                self._failed = self._failed or str(exc)
+
+        return quiet
+
+    def _attached(self) -> Stream:
+        if self._stream is None:
+            raise ValueError("no step was loaded")
+        if self._stream.lost:
+            raise DeviceError("the GPU fell off the bus", hint="reboot the machine")
+        return self._stream
+
+    def _work(self, message: Message, stream: Stream) -> None:
+        while stream.waiting >= _WAITING and not stream.lost:
+            self._clock.changed.wait(_LOOK_S)
+        self._clock.catch_up()
+        stream.work(int(message["first"]), int(message["end"]))
+
+    def _write(self, message: Message, stream: Stream) -> None:
+        page, offset, value = self._page, int(message["offset"]), int(message["value"])
+        if page is None:
+            raise ValueError("no page came with the step")
+        fd, length = page
+        if offset % _WORD or not 0 <= offset <= length - _WORD:
+            raise ValueError(f"there is no word at {offset} in a page of {length} bytes")
+        if not 0 <= value < 1 << 32:
+            raise ValueError(f"{value} is no word of 32 bits")
+
+        def write() -> None:
+            shown = self._shown(stream.gpu, value)
+            if shown is not None:
+                with contextlib.suppress(OSError):  # a GPU would not mind either
+                    os.pwrite(fd, shown.to_bytes(_WORD, "little"), offset)
+
+        self._clock.catch_up()
+        stream.then(write)
+
+    def _synchronise(self, _message: Message) -> Message:
+        """Answer when everything put there has ended."""
+        ended: list[bool] = []
+        with self._clock.lock:
+            stream = self._attached()
+            self._clock.catch_up()
+            stream.then(lambda: ended.append(True))
+            self._clock.look_again()
+            while not ended and not stream.lost:
+                self._clock.changed.wait(_LOOK_S)
+            if not ended:
+                raise DeviceError("the GPU fell off the bus", hint="reboot the machine")
+        if self._failed:
+            failed, self._failed = self._failed, ""
+            raise ValueError(failed)
+        return {}
+
+    def _shown(self, gpu: VirtualGpu, value: int) -> int | None:
+        """Return what a write leaves in memory; ``None`` where it never comes."""
+        mark = value & _MARK
+        self._greatest = max(self._greatest, mark)
+        if FaultKind.MARKS_STUCK in gpu.faults:
+            return None
+        if FaultKind.MARKS_BACKWARDS in gpu.faults:
+            return value - mark + self._greatest + 1 - mark
+        return value

@@ -18,32 +18,20 @@ from underclock.records import Kind, Step
 
 @dataclass(slots=True)
 class _Entry:
-    """Launches next to one another, or something done when everything before has ended.
-
-    Attributes:
-        stream: Whose.
-        position: Of the next launch.
-        end: Of the launch after the last.
-        action: What is done; ``None`` for launches.
-    """
+    """Launches next to one another, or something done when everything before has ended."""
 
     stream: "Stream"
-    position: int = 0
-    end: int = 0
-    action: Callable[[], None] | None = None
+    position: int = 0  # of the next launch
+    end: int = 0  # after the last
+    action: Callable[[], None] | None = None  # None for launches
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamLoop(LaunchLoop):
-    """A loop that runs what is put in a row, once, and then waits for more.
+    """A loop that runs what is put in a row, once, and then waits for more."""
 
-    Attributes:
-        row: What is left; the launch that runs belongs to the first.
-        lasted_s: What each launch took when it last ran; ``nan`` before it ever did.
-    """
-
-    row: deque[_Entry] = field(default_factory=deque)
-    lasted_s: list[float] = field(default_factory=list)
+    row: deque[_Entry] = field(default_factory=deque)  # the launch that runs belongs to the first
+    lasted_s: list[float] = field(default_factory=list)  # each launch, lately; nan if it never ran
 
     def add(self, kernels: Sequence[KernelConstants]) -> int:
         """Learn another process's step; return the position of its first launch."""
@@ -135,12 +123,7 @@ class StreamLoop(LaunchLoop):
 
 
 class Stream:
-    """One process's launches on one virtual GPU.
-
-    Args:
-        gpu: Where.
-        step: What is launched.
-        pid: Of the process.
+    """One process's launches of a step on one virtual GPU.
 
     Raises:
         UsageError: A kernel does not say what it does.

@@ -1,0 +1,562 @@
+"""NVML's calls on one virtual GPU: what it is, what it does, what is set on it, its counters.
+
+nvidia-ml-py calls C functions with ctypes values and pointers, and reads a return code; so do
+these. What is written here outlives the session and the process, as on a real GPU.
+"""
+
+import ctypes
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pynvml
+
+from underclock.hw.nvml_calls import LOCKED_CLOCKS
+from underclock.hw.simulated.boards import Board, Busy
+from underclock.hw.simulated.clocks import snap
+from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.faults import FaultKind
+
+if TYPE_CHECKING:
+    from underclock.hw.simulated.driver import SimulatedDriver as Host
+
+CArgument = Any
+"""Whatever ctypes made of an argument: a number with a ``value``, a buffer, a pointer."""
+
+DeviceCall = Callable[..., int]
+"""Answers one function for one GPU: driver, GPU, C arguments → return code."""
+
+OK = int(pynvml.NVML_SUCCESS)
+NOT_SUPPORTED = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+NOT_FOUND = int(pynvml.NVML_ERROR_NOT_FOUND)
+INVALID_ARGUMENT = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_NO_ROOM = int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+_OTHER_VERSION = int(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+
+_ARCHITECTURES = {  # by the first number of the compute capability
+    7: pynvml.NVML_DEVICE_ARCH_VOLTA,
+    8: pynvml.NVML_DEVICE_ARCH_AMPERE,
+    9: pynvml.NVML_DEVICE_ARCH_HOPPER,
+}
+_CORE_CLOCKS = {pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM}
+_NVIDIA_VENDOR = 0x10DE
+_QUICK_CALL_S = 1e-6
+_MIB = 1 << 20
+_DRIVER_MIB = 300  # what the driver keeps for itself; assumed
+_CONTEXT_MIB = 500  # what a CUDA context takes; assumed
+_NO_INSTANCE = 0xFFFFFFFF  # without MIG
+_UTILISATION_US = 166_667  # the sampling period drivers give
+_PERCENT = 100.0
+_METRICS: dict[int, Callable[[Busy], float]] = {
+    pynvml.NVML_GPM_METRIC_SM_UTIL: lambda busy: busy.sm_s,
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: lambda busy: busy.tensor_s,
+    pynvml.NVML_GPM_METRIC_FP32_UTIL: lambda busy: busy.fp32_s,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: lambda busy: busy.dram_s,
+}
+
+
+# How C functions take arguments and give answers.
+
+
+def behind(pointer: CArgument) -> CArgument:
+    """Return the object that a ``byref`` argument points to."""
+    return pointer._obj  # noqa: SLF001 - ctypes has no public way
+
+
+def put(pointer: CArgument, value: float) -> int:
+    """Write one number through a ``byref`` argument."""
+    behind(pointer).value = value
+    return OK
+
+
+def put_text(buffer: CArgument, text: str) -> int:
+    """Write text into a character buffer."""
+    buffer.value = text.encode()
+    return OK
+
+
+def put_handle(pointer: CArgument, index: int) -> int:
+    """Write a GPU's handle.
+
+    A handle points nowhere: its address is the index, one-based, so that none is NULL.
+    """
+    ctypes.cast(pointer, ctypes.POINTER(ctypes.c_void_p))[0] = index + 1
+    return OK
+
+
+def index_of(handle: CArgument) -> int | None:
+    """Return the index in a handle; ``None`` in NULL."""
+    address = ctypes.cast(handle, ctypes.c_void_p).value
+    return None if address is None else address - 1
+
+
+def _has_room(count: CArgument, out: CArgument, wanted: int) -> bool:
+    """Answer the question for a list's length; whether the caller brought room for the list."""
+    room = behind(count).value
+    behind(count).value = wanted
+    return wanted == 0 or (out is not None and room >= wanted)
+
+
+def _put_list(values: Sequence[int], count: CArgument, out: CArgument) -> int:
+    """Answer a list call: the size first, then, to one with room, the values."""
+    if not _has_room(count, out, len(values)):
+        return _NO_ROOM
+    for i, value in enumerate(values):
+        out[i] = value
+    return OK
+
+
+def _number(read: Callable[[VirtualGpu], float | None], blocks_s: float = 0.0) -> DeviceCall:
+    """Return a call that answers with one number; what a GPU has not got is not supported."""
+
+    def answer(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+        if blocks_s:
+            host.clock.sleep_s(blocks_s)
+        value = read(gpu)
+        return NOT_SUPPORTED if value is None else put(out, value)
+
+    return answer
+
+
+def _of_board(read: Callable[[Board], float | None]) -> DeviceCall:
+    """Return a call that answers with one number of the board, where one is written down."""
+    return _number(lambda gpu: None if gpu.board is None else read(gpu.board))
+
+
+def _not_here(*_arguments: object) -> int:
+    return NOT_SUPPORTED
+
+
+# What a GPU is: name, place, clock tables, limits, modes.
+
+
+def uuid_of(gpu: VirtualGpu) -> str:
+    """Return the UUID of a GPU: the same for the same unit of the same model, in any machine."""
+    model = gpu.model
+    costs = (model.name, gpu.number, model.constants, model.throughput, model.own)
+    return f"GPU-{uuid.UUID(bytes=hashlib.sha256(msgspec.json.encode(costs)).digest()[:16])}"
+
+
+def bus_of(index: int) -> str:
+    """Return the PCI address of a GPU by index."""
+    return f"00000000:{index + 1:02X}:00.0"
+
+
+def _index(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    return put(out, host.gpus.index(gpu))
+
+
+def _pci(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    index, info = host.gpus.index(gpu), behind(out)
+    info.busId = bus_of(index).encode()
+    info.busIdLegacy = bus_of(index)[4:].encode()
+    info.domain, info.bus, info.device = 0, index + 1, 0
+    info.pciDeviceId = ((gpu.board.pci_device if gpu.board else 0) << 16) | _NVIDIA_VENDOR
+    info.pciSubSystemId = 0
+    return OK
+
+
+def _capability(_host: "Host", gpu: VirtualGpu, major: CArgument, minor: CArgument) -> int:
+    if gpu.board is None:
+        return NOT_SUPPORTED
+    put(major, gpu.board.capability[0])
+    return put(minor, gpu.board.capability[1])
+
+
+def _core_clocks(
+    _host: "Host", gpu: VirtualGpu, mem: CArgument, count: CArgument, out: CArgument
+) -> int:
+    model = gpu.model
+    if mem.value not in model.mem_mhz:
+        return NOT_FOUND
+    clocks = model.core_mhz
+    if model.low_mem_core_mhz is not None and mem.value == model.mem_mhz[0]:
+        clocks = tuple(mhz for mhz in clocks if mhz <= model.low_mem_core_mhz)
+    return _put_list(clocks[::-1], count, out)
+
+
+def _highest_clock(_host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
+    if kind.value == pynvml.NVML_CLOCK_MEM:
+        return put(out, gpu.model.mem_mhz[-1])
+    return put(out, gpu.model.core_mhz[-1]) if kind.value in _CORE_CLOCKS else NOT_SUPPORTED
+
+
+def _limit_range(_host: "Host", gpu: VirtualGpu, least: CArgument, most: CArgument) -> int:
+    _, low_w, high_w = gpu.model.limit_w
+    put(least, int(low_w * 1e3))
+    return put(most, int(high_w * 1e3))
+
+
+def _mig_mode(_host: "Host", gpu: VirtualGpu, current: CArgument, pending: CArgument) -> int:
+    if gpu.board is None or not gpu.board.hbm:
+        return NOT_SUPPORTED
+    put(pending, 0)
+    return put(current, 0)
+
+
+# What it does now: clocks, power, energy, heat, load, processes.
+
+
+def _clock(host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
+    host.clock.sleep_s(_QUICK_CALL_S)
+    if kind.value == pynvml.NVML_CLOCK_MEM:
+        return put(out, gpu.mem_mhz)
+    if kind.value not in _CORE_CLOCKS:
+        return NOT_SUPPORTED
+    return put(out, snap(gpu.core_mhz, gpu.model.core_mhz))
+
+
+def _clock_by_id(
+    host: "Host", gpu: VirtualGpu, kind: CArgument, which: CArgument, out: CArgument
+) -> int:
+    if which.value != pynvml.NVML_CLOCK_ID_CURRENT:
+        return NOT_SUPPORTED
+    return _clock(host, gpu, kind, out)
+
+
+def _energy(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    host.clock.sleep_s(next(gpu.energy_call_s))
+    return put(out, gpu.counter_mj)
+
+
+def _usage_mw(gpu: VirtualGpu) -> int:
+    return int(gpu.gauges.usage_w(gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
+
+
+def _instant_mw(gpu: VirtualGpu) -> int:
+    return int(gpu.gauges.instant_w(gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
+
+
+def _limit_mw(gpu: VirtualGpu) -> int:
+    return int(gpu.limit_w * 1e3)
+
+
+def _temperature(host: "Host", gpu: VirtualGpu, sensor: CArgument, out: CArgument) -> int:
+    host.clock.sleep_s(_QUICK_CALL_S)
+    if sensor.value != pynvml.NVML_TEMPERATURE_GPU:
+        return INVALID_ARGUMENT
+    return put(out, int(gpu.temperature_c))
+
+
+def _locked(
+    _host: "Host", gpu: VirtualGpu, kind: CArgument, low: CArgument, high: CArgument
+) -> int:
+    """Answer what NVML has no call for: between which clocks a lock holds a clock."""
+    bounds = gpu.mem_lock if kind.value == pynvml.NVML_CLOCK_MEM else gpu.core_lock
+    if bounds is None:
+        return NOT_FOUND
+    put(low, bounds[0])
+    return put(high, bounds[1])
+
+
+_UNSIGNED, _LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+_FIELDS: dict[int, tuple[int, Callable[[VirtualGpu], int]]] = {
+    pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: (_LONG, lambda gpu: gpu.counter_mj),
+    pynvml.NVML_FI_DEV_POWER_AVERAGE: (_UNSIGNED, _usage_mw),
+    pynvml.NVML_FI_DEV_POWER_INSTANT: (_UNSIGNED, _instant_mw),
+    pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT: (_UNSIGNED, _limit_mw),
+}
+
+
+def _field_values(host: "Host", gpu: VirtualGpu, count: CArgument, values: CArgument) -> int:
+    """Answer each field by itself: one that is not there spoils no other."""
+    asked = [behind(values)[i] for i in range(count.value)]
+    energy = any(v.fieldId == pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION for v in asked)
+    host.clock.sleep_s(next(gpu.energy_call_s) if energy else _QUICK_CALL_S)
+    for value in asked:
+        kind, read = _FIELDS.get(value.fieldId, (_UNSIGNED, None))
+        value.timestamp = int(gpu.now_s * 1e6)
+        value.valueType = kind
+        value.nvmlReturn = NOT_SUPPORTED if read is None else OK
+        if read is not None:
+            setattr(value.value, "ullVal" if kind == _LONG else "uiVal", read(gpu))
+    return OK
+
+
+def _utilisation(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    host.clock.sleep_s(_QUICK_CALL_S)
+    behind(out).gpu, behind(out).memory = (round(100 * share) for share in gpu.load())
+    return OK
+
+
+def _codec_utilisation(_host: "Host", _gpu: VirtualGpu, out: CArgument, period: CArgument) -> int:
+    put(period, _UTILISATION_US)
+    return put(out, 0)
+
+
+def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
+    """Return process number, device memory in MiB and share in percent of all that compute."""
+    processes = [(n.pid, n.memory_mib, round(100 * n.share)) for n in gpu.neighbours]
+    if gpu.running is not None:
+        pids = gpu.running.pids or (os.getpid(),)
+        rest = 100 - sum(share for _, _, share in processes)
+        processes += [(pid, _CONTEXT_MIB, rest // len(pids)) for pid in pids]
+    return processes
+
+
+def _compute_processes(_host: "Host", gpu: VirtualGpu, count: CArgument, out: CArgument) -> int:
+    processes = _processes(gpu)
+    if not _has_room(count, out, len(processes)):
+        return _NO_ROOM
+    for i, (pid, memory_mib, _) in enumerate(processes):
+        out[i].pid = pid
+        out[i].usedGpuMemory = memory_mib * _MIB
+        out[i].gpuInstanceId = out[i].computeInstanceId = _NO_INSTANCE
+    return OK
+
+
+def _other_processes(_host: "Host", _gpu: VirtualGpu, count: CArgument, _out: CArgument) -> int:
+    return put(count, 0)
+
+
+def _process_utilisation(
+    _host: "Host", gpu: VirtualGpu, out: CArgument, count: CArgument, since_us: CArgument
+) -> int:
+    now_us = int(gpu.now_s * 1e6)
+    processes = _processes(gpu) if now_us > since_us.value else []
+    if not processes:
+        return NOT_FOUND
+    if not _has_room(count, out, len(processes)):
+        return _NO_ROOM
+    for i, (pid, _, share) in enumerate(processes):
+        out[i].pid, out[i].timeStamp, out[i].smUtil = pid, now_us, share
+    return OK
+
+
+def _memory(_host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    if gpu.board is None:
+        return NOT_SUPPORTED
+    info = behind(out)
+    held_mib = sum(memory_mib for _, memory_mib, _ in _processes(gpu))
+    info.total = gpu.board.memory_mib * _MIB
+    info.free = info.total - (_DRIVER_MIB + held_mib) * _MIB
+    if hasattr(info, "reserved"):  # the second version keeps the driver's own apart
+        info.reserved = _DRIVER_MIB * _MIB
+        info.used = held_mib * _MIB
+    else:
+        info.used = (_DRIVER_MIB + held_mib) * _MIB
+    return OK
+
+
+def _fan_percent(gpu: VirtualGpu) -> int | None:
+    if gpu.board is None or not gpu.board.fan:
+        return None
+    return min(100, max(30, round(2.0 * gpu.temperature_c - 80.0)))  # assumed
+
+
+# What is set: clock locks, power limit, persistence mode.
+
+
+def _lock_core(host: "Host", gpu: VirtualGpu, low: CArgument, high: CArgument) -> int:
+    bounds = (low.value, high.value)
+    if not _overlaps(bounds, gpu.model.core_mhz):
+        return INVALID_ARGUMENT
+    return _write(host, gpu, lambda: gpu.lock_core(bounds))
+
+
+def _lock_mem(host: "Host", gpu: VirtualGpu, low: CArgument, high: CArgument) -> int:
+    bounds = (low.value, high.value)
+    if not gpu.model.memory_lockable:
+        return NOT_SUPPORTED
+    if not _overlaps(bounds, gpu.model.mem_mhz):
+        return INVALID_ARGUMENT
+    if FaultKind.MEMORY_REFUSED in gpu.faults:
+        return int(pynvml.NVML_ERROR_UNKNOWN)
+    return _write(host, gpu, lambda: gpu.lock_mem(bounds))
+
+
+def _unlock_core(host: "Host", gpu: VirtualGpu) -> int:
+    return _write(host, gpu, lambda: gpu.lock_core(None))
+
+
+def _unlock_mem(host: "Host", gpu: VirtualGpu) -> int:
+    if not gpu.model.memory_lockable:
+        return NOT_SUPPORTED
+    return _write(host, gpu, lambda: gpu.lock_mem(None))
+
+
+def _set_limit(host: "Host", gpu: VirtualGpu, limit: CArgument) -> int:
+    _, low_w, high_w = gpu.model.limit_w
+    limit_w = limit.value / 1e3
+    if not low_w <= limit_w <= high_w:
+        return INVALID_ARGUMENT
+    return _write(host, gpu, lambda: gpu.limit_power(limit_w))
+
+
+def _set_persistence(host: "Host", gpu: VirtualGpu, mode: CArgument) -> int:
+    return _write(host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value)))
+
+
+def _overlaps(bounds: tuple[int, int], table: tuple[int, ...]) -> bool:
+    low, high = bounds
+    return low <= high and high >= table[0] and low <= table[-1]
+
+
+def _write(host: "Host", gpu: VirtualGpu, action: Callable[[], None]) -> int:
+    """Do it if the process may, after the time that the call takes.
+
+    On a real machine a process has not ended while a call of its is under way. One whose caller was
+    killed here sets nothing any more, so that none is set after its end.
+    """
+    if not host.root or FaultKind.PERMISSION_REVOKED in gpu.faults:
+        return int(pynvml.NVML_ERROR_NO_PERMISSION)
+    hangs_s = gpu.hangs_s if FaultKind.SETTER_HANGS in gpu.faults else 0.0
+    if host.caller_lives():
+        host.clock.sleep_s(next(gpu.setter_call_s) + hangs_s)
+    if not host.caller_lives():
+        return int(pynvml.NVML_ERROR_UNKNOWN)
+    if gpu.lost:
+        return int(pynvml.NVML_ERROR_GPU_IS_LOST)
+    action()
+    return OK
+
+
+class CounterSamples:
+    """GPM: how busy the parts of a GPU were between two samples of its counters.
+
+    A sample belongs to the driver, not to a GPU, until counters are read into it. GPUs before
+    Hopper answer that they have none.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[VirtualGpu, Busy] | None] = {}
+        self._next = 0
+
+    def allocate(self, out: CArgument) -> int:
+        """Hand out an empty sample."""
+        self._held[self._next] = None
+        put_handle(out, self._next)
+        self._next += 1
+        return OK
+
+    def free(self, sample: CArgument) -> int:
+        """Take a sample back."""
+        index = index_of(sample)
+        if index not in self._held:
+            return INVALID_ARGUMENT
+        del self._held[index]
+        return OK
+
+    def fill(self, gpu: VirtualGpu, sample: CArgument) -> int:
+        """Read a GPU's counters into a sample."""
+        if gpu.counters is None:
+            return NOT_SUPPORTED
+        index = index_of(sample)
+        if index is None or index not in self._held:
+            return INVALID_ARGUMENT
+        self._held[index] = (gpu, gpu.counters.now())
+        return OK
+
+    def metrics(self, question: CArgument) -> int:
+        """Compare two samples of one GPU; answer each metric by itself."""
+        asked = behind(question)
+        if asked.version != pynvml.NVML_GPM_METRICS_GET_VERSION:
+            return _OTHER_VERSION
+        first, second = (self._read(sample) for sample in (asked.sample1, asked.sample2))
+        if first is None or second is None or first[0] is not second[0]:
+            return INVALID_ARGUMENT
+        (gpu, before), (_, after) = first, second
+        elapsed_s = after.elapsed_s - before.elapsed_s
+        if gpu.counters is None or elapsed_s <= 0:
+            return INVALID_ARGUMENT
+        for place in range(asked.numMetrics):
+            answer = asked.metrics[place]
+            read = _METRICS.get(answer.metricId)
+            answer.nvmlReturn = NOT_SUPPORTED if read is None else OK
+            if read is not None:
+                part_s = read(after) - read(before)
+                answer.value = _PERCENT * gpu.counters.share(part_s, elapsed_s)
+        return OK
+
+    def _read(self, sample: CArgument) -> tuple[VirtualGpu, Busy] | None:
+        index = index_of(sample)
+        return None if index is None else self._held.get(index)
+
+
+def _counts(_host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    support = behind(out)
+    if support.version != pynvml.NVML_GPM_SUPPORT_VERSION:
+        return _OTHER_VERSION
+    support.isSupportedDevice = int(gpu.counters is not None)
+    return OK
+
+
+_state = _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S)
+_reasons = _number(lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S)
+_limit = _number(_limit_mw)
+_zero = _number(lambda _gpu: 0)
+
+READS: dict[str, DeviceCall] = {
+    "nvmlDeviceGetName": lambda _host, gpu, out, _size: put_text(out, gpu.model.name),
+    "nvmlDeviceGetUUID": lambda _host, gpu, out, _size: put_text(out, uuid_of(gpu)),
+    "nvmlDeviceGetIndex": _index,
+    "nvmlDeviceGetMinorNumber": _index,
+    "nvmlDeviceGetPciInfo_v3": _pci,
+    "nvmlDeviceGetBrand": _of_board(
+        lambda board: pynvml.NVML_BRAND_GEFORCE if board.geforce else pynvml.NVML_BRAND_NVIDIA
+    ),
+    "nvmlDeviceGetNumGpuCores": _of_board(lambda board: board.cores),
+    "nvmlDeviceGetCudaComputeCapability": _capability,
+    "nvmlDeviceGetArchitecture": _of_board(lambda board: _ARCHITECTURES[board.capability[0]]),
+    "nvmlDeviceGetSupportedMemoryClocks": (  # greatest first, as NVML does
+        lambda _host, gpu, count, out: _put_list(gpu.model.mem_mhz[::-1], count, out)
+    ),
+    "nvmlDeviceGetSupportedGraphicsClocks": _core_clocks,
+    "nvmlDeviceGetMaxClockInfo": _highest_clock,
+    "nvmlDeviceGetPowerManagementLimitConstraints": _limit_range,
+    "nvmlDeviceGetPowerManagementDefaultLimit": _number(
+        lambda gpu: int(gpu.model.limit_w[0] * 1e3)
+    ),
+    "nvmlDeviceGetPersistenceMode": _number(lambda gpu: int(gpu.persistent)),
+    "nvmlDeviceGetMigMode": _mig_mode,
+    # Default compute mode, no display, not split.
+    "nvmlDeviceGetMaxMigDeviceCount": _zero,
+    "nvmlDeviceGetComputeMode": _zero,
+    "nvmlDeviceGetDisplayMode": _zero,
+    "nvmlDeviceGetDisplayActive": _zero,
+    "nvmlDeviceIsMigDeviceHandle": _zero,
+    # There on a real driver, but not on these GPUs.
+    "nvmlDeviceGetSerial": _not_here,
+    "nvmlDeviceGetBAR1MemoryInfo": _not_here,
+    "nvmlDeviceGetTotalEccErrors": _not_here,
+    "nvmlDeviceGetPcieThroughput": _not_here,
+    "nvmlDeviceGetDriverModel": _not_here,
+    "nvmlDeviceGetDriverModel_v2": _not_here,
+    "nvmlDeviceGetClockInfo": _clock,
+    "nvmlDeviceGetClock": _clock_by_id,
+    "nvmlDeviceGetTotalEnergyConsumption": _energy,
+    "nvmlDeviceGetPowerUsage": _number(_usage_mw, _QUICK_CALL_S),
+    "nvmlDeviceGetTemperature": _temperature,
+    "nvmlDeviceGetCurrentClocksEventReasons": _reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": _reasons,
+    "nvmlDeviceGetPerformanceState": _state,
+    "nvmlDeviceGetPowerState": _state,
+    "nvmlDeviceGetEnforcedPowerLimit": _limit,
+    "nvmlDeviceGetPowerManagementLimit": _limit,
+    "nvmlDeviceGetFieldValues": _field_values,
+    "nvmlDeviceGetUtilizationRates": _utilisation,
+    "nvmlDeviceGetEncoderUtilization": _codec_utilisation,
+    "nvmlDeviceGetDecoderUtilization": _codec_utilisation,
+    "nvmlDeviceGetComputeRunningProcesses_v3": _compute_processes,
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": _other_processes,
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": _other_processes,
+    "nvmlDeviceGetProcessUtilization": _process_utilisation,
+    "nvmlDeviceGetMemoryInfo": _memory,
+    "nvmlDeviceGetMemoryInfo_v2": _memory,
+    "nvmlDeviceGetFanSpeed": _number(_fan_percent),
+    "nvmlGpmQueryDeviceSupport": _counts,
+    "nvmlGpmSampleGet": lambda host, gpu, sample: host.samples.fill(gpu, sample),
+    LOCKED_CLOCKS: _locked,
+}
+
+WRITES: dict[str, DeviceCall] = {
+    "nvmlDeviceSetGpuLockedClocks": _lock_core,
+    "nvmlDeviceSetMemoryLockedClocks": _lock_mem,
+    "nvmlDeviceResetGpuLockedClocks": _unlock_core,
+    "nvmlDeviceResetMemoryLockedClocks": _unlock_mem,
+    "nvmlDeviceSetPowerManagementLimit": _set_limit,
+    "nvmlDeviceSetPersistenceMode": _set_persistence,
+}
