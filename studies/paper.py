@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from underclock.paper import run_study
-from underclock.paper.page import FIGURE_NUMBERS
+from underclock.paper.outputs import FIGURE_NUMBERS
 from underclock.paper.records import Study
 from underclock.paper.tables import agreement_text, number_text
 from underclock.units import format_mhz
@@ -148,7 +148,7 @@ def _curves(study: Study) -> str:
 
 def _page(study: Study) -> str:
     again = study.a4000
-    figures = [[str(number), _DRAWINGS[key]] for number, key in FIGURE_NUMBERS.items()]
+    figures = [[str(number), _DRAWINGS[key]] for key, number in FIGURE_NUMBERS.items()]
     parts = [
         _HEAD.format(
             evidence=study.evidence,

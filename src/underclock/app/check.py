@@ -42,7 +42,7 @@ def command(
 
     Example: underclock check sweep.csv --max-slowdown 1% --splits 100
     """
-    from underclock.report.check import check_page, check_sentence, check_table
+    from underclock.report import check_page, check_sentence, check_table
     from underclock.stages.check import BUDGETS, check
 
     if markdown and as_json:

@@ -34,7 +34,7 @@ def command(
 
     Example: underclock fit samples.db -o fit.json
     """
-    from underclock.report.fit import fit_tables
+    from underclock.report import fit_tables
     from underclock.stages.fit import fit
 
     check_place(output, force=force, inputs=samples)

@@ -36,7 +36,7 @@ def command(
 
     Example: underclock predict samples.db --max-slowdown 1%
     """
-    from underclock.report.prediction import prediction_sentence, prediction_table
+    from underclock.report import prediction_sentence, prediction_table
     from underclock.stages.predict import predict
 
     with share_bar("predicting") as show:

@@ -83,7 +83,7 @@ def command(
 
     Example: underclock run plan.json -- python train.py --epochs 3
     """
-    from underclock.report.run import run_table
+    from underclock.report import run_table
     from underclock.stages.how_to_run import HowToRun
     from underclock.stages.run import run
 

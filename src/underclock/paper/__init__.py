@@ -2,13 +2,10 @@
 
 * `published`: the paper's numbers; ours are compared with them and never fitted to them
 * `study`: search, choose, validate and transfer, through the stages that everyone uses
-* `table1`: our clocks per kernel beside Table 1
-* `transfer`: the discovered clocks at other batches and under tensor parallelism
-* `comparison`: every number quoted from the paper, with ours
+* `comparison`: Table 1 with our clocks, and every number quoted from the paper with ours
 * `records`: the study's nouns, with changes in percent as the paper prints them
-* `charts`: the drawings as data, for the page (`figures`) and for files of their own (`svg`)
-* `tables`, `page`: what a reader sees, in the terminal and in a browser
-* `outputs`: the files that a study is written to
+* `charts`, `tables`: the drawings as data, and what the terminal shows
+* `outputs`: the page and the files that a study is written to
 """
 
 from underclock.paper.outputs import Outputs, run_paper

@@ -1,13 +1,34 @@
-"""What the study leaves in a folder: numbers, a page, and drawings where they were asked for."""
+"""What the study leaves in a folder: numbers, a page, and drawings where they were asked for.
 
-from dataclasses import dataclass
+Which drawing answers to which figure of the paper is inferred from what its results report, for
+the figures themselves could not be looked at.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.paper.page import CHART_KEYS, paper_drawings, paper_page
+from underclock.paper.charts import charts
 from underclock.paper.records import Study
 from underclock.paper.study import Conditions, run_study, simulated_gpu
+from underclock.paper.tables import agreement_text, number_text
+from underclock.report.chart import Chart, draw, figure
+from underclock.report.page import rendered
+from underclock.report.wording import EVIDENCE_SENTENCES, minus
 from underclock.store import check_output, write_document, write_text
+from underclock.units import format_mhz
+
+CHART_KEYS = ("frontier", "relaxed", "kernels", "validation", "batch", "tensor-parallel")
+FIGURE_NUMBERS = {
+    "frontier": 3,
+    "relaxed": 4,
+    "validation": 6,
+    "batch": 7,
+    "tensor-parallel": 8,
+}
+"""Figures of the paper, by the key of the chart: inferred."""
+_WIDTH_PX = 760  # of a drawing that is a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +92,35 @@ def _prepare(outputs: Outputs) -> None:
 def _write(study: Study, outputs: Outputs) -> None:
     write_document(outputs.data, study, force=outputs.force)
     write_text(outputs.page, paper_page(study), force=outputs.force)
-    drawn = paper_drawings(study) if outputs.svg else {}
+    drawn = paper_drawings(study)
     for key, path in outputs.drawings.items():
         write_text(path, drawn[key], force=outputs.force)
+
+
+def paper_page(study: Study) -> str:
+    """Return the HTML page of a study."""
+    return rendered(
+        "paper.html.jinja",
+        {"mhz": format_mhz, "number": lambda value, unit: minus(number_text(value, unit))},
+        package="underclock.paper",
+        study=study,
+        agreement=agreement_text(study),
+        evidence_sentence=EVIDENCE_SENTENCES[study.evidence],
+        groups=[
+            (group, list(rows))
+            for group, rows in groupby(study.quoted, key=lambda number: number.group)
+        ],
+        drawings=[(chart, figure(_titled(chart, study))) for chart in charts(study)],
+        numbers=FIGURE_NUMBERS,
+    )
+
+
+def paper_drawings(study: Study) -> dict[str, str]:
+    """Return every drawing as SVG, by the chart's key."""
+    return {
+        chart.key: draw(_titled(chart, study), _WIDTH_PX, alone=True) for chart in charts(study)
+    }
+
+
+def _titled(chart: Chart, study: Study) -> Chart:
+    return replace(chart, title=f"{chart.title} (ours {study.evidence})")

@@ -1,8 +1,9 @@
 """The paper's study from end to end: search, choose in eight ways, validate, carry over."""
 
 import dataclasses
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,19 @@ import numpy as np
 
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign, Grid
+from underclock.campaign.turns import measured
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.pairs import pair_changes
 from underclock.errors import UsageError
+from underclock.hw.base import Measurer
 from underclock.paper import published
-from underclock.paper.comparison import Setup, quoted_numbers
+from underclock.paper.comparison import (
+    Setup,
+    agreement,
+    beside_table1,
+    clock_changes,
+    quoted_numbers,
+)
 from underclock.paper.records import (
     PercentChange,
     RelaxedPoint,
@@ -23,9 +32,8 @@ from underclock.paper.records import (
     SecondGpu,
     Study,
     Table2Cell,
+    Transfer,
 )
-from underclock.paper.table1 import agreement, beside_table1, clock_changes
-from underclock.paper.transfer import WORKLOAD, Transfers, before_optimizer, transfers
 from underclock.records import (
     AUTO,
     Accounting,
@@ -36,6 +44,7 @@ from underclock.records import (
     Granularity,
     MeasurementSettings,
     Objective,
+    Pass,
     Plan,
     SampleSet,
     Step,
@@ -56,6 +65,8 @@ _SLOWDOWNS_PCT = tuple(half / 2.0 for half in range(21))  # 0 to 10 %
 _TRANSFER_SEED_OFFSET = 2  # neither the noise of the search nor that of the validation
 _DAY_S = 86_400.0
 _LAYER_SECTIONS = ("Lf", "Lb")
+_BATCHES = (1, 2, 4, 8, 16, 24, 32, published.BATCH_SIZE)
+WORKLOAD = "gpt3-xl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,45 +88,6 @@ class Conditions:
     progress: Callable[[Tally], None] = lambda _tally: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SearchedStep:
-    """A step measured at every clock pair of the grid.
-
-    Attributes:
-        sample_set: What was measured.
-        gpu_s: How long that kept the GPU busy.
-    """
-
-    sample_set: SampleSet
-    gpu_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Findings:
-    """What the parts of the study gave on the paper's GPU.
-
-    Attributes:
-        gpu: What is known of it.
-        step: What was trained.
-        search: Every kernel at every clock pair.
-        plans: Chosen from it, by objective and aggregate.
-        validation: Of the discovered clocks.
-        transfers: Of the discovered clocks.
-    """
-
-    gpu: GpuFinding
-    step: Step
-    search: _SearchedStep
-    plans: dict[tuple[Objective, Aggregate], Plan]
-    validation: Validation
-    transfers: Transfers
-
-    @property
-    def discovered(self) -> Plan:
-        """The paper's best choice: per kernel, global, strict."""
-        return self.plans[Objective.WASTE, Aggregate.GLOBAL]
-
-
 def run_study(conditions: Conditions | None = None) -> Study:
     """Run the paper's study on a simulated GPU.
 
@@ -131,72 +103,58 @@ def run_study(conditions: Conditions | None = None) -> Study:
     conditions = conditions or Conditions()
     gpu = simulated_gpu(conditions.gpu)
     step = before_optimizer(trace(WORKLOAD))
-    search = _search(step, conditions)
+    samples, gpu_s = _search(step, conditions)
     plans = {
         (objective, aggregate): plan(
-            search.sample_set, Goal(objective=objective, aggregate=aggregate), raw=True
+            samples, Goal(objective=objective, aggregate=aggregate), raw=True
         )
         for objective in (Objective.EDP, Objective.WASTE)
         for aggregate in Aggregate
     }
-    discovered = plans[Objective.WASTE, Aggregate.GLOBAL]
-    findings = _Findings(
-        gpu=gpu,
-        step=step,
-        search=search,
-        plans=plans,
-        validation=validate(
-            discovered,
-            gpu=conditions.gpu,
-            repeats=published.REPEATS,
-            only_plan=True,
-            accounting=Accounting.ISOLATED,
-            measuring=conditions.measuring,
-            seed=conditions.seed,
-            progress=conditions.progress,
-        ),
-        transfers=_transfers(discovered, conditions),
+    discovered = plans[Objective.WASTE, Aggregate.GLOBAL]  # the paper's best: per kernel, strict
+    validation = validate(
+        discovered,
+        gpu=conditions.gpu,
+        repeats=published.REPEATS,
+        only_plan=True,
+        accounting=Accounting.ISOLATED,
+        measuring=conditions.measuring,
+        seed=conditions.seed,
+        progress=conditions.progress,
     )
-    second = dataclasses.replace(conditions, gpu=_SECOND_GPU)
-    study = _study(findings, conditions, search_second_gpu(step, second))
-    setup = Setup(
-        parameters=step.parameters,
-        core_mhz=gpu.core_mhz,
-        mem_mhz=gpu.mem_mhz,
-        sample_set=search.sample_set,
-        measuring=conditions.measuring or MeasurementSettings(),
-        gpu_days=search.gpu_s / _DAY_S,
-    )
-    return msgspec.structs.replace(study, quoted=quoted_numbers(study, setup))
-
-
-def _study(findings: _Findings, conditions: Conditions, second: SecondGpu) -> Study:
-    """Put the findings beside the paper's numbers, all but those quoted one by one."""
-    sample_set, discovered = findings.search.sample_set, findings.discovered
-    rows = beside_table1(discovered, _auto_clocks(sample_set))
-    per_pass = plan(sample_set, Goal(granularity=Granularity.PASS), raw=True)
-    return Study(
-        evidence=sample_set.evidence,
-        gpu=sample_set.gpu,
-        calibration=findings.gpu.calibration,
+    by_batch, by_tensor_parallel = _transfers(discovered, conditions)
+    rows = beside_table1(discovered, _auto_clocks(samples))
+    study = Study(
+        evidence=samples.evidence,
+        gpu=samples.gpu,
+        calibration=gpu.calibration,
         source=published.SOURCE,
-        workload=findings.step.name,
+        workload=step.name,
         grid=conditions.grid.value,
         seed=conditions.seed,
-        table2=tuple(_cell(findings.plans, *way) for way in published.TABLE2),
+        table2=tuple(_cell(plans, *way) for way in published.TABLE2),
         table1=rows,
         agreement=agreement(rows),
         clock_changes_per_layer=_clock_changes_per_layer(discovered),
-        validation=_revalidation(findings.validation),
-        batch_transfer=findings.transfers.by_batch,
-        tensor_parallel_transfer=findings.transfers.by_tensor_parallel,
-        relaxed=_relaxed(sample_set),
-        a4000=second,
-        pass_frontier=_frontier(per_pass),
+        validation=_revalidation(validation),
+        batch_transfer=by_batch,
+        tensor_parallel_transfer=by_tensor_parallel,
+        relaxed=_relaxed(samples),
+        a4000=search_second_gpu(step, dataclasses.replace(conditions, gpu=_SECOND_GPU)),
+        pass_frontier=_frontier(plan(samples, Goal(granularity=Granularity.PASS), raw=True)),
         kernel_frontier=_frontier(discovered),
         quoted=(),
         warnings=(*discovered.warnings, *_warnings(conditions.gpu)),
     )
+    setup = Setup(
+        parameters=step.parameters,
+        core_mhz=gpu.core_mhz,
+        mem_mhz=gpu.mem_mhz,
+        sample_set=samples,
+        measuring=conditions.measuring or MeasurementSettings(),
+        gpu_days=gpu_s / _DAY_S,
+    )
+    return msgspec.structs.replace(study, quoted=quoted_numbers(study, setup))
 
 
 def simulated_gpu(gpu: str) -> GpuFinding:
@@ -213,8 +171,12 @@ def simulated_gpu(gpu: str) -> GpuFinding:
     return examine(gpu).gpus[0]
 
 
-def _search(step: Step, conditions: Conditions) -> _SearchedStep:
-    """Measure every kernel at every clock pair; isolated kernels only, as in the paper."""
+def _search(step: Step, conditions: Conditions) -> tuple[SampleSet, float]:
+    """Measure every kernel at every clock pair; isolated kernels only, as in the paper.
+
+    Returns:
+        The samples, and for how many seconds that kept the GPU busy.
+    """
     gpu_s = 0.0
 
     def note(tally: Tally) -> None:
@@ -232,25 +194,88 @@ def _search(step: Step, conditions: Conditions) -> _SearchedStep:
             seed=conditions.seed,
             progress=note,
         )
-    return _SearchedStep(sample_set=sample_set, gpu_s=gpu_s)
+    return sample_set, gpu_s
 
 
-def _transfers(discovered: Plan, conditions: Conditions) -> Transfers:
-    """Measure the discovered clocks on other steps."""
+def before_optimizer(step: Step) -> Step:
+    """Return the step without its optimizer, which the paper leaves as it is.
+
+    Raises:
+        ValueError: The step is nothing but an optimizer.
+    """
+    kept = [i for i, kernel in enumerate(step.kernels) if kernel.pass_ is not Pass.OPTIMIZER]
+    place = {old: new for new, old in enumerate(kept)}
+    return Step(
+        name=step.name,
+        kernels=tuple(step.kernels[i] for i in kept),
+        order=tuple(place[i] for i in step.order if i in place),
+        parameters=step.parameters,
+    )
+
+
+def _transfers(
+    discovered: Plan, conditions: Conditions
+) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+    """Measure the discovered clocks, and auto, on other steps: by batch, and by tensor parallel."""
 
     def tell(doing: str) -> None:
         conditions.progress(Tally(done=0, total=1, gpu_s=0.0, doing=doing))
 
+    def transfer(batch: int, degree: int, paper: PercentChange | None) -> Transfer:
+        tell(f"the discovered clocks at batch {batch}, {degree} GPUs")
+        return _transfer(measurer, discovered, batch, degree, paper)
+
     seed = conditions.seed + _TRANSFER_SEED_OFFSET
     with open_measurer(conditions.gpu, measuring=conditions.measuring, seed=seed) as measurer:
-        return transfers(measurer, discovered, tell=tell)
+        tell("warming the GPU to a steady temperature")
+        measurer.warm([discovered.runs[index] for index in discovered.order])
+        return (
+            tuple(transfer(batch, 1, published.BATCH.get(batch)) for batch in _BATCHES),
+            tuple(
+                transfer(published.BATCH_SIZE, degree, published.TENSOR_PARALLEL.get(degree))
+                for degree in (2, *published.TENSOR_PARALLEL)
+            ),
+        )
+
+
+def _transfer(
+    measurer: Measurer, plan: Plan, batch: int, degree: int, paper: PercentChange | None
+) -> Transfer:
+    kernels = before_optimizer(trace(WORKLOAD, batch=batch, tp=degree)).kernels
+    # Narrower layers take a second stage of the bias reduction that the plan has not seen.
+    unplanned = tuple(kernel.name for kernel in kernels if kernel.name not in plan.kernels)
+    wanted = [
+        plan.kernels[kernel.name].clocks if kernel.name in plan.kernels else AUTO
+        for kernel in kernels
+    ]
+    counts = [kernel.count for kernel in kernels]
+    auto, planned = (
+        measured(measurer, kernels, clocks, 0) for clocks in ([AUTO] * len(kernels), wanted)
+    )
+    return Transfer(
+        batch=batch,
+        tensor_parallel=degree,
+        time_pct=_change_pct([r.time_s for r in auto], [r.time_s for r in planned], counts),
+        energy_pct=_change_pct([r.energy_j for r in auto], [r.energy_j for r in planned], counts),
+        unplanned=unplanned,
+        paper_time_pct=paper.time_pct if paper else None,
+        paper_energy_pct=paper.energy_pct if paper else None,
+    )
+
+
+def _change_pct(auto: Sequence[float], planned: Sequence[float], counts: Sequence[int]) -> float:
+    before, after = (
+        math.fsum(count * cost for count, cost in zip(counts, costs, strict=True))
+        for costs in (auto, planned)
+    )
+    return 100.0 * (after / before - 1.0)
 
 
 def search_second_gpu(step: Step, conditions: Conditions) -> SecondGpu:
     """Search clocks on the paper's second GPU, where the simulator knows it."""
     try:
         gpu = simulated_gpu(conditions.gpu)
-        discovered = plan(_search(step, conditions).sample_set, raw=True)
+        discovered = plan(_search(step, conditions)[0], raw=True)
     except UsageError as exc:
         return SecondGpu(
             gpu=None,
@@ -338,11 +363,10 @@ def _revalidation(validation: Validation) -> Revalidation:
 
 
 def _clock_changes_per_layer(discovered: Plan) -> int:
-    loops: list[list[Clocks]] = [
+    return clock_changes(
         [discovered.kernels[k.name].clocks for k in discovered.runs if k.section == section]
         for section in _LAYER_SECTIONS
-    ]
-    return clock_changes(loops)
+    )
 
 
 def _auto_clocks(sample_set: SampleSet) -> dict[str, Clocks]:

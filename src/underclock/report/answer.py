@@ -1,19 +1,45 @@
-"""What a reader should take away from a plan: which saving is real, and which clocks to hold."""
+"""What a reader should take away from a plan: which saving is real, and where it comes from.
 
-from underclock.records import Arm, Clocks, Evidence, Objective, Plan, Strategy
-from underclock.report.expected import gives_nothing
+Which clocks to hold, which kernels save most, and what more time would give (from a frontier, so
+never a promise).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from underclock.records import (
+    Arm,
+    Choice,
+    Clocks,
+    Cost,
+    Evidence,
+    Objective,
+    Plan,
+    Strategy,
+)
 from underclock.report.wording import (
-    accounting_words,
+    ACCOUNTING_WORDS,
     arm_title,
     change_text,
     changes_text,
     clocks_text,
     duration_text,
+    energy_unit,
     interval_text,
+    listed,
     no_change,
+    plain_percent,
 )
 
+ONE_PAIR = (
+    "every sample is at one pair of clocks, so there is nothing to choose from: "
+    "`underclock predict` says what other clocks would save"
+)
+"""Warning of a plan that had no choice."""
+
 _AS_MUCH = 0.001  # of auto's energy and time: two arms this near are equally good
+_LARGER_BUDGETS = (0.005, 0.01, 0.02)  # that a plan without savings is compared with
+_MOST_OF_IT = 0.9  # of all that kernels save
 
 
 def headline(plan: Plan) -> str:
@@ -23,10 +49,9 @@ def headline(plan: Plan) -> str:
 
 def saving(plan: Plan) -> str:
     """Say what the arm that counts saves, at what time; of a plan for time, that first."""
-    arm = plan.headline
+    arm, best = plan.headline, plan.at_best
     if arm.cost is None:
         return f"No schedule keeps {change_text(plan.max_slowdown)} time"
-    best = plan.at_best
     if gives_nothing(plan) or no_change(arm):
         faster = plan.objective is Objective.TIME
         nothing = "No faster step to promise" if faster else "No saving to promise"
@@ -45,13 +70,10 @@ def saving(plan: Plan) -> str:
 
 def basis(plan: Plan) -> str:
     """Say how a plan's numbers are known, and what they are sums of."""
-    table = ", of this table" if _is_of_table(plan) else ""
-    return f"{plan.evidence} on {plan.gpu.name}{table}: {accounting_words(plan.accounting)}"
-
-
-def _is_of_table(plan: Plan) -> bool:
-    """Whether a plan's numbers are a table's own, of which nobody knows how sure they are."""
-    return plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
+    # Numbers that are a table's own: nobody knows how sure they are.
+    own = plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
+    table = ", of this table" if own else ""
+    return f"{plan.evidence} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
 
 
 def limit_sentence(plan: Plan) -> str | None:
@@ -62,13 +84,8 @@ def limit_sentence(plan: Plan) -> str | None:
     than = "" if own_w is None else f" instead of {own_w:g} W"
     return (
         f"Planned for a power limit of {limit_w:g} W{than}; auto is what the driver's own cap "
-        f"would make of the step there. To set it on GPU 0: {limit_command(limit_w)}"
+        f"would make of the step there. To set it on GPU 0: sudo nvidia-smi -i 0 -pl {limit_w:g}"
     )
-
-
-def limit_command(limit_w: float) -> str:
-    """Return what to paste into a shell to set a power limit; Underclock never runs it."""
-    return f"sudo nvidia-smi -i 0 -pl {limit_w:g}"
 
 
 def switching_sentence(plan: Plan) -> str | None:
@@ -92,29 +109,31 @@ def _safe(plan: Plan) -> str:
     """Say what is left of a bound: at latencies that GPUs have, and with one clock pair for all."""
     told = "`--latency` says what is achievable."
     if plan.latency_curve:
-        ends = (plan.latency_curve[0], plan.latency_curve[-1])
         at = " and ".join(
             f"{change_text(point.energy_change)} at {duration_text(point.latency_s)}"
-            for point in ends
+            for point in (plan.latency_curve[0], plan.latency_curve[-1])
         )
         told = f"How long {plan.gpu.name} takes is not known: it would be {at}."
-    fixed = _arm(plan, Strategy.BEST_FIXED)
-    if fixed is None or fixed.cost is None or no_change(fixed):
+    fixed = _best_fixed(plan)
+    if fixed is None or no_change(fixed):
         return told
     one = changes_text(plan, fixed.energy_change, fixed.time_change)
     return f"{told} Whatever it is, the best fixed clock gives {one}."
 
 
 def _schedule_sentence(plan: Plan) -> str:
+    schedule = plan.schedule
     if plan.headline.cost is None:
         return "No schedule under this latency keeps the time budget."
+    named = schedule is not None and schedule.latency.startswith(("as ", "of "))
+    latency = (
+        f"a latency {'' if named else 'of '}{schedule.latency}" if schedule else "this latency"
+    )
     if gives_nothing(plan):
-        return f"No saving is achievable with {_latency_text(plan)}."
-    changes = 0 if plan.schedule is None else plan.schedule.switches
+        return f"No saving is achievable with {latency}."
+    changes = 0 if schedule is None else schedule.switches
     if plan.latency_range_s is None:
-        return (
-            f"This is achievable with {_latency_text(plan)}, {changes} changes of clocks per step."
-        )
+        return f"This is achievable with {latency}, {changes} changes of clocks per step."
     most = duration_text(plan.latency_range_s[1])
     return (
         f"This is achievable at latencies that are reported of GPUs like this one; what is held is "
@@ -130,13 +149,20 @@ def _bound_sentence(plan: Plan) -> str:
     return f"With free switching, a bound: {energy} energy at {time} time ({arm_title(free.name)})."
 
 
-def _latency_text(plan: Plan) -> str:
-    if plan.schedule is None:
-        return "this latency"
-    latency = plan.schedule.latency
+def no_way_text(plan: Plan) -> str:
+    """Say that no way to lengthen segments pays, where such ways were looked for; else nothing."""
+    looked = plan.schedule is not None and plan.latency_range_s is None
+    if not looked or plan.proposals:
+        return ""
     return (
-        f"a latency {latency}" if latency.startswith(("as ", "of ")) else f"a latency of {latency}"
+        "; no way that was tried to lengthen them (larger micro-batches, other orders) saves more"
     )
+
+
+def has_latencies(plan: Plan) -> bool:
+    """Whether a plan knows of other latencies, and any of them or of its proposals saves."""
+    points, ways = plan.latency_curve, plan.proposals
+    return not (all(no_change(point) for point in points) and all(no_change(way) for way in ways))
 
 
 def doubt_sentence(plan: Plan) -> str | None:
@@ -145,13 +171,9 @@ def doubt_sentence(plan: Plan) -> str | None:
     interval = arm.time_interval if faster else arm.energy_interval
     if interval is None or gives_nothing(plan) or not interval[0] <= 0.0 <= interval[1]:
         return None
-    if faster:
-        return (
-            "the plan may be no faster: with 95 % confidence the step's time changes by "
-            f"{interval_text(interval)}"
-        )
+    what, may = ("time", "be no faster") if faster else ("energy", "save nothing")
     return (
-        "the plan may save nothing: with 95 % confidence the step's energy changes by "
+        f"the plan may {may}: with 95 % confidence the step's {what} changes by "
         f"{interval_text(interval)}"
     )
 
@@ -162,39 +184,32 @@ def fixed_is_enough(plan: Plan) -> bool:
     It saves as much at no more time, or more within the time budget; of a plan for time, it is as
     fast.
     """
-    arm, best = _arm(plan, Strategy.BEST_FIXED), plan.headline
-    fixed = None if arm is None else arm.cost
-    if plan.objective is Objective.TIME:
-        return _fixed_is_as_fast(plan)
-    if fixed is None or best.name is Strategy.BEST_FIXED or fixed.energy_change >= -_AS_MUCH:
+    arm, faster = _best_fixed(plan), plan.objective is Objective.TIME
+    fixed, best = None if arm is None else arm.cost, plan.headline.cost
+    if fixed is None or plan.headline.name is Strategy.BEST_FIXED:
         return False
-    if best.cost is None:
+    if (fixed.time_change if faster else fixed.energy_change) >= -_AS_MUCH:
+        return False
+    if best is None:
         return True
-    more = fixed.energy_change - best.cost.energy_change
+    as_fast = fixed.time_change <= best.time_change + _AS_MUCH
+    more = fixed.energy_change - best.energy_change
+    if faster:
+        return as_fast
     if more < -_AS_MUCH and plan.max_slowdown is not None:
         return True
-    return more <= _AS_MUCH and fixed.time_change <= best.cost.time_change + _AS_MUCH
-
-
-def _fixed_is_as_fast(plan: Plan) -> bool:
-    """Whether one clock pair makes the step faster than auto, and as fast as what counts."""
-    arm, best = _arm(plan, Strategy.BEST_FIXED), plan.headline
-    fixed = None if arm is None else arm.cost
-    if fixed is None or best.name is Strategy.BEST_FIXED or fixed.time_change >= -_AS_MUCH:
-        return False
-    return best.cost is None or fixed.time_change <= best.cost.time_change + _AS_MUCH
+    return more <= _AS_MUCH and as_fast
 
 
 def fixed_sentence(plan: Plan) -> str | None:
     """Say what the best fixed clock is worth; ``None`` where it is auto or unknown."""
-    arm = _arm(plan, Strategy.BEST_FIXED)
+    arm, best = _best_fixed(plan), plan.headline
     if plan.fixed is None or plan.fixed.is_auto or arm is None or arm.cost is None:
         return None
     changes = changes_text(plan, arm.energy_change, arm.time_change)
     text = f"best fixed clock, {clocks_text(plan.fixed)}: {changes}"
     if not fixed_is_enough(plan):
         return text
-    best = plan.headline
     if best.energy_change is None or no_change(best):
         return f"{text}: use that"
     if plan.objective is Objective.TIME:
@@ -205,22 +220,184 @@ def fixed_sentence(plan: Plan) -> str | None:
     return f"{text}, as good as {than} within 0.1 points: use that"
 
 
-def _arm(plan: Plan, name: Strategy) -> Arm | None:
-    return next((arm for arm in plan.arms if arm.name is name), None)
+def _best_fixed(plan: Plan) -> Arm | None:
+    return next((arm for arm in plan.arms if arm.name is Strategy.BEST_FIXED), None)
 
 
 def hold_commands(clocks: Clocks) -> tuple[str, ...]:
     """Return what to paste into a shell to hold a clock pair; Underclock never runs it."""
-    core, mem = clocks.core_mhz, clocks.mem_mhz
-    lines = [] if core is None else [f"sudo nvidia-smi -i 0 -lgc {core},{core}"]
-    return (*lines, *([] if mem is None else [f"sudo nvidia-smi -i 0 -lmc {mem},{mem}"]))
+    held = (("-lgc", clocks.core_mhz), ("-lmc", clocks.mem_mhz))
+    return tuple(
+        f"sudo nvidia-smi -i 0 {option} {mhz},{mhz}" for option, mhz in held if mhz is not None
+    )
 
 
 def undo_command(clocks: Clocks) -> str:
     """Return what gives the clocks of `hold_commands` back to the driver."""
-    resets = [
-        option
-        for option, mhz in (("-rgc", clocks.core_mhz), ("-rmc", clocks.mem_mhz))
-        if mhz is not None
-    ]
-    return " && ".join(f"sudo nvidia-smi -i 0 {option}" for option in resets)
+    held = (("-rgc", clocks.core_mhz), ("-rmc", clocks.mem_mhz))
+    return " && ".join(f"sudo nvidia-smi -i 0 {option}" for option, mhz in held if mhz is not None)
+
+
+def gives_nothing(plan: Plan) -> bool:
+    """Whether the arm that counts leaves the step as it is at auto."""
+    arm = plan.headline
+    if arm.name is Strategy.ACHIEVABLE:
+        return arm.cost is not None and no_change(arm)
+    return plan.sets_nothing
+
+
+def expected_energy_change(frontier: Sequence[Cost], time_change: float) -> float | None:
+    """Return the least energy change expected at a time change; ``None`` before the fastest point.
+
+    Between two points a mixture of both is meant; beyond the last, more time saves nothing more.
+
+    Args:
+        frontier: Fastest first, energy falling.
+        time_change: Fraction of auto.
+    """
+    if not frontier or time_change < frontier[0].time_change:
+        return None
+    before = frontier[0]
+    for point in frontier:
+        if point.time_change >= time_change:
+            span = point.time_change - before.time_change
+            part = (time_change - before.time_change) / span if span > 0 else 1.0
+            return before.energy_change + part * (point.energy_change - before.energy_change)
+        before = point
+    return before.energy_change
+
+
+def frontier_of(plan: Plan) -> Sequence[Cost]:
+    """Return the frontier that counts: under the plan's latency where it has one."""
+    return plan.achievable_frontier or plan.frontier
+
+
+def larger_budgets(plan: Plan) -> tuple[tuple[float, float], ...]:
+    """Return larger time budgets, and the energy change expected with each on its frontier.
+
+    None where time is what is minimised.
+    """
+    frontier = frontier_of(plan)
+    if plan.objective is Objective.TIME or len(frontier) < 2:  # noqa: PLR2004 - one is no line
+        return ()
+    return tuple(
+        (slowdown, change)
+        for slowdown in _LARGER_BUDGETS
+        if slowdown > (plan.max_slowdown or 0.0)
+        and (change := expected_energy_change(frontier, slowdown)) is not None
+    )
+
+
+def bound_words(plan: Plan) -> str:
+    """Say what numbers of the frontier are worth."""
+    if plan.chosen is Strategy.BEST_FIXED or plan.achievable_frontier:
+        return "not promised"
+    return "with free switching: a bound, not promised"
+
+
+def auto_plan_sentence(plan: Plan) -> str | None:
+    """Say that a plan gives nothing, and what some more time would give.
+
+    Returns:
+        ``None`` where it gives something, or where its warnings say why not.
+    """
+    if not gives_nothing(plan) or ONE_PAIR in plan.warnings:
+        return None
+    text = _nothing_text(plan)
+    offers = larger_budgets(plan)
+    if not offers:
+        return text
+    at = f"at {listed([plain_percent(slowdown) for slowdown, _ in offers])} % slower"
+    if all(round(change, 3) >= 0.0 for _, change in offers):
+        return f"{text}; {at} none are expected to either"
+    changes = [change_text(change, digits=1).removesuffix(" %") for _, change in offers]
+    return f"{text}; {at} about {listed(changes)} % energy is expected, {bound_words(plan)}"
+
+
+def _nothing_text(plan: Plan) -> str:
+    if plan.objective is Objective.TIME:
+        within = "the power limit" if plan.limit_w is None else f"{plan.limit_w:g} W"
+        return f"the plan is auto: no other clocks surely make the step faster within {within}"
+    if plan.max_slowdown is None:
+        return f"the plan is auto: no other clocks are better for {plan.objective}"
+    budget = f"at \N{LESS-THAN OR EQUAL TO} {plain_percent(plan.max_slowdown)} % slower"
+    if plan.headline.name is Strategy.ACHIEVABLE:
+        return f"the plan is auto: no schedule was found that surely saves energy {budget}"
+    better = [arm for arm in plan.arms if _surely_saves(arm)]
+    if better:
+        kind, other = arm_title(plan.chosen), min(better, key=lambda arm: arm.energy_change or 0.0)
+        return (
+            f"the plan is auto: clocks of the kind asked for ({kind}) do not surely save energy "
+            f"{budget}; {arm_title(other.name)} does, {change_text(other.energy_change)}"
+        )
+    return f"the plan is auto: no other clocks surely save energy {budget}"
+
+
+def _surely_saves(arm: Arm) -> bool:
+    """Whether an arm saves energy, with 95 % confidence where that is known."""
+    high = arm.energy_change if arm.energy_interval is None else arm.energy_interval[1]
+    return high is not None and high < 0.0 and not no_change(arm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The kernels that save most, and what all others save together.
+
+    Attributes:
+        rows: Kernels and their choices, greatest saving first; each saves something.
+        others: How many kernels are not among them.
+        others_j: What those save together; negative where they cost energy.
+        total_j: What all kernels save together.
+    """
+
+    rows: tuple[tuple[str, Choice], ...]
+    others: int
+    others_j: float
+    total_j: float
+
+    @property
+    def others_text(self) -> str:
+        """Name the kernels that are not listed."""
+        return "1 other" if self.others == 1 else f"{self.others} others"
+
+
+def by_savings(plan: Plan) -> list[tuple[str, Choice]]:
+    """Return every kernel, greatest saving first; equal ones stay in the plan's order."""
+    return sorted(plan.kernels.items(), key=lambda item: -item[1].saved_j)
+
+
+def top_savings(plan: Plan, most: int) -> Ranking:
+    """Return the kernels that save nine tenths of what is saved, but no more than ``most``."""
+    everything = by_savings(plan)
+    enough_j = _MOST_OF_IT * sum(max(choice.saved_j, 0.0) for _, choice in everything)
+    rows: list[tuple[str, Choice]] = []
+    for name, choice in everything[:most]:
+        if choice.saved_j <= 0.0 or sum(row.saved_j for _, row in rows) >= enough_j:
+            break
+        rows.append((name, choice))
+    return Ranking(
+        rows=tuple(rows),
+        others=len(everything) - len(rows),
+        others_j=sum(choice.saved_j for _, choice in everything[len(rows) :]),
+        total_j=sum(choice.saved_j for _, choice in everything),
+    )
+
+
+def saved_text(plan: Plan, total_j: float) -> str:
+    """Say what all kernels save by themselves, and what the step saves with their clocks.
+
+    The two differ where the step is not the sum of its kernels: they share one power cap.
+    """
+    auto, chosen = plan.arm(Strategy.AUTO).energy_j, plan.promise.energy_j
+    if auto is None:
+        raise AssertionError("checked when the plan was made")
+    free = "" if plan.headline.name is plan.chosen else " if clocks changed for free, a bound"
+    unit, (kernels, step) = joules_column([total_j, auto - chosen])
+    alone = "" if kernels == step else f"; kernels by themselves add up to {kernels} {unit}"
+    return f"{step} {unit} of a step are saved{free}{alone}"
+
+
+def joules_column(values_j: Sequence[float]) -> tuple[str, list[str]]:
+    """Return the unit of the greatest of some energies, and all of them in it, without it."""
+    unit, size = energy_unit(max((abs(value) for value in values_j), default=0.0))
+    return unit, [f"{round(value / size, 2) + 0.0:.2f}" for value in values_j]

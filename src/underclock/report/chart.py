@@ -1,13 +1,40 @@
-"""A drawing as plain data: series of points on two axes, for `svg` to draw.
+"""Charts: series of points on two axes as plain data, and their drawing as SVG.
 
-The palette is Okabe and Ito's, which stays apart for colour-blind readers; series differ in symbol
-as well as in colour.
+No script and no style sheet is needed, and equal input gives equal bytes. The palette is Okabe and
+Ito's, which stays apart for colour-blind readers; series differ in symbol as well as in colour.
 """
 
+import html
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from underclock.report.svg import Box, document, px, rectangle, shortened, text, text_px
+from underclock.report.wording import MINUS
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 VERMILION, SKY, GREY = "#D55E00", "#56B4E9", "#7f7f7f"
+
+_WIDE_PX, _NARROW_PX = 880, 350
+_LINE_PX = 18
+_ROW_PX = 17  # one word of the y axis
+_RIGHT_PX, _BOTTOM_PX, _TICK_PX = 12, 44, 6
+_MOST_Y_LABEL = 24  # characters
+_SYMBOL_PX, _LARGE = 5.0, 1.5
+_SWATCH_PX = 24
+_ABOVE_PX = 6  # how far a name may stand out of the plot
+_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+_PAD = 0.06  # of the span, so that no point lies on the frame
+_ROW_PAD = 0.6  # of a row, beside the first and the last
+
+_STAR = [(math.pi * n / 5.0, 1.35 if n % 2 == 0 else 0.55) for n in range(10)]
+_CORNERS: dict[str, Sequence[tuple[float, float]]] = {
+    "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    "diamond": ((0.0, -1.25), (1.25, 0.0), (0.0, 1.25), (-1.25, 0.0)),
+    "triangle": ((0.0, -1.15), (1.1, 0.85), (-1.1, 0.85)),
+    "star": [(radius * math.sin(turn), -radius * math.cos(turn)) for turn, radius in _STAR],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +101,232 @@ class Chart:
     x_limits: tuple[float, float] | None = None
     shade: Shade | None = None
     plot_px: int = 330
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A linear axis; it points up where ``start_px`` is above ``end_px``.
+
+    Attributes:
+        low: Value at ``start_px``.
+        high: Value at ``end_px``.
+        start_px: Where it starts.
+        end_px: Where it ends.
+        ticks: Places on it, and what is written there.
+    """
+
+    low: float
+    high: float
+    start_px: float
+    end_px: float
+    ticks: tuple[tuple[float, str], ...]
+
+    def px(self, value: float) -> float:
+        """Return where a value lies."""
+        part = (value - self.low) / (self.high - self.low)
+        return self.start_px + part * (self.end_px - self.start_px)
+
+
+def padded(values: Sequence[float]) -> tuple[float, float]:
+    """Return limits around all values; around a single one, limits that still differ."""
+    low, high = min(values), max(values)
+    pad = _PAD * (high - low) or 0.5 * abs(low) or 1.0
+    return low - pad, high + pad
+
+
+def round_ticks(
+    low: float, high: float, most: int, *, signed: bool
+) -> tuple[tuple[float, str], ...]:
+    """Return round numbers between two limits, all with the same number of decimals.
+
+    Args:
+        low: Below ``high``.
+        high: Above ``low``.
+        most: How many at most; at least 2.
+        signed: Whether positive numbers get a plus sign.
+    """
+    least = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * power for factor in _ROUND if factor * power >= least * (1 - 1e-9))
+    decimals = next((n for n in range(12) if math.isclose(round(step, n), step, rel_tol=1e-9)), 12)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    values = [n * step for n in range(first, last + 1)]
+    return tuple((value, _number(value, decimals, signed=signed)) for value in values)
+
+
+def _number(value: float, decimals: int, *, signed: bool) -> str:
+    if round(value, decimals) == 0.0:
+        return "0"
+    return f"{value:{'+' if signed else ''}.{decimals}f}".replace("-", MINUS)
+
+
+def draw(chart: Chart, width_px: int, *, alone: bool = False) -> str:
+    """Draw a chart.
+
+    Args:
+        chart: What to draw.
+        width_px: Of the drawing; text is made for it to be shown at about this width.
+        alone: Whether it is a file of its own, with its title and on white, not part of a page.
+    """
+    swatches, plot_top = _legend(chart.series, width_px, _LINE_PX + 4 if alone else 0)
+    plot_px = _ROW_PX * len(chart.y_labels) if chart.y_labels else chart.plot_px
+    height_px = plot_top + plot_px + _BOTTOM_PX
+    y = _y_axis(chart, plot_top, plot_px)
+    left_px = 28 + max(text_px(words) for _, words in y.ticks)
+    x = _x_axis(chart, left_px, width_px - _RIGHT_PX)
+    parts = [*swatches, *_shade(chart, x, y), *_grid(chart, x, y)]
+    parts += [part for series in chart.series for part in _series(series, x, y)]
+    parts += _labels(chart, x, y)
+    if alone:
+        ground = rectangle(Box(0, 0, width_px, height_px), 'fill="#fff"')
+        parts = [ground, text(0, 14, chart.title, bold=True), *parts]
+    return document(parts, width_px, height_px, chart.title)
+
+
+def figure(chart: Chart) -> str:
+    """Return a chart for a page."""
+    return both(lambda width_px: draw(chart, width_px))
+
+
+def both(drawn: Callable[[int], str]) -> str:
+    """Return a drawing for wide pages and one for telephones; a page shows the one that fits."""
+    return f'<div class="wide">{drawn(_WIDE_PX)}</div><div class="narrow">{drawn(_NARROW_PX)}</div>'
+
+
+def _worded(words: Sequence[str], start_px: float, end_px: float) -> Axis:
+    """Return an axis with words at 0, 1, 2, …."""
+    ticks = tuple((float(place), word) for place, word in enumerate(words))
+    return Axis(-_ROW_PAD, len(words) - 1 + _ROW_PAD, start_px, end_px, ticks)
+
+
+def _y_axis(chart: Chart, top_px: float, plot_px: float) -> Axis:
+    if chart.y_labels:
+        words = [shortened(each, _MOST_Y_LABEL) for each in chart.y_labels]
+        return _worded(words, top_px, top_px + plot_px)
+    low, high = padded([y for s in chart.series for _, y in s.points if not math.isnan(y)])
+    return Axis(low, high, top_px + plot_px, top_px, round_ticks(low, high, 6, signed=chart.signed))
+
+
+def _x_axis(chart: Chart, left_px: float, right_px: float) -> Axis:
+    if chart.x_labels:
+        return _worded(chart.x_labels, left_px, right_px)
+    low, high = chart.x_limits or padded([x for s in chart.series for x, _ in s.points])
+    most = 8 if right_px - left_px > 400 else 4  # noqa: PLR2004 - a telephone's width
+    return Axis(low, high, left_px, right_px, round_ticks(low, high, most, signed=chart.signed))
+
+
+def _shade(chart: Chart, x: Axis, y: Axis) -> list[str]:
+    """Shade what is beyond a place; its name stands at the top, where no frontier comes."""
+    if chart.shade is None:
+        return []
+    top, bottom = sorted((y.start_px, y.end_px))
+    box = Box(x.px(chart.shade.start), top, x.end_px, bottom)
+    words = text(x.end_px - 6, top + 15, chart.shade.text, anchor="end")
+    return [rectangle(box, 'fill-opacity="0.07"'), f'<g opacity="0.75">{words}</g>']
+
+
+def _grid(chart: Chart, x: Axis, y: Axis) -> list[str]:
+    """Draw the lines behind the points, and write numbers and titles beside them."""
+    top, bottom = sorted((y.start_px, y.end_px))
+    lines = [f"M{px(x.px(value))} {px(top)}V{px(bottom)}" for value, _ in x.ticks]
+    lines += [f"M{px(x.start_px)} {px(y.px(value))}H{px(x.end_px)}" for value, _ in y.ticks]
+    parts = [
+        f'<path d="{"".join(lines)}" fill="none" stroke="currentColor" stroke-opacity="0.16"/>'
+    ]
+    parts += [text(x.px(value), bottom + 16, words, anchor="middle") for value, words in x.ticks]
+    left_px = x.start_px - _TICK_PX
+    parts += [text(left_px, y.px(value) + 4, words, anchor="end") for value, words in y.ticks]
+    half_px = text_px(chart.x_title) / 2  # a long title is moved so that its end is not cut off
+    middle = min((x.start_px + x.end_px) / 2, x.end_px + _RIGHT_PX - half_px)
+    parts.append(text(middle, bottom + 36, chart.x_title, anchor="middle"))
+    if chart.y_title:
+        middle = (top + bottom) / 2
+        turned = text(0, 0, chart.y_title, anchor="middle")
+        parts.append(f'<g transform="translate(12 {px(middle)}) rotate(-90)">{turned}</g>')
+    return parts
+
+
+def _series(series: Series, x: Axis, y: Axis) -> list[str]:
+    places = [(x.px(a), y.px(b)) for a, b in series.points]
+    if not series.symbol:
+        look = f'fill="none" stroke="{series.colour}" stroke-width="2.5" stroke-linejoin="round"'
+        lines = [
+            " ".join(f"{px(a)},{px(b)}" for a, b in run)
+            for whole, run in itertools.groupby(places, lambda place: not math.isnan(place[1]))
+            if whole
+        ]
+        return [f'<polyline points="{line}" {look}/>' for line in lines]
+    notes = series.notes or tuple(f"{a:.4g}, {b:.4g}" for a, b in series.points)
+    return [
+        _marker(place, series, f"{series.name}: {note}")
+        for place, note in zip(places, notes, strict=True)
+    ]
+
+
+def _marker(place: tuple[float, float], series: Series, note: str = "") -> str:
+    """Draw a series' symbol; a note is shown on hovering."""
+    x_px, y_px = place
+    size = _SYMBOL_PX * (_LARGE if series.large else 1.0)
+    paint = f'stroke="{series.colour}" stroke-width="1.5" fill="{series.colour}"'
+    if series.hollow:  # hovering meets its inside too
+        paint = f'stroke="{series.colour}" stroke-width="1.5" fill="none" pointer-events="all"'
+    inside = f"<title>{html.escape(note)}</title>" if note else ""
+    if series.symbol == "circle":
+        shape = f'circle cx="{px(x_px)}" cy="{px(y_px)}" r="{px(size)}"'
+        return f"<{shape} {paint}>{inside}</circle>"
+    corners = " ".join(
+        f"{px(x_px + size * a)},{px(y_px + size * b)}" for a, b in _CORNERS[series.symbol]
+    )
+    return f'<polygon points="{corners}" {paint}>{inside}</polygon>'
+
+
+def _legend(series: Iterable[Series], width_px: float, top_px: float) -> tuple[list[str], float]:
+    """Draw what is not labelled in the drawing itself, and say where the plot may start."""
+    parts, x_px, y_px = [], 0.0, top_px + 14.0
+    for one in series:
+        if one.labelled:
+            continue
+        entry_px = _SWATCH_PX + text_px(one.name) + 14
+        if x_px and x_px + entry_px > width_px:
+            x_px, y_px = 0.0, y_px + _LINE_PX
+        if one.symbol:
+            parts.append(_marker((x_px + 10, y_px - 4), one))
+        else:
+            line = f'd="M{px(x_px)} {px(y_px - 4)}h18"'
+            parts.append(f'<path {line} stroke="{one.colour}" stroke-width="2.5"/>')
+        parts.append(text(x_px + _SWATCH_PX, y_px, one.name))
+        x_px += entry_px
+    return parts, y_px + 12 if parts else top_px + 8.0
+
+
+def _labels(chart: Chart, x: Axis, y: Axis) -> list[str]:
+    """Name points beside them, up and to the right, where no other point or name stands."""
+    top = min(y.start_px, y.end_px)
+    kept_free = []
+    if chart.shade is not None:
+        kept_free.append(Box(x.end_px - 6 - text_px(chart.shade.text), top, x.end_px, top + 18))
+    for series in chart.series:
+        if series.symbol:
+            places = [(x.px(a), y.px(b)) for a, b in series.points]
+            kept_free += [Box(a - 6, b - 6, a + 6, b + 6) for a, b in places]
+    named = [(x.px(a), y.px(b), s) for s in chart.series if s.labelled for a, b in s.points]
+    parts = []
+    for x_px, y_px, series in sorted(named, key=lambda each: -each[1]):
+        width_px = text_px(series.name)
+        left = min(x_px + 9, x.end_px - width_px)
+        wanted = Box(left, y_px - 19, left + width_px, y_px - 6)
+        box = _free(wanted, kept_free, top, x.end_px)
+        kept_free.append(box)
+        parts.append(text(box.left, box.bottom - 2, series.name, bold=series.large))
+    return parts
+
+
+def _free(wanted: Box, kept_free: list[Box], top: float, right: float) -> Box:
+    """Return the nearest place where nothing stands: further up, then aside, then down."""
+    moves = [(aside, -up) for aside in range(0, 200, 20) for up in range(80)]
+    for aside, down in (*moves, *((0, down) for down in range(20, 200))):
+        box = wanted.moved(aside, down)
+        inside = box.top >= top - _ABOVE_PX and box.right <= right + 1
+        if inside and not any(box.meets(other) for other in kept_free):
+            return box
+    return wanted

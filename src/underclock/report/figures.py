@@ -1,9 +1,5 @@
-"""The figures of a plan's page: records to charts, charts to SVG.
+"""The figures of a plan's page: records to charts, charts to SVG."""
 
-Every figure is drawn for a wide page and for a telephone; the page shows the one that fits.
-"""
-
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -11,8 +7,7 @@ from collections.abc import Sequence
 
 from underclock.records import Arm, Cost, Plan, Strategy, Validation
 from underclock.records.latencies import Domain, mhz_of
-from underclock.report.axes import MINUS
-from underclock.report.bars import savings_bars
+from underclock.report.answer import Ranking, expected_energy_change, frontier_of
 from underclock.report.chart import (
     BLUE,
     GREEN,
@@ -24,14 +19,15 @@ from underclock.report.chart import (
     Chart,
     Series,
     Shade,
+    both,
+    figure,
 )
-from underclock.report.expected import expected_energy_change, frontier_of
-from underclock.report.plot import both, draw
-from underclock.report.power_tables import power_chart
-from underclock.report.ranking import top_savings
-from underclock.report.wording import arm_title, change_text
+from underclock.report.svg import Box, document, rectangle, shortened, text, text_px
+from underclock.report.wording import arm_title, change_text, clocks_text, energy_text, minus
 
 MOST_BARS = 16
+_ROW_PX, _BAR_PX = 40, 13
+_VALUE_PX = 130  # what stands to the right of the longest bar
 _TIMELINE_PX = 150
 _NAMED = 2  # kernels of a stretch, of more the number
 _SHOWN = 0.05  # of auto's time: how far right the frontier is drawn at least
@@ -45,49 +41,83 @@ _ARM_MARKERS: dict[str, tuple[str, str]] = {
     Strategy.KERNEL_GLOBAL: (VERMILION, "star"),
     Strategy.ACHIEVABLE: (GREEN, "circle"),
 }
-_AXIS_UNITS = {"s": (("s", 1.0), ("ms", 1e-3)), "J": (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))}
+_SECONDS = (("s", 1.0), ("ms", 1e-3))
+_JOULES = (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
 
 
-def frontier(plan: Plan) -> str:
-    """Draw the frontier as a line, the arms as points, and shade what is over the time budget."""
-    chart = frontier_chart(plan)
-    return both(lambda width_px: draw(chart, width_px))
-
-
-def savings(plan: Plan) -> str:
+def savings(ranking: Ranking) -> str:
     """Draw the kernels that save most of the step's energy as bars; empty if none saves any."""
-    ranking = top_savings(plan, MOST_BARS)
-    if not ranking.rows:
-        return ""
-    return both(lambda width_px: savings_bars(ranking, width_px))
+    return both(lambda width_px: _bars(ranking, width_px)) if ranking.rows else ""
 
 
-def repeats(validation: Validation) -> str:
-    """Draw every repeat of every arm as a point."""
-    chart = repeats_chart(validation)
-    return both(lambda width_px: draw(chart, width_px))
+def _bars(ranking: Ranking, width_px: int) -> str:
+    """Draw a line for each kernel's name and clocks, and a line for its bar."""
+    parts: list[str] = []
+    top = 0.0
+    scale = (width_px - _VALUE_PX) / max(ranking.rows[0][1].saved_j, ranking.others_j)
+    for name, choice in ranking.rows:
+        clocks = clocks_text(choice.clocks)
+        most = int((width_px - text_px(clocks)) / text_px("x")) - 3
+        parts.append(text(0, top + 14, shortened(name, most)))
+        parts.append(text(width_px, top + 14, clocks, anchor="end"))
+        parts += _bar(choice.saved_j, ranking.total_j, scale, BLUE, top + 20)
+        top += _ROW_PX
+    if ranking.others:
+        parts.append(text(0, top + 14, ranking.others_text))
+        parts += _bar(ranking.others_j, ranking.total_j, scale, GREY, top + 20)
+        top += _ROW_PX
+    return document(parts, width_px, top + 6, "Energy that kernels save, per step")
+
+
+def _bar(saved_j: float, total_j: float, scale: float, colour: str, top: float) -> list[str]:
+    """Draw one bar, its joules and its share of all that is saved."""
+    length_px = max(scale * saved_j, 0.0)
+    share = f" ({saved_j / total_j:.0%})" if total_j > 0.0 else ""
+    return [
+        rectangle(Box(0, top, length_px, top + _BAR_PX), f'fill="{colour}"'),
+        text(length_px + 7, top + 11, f"{energy_text(saved_j)}{share}"),
+    ]
 
 
 def power(plan: Plan) -> str:
     """Draw the fastest step at other power limits; empty where it was not worked out."""
-    if not plan.power_curve:
+    curve = plan.power_curve
+    if not curve:
         return ""
-    chart = power_chart(plan)
-    return both(lambda width_px: draw(chart, width_px))
+    drawn = [
+        Series(
+            name=name,
+            points=points,
+            colour=colour,
+            symbol="" if len(curve) > 1 else "circle",
+        )
+        for name, colour, points in (
+            ("the driver's own cap", GREY, tuple((p.limit_w, 1e3 * p.auto_time_s) for p in curve)),
+            ("fastest clocks", VERMILION, tuple((p.limit_w, 1e3 * p.time_s) for p in curve)),
+        )
+    ]
+    return figure(
+        Chart(
+            key="power",
+            title=f"Time of a step against the power limit ({plan.evidence})",
+            x_title="power limit (W)",
+            y_title="time of a step (ms)",
+            series=tuple(drawn),
+            signed=False,
+        )
+    )
 
 
 def timeline(plan: Plan) -> str:
-    """Draw the clocks of a plan's schedule over one step; empty where it has none that changes."""
-    return "".join(both(functools.partial(draw, chart)) for chart in timeline_charts(plan))
+    """Draw the clocks of a plan's schedule over one step; empty where it has none that changes.
 
-
-def timeline_charts(plan: Plan) -> tuple[Chart, ...]:
-    """Return a chart for each clock that changes within a step; none of what the driver picks."""
+    A drawing for each clock that changes within a step; none of what the driver picks.
+    """
     if plan.schedule is None:
-        return ()
+        return ""
     launch_s = plan.schedule.launch_s
-    unit, size = _axis_unit("s", [math.fsum(launch_s)])
-    charts = []
+    unit, size = _axis_unit(_SECONDS, [math.fsum(launch_s)])
+    drawn = ""
     for domain, colour in ((Domain.CORE, BLUE), (Domain.MEMORY, ORANGE)):
         held = [mhz_of(clocks, domain) for clocks in plan.schedule.clocks]
         points: list[tuple[float, float]] = []
@@ -99,18 +129,17 @@ def timeline_charts(plan: Plan) -> tuple[Chart, ...]:
             begins = end
         if len({mhz for _, mhz in points if not math.isnan(mhz)}) > 1:
             line = Series(name=f"{domain} clock", points=tuple(points), colour=colour)
-            charts.append(
-                Chart(
-                    key=f"timeline-{domain}",
-                    title=f"The {domain} clock over a step ({plan.evidence})",
-                    x_title=f"time in the step ({unit})",
-                    y_title="MHz",
-                    series=(line,),
-                    signed=False,
-                    plot_px=_TIMELINE_PX,
-                )
+            chart = Chart(
+                key=f"timeline-{domain}",
+                title=f"The {domain} clock over a step ({plan.evidence})",
+                x_title=f"time in the step ({unit})",
+                y_title="MHz",
+                series=(line,),
+                signed=False,
+                plot_px=_TIMELINE_PX,
             )
-    return tuple(charts)
+            drawn += figure(chart)
+    return drawn
 
 
 def stretches(plan: Plan) -> tuple[tuple[str, float], ...]:
@@ -143,8 +172,8 @@ def _shown(plan: Plan, frontier: Sequence[Cost]) -> tuple[Cost, ...]:
     return tuple(shown)
 
 
-def frontier_chart(plan: Plan) -> Chart:
-    """Return the arms over the frontier as a chart."""
+def frontier(plan: Plan) -> str:
+    """Draw the frontier as a line, the arms as points, and shade what is over the time budget."""
     arms = [(arm, arm.cost) for arm in plan.arms if arm.cost is not None]
     seen = [(arm, cost) for arm, cost in arms if arm.name == "auto" or not _is_auto(cost)]
     # The first line is the one that the page's slider follows.
@@ -163,51 +192,47 @@ def frontier_chart(plan: Plan) -> Chart:
     places = [_percent(cost)[0] for _, cost in arms] + [x for x, _ in line]
     low, high = min(places), 100.0 * _slowest_shown(plan)
     budget = plan.max_slowdown
-    return Chart(
-        key="frontier",
-        title=f"Time and energy of a step ({plan.evidence})",
-        x_title="time, change against auto (%)",
-        y_title="energy, change (%)",
-        series=(
-            *lines,
-            *(_arm_series(plan, arm, cost) for arm, cost in seen),
-        ),
-        x_limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
-        shade=None
-        if budget is None
-        else Shade(
-            start=100.0 * budget,
-            text=f"over the time budget, {change_text(budget)}".replace("-", MINUS),
-        ),
+    shade = None
+    if budget is not None:
+        over = minus(f"over the time budget, {change_text(budget)}")
+        shade = Shade(start=100.0 * budget, text=over)
+    return figure(
+        Chart(
+            key="frontier",
+            title=f"Time and energy of a step ({plan.evidence})",
+            x_title="time, change against auto (%)",
+            y_title="energy, change (%)",
+            series=(*lines, *(_arm_series(plan, arm, cost) for arm, cost in seen)),
+            x_limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
+            shade=shade,
+        )
     )
 
 
-def repeats_chart(validation: Validation) -> Chart:
-    """Return every run as a chart."""
+def repeats(validation: Validation) -> str:
+    """Draw every repeat of every arm as a point."""
     runs = [
         ("auto", validation.auto_time_s, validation.auto_energy_j, "auto"),
         ("plan", validation.plan_time_s, validation.plan_energy_j, "kernel_global"),
         *((arm_title(o.name), o.time_s, o.energy_j, o.name) for o in validation.others),
     ]
-    x_unit, x_size = _axis_unit("s", [t for _, times_s, _, _ in runs for t in times_s])
-    y_unit, y_size = _axis_unit("J", [e for _, _, energies_j, _ in runs for e in energies_j])
-    return Chart(
-        key="repeats",
-        title=f"Every run ({validation.evidence})",
-        x_title=f"time ({x_unit})",
-        y_title=f"energy ({y_unit})",
-        series=tuple(
-            _runs_series(name, [t / x_size for t in times_s], [e / y_size for e in energies_j], arm)
-            for name, times_s, energies_j, arm in runs
-        ),
-        signed=False,
+    x_unit, x_size = _axis_unit(_SECONDS, [t for _, times_s, _, _ in runs for t in times_s])
+    y_unit, y_size = _axis_unit(_JOULES, [e for _, _, energies_j, _ in runs for e in energies_j])
+    series = []
+    for name, times_s, energies_j, arm in runs:
+        colour, symbol = _marker_of(arm)
+        points = tuple((t / x_size, e / y_size) for t, e in zip(times_s, energies_j, strict=True))
+        series.append(Series(name=name, points=points, colour=colour, symbol=symbol))
+    return figure(
+        Chart(
+            key="repeats",
+            title=f"Every run ({validation.evidence})",
+            x_title=f"time ({x_unit})",
+            y_title=f"energy ({y_unit})",
+            series=tuple(series),
+            signed=False,
+        )
     )
-
-
-def _runs_series(name: str, times: Sequence[float], energies: Sequence[float], arm: str) -> Series:
-    colour, symbol = _marker_of(arm)
-    points = tuple(zip(times, energies, strict=True))
-    return Series(name=name, points=points, colour=colour, symbol=symbol)
 
 
 def _arm_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
@@ -223,7 +248,7 @@ def _arm_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
         symbol=symbol,
         large=counts,
         labelled=True,
-        notes=(note.replace("-", MINUS),),
+        notes=(minus(note),),
     )
 
 
@@ -262,7 +287,6 @@ def _percent(cost: Cost) -> tuple[float, float]:
     return 100.0 * cost.time_change, 100.0 * cost.energy_change
 
 
-def _axis_unit(unit: str, values: Sequence[float]) -> tuple[str, float]:
+def _axis_unit(units: tuple[tuple[str, float], ...], values: Sequence[float]) -> tuple[str, float]:
     """Return the largest unit that keeps every value above one, else the smallest known."""
-    units = _AXIS_UNITS[unit]
-    return next((u for u in units if min(values) >= u[1]), units[-1])
+    return next((unit for unit in units if min(values) >= unit[1]), units[-1])

@@ -1,16 +1,43 @@
 """One self-contained page of a plan: it opens offline, and equal input gives equal bytes."""
 
-import re
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from underclock.records import Plan, Validation
-from underclock.report import answer, expected, figures, ranking, wording
-from underclock.report.axes import MINUS
-from underclock.report.latency_tables import has_latencies, no_way_text
-from underclock.report.templating import rendered
+from underclock.report import answer, figures, wording
+from underclock.report.wording import minus
 from underclock.units import format_mhz
 
 _MOST_SEGMENTS = 24
+
+
+def rendered(
+    template: str,
+    filters: Mapping[str, Callable[..., object]],
+    *,
+    package: str = "underclock.report",
+    **values: object,
+) -> str:
+    """Render a template; everything it is given is escaped.
+
+    Args:
+        template: File name under ``templates``, of the package or of this room.
+        filters: For this template, by name.
+        package: Whose template it is.
+        values: What the template shows; a name it uses and is not given is an error.
+    """
+    import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
+
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader(name) for name in (package, "underclock.report")]
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(filters)
+    return environment.get_template(template).render(**values)
 
 
 def page(plan: Plan, validation: Validation | None) -> str:
@@ -20,9 +47,9 @@ def page(plan: Plan, validation: Validation | None) -> str:
         plan: What to report.
         validation: What became of it; ``None`` where it was not run again.
     """
-    kernels = ranking.by_savings(plan)
-    saved_unit, saved = ranking.joules_column([choice.saved_j for _, choice in kernels])
-    top = ranking.top_savings(plan, figures.MOST_BARS)
+    kernels = answer.by_savings(plan)
+    saved_unit, saved = answer.joules_column([choice.saved_j for _, choice in kernels])
+    ranking = answer.top_savings(plan, figures.MOST_BARS)
     return rendered(
         "page.html.jinja",
         _FILTERS,
@@ -31,52 +58,28 @@ def page(plan: Plan, validation: Validation | None) -> str:
         auto=plan.arm("auto"),
         first=plan.headline,
         free=plan.arm(plan.chosen),
-        nothing=expected.gives_nothing(plan),
+        nothing=answer.gives_nothing(plan),
         all_zero=all(wording.no_change(arm) for arm in plan.arms),
-        has_latencies=has_latencies(plan),
-        frontier=expected.frontier_of(plan),
-        lent=expected.lent(plan),
-        bound=expected.bound_words(plan),
         counts={kernel.name: kernel.count for kernel in plan.runs},
         kernels=kernels,
         saved_unit=saved_unit,
-        saved=[_minus(text) for text in saved],
-        top=top,
-        saved_sentence=ranking.saved_text(plan, top.total_j),
+        saved=[minus(text) for text in saved],
+        saved_sentence=answer.saved_text(plan, ranking.total_j),
         warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),
         words=wording,
         most_segments=_MOST_SEGMENTS,
         answer=answer,
-        auto_sentence=expected.auto_plan_sentence(plan),
         timeline_figure=figures.timeline(plan),
         stretches=figures.stretches(plan),
-        no_way=no_way_text(plan),
         frontier_figure=figures.frontier(plan),
         frontier_points=[
             (round(cost.time_change, 7), round(cost.energy_change, 7))
             for cost in figures.shown_frontier(plan)
         ],
-        savings_figure=figures.savings(plan),
+        savings_figure=figures.savings(ranking),
         power_figure=figures.power(plan),
         repeats_figure=figures.repeats(validation) if validation else None,
     )
-
-
-def _minus(text: str) -> str:
-    """Write true minus signs before numbers: a hyphen is too short to be seen."""
-    return re.sub(r"(?<![\w-])-(?=\d)", MINUS, text)
-
-
-def _change(fraction: float | None) -> str:
-    return _minus(wording.change_text(fraction))
-
-
-def _interval(ends: tuple[float, float] | None) -> str:
-    return _minus(wording.interval_text(ends))
-
-
-def _verdict(validation: Validation) -> str:
-    return _sentence(_minus(wording.verdict_text(validation)))
 
 
 def _sentence(text: str) -> str:
@@ -84,30 +87,16 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _saved(joules: float) -> str:
-    return _minus(wording.energy_text(joules))
-
-
-def _known(value: object) -> object:
-    """Write a missing fact as a word, never as nothing."""
-    return wording.UNKNOWN if value is None or value == "" else value
-
-
-def _brief(value: float) -> str:
-    """Write a number for machines, to six digits."""
-    return f"{value:.6g}"
-
-
-_FILTERS: dict[str, Any] = {
-    "brief": _brief,
-    "change": _change,
+_FILTERS: dict[str, Callable[..., object]] = {
+    "brief": "{:.6g}".format,
+    "change": lambda fraction: minus(wording.change_text(fraction)),
     "duration": wording.duration_text,
     "energy": wording.energy_text,
-    "interval": _interval,
-    "known": _known,
+    "interval": lambda ends: minus(wording.interval_text(ends)),
+    # A missing fact is a word, never nothing.
+    "known": lambda value: wording.UNKNOWN if value is None or value == "" else value,
     "mhz": format_mhz,
-    "minus": _minus,
-    "saved": _saved,
+    "minus": minus,
     "sentence": _sentence,
-    "verdict": _verdict,
+    "verdict": lambda validation: _sentence(minus(wording.verdict_text(validation))),
 }

@@ -1,79 +1,242 @@
-"""A run under a plan, as a table for a terminal."""
+"""What a run under a plan came to: a line at its end, a table, and one self-contained page."""
 
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable, Sequence
 
-from underclock.records.runs import ArmLine, RunLine, RunSummary
-from underclock.report.fitting import bare_table
-from underclock.report.wording import duration_text
+from rich.table import Column, Table
+
+from underclock.errors import DataError
+from underclock.records.runs import EventLine, Line, RunLine, RunSummary, StepLine
+from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
+from underclock.report.page import rendered
+from underclock.report.terminal import filled, words
+from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, minus
 from underclock.units import format_percent
+
+_JOULES_OF_A_KWH = 3.6e6
+_MOST_POINTS = 2000  # of a drawing: more do not show
+_COLOURS = {  # in the order in which they are shown: auto, then the plan, then what is simpler
+    "warm-up": GREY,
+    "learning": GREY,
+    "auto": GREY,
+    "auto-again": GREEN,
+    "checking": PINK,
+    "plan": BLUE,
+    "reduced": SKY,
+    "fixed": ORANGE,
+    "best-fixed": ORANGE,
+    "off": PINK,
+}
+
+
+def closing_line(summary: RunSummary, *, clocks: str = "") -> str:
+    """Return what a run came to: its steps, what it saved, and what it drew.
+
+    Args:
+        summary: Of it.
+        clocks: What became of them, in words.
+    """
+    return "; ".join(filter(None, (_steps(summary), _saving(summary), _drawn(summary), clocks)))
+
+
+def _saving(summary: RunSummary) -> str:
+    """Return what a run saved, against what; or why nobody can tell."""
+    run = summary.run
+    if run is None:
+        return "nothing was seen of it"
+    plans = [arm for arm in summary.arms if arm.arm == "plan"]
+    if summary.arms:  # of several GPUs each has some, and one line has room for one
+        arm = (plans or summary.arms)[0]
+        name = "" if plans else f"{arm.arm}: "
+        if arm.verdict.startswith("cannot tell"):
+            return f"its saving: {name}{arm.verdict}"
+        verdict = f": {arm.verdict}" if arm.verdict else ""
+        energy = _change(arm.energy_change or 0.0, arm.energy_interval, " energy")
+        time = format_percent(arm.time_change)
+        return f"{name}{energy} at {time} time against auto on this job, {run.evidence}{verdict}"
+    promised = ""
+    if run.energy_change is not None:
+        promised = f"promised {format_percent(run.energy_change)} energy, "
+    if run.dry:
+        why = "saved nothing: a dry run"
+    elif not summary.followed and summary.events:
+        why = f"saved nothing: {summary.events[-1]}"
+    elif run.arms:
+        why = f"not measured: {next(reversed(summary.events), 'no round was whole')}"
+    else:
+        why = "not measured: no blocks at auto (--arms auto,plan)"
+    return promised + why
+
+
+def _steps(summary: RunSummary) -> str:
+    """Return how many steps there were; a trainer's first two only show where marks go."""
+    if summary.enqueued is None or summary.enqueued == summary.steps:
+        return f"{summary.steps} steps"
+    return f"{summary.steps} of {summary.enqueued} steps seen"
+
+
+def _drawn(summary: RunSummary) -> str:
+    if summary.energy_j is None:
+        return "what it drew is not known"
+    return f"{summary.energy_j / _JOULES_OF_A_KWH:.3g} kWh drawn"
 
 
 def run_table(summary: RunSummary) -> Table:
     """Return a run in a few numbers."""
-    table = bare_table(_title(summary.run))
-    table.add_column("what")
-    table.add_column("", justify="right")
-    for name, text in (*(row for each in summary.arms for row in _arm(each)), *_rows(summary)):
-        table.add_row(Text(name), Text(text))
-    if summary.events:
-        table.caption = Text("\n".join(dict.fromkeys(summary.events)))
-    return table
-
-
-def _title(run: RunLine | None) -> str:
-    if run is None:
-        return "no step was seen"
-    how = "tried, nothing set" if run.dry else "run"
-    return f"{run.workload} on {', '.join(dict.fromkeys(run.gpus))}, {how}: {run.evidence}"
-
-
-def _rows(summary: RunSummary) -> tuple[tuple[str, str], ...]:
-    return (
+    run, title = summary.run, "no step was seen"
+    if run is not None:
+        how = "tried, nothing set" if run.dry else "run"
+        gpus = ", ".join(dict.fromkeys(run.gpus))
+        title = f"{run.workload} on {gpus}, {how}: {run.evidence}"
+    arms = []
+    for arm in summary.arms:
+        name = f"{arm.arm} against auto, {arm.rounds} rounds"
+        arms += [
+            (f"{name}: energy", _change(arm.energy_change, arm.energy_interval)),
+            (f"{name}: time", _change(arm.time_change, arm.time_interval)),
+        ]
+        arms += [(f"{name}: verdict", arm.verdict)] if arm.verdict else []
+    rows = (
         ("marks in a step", str(summary.marks)),
         ("steps seen", str(summary.steps)),
-        ("steps that training took", "-" if summary.enqueued is None else str(summary.enqueued)),
+        ("steps that training took", _known(summary.enqueued, str)),
         ("steps in which clocks followed the plan", str(summary.followed)),
-        ("a step took", _duration(summary.step_s)),
-        ("a step drew", _energy(summary.step_j)),
-        ("clocks asked for in a step", _number(summary.asks)),
-        ("changes within 1 ms of their launch", _share(summary.hits)),
-        ("boundaries expected within, median", _duration(summary.error_p50_s)),
-        ("boundaries expected within, 99 of 100", _duration(summary.error_p99_s)),
-        ("changes late by, median", _duration(summary.late_p50_s)),
-        ("changes late by, 99 of 100 less", _duration(summary.late_p99_s)),
-        ("of one core, the conductor took", _share(summary.conductor)),
+        ("a step took", _known(summary.step_s, duration_text)),
+        ("a step drew", _known(summary.step_j, "{:.3g} J".format)),
+        ("clocks asked for in a step", _known(summary.asks, "{:.1f}".format)),
+        ("changes within 1 ms of their launch", _known(summary.hits, "{:.1%}".format)),
+        ("boundaries expected within, median", _known(summary.error_p50_s, duration_text)),
+        ("boundaries expected within, 99 of 100", _known(summary.error_p99_s, duration_text)),
+        ("changes late by, median", _known(summary.late_p50_s, duration_text)),
+        ("changes late by, 99 of 100 less", _known(summary.late_p99_s, duration_text)),
+        ("of one core, the conductor took", _known(summary.conductor, "{:.1%}".format)),
+    )
+    return filled(
+        title,
+        (*words("what"), Column("", justify="right")),
+        (*arms, *rows),
+        "\n".join(dict.fromkeys(summary.events)),
     )
 
 
-def _arm(arm: ArmLine) -> tuple[tuple[str, str], ...]:
-    name = f"{arm.arm} against auto, {arm.rounds} rounds"
-    return (
-        (f"{name}: energy", _change(arm.energy_change, arm.energy_interval)),
-        (f"{name}: time", _change(arm.time_change, arm.time_interval)),
-        *([(f"{name}: verdict", arm.verdict)] if arm.verdict else []),
-    )
+def _known(value: float | None, write: Callable[[float], str]) -> str:
+    return "-" if value is None else write(value)
 
 
-def _change(mean: float | None, interval: tuple[float, float] | None) -> str:
+def _change(mean: float | None, interval: tuple[float, float] | None, unit: str = "") -> str:
+    """Write a change and its interval."""
     if mean is None:
         return "-"
-    if interval is None:
-        return format_percent(mean)
-    return f"{format_percent(mean)} ({' to '.join(format_percent(end) for end in interval)})"
+    ends = "" if interval is None else f" ({' to '.join(format_percent(e) for e in interval)})"
+    return f"{format_percent(mean)}{unit}{ends}"
 
 
-def _duration(value_s: float | None) -> str:
-    return "-" if value_s is None else duration_text(value_s)
+def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
+    """Return the HTML page of a run: steps as they came, what was asked for, what it saved.
+
+    Args:
+        lines: Of one run's log.
+        summary: Of those.
+
+    Raises:
+        DataError: They begin no run.
+    """
+    run = next((line for line in lines if isinstance(line, RunLine)), None)
+    if run is None:
+        raise DataError(
+            "the log begins no run", hint="`underclock run plan.json --log FILE` writes one"
+        )
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    saved = _saving(summary)
+    return rendered(
+        "run.html.jinja",
+        {"minus": minus},
+        run=run,
+        saved=saved[:1].upper() + saved[1:],
+        followed=summary.followed,
+        came_to=f"{_steps(summary)}; {_drawn(summary)}",
+        steps=steps,
+        evidence_sentence=EVIDENCE_SENTENCES[run.evidence],
+        drawings=[(chart, figure(chart)) for chart in run_charts(run, steps)],
+        events=[line for line in lines if isinstance(line, EventLine)],
+        arms=[
+            (
+                line,
+                _change(line.energy_change, line.energy_interval),
+                _change(line.time_change, line.time_interval),
+            )
+            for line in sorted(summary.arms, key=lambda line: (line.gpu, _place(line.arm)))
+        ],
+        promised=_change(run.energy_change, None),
+        promised_time=_change(run.time_change, None),
+        rows=_rows(steps),
+    )
 
 
-def _energy(value_j: float | None) -> str:
-    return "-" if value_j is None else f"{value_j:.3g} J"
+def run_charts(run: RunLine, steps: Sequence[StepLine]) -> tuple[Chart, ...]:
+    """Return what a page draws: times, energies and misses, step by step."""
+    shown = steps[:: -(-len(steps) // _MOST_POINTS) or 1]
+    times = _by_arm(shown, lambda s: [1e3 * s.time_s])
+    energies = _by_arm(shown, lambda s: [] if s.energy_j is None else [s.energy_j])
+    misses = _by_arm(shown, lambda s: [1e3 * each_s for each_s in s.late_s])
+    late = "When clocks changed, after the launch that they were for"
+    return tuple(
+        Chart(
+            key=key,
+            title=f"{title} ({run.evidence})",
+            x_title="step",
+            y_title=unit,
+            series=series,
+            signed=key == "misses",
+        )
+        for key, title, unit, series in (
+            ("time", "Time of a step", "ms", times),
+            ("energy", "Energy of a step", "J", energies),
+            ("misses", late, "ms", misses),
+        )
+        if series
+    )
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _by_arm(
+    steps: Sequence[StepLine], values: Callable[[StepLine], Sequence[float]]
+) -> tuple[Series, ...]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for step in steps:
+        some = [(float(step.step), value) for value in values(step)]
+        if some:
+            points.setdefault(step.arm or "plan", []).extend(some)
+    return tuple(
+        Series(name=arm, points=tuple(some), colour=_COLOURS.get(arm, GREEN), symbol="circle")
+        for arm, some in sorted(points.items(), key=lambda each: _place(each[0]))
+    )
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _rows(steps: Sequence[StepLine]) -> list[tuple[str, int, str, str, str]]:
+    """Return for each arm its steps, and mean time, energy and core clock."""
+    rows = []
+    for arm in sorted({step.arm or "plan" for step in steps}, key=_place):
+        mine = [step for step in steps if (step.arm or "plan") == arm]
+        rows.append(
+            (
+                arm,
+                sum(step.steps for step in mine),
+                _mean([(1e3 * step.time_s, step.steps) for step in mine], "ms"),
+                _mean([(step.energy_j, step.steps) for step in mine], "J"),
+                _mean([(step.core_mhz, step.steps) for step in mine], "MHz"),
+            )
+        )
+    return rows
+
+
+def _place(arm: str) -> int:
+    """Return where an arm stands among others."""
+    known = list(_COLOURS)
+    return known.index(arm) if arm in known else len(known)
+
+
+def _mean(values: Sequence[tuple[float | None, int]], unit: str) -> str:
+    known = [(value, steps) for value, steps in values if value is not None]
+    if not known:
+        return "-"
+    mean = sum(value * steps for value, steps in known) / sum(steps for _, steps in known)
+    return f"{mean:.4g} {unit}"

@@ -1,10 +1,8 @@
-"""How tables and pages name arms, statuses, budgets and missing values.
-
-Both say the same thing in the same words, so the words live here once.
-"""
+"""How tables and pages name arms, statuses, budgets, quantities and missing values."""
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from underclock.records import (
     MOST_REPEATS,
@@ -28,8 +26,10 @@ from underclock.records import (
 from underclock.units import format_duration, format_mhz, format_percent
 
 DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 UNKNOWN = "unknown"
 _ZERO = format_percent(0.0)
+_JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6))
 
 ARM_TITLES: dict[str, str] = {
     Strategy.AUTO: "auto",
@@ -62,7 +62,7 @@ EVIDENCE_SENTENCES = {
     Evidence.SIMULATED: "computed by a model of this GPU, not measured on one",
 }
 
-_ACCOUNTING_WORDS = {
+ACCOUNTING_WORDS = {
     Accounting.STEP: "the step as it runs under its power cap",
     Accounting.ISOLATED: "kernels measured alone, as in arXiv 2601.08539",
 }
@@ -75,13 +75,31 @@ OBJECTIVE_SENTENCES = {
     Objective.TIME: "time: the fastest step within the power limit",
 }
 
-_GRANULARITY = {
+GRANULARITY_WORDS = {
     Granularity.KERNEL: "each kernel has clocks of its own",
     Granularity.PASS: "each pass has clocks of its own",
     Granularity.STEP: "one pair of clocks for the whole step",
 }
 
-_JOULES = (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6))
+
+def minus(text: str) -> str:
+    """Write true minus signs before numbers: a hyphen is too short to be seen."""
+    return re.sub(r"(?<![\w-])-(?=\d)", MINUS, text)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words as a sentence does."""
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+
+
+def once(sentences: Iterable[str]) -> tuple[str, ...]:
+    """Return every sentence once, in the order of first mention."""
+    return tuple(dict.fromkeys(sentences))
+
+
+def plain_percent(fraction: float) -> str:
+    """Write a fraction in percent without sign, unit or needless digits."""
+    return f"{round(100.0 * fraction, 4) + 0.0:g}"
 
 
 def change_text(fraction: float | None, *, digits: int = 2) -> str:
@@ -102,45 +120,41 @@ def promise_text(plan: Plan) -> str | None:
     arm = plan.headline
     if arm.cost is None or no_change(arm):
         return None
-    if plan.objective is Objective.TIME and arm.energy_interval and arm.time_interval:
-        time, energy = _margin(arm.time_interval), _margin(arm.energy_interval)
-        return (
-            f"promises {change_text(arm.time_change)} ± {time} time, "
-            f"{change_text(arm.energy_change)} ± {energy} energy (95 %)"
-        )
-    energy = change_text(arm.energy_change)
+    energy, time = change_text(arm.energy_change), change_text(arm.time_change)
     if arm.energy_interval is None or arm.time_interval is None:
         if plan.arm(plan.chosen).energy_interval is not None:
             return f"promises {energy}; how sure that is was not worked out"
         table = " of this table" if plan.evidence is Evidence.REPLAYED else ""
         return f"promises {energy}{table}, each setting's own samples taken for the truth"
-    text = f"promises {energy} ± {_margin(arm.energy_interval)}"
+    energy += margin_text(arm.energy_interval)
+    if plan.objective is Objective.TIME:
+        return f"promises {time}{margin_text(arm.time_interval)} time, {energy} energy (95 %)"
     if plan.max_slowdown is None:
-        return f"{text}, {change_text(arm.time_change)} time (95 %)"
+        return f"promises {energy}, {time} time (95 %)"
     slower = format_percent(plan.max_slowdown).removeprefix("+")
     kept = "" if plan.accounting is Accounting.ISOLATED else f" + {100.0 * TOLERANCE:.2f}"
-    return f"{text} at ≤ {slower}{kept} slower (95 %)"
+    return f"promises {energy} at ≤ {slower}{kept} slower (95 %)"
 
 
 def margin_text(interval: tuple[float, float] | None) -> str:
-    """Write a margin to stand behind a number; nothing where it is not known."""
-    return "" if interval is None else f" ± {_margin(interval)}"
+    """Write half the width of an interval to stand behind a number; nothing where unknown."""
+    if interval is None:
+        return ""
+    return f" ± {format_percent((interval[1] - interval[0]) / 2).removeprefix('+')}"
 
 
-def _margin(interval: tuple[float, float]) -> str:
-    """Write half the width of an interval."""
-    return format_percent((interval[1] - interval[0]) / 2).removeprefix("+")
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """Write what the truth may lie between; a missing interval is a dash."""
+    if interval is None:
+        return DASH
+    low, high = (change_text(end) for end in interval)
+    return f"{low.removesuffix(' %')} to {high}"
 
 
 def no_change(change: Arm | LatencyPoint | Proposal) -> bool:
     """Whether two digits show nothing of a change; what is infeasible changes nothing."""
     changes = (change.energy_change, change.time_change)
     return all(change_text(fraction) in {DASH, _ZERO} for fraction in changes)
-
-
-def accounting_words(accounting: Accounting) -> str:
-    """Say what the numbers of a step are sums of."""
-    return _ACCOUNTING_WORDS[accounting]
 
 
 def duration_text(seconds: float | None) -> str:
@@ -185,118 +199,9 @@ def gap_text(gap: float) -> str:
 
 def status_text(arm: Arm) -> str:
     """Say in a word or two how the arm's clocks came about."""
-    if arm.status is Status.BOUNDED and arm.gap is not None:
-        return f"within {gap_text(arm.gap)}"
-    return {
-        Status.BASELINE: "baseline",
-        Status.GIVEN: "given",
-        Status.OPTIMAL: "optimal",
-        Status.BOUNDED: "feasible",
-        Status.INFEASIBLE: "infeasible",
-    }[arm.status]
-
-
-def measured_changes(
-    validation: Validation,
-) -> list[tuple[str, float | None, Spread, tuple[float, float] | None]]:
-    """Return a row per quantity of the plan, then of every other arm.
-
-    Returns:
-        Its name, what was promised, what all pairs gave, and its interval.
-    """
-    rows: list[tuple[str, float | None, Spread, tuple[float, float] | None]] = [
-        ("time", validation.promised_time_change, validation.time_change, validation.time_interval),
-        (
-            "energy",
-            validation.promised_energy_change,
-            validation.energy_change,
-            validation.energy_interval,
-        ),
-    ]
-    for other in validation.others:
-        title = arm_title(other.name)
-        rows.append((f"{title}, time", None, other.time_change, other.time_interval))
-        rows.append((f"{title}, energy", None, other.energy_change, other.energy_interval))
-    return rows
-
-
-def interval_text(interval: tuple[float, float] | None, *, digits: int = 2) -> str:
-    """Write what the truth may lie between; a missing interval is a dash."""
-    if interval is None:
-        return DASH
-    low, high = (change_text(end, digits=digits) for end in interval)
-    return f"{low.removesuffix(' %')} to {high}"
-
-
-def verdict_text(validation: Validation) -> str:
-    """Say whether the promise held, against what, and what would decide it where that is open."""
-    if validation.verdict is None:
-        return "unknown: made by a version that did not judge"
-    energy = (
-        f"energy {change_text(validation.energy_change.mean)} "
-        f"({interval_text(validation.energy_interval)}) "
-        f"against {change_text(validation.promised_energy_change)}"
-        f"{margin_text(validation.promised_energy_interval)} promised"
-    )
-    if validation.objective is Objective.TIME:
-        time = (
-            f"time {change_text(validation.time_change.mean)} "
-            f"({interval_text(validation.time_interval)}) "
-            f"against {change_text(validation.promised_time_change)}"
-            f"{margin_text(validation.promised_time_interval)} promised"
-        )
-        return _judgement(validation, time, energy)
-    time = f"time {change_text(validation.time_change.mean)} " + (
-        "was free"
-        if validation.max_slowdown is None
-        else f"({interval_text(validation.time_interval)}) "
-        f"against a budget of {change_text(validation.max_slowdown)}"
-    )
-    return _judgement(validation, energy, time)
-
-
-def _judgement(validation: Validation, first: str, second: str) -> str:
-    """Put the verdict before what it rests on."""
-    if validation.verdict is None:
-        raise AssertionError("checked by whoever asks")
-    tolerance = f"tolerance {_tolerance_text(validation)}"
-    head = [validation.verdict.value]
-    if validation.verdict is Verdict.INCONCLUSIVE:
-        head.append(_needed_text(validation))
-    return f"{': '.join(head)}: {first}; {second}; {tolerance}"
-
-
-def _tolerance_text(validation: Validation) -> str:
-    return f"{100.0 * (validation.tolerance or 0.0):g} points"
-
-
-def keeping_time_text(validation: Validation) -> str:
-    """Say how many pairs are fast enough, to the tolerance that the verdict uses."""
-    if validation.pairs_keeping_time is None:
-        return "time was free"
-    is_promised = validation.objective is Objective.TIME
-    kept = "are as fast as promised" if is_promised else "keep the time budget"
-    within = f", to {_tolerance_text(validation)}" if validation.tolerance else ""
-    return f"{validation.pairs_keeping_time} {kept}{within}"
-
-
-def accounting_text(validation: Validation) -> str:
-    """Say what was run: whole steps or kernels, and how clocks changed."""
-    if validation.accounting is Accounting.ISOLATED:
-        return f"kernels one by one, {validation.evidence}, summed; switching taken as free"
-    latency = validation.latency
-    switching = "taken as free" if latency is None else f"latency {latency}"
-    return f"whole steps, {validation.evidence}; switching {switching}"
-
-
-def _needed_text(validation: Validation) -> str:
-    """Say how many more repeats would decide."""
-    if validation.energy_interval is None or validation.time_interval is None:
-        return "a single run of each tells no spread"
-    if validation.further_repeats is None:
-        return f"too close to call, even with {MOST_REPEATS} repeats"
-    more = validation.further_repeats
-    return f"about {more} more {'repeat' if more == 1 else 'repeats'} would decide"
+    if arm.status is Status.BOUNDED:
+        return "feasible" if arm.gap is None else f"within {gap_text(arm.gap)}"
+    return arm.status.name.lower()
 
 
 def certificate_text(arm: Arm) -> str:
@@ -324,11 +229,77 @@ def budget_text(plan: Plan) -> str:
     return f"{change_text(plan.max_slowdown)}: {who} must be faster by at least that much"
 
 
-def granularity_text(plan: Plan) -> str:
-    """Say what got clocks of its own."""
-    return _GRANULARITY[plan.granularity]
+def measured_changes(
+    validation: Validation,
+) -> list[tuple[str, float | None, Spread, tuple[float, float] | None]]:
+    """Return a row per quantity of the plan, then of every other arm.
+
+    Returns:
+        Its name, what was promised, what all pairs gave, and its interval.
+    """
+    v = validation
+    rows: list[tuple[str, float | None, Spread, tuple[float, float] | None]] = [
+        ("time", v.promised_time_change, v.time_change, v.time_interval),
+        ("energy", v.promised_energy_change, v.energy_change, v.energy_interval),
+    ]
+    for other in v.others:
+        title = arm_title(other.name)
+        rows.append((f"{title}, time", None, other.time_change, other.time_interval))
+        rows.append((f"{title}, energy", None, other.energy_change, other.energy_interval))
+    return rows
 
 
-def once(sentences: Iterable[str]) -> tuple[str, ...]:
-    """Return every sentence once, in the order of first mention."""
-    return tuple(dict.fromkeys(sentences))
+def verdict_text(validation: Validation) -> str:
+    """Say whether the promise held, against what, and what would decide it where that is open."""
+    v = validation
+    if v.verdict is None:
+        return "unknown: made by a version that did not judge"
+    energy = (
+        f"energy {change_text(v.energy_change.mean)} ({interval_text(v.energy_interval)}) against "
+        f"{change_text(v.promised_energy_change)}{margin_text(v.promised_energy_interval)} promised"
+    )
+    time = f"time {change_text(v.time_change.mean)} "
+    if v.objective is Objective.TIME:
+        promised = change_text(v.promised_time_change) + margin_text(v.promised_time_interval)
+        time += f"({interval_text(v.time_interval)}) against {promised} promised"
+    elif v.max_slowdown is None:
+        time += "was free"
+    else:
+        budget = change_text(v.max_slowdown)
+        time += f"({interval_text(v.time_interval)}) against a budget of {budget}"
+    first, second = (time, energy) if v.objective is Objective.TIME else (energy, time)
+    needed = f": {_needed_text(v)}" if v.verdict is Verdict.INCONCLUSIVE else ""
+    return f"{v.verdict}{needed}: {first}; {second}; tolerance {_tolerance_text(v)}"
+
+
+def _needed_text(validation: Validation) -> str:
+    """Say how many more repeats would decide."""
+    if validation.energy_interval is None or validation.time_interval is None:
+        return "a single run of each tells no spread"
+    if validation.further_repeats is None:
+        return f"too close to call, even with {MOST_REPEATS} repeats"
+    more = validation.further_repeats
+    return f"about {more} more {'repeat' if more == 1 else 'repeats'} would decide"
+
+
+def _tolerance_text(validation: Validation) -> str:
+    return f"{100.0 * (validation.tolerance or 0.0):g} points"
+
+
+def keeping_time_text(validation: Validation) -> str:
+    """Say how many pairs are fast enough, to the tolerance that the verdict uses."""
+    if validation.pairs_keeping_time is None:
+        return "time was free"
+    is_promised = validation.objective is Objective.TIME
+    kept = "are as fast as promised" if is_promised else "keep the time budget"
+    within = f", to {_tolerance_text(validation)}" if validation.tolerance else ""
+    return f"{validation.pairs_keeping_time} {kept}{within}"
+
+
+def accounting_text(validation: Validation) -> str:
+    """Say what was run: whole steps or kernels, and how clocks changed."""
+    if validation.accounting is Accounting.ISOLATED:
+        return f"kernels one by one, {validation.evidence}, summed; switching taken as free"
+    latency = validation.latency
+    switching = "taken as free" if latency is None else f"latency {latency}"
+    return f"whole steps, {validation.evidence}; switching {switching}"

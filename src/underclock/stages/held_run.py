@@ -16,7 +16,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.runs import Line, RunSummary
-from underclock.report.closing import closing_line
+from underclock.report import closing_line
 from underclock.runtime.conductor.log import last_run, live_line, read_log, summary_of
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run

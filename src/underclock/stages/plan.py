@@ -37,8 +37,7 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.report.answer import doubt_sentence
-from underclock.report.expected import ONE_PAIR, auto_plan_sentence
+from underclock.report.answer import ONE_PAIR, auto_plan_sentence, doubt_sentence
 from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.stages.sources import SampleSource, as_samples
 from underclock.stages.switching import Achievable, Switching, achievable, switching_of

@@ -5,8 +5,7 @@ from typing import Final
 
 from underclock.errors import DataError
 from underclock.records import Plan, Validation
-from underclock.report import page
-from underclock.report.run_page import run_page
+from underclock.report import page, run_page
 from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
 from underclock.store import check_output, is_samples, kind_of, read_document, write_text
 

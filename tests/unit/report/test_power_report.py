@@ -24,14 +24,15 @@ from underclock.records import (
 )
 from underclock.report import page, plan_tables
 from underclock.report.answer import (
+    auto_plan_sentence,
     doubt_sentence,
     fixed_is_enough,
     fixed_sentence,
     headline,
+    larger_budgets,
     limit_sentence,
 )
-from underclock.report.expected import auto_plan_sentence, lent
-from underclock.report.power_tables import power_chart, power_tables
+from underclock.report.figures import power
 from underclock.report.wording import promise_text
 
 
@@ -146,7 +147,7 @@ def test_nothing_faster_is_said_in_words() -> None:
     assert auto_plan_sentence(nothing) == (
         "the plan is auto: no other clocks surely make the step faster within 245 W"
     )
-    assert lent(nothing) == ()
+    assert larger_budgets(nothing) == ()
     silent = msgspec.structs.replace(nothing, power_limit_w=None, gpu=GpuInfo(name="G"))
     assert str(auto_plan_sentence(silent)).endswith("faster within the power limit")
 
@@ -192,8 +193,8 @@ def test_one_limit_is_a_point_and_none_is_nothing() -> None:
     one = msgspec.structs.replace(PLAN, power_curve=PLAN.power_curve[:1])
     none = msgspec.structs.replace(PLAN, power_curve=())
 
-    assert {series.symbol for series in power_chart(one).series} == {"circle"}
-    assert {series.symbol for series in power_chart(PLAN).series} == {""}
-    assert "svg" in page(one, None)
-    assert power_tables(none) == ()
+    drawings = [power(each) for each in (one, PLAN)]
+    assert ["<polyline" in drawing for drawing in drawings] == [False, True]
+    assert ["<circle" in drawing for drawing in drawings] == [True, False]
+    assert "at other power limits" not in printed(none)
     assert "If the power limit were another" not in page(none, None)

@@ -23,10 +23,16 @@ from underclock.records import (
     Status,
     Strategy,
 )
-from underclock.report.answer import doubt_sentence, fixed_is_enough, fixed_sentence
-from underclock.report.expected import ONE_PAIR, auto_plan_sentence, expected_energy_change
+from underclock.report.answer import (
+    ONE_PAIR,
+    auto_plan_sentence,
+    doubt_sentence,
+    expected_energy_change,
+    fixed_is_enough,
+    fixed_sentence,
+)
 from underclock.report.wording import (
-    accounting_words,
+    ACCOUNTING_WORDS,
     change_text,
     energy_text,
     gap_text,
@@ -165,7 +171,7 @@ def test_a_schedule_that_saves_nothing_says_what_free_switching_would_give() -> 
 
 @pytest.mark.parametrize("accounting", Accounting)
 def test_every_accounting_has_words(accounting: Accounting) -> None:
-    assert accounting_words(accounting)
+    assert ACCOUNTING_WORDS[accounting]
 
 
 def planned(arm: Arm, **changes: object) -> Plan:

@@ -15,9 +15,7 @@ from underclock.records.runs import (
     RunLine,
     StepLine,
 )
-from underclock.report.closing import closing_line
-from underclock.report.run import run_table
-from underclock.report.run_page import charts, run_page
+from underclock.report.run import closing_line, run_charts, run_page, run_table
 from underclock.runtime.conductor.log import last_run, summary_of
 
 RUN = RunLine(
@@ -102,7 +100,7 @@ def test_a_dry_run_says_that_nothing_was_set() -> None:
 def test_arms_are_drawn_apart_and_few_points_stand_for_many() -> None:
     many = [step(at, "plan") for at in range(10_000)]
 
-    time, energy, misses = charts(RUN, [*many, step(10_000, "auto", None)])
+    time, energy, misses = run_charts(RUN, [*many, step(10_000, "auto", None)])
 
     assert {series.name for series in time.series} <= {"plan", "auto"}
     assert sum(len(series.points) for series in time.series) <= 2000

@@ -12,7 +12,7 @@ import pytest
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UnderclockError
 from underclock.records import Plan
-from underclock.report import arms_table, latency_tables
+from underclock.report import plan_tables
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
@@ -80,8 +80,7 @@ def test_a_plan_is_used_or_refused(table: Path, tmp_path: Path, seed: int) -> No
         path.write_text(json.dumps(damaged))
         try:
             found = read_document(path, Plan)
-            arms_table(found)
-            latency_tables(found)
+            plan_tables(found)
             score(found, table)
             validate(found, gpu=f"replay:{table}", repeats=1)
         except UnderclockError:

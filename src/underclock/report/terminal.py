@@ -1,4 +1,9 @@
-"""Tables that fit a narrow terminal by leaving columns away, never by breaking a name."""
+"""Tables that fit a narrow terminal by leaving columns away, never by breaking a name.
+
+Cells become `rich.text.Text`: rich would read ``[...]`` in a kernel name as markup.
+"""
+
+from collections.abc import Iterable
 
 from rich import box
 from rich.cells import cell_len
@@ -10,27 +15,29 @@ from rich.text import Text
 _MIN_WIDTH = 64  # so that a narrow table does not break its title into many lines
 _ENDLESS = 10_000
 _NAME_WIDTH = 21  # of longer names, what stays together at least
+_KEPT = 3  # columns, from the left, that stay however narrow the terminal is
 
 
 class FittingTable(Table):
     """A table whose last columns go first where the terminal is too narrow for all."""
 
-    def __init__(self, title: str, *, keep: int) -> None:
-        """Take a title, and how many columns, from the left, must stay."""
+    def __init__(self, *columns: Column, title: str = "", caption: str = "") -> None:
+        """Take columns, what the table shows, and how to read it."""
         super().__init__(
+            *columns,
             title=Text(title, style="bold"),
             title_justify="left",
+            caption=Text(caption) if caption else None,
             caption_justify="left",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        self.keep = keep
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many columns as fit, the first ones at least."""
         count = len(self.columns)
-        while count > self.keep and self._needed(console, options, count) > options.max_width:
+        while count > _KEPT and self._needed(console, options, count) > options.max_width:
             count -= 1
         table = self._first(count)
         if self._needed(console, options, count) > options.max_width:
@@ -84,11 +91,35 @@ def _widest(texts: list[str]) -> int:
     return max((cell_len(text) for text in texts), default=0)
 
 
-def bare_table(title: str, *, keep: int = 3) -> FittingTable:
-    """Return a table without rows or columns, in the style of all of them.
+def words(*headers: str) -> list[Column]:
+    """Return columns of words, which may wrap."""
+    return [Column(header, overflow="fold") for header in headers]
+
+
+def numbers(*headers: str) -> list[Column]:
+    """Return columns of numbers, which may not."""
+    return [Column(header, justify="right", no_wrap=True) for header in headers]
+
+
+def filled(
+    title: str,
+    columns: Iterable[Column],
+    rows: Iterable[Iterable[str | Text]],
+    caption: str = "",
+    *,
+    bold: int | None = None,
+) -> FittingTable:
+    """Return a table.
 
     Args:
         title: What it shows.
-        keep: How many columns, from the left, stay however narrow the terminal is.
+        columns: As `words` and `numbers` return them.
+        rows: A cell for each column.
+        caption: How to read it.
+        bold: Which row counts.
     """
-    return FittingTable(title, keep=keep)
+    table = FittingTable(*columns, title=title, caption=caption)
+    for place, row in enumerate(rows):
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
+        table.add_row(*cells, style="bold" if place == bold else "")
+    return table

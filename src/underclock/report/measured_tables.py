@@ -1,0 +1,394 @@
+"""What was measured, fitted, predicted and checked, as tables for an 80-column terminal."""
+
+from collections.abc import Callable
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from underclock.records import Strategy
+from underclock.records.fitted import GpuFit, KernelFit
+from underclock.records.latencies import LatencyTable
+from underclock.records.observed import (
+    Bound,
+    Breakdown,
+    ClockLog,
+    Interval,
+    PredictedArm,
+    Prediction,
+)
+from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
+from underclock.report.terminal import filled, numbers, words
+from underclock.report.wording import (
+    ARM_TITLES,
+    DASH,
+    change_text,
+    duration_text,
+    energy_text,
+    plain_percent,
+)
+from underclock.units import format_mhz, format_percent
+
+_MOST_OPERATORS = 12
+_MOST_KERNELS = 12
+_PREDICTED = Strategy.KERNEL_GLOBAL
+_PERCENT = 0.01
+_TO = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def latency_table(latencies: LatencyTable) -> Table:
+    """Return how long it takes to get to each sampled clock, from where that takes longest."""
+    gpu = "any GPU" if latencies.gpu is None else latencies.gpu.name
+    headers = ("to\nMHz", "from\nMHz", "call", "delay", "jitter", "stall", "repeats")
+    return filled(
+        f"changing clocks on {gpu}: {latencies.evidence or 'assumed'}",
+        (*words("clock"), *numbers(*headers)),
+        (
+            (
+                switch.domain,
+                format_mhz(switch.to_mhz),
+                format_mhz(switch.from_mhz),
+                duration_text(switch.call_s),
+                duration_text(switch.delay_s),
+                duration_text(switch.jitter_s),
+                duration_text(switch.stall_s),
+                str(switch.repeats),
+            )
+            for switch in latencies.slowest()
+        ),
+        "medians, from the slowest of the sampled origins; delay: from the call's return until "
+        "the new clock or its stall; jitter: of the delay; stall: no work is done then",
+    )
+
+
+def breakdown_tables(breakdown: Breakdown) -> tuple[Table, ...]:
+    """Return where a step's energy goes: by pass, operator and bound, and kernel by kernel."""
+    heading = f"{breakdown.workload} on {breakdown.gpu.name} at auto clocks: {breakdown.evidence}"
+    left_out = len(breakdown.by_operator) - _MOST_OPERATORS
+    headers = ("launches", "time\nper step", "energy\nper step", "of\ntime", "of\nenergy")
+    tables: list[Table] = [
+        filled(
+            title,
+            (*words(""), *numbers(*headers)),
+            (
+                (
+                    part.name,
+                    str(part.launches),
+                    duration_text(part.time_s),
+                    energy_text(part.energy_j),
+                    f"{part.time_share:.1%}",
+                    f"{part.energy_share:.1%}",
+                )
+                for part in parts
+            ),
+            caption,
+        )
+        for title, parts, caption in (
+            (f"{heading}\n\nby pass", breakdown.by_pass, ""),
+            (
+                "by operator",
+                breakdown.by_operator[:_MOST_OPERATORS],
+                f"and {left_out} more, with less energy" if left_out > 0 else "",
+            ),
+            ("by what bounds the kernel", breakdown.by_bound, ""),
+        )
+    ]
+    if any(part.exponent or part.in_step_change is not None for part in breakdown.kernels):
+        tables.append(_kernels_table(breakdown))
+    capped = f"alone, kernels spend {breakdown.capped_share:.0%} of their time at the power cap"
+    tables[-1].caption = Text(f"{_clock_text(breakdown)}\n{_reachable_text(breakdown)}\n{capped}")
+    return tuple(tables)
+
+
+def _kernels_table(breakdown: Breakdown) -> Table:
+    """Return how the kernels with most energy follow the core clock, and what the step does."""
+    rows = []
+    for part in breakdown.kernels[:_MOST_KERNELS]:
+        exponent = part.exponent
+        rows.append(
+            (
+                part.kernel,
+                f"{part.energy_share:.1%}",
+                f"{exponent.value:.2f} ± {exponent.error:.2f}" if exponent else DASH,
+                f"{exponent.least_mhz:.0f}-{exponent.most_mhz:.0f}" if exponent else DASH,
+                change_text(part.in_step_change, digits=1),
+            )
+        )
+    return filled(
+        "how time follows the core clock: time ~ clock^-exponent",
+        (
+            *words("kernel"),
+            *numbers("of\nenergy", "exponent", "seen at\nMHz", "in step\nvs alone"),
+        ),
+        rows,
+    )
+
+
+def _clock_text(breakdown: Breakdown) -> str:
+    clock = breakdown.step_clock
+    if clock is None:
+        return "at which core clock the step runs is unknown: it was not run whole, or not read"
+    if clock.spread_mhz is None:
+        return (
+            f"the step runs at {clock.core_mhz:.0f} MHz, as glimpsed at the end of each window: "
+            "not a mean"
+        )
+    return f"the step runs at {clock.core_mhz:.0f} ± {clock.spread_mhz:.0f} MHz"
+
+
+def _reachable_text(breakdown: Breakdown) -> str:
+    """Say what does not follow the core clock; utilisation does not tell, so it gives no number."""
+    if breakdown.reachable_j is not None:
+        text = (
+            f"{breakdown.reachable_j / breakdown.energy_j:.1%} of its energy goes to kernels "
+            "whose time does not follow the core clock: a lower one hardly slows them"
+        )
+        if not breakdown.undecided_j:
+            return text
+        undecided = f"{breakdown.undecided_j / breakdown.energy_j:.1%}"
+        return f"{text}; it is not known of kernels with {undecided}"
+    measure = "samples at two core clocks or more tell it"
+    if all(part.bound is Bound.UNKNOWN for part in breakdown.kernels):
+        return (
+            "what bounds the kernels is unknown: no counters were read, nor times at other core "
+            f"clocks; {measure}"
+        )
+    return (
+        "utilisation was read at the clocks of kernels alone, and does not say whose time follows "
+        f"the core clock; {measure}"
+    )
+
+
+def clock_log_table(log: ClockLog) -> Table:
+    """Return what a log of clocks shows, kernel by kernel where a step ran."""
+    rows = [
+        (name, "", f"{core:.0f}", f"{power:.1f}")
+        for name, core, power in zip(
+            ("least", "mean", "greatest"), log.core_mhz, log.power_w, strict=True
+        )
+    ]
+    rows += [
+        (each.kernel, str(each.entries), f"{each.core_mhz:.0f}", f"{each.power_w:.1f}")
+        for each in log.kernels
+    ]
+    return filled(
+        f"{log.gpu.name}, {log.entries} readings: {log.evidence}",
+        (*words(""), *numbers("readings", "core\nMHz", "power\nW")),
+        rows,
+        f"{log.rate_hz:.0f} readings a second; throttle reasons seen: 0x{log.throttle_reasons:x}"
+        + (f"; a step took {duration_text(log.step_s)}" if log.step_s else ""),
+    )
+
+
+def fit_tables(fitted: GpuFit) -> tuple[Table, Table]:
+    """Return the constants of the GPU, and how well each kernel is described."""
+    cap = "no sample at the power cap"
+    if fitted.cap_w is not None:
+        cap = f"the power cap holds at {fitted.cap_w:.4g} W"
+    boost = "" if fitted.boost_mhz is None else f"; boosts to {fitted.boost_mhz:.0f} MHz"
+    constants = filled(
+        f"{fitted.gpu.name}, fitted to {fitted.workload}: {fitted.evidence}",
+        (
+            *words("constant"),
+            *numbers("value", "standard\nerror"),
+            Column("unit", no_wrap=True),
+            *numbers("told by\nsamples"),
+        ),
+        (
+            (each.name, f"{each.value:.4g}", f"{each.error:.2g}", each.unit, f"{each.told:.0%}")
+            for each in fitted.constants
+        ),
+        f"{fitted.rows} rows at known clocks, from {fitted.samples} samples; {cap}{boost}; "
+        f"noise of one sample: time {fitted.time_noise:.2%}, power {fitted.power_noise:.2%}; "
+        f"discrepancy: time {fitted.time_discrepancy:.2%}, power {fitted.power_discrepancy:.2%}; "
+        f"residual: time {fitted.time_rms:.2%}, power {fitted.power_rms:.2%}",
+    )
+    kernels = filled(
+        f"kernels on {fitted.gpu.name}: {fitted.evidence}",
+        (
+            *words("kernel"),
+            *numbers("rows", "core", "DRAM", "fixed", "time\noff", "power\noff"),
+            *words(""),
+        ),
+        (
+            (
+                kernel.name,
+                str(kernel.rows),
+                _share_text(kernel.core_share),
+                _share_text(kernel.dram_share),
+                _share_text(kernel.fixed_share),
+                _share_text(kernel.time_rms, 1),
+                _share_text(kernel.power_rms, 1),
+                _note(kernel),
+            )
+            for kernel in fitted.kernels
+        ),
+        "core, DRAM, fixed: what goes with the core clock, the memory clock or neither, of the "
+        "time at the kernel's fastest sample or the baseline given; off: residual of its rows; "
+        f"{fitted.common_share:.0%} of the variance of the summed energy is common to all kernels",
+    )
+    return constants, kernels
+
+
+def _note(kernel: KernelFit) -> str:
+    if not kernel.rows:
+        return "no usable sample: measure lower clocks"
+    if not kernel.described:
+        return "keeps its own samples: measure it more"
+    return "adds its parts" if kernel.serial else ""
+
+
+def _share_text(share: float | None, digits: int = 0) -> str:
+    return DASH if share is None else f"{share:.{digits}%}"
+
+
+def prediction_sentence(prediction: Prediction) -> str:
+    """Say what would be saved, how sure that is, and what it rests on."""
+    change = prediction.arm(_PREDICTED).energy_change
+    return (
+        f"energy would change by about {_whole(change.expected)} % ({_whole(change.low)} {_TO} "
+        f"{_whole(change.high)} %, {100 * prediction.confidence:g} %) at <= "
+        f"{100 * prediction.max_slowdown:g} % slower, predicted from auto clocks only; "
+        "measuring would tell"
+    )
+
+
+def _whole(change: float) -> str:
+    """Write a change in whole percent, or with a digit where that would be 0."""
+    return format_percent(change, digits=0 if abs(change) >= _PERCENT else 1).removesuffix(" %")
+
+
+def prediction_table(prediction: Prediction) -> Table:
+    """Return every way of choosing clocks with its interval."""
+    arms = {ARM_TITLES[arm.name]: arm for arm in prediction.arms}
+    return filled(
+        f"{prediction.workload} on {prediction.gpu.name}: "
+        f"predicted from {prediction.evidence} samples",
+        (*words("clocks chosen"), *numbers("energy", "between", "time", "between")),
+        (
+            *(_prediction_row(title, arm) for title, arm in arms.items()),
+            _prediction_row("kernel, not measured", prediction.without_measuring),
+        ),
+        "after measuring at other clocks; the last line holds clocks without it and may be "
+        f"slower than asked; like {prediction.like}; {prediction.counted} of "
+        f"{prediction.kernels} kernels with utilisation; {prediction.draws} draws",
+        bold=list(arms).index(ARM_TITLES[_PREDICTED]),
+    )
+
+
+def _prediction_row(title: str, arm: PredictedArm) -> tuple[str, ...]:
+    cells = [title]
+    for change in (arm.energy_change, arm.time_change):
+        cells += [change_text(change.expected, digits=1), _between(change)]
+    return tuple(cells)
+
+
+def _between(change: Interval) -> str:
+    low, high = (format_percent(end, digits=1) for end in (change.low, change.high))
+    return f"{low} {_TO} {high}"
+
+
+_CHECKED = (
+    "time\nbudget",
+    "promised\nenergy",
+    "\nexecuted",
+    "\nbias",
+    "energy\ncovered",
+    "time\ncovered",
+    "over\nbudget",
+    "beyond\nnoise",
+)
+
+_CHECKED_HEAD = """# Calibration of promises
+
+A promise is worth what it says if it comes true on runs that it was not made on. `underclock check`
+splits the repeats of every row of a table at random, plans on one half and looks up on the other
+what the planned clocks cost there.
+
+- Plans keep their budget with 95 % confidence, as far as a half tells.
+- *bias*: promised less executed change of energy, in points; below zero too much was promised.
+  Choosing the least of noisy numbers does that (the winner's curse).
+- *covered*: share of splits in which what came lies within the promise's 95 % interval. The other
+  half is noisy too, so its standard error is added to the promise's, in squares.
+- *over budget*: share of splits that took longer than the budget at all; half of them would, where
+  a plan just kept it. *Beyond noise*: by more than 1.645 standard errors of the other half.
+- A run is as noisy as runs at like clocks of its kernel usually are; an odd one is as far off as
+  all repeats of its row show it to be, so in the other half it is noise, not a broken promise.
+- Both halves come from one GPU on one day: what another board or a warmer room does is not in it.
+"""
+
+
+def check_sentence(checked: PromiseCheck) -> str:
+    """Say what was split, and how often."""
+    return (
+        f"{checked.workload} on {checked.gpu.name}, {checked.evidence}: {checked.runs} runs of "
+        f"{checked.rows} rows of {checked.kernels} kernels, split {checked.splits} times (seed "
+        f"{checked.seed}); planned on one half, executed on the other"
+    )
+
+
+def check_table(checked: PromiseCheck) -> Table:
+    """Return every budget."""
+    return filled(
+        f"promises against execution: {checked.evidence}",
+        (*words(_CHECKED[0]), *numbers(*_CHECKED[1:])),
+        (_checked_cells(promise) for promise in checked.promises),
+        "bias: promised less executed energy, in points; covered: within the promise's 95 % "
+        f"interval, the noise of the other half granted; against {checked.baseline}",
+    )
+
+
+def check_page(checked: PromiseCheck, command: str) -> str:
+    """Return the same as Markdown, with the intervals over splits.
+
+    Args:
+        checked: What came out.
+        command: What to type to make the page again.
+    """
+    header = " | ".join(header.replace("\n", " ").strip() for header in _CHECKED)
+    lines = [f"| {header} | time bias |", "|---" * (len(_CHECKED) + 1) + "|"]
+    for promise in checked.promises:
+        cells = (*_checked_cells(promise, wide=True), _spread(promise.time_bias, _points))
+        lines.append(f"| {' | '.join(cells)} |")
+    notes = "".join(f"- {warning}\n" for warning in checked.warnings)
+    return (
+        f"{_CHECKED_HEAD}\n## {checked.workload}\n\n{check_sentence(checked)}. Changes are against "
+        f"{checked.baseline}; intervals of 95 % are of more splits of this table, not of other "
+        "tables.\n\n" + "\n".join(lines) + "\n"
+        f"{chr(10) + notes if notes else ''}\nMade by\n\n    {command}\n"
+    )
+
+
+def _checked_cells(promise: CheckedPromise, *, wide: bool = False) -> tuple[str, ...]:
+    """Write a budget's numbers, with their intervals where there is room."""
+    write = _spread if wide else _value
+    shares = (
+        promise.energy_coverage,
+        promise.time_coverage,
+        promise.over_budget,
+        promise.beyond_noise,
+    )
+    return (
+        plain_percent(promise.max_slowdown) + " %",
+        format_percent(promise.promised_energy.value),
+        format_percent(promise.executed_energy.value),
+        write(promise.energy_bias, _points),
+        *(write(share, _split_share) for share in shares),
+    )
+
+
+def _spread(number: CheckedNumber, write: Callable[[float], str]) -> str:
+    if number.low is None or number.high is None:
+        return write(number.value)
+    return f"{write(number.value)} ({write(number.low)} to {write(number.high)})"
+
+
+def _value(number: CheckedNumber, write: Callable[[float], str]) -> str:
+    return write(number.value)
+
+
+def _points(fraction: float) -> str:
+    return f"{100.0 * fraction:+.2f}"
+
+
+def _split_share(fraction: float) -> str:
+    return f"{100.0 * fraction:.0f} %"

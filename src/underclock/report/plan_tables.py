@@ -1,0 +1,284 @@
+"""Plans, validations and scores as tables for an 80-column terminal."""
+
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from underclock.records import Arm, Plan, Score, Strategy, Validation
+from underclock.report.answer import (
+    auto_plan_sentence,
+    bound_words,
+    fixed_is_enough,
+    fixed_sentence,
+    has_latencies,
+    headline,
+    hold_commands,
+    joules_column,
+    larger_budgets,
+    limit_sentence,
+    no_way_text,
+    saved_text,
+    switching_sentence,
+    top_savings,
+    undo_command,
+)
+from underclock.report.terminal import filled, numbers, words
+from underclock.report.wording import (
+    accounting_text,
+    arm_title,
+    change_text,
+    clocks_text,
+    duration_text,
+    energy_text,
+    interval_text,
+    keeping_time_text,
+    margin_text,
+    measured_changes,
+    no_change,
+    promise_text,
+    status_text,
+)
+from underclock.units import format_mhz
+
+_MOST_SAVINGS = 8
+
+
+def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...]:
+    """Return all that a terminal shows of a plan: the answer first, then what it rests on.
+
+    Args:
+        plan: The plan.
+        brief: Whether the answer and the arms will do.
+    """
+    fixed = _fixed_lines(plan)
+    first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)
+    parts = [*_answer(plan), *first]
+    more = (*_latency_tables(plan), *_power_tables(plan))
+    if all(no_change(arm) for arm in plan.arms):
+        parts += [_budgets_table(plan)] if larger_budgets(plan) else []
+        return (*parts, *more)
+    parts.append(arms_table(plan))
+    if brief:
+        return (*parts, *last)
+    if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
+        parts.append(savings_table(plan))
+    return (*parts, *last, *more)
+
+
+def _answer(plan: Plan) -> tuple[RenderableType, ...]:
+    """Return the answer that counts, in a few sentences."""
+    lines = (
+        auto_plan_sentence(plan),
+        promise_text(plan),
+        limit_sentence(plan),
+        switching_sentence(plan),
+    )
+    return (Text(headline(plan), style="bold"), *(Text(line) for line in lines if line is not None))
+
+
+def _fixed_lines(plan: Plan) -> tuple[RenderableType, ...]:
+    """Return what the best fixed clock is worth, and what to paste to hold it."""
+    sentence = fixed_sentence(plan)
+    if sentence is None or plan.fixed is None:
+        return ()
+    return (
+        Text(f"{sentence}; to hold it on GPU 0 (undo: {undo_command(plan.fixed)})"),
+        # Never wrapped, for these lines are to be pasted.
+        *(Text(f"  {line}", no_wrap=True) for line in hold_commands(plan.fixed)),
+    )
+
+
+def arms_table(plan: Plan) -> Table:
+    """Return the ways of choosing clocks side by side; the one that counts has a star."""
+    limit = "" if plan.power_limit_w is None else f" at {plan.power_limit_w:g} W"
+    return filled(
+        f"{plan.workload} on {plan.gpu.name}: {plan.evidence}",
+        (
+            *words("clocks chosen"),
+            *numbers("time", "energy", "time\nper step", "energy\nper step"),
+            Column("status", no_wrap=True),
+        ),
+        (
+            (
+                _arm_cell(plan, arm),
+                change_text(arm.time_change),
+                change_text(arm.energy_change),
+                duration_text(arm.time_s),
+                energy_text(arm.energy_j),
+                status_text(arm),
+            )
+            for arm in plan.arms
+        ),
+        f"* what the plan holds; time and energy against auto{limit}",
+        bold=plan.arms.index(plan.headline),
+    )
+
+
+def _arm_cell(plan: Plan, arm: Arm) -> Text:
+    """Name the arm; under the best fixed clock write which clock that is."""
+    counts = arm.name is plan.headline.name
+    cell = Text(f"{'*' if counts else ' '} {arm_title(arm.name)}")
+    if arm.name is plan.chosen and not counts:
+        cell.append("\n  a bound: free switching", style="dim")
+    if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
+        cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
+    return cell
+
+
+def _budgets_table(plan: Plan) -> Table:
+    """Return what larger time budgets let expect."""
+    return filled(
+        f"expected of greater time budgets, {bound_words(plan)}: {plan.evidence}",
+        numbers("time budget", "energy"),
+        ((change_text(slowdown), change_text(change)) for slowdown, change in larger_budgets(plan)),
+    )
+
+
+def savings_table(plan: Plan) -> Table:
+    """Return the clocks of the kernels that save most of the step's energy, and the others' sum."""
+    ranking = top_savings(plan, _MOST_SAVINGS)
+    unit, saved = joules_column([*(c.saved_j for _, c in ranking.rows), ranking.others_j])
+    free = "" if plan.headline.name is plan.chosen else ", with free switching, a bound"
+    rows = [
+        (
+            name,
+            f"{format_mhz(choice.core_mhz)} / {format_mhz(choice.mem_mhz)}",
+            joules,
+            change_text(choice.time_change),
+            change_text(choice.energy_change),
+        )
+        for (name, choice), joules in zip(ranking.rows, saved, strict=False)
+    ]
+    if ranking.others:
+        rows.append((ranking.others_text, "", saved[-1], "", ""))
+    return filled(
+        f"top savings of a step{free}: {plan.evidence}",
+        (*words("kernel"), *numbers("core / mem\nMHz", f"saved\n{unit}", "time", "energy")),
+        rows,
+        f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at auto",
+    )
+
+
+def _latency_tables(plan: Plan) -> tuple[Table, ...]:
+    """Return what other latencies and longer segments would bring; nothing where that is none."""
+    if not has_latencies(plan):
+        return ()
+    caption = ""
+    if plan.schedule is not None:
+        caption = (
+            f"this plan's own latency: {plan.schedule.latency}, "
+            f"{plan.schedule.switches} switches per step{no_way_text(plan)}"
+        )
+    latencies = filled(
+        f"achievable on {plan.gpu.name} if clocks took this long: {plan.evidence}",
+        (
+            *numbers("latency", "time", "energy", "switches\nper step"),
+            *words("known hardware"),
+        ),
+        (
+            (
+                duration_text(point.latency_s),
+                change_text(point.time_change),
+                change_text(point.energy_change),
+                "-" if point.switches is None else str(point.switches),
+                point.hardware,
+            )
+            for point in plan.latency_curve
+        ),
+        caption,
+    )
+    if not plan.proposals:
+        return (latencies,)
+    proposals = filled(
+        f"proposed, to make switching pay: {plan.evidence}",
+        (*words("way"), *numbers("time", "energy", "switches"), *words("needs")),
+        (
+            (
+                proposal.name,
+                change_text(proposal.time_change),
+                change_text(proposal.energy_change),
+                str(proposal.switches),
+                proposal.needs,
+            )
+            for proposal in plan.proposals
+        ),
+    )
+    return (latencies, proposals)
+
+
+def _power_tables(plan: Plan) -> tuple[Table, ...]:
+    """Return the frontier of time against power limit; none where it was not worked out."""
+    if not plan.power_curve:
+        return ()
+    table = filled(
+        f"the fastest step at other power limits: {plan.evidence}",
+        numbers("power\nlimit", "the driver's\nown cap", "fastest\nclocks", "time", "energy"),
+        (
+            (
+                f"{point.limit_w:.0f} W",
+                duration_text(point.auto_time_s),
+                duration_text(point.time_s),
+                change_text(point.time_change),
+                change_text(point.energy_change),
+            )
+            for point in plan.power_curve
+        ),
+        "time and energy against the driver's own cap at the same limit, changes of clocks taken "
+        "as free; expected, not promised",
+    )
+    return (table,)
+
+
+def validation_table(validation: Validation) -> Table:
+    """Return what was promised against what all pairs of repeats gave."""
+    pairs = validation.repeats**2
+    return filled(
+        f"{validation.workload} on {validation.gpu.name}, run again: {validation.evidence}",
+        (*words(""), *numbers("promised", "mean", "95 %\ninterval", "best\npair", "worst\npair")),
+        (
+            (
+                name.replace(", ", ",\n  "),
+                change_text(promised),
+                change_text(spread.mean),
+                interval_text(interval),
+                change_text(spread.best),
+                change_text(spread.worst),
+            )
+            for name, promised, spread, interval in measured_changes(validation)
+        ),
+        f"{accounting_text(validation)}\n"
+        f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; "
+        f"{keeping_time_text(validation)}",
+    )
+
+
+def score_table(score: Score) -> Table:
+    """Return what a plan promised against what its clocks cost on a full table."""
+    auto = next((arm for arm in score.arms if arm.name is Strategy.AUTO), None)
+    given = next((arm for arm in score.arms if arm.name is score.plan), None)
+    unsure = given is not None and given.energy_interval is not None
+    return filled(
+        f"{score.plan} on {score.gpu.name}, promised against actual: {score.evidence}",
+        (*words(""), *numbers("promised", "actual", "auto\nper step", "plan\nper step")),
+        (
+            (
+                "time",
+                change_text(score.promised_time_change),
+                change_text(score.time_change)
+                + margin_text(given.time_interval if given else None),
+                duration_text(auto.time_s if auto else None),
+                duration_text(score.time_s),
+            ),
+            (
+                "energy",
+                change_text(score.promised_energy_change),
+                change_text(score.energy_change)
+                + margin_text(given.energy_interval if given else None),
+                energy_text(auto.energy_j if auto else None),
+                energy_text(score.energy_j),
+            ),
+        ),
+        "actual: with 95 %, as the table's repeats leave it"
+        if unsure
+        else "actual: of this table, its means taken for the truth",
+    )
