@@ -26,8 +26,7 @@ from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.capture import captured
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import profiler_detaches, recorded
-from underclock.hw.cuda.torch_step import profile
+from underclock.hw.cuda.torch_step import profile, profiler_detaches, recorded
 
 ZOO = Path(__file__).parent / "zoo" / "ordinary.py"
 NAMES = (

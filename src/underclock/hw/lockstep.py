@@ -2,19 +2,28 @@
 
 One rank leads: it measures, and says beforehand what it is about to do. The others follow: they
 launch what it launches, as often, and hold the clocks it holds. What a rank finds out by itself,
-such as how long a launch takes, is agreed upon: the leader's number counts.
+such as how long a launch takes, is agreed upon: the leader's number counts. What the leader says
+goes through the store of PyTorch by which the ranks found one another.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 import msgspec
 
-from underclock.errors import MeasurementError, NoRoomError
-from underclock.hw.base import Gpu
+from underclock.errors import MeasurementError, NoRoomError, NotSupportedError
+from underclock.hw.base import Clock, Gpu
+from underclock.hw.clock import SystemClock
 from underclock.hw.lease import ClockLeases
 from underclock.records import AUTO, Clocks, Kernel, Mix
+
+_LOOK_S = 1e-3  # a signal can end such a wait, which it could not inside of the store's own
+_LONGEST_S = 10.0
+_MEETINGS = itertools.count()
+_LINES = itertools.count()  # of this process; every rank's process makes as many
 
 
 class StepKernels(msgspec.Struct, frozen=True, tag=True):
@@ -62,7 +71,6 @@ class Speaker(Protocol):
 
     def say(self, words: bytes) -> None:
         """Say something to all."""
-        ...
 
 
 class Listener(Protocol):
@@ -70,27 +78,6 @@ class Listener(Protocol):
 
     def hear(self) -> bytes:
         """Wait for what is said next; however long that takes."""
-        ...
-
-
-class Pace(Protocol):
-    """When a launcher may launch what, and how often."""
-
-    def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
-        """Take note that a loop begins."""
-        ...
-
-    def agreed(self, value: float) -> float:
-        """Return the number that counts for every rank."""
-        ...
-
-    def go(self) -> bool:
-        """Ask before a launch whether there is to be one."""
-        ...
-
-    def end(self) -> None:
-        """Take note that no more launches of the loop come."""
-        ...
 
 
 class PacedLoop(Protocol):
@@ -98,7 +85,6 @@ class PacedLoop(Protocol):
 
     def run_out(self) -> None:
         """Wait until it did."""
-        ...
 
 
 class PacedLauncher(Protocol):
@@ -108,28 +94,27 @@ class PacedLauncher(Protocol):
         self, kernels: Sequence[Kernel], mix: Mix | None = None
     ) -> AbstractContextManager[PacedLoop]:
         """Keep launching a sequence, as `hw.base.Launcher` does."""
-        ...
 
 
-class Alone:
-    """The pace of a process that waits for no other."""
+class Pace:
+    """When a launcher may launch what, and how often: by itself, in a process that is alone."""
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
-        """Nobody is to know."""
+        """Take note that a loop begins."""
 
     def agreed(self, value: float) -> float:
-        """Return the value."""
+        """Return the number that counts for every rank."""
         return value
 
     def go(self) -> bool:
-        """Yes."""
+        """Ask before a launch whether there is to be one."""
         return True
 
     def end(self) -> None:
-        """Nobody is to know."""
+        """Take note that no more launches of the loop come."""
 
 
-class LeadingRank:
+class LeadingRank(Pace):
     """The pace of the rank that measures."""
 
     def __init__(self, line: Speaker) -> None:
@@ -137,11 +122,7 @@ class LeadingRank:
 
     @contextmanager
     def leading(self, kernels: Sequence[Kernel]) -> Iterator[None]:
-        """Have the others follow from entry to exit.
-
-        Args:
-            kernels: Of the step; theirs must be the same.
-        """
+        """Have the others, whose step must be of the same kernels, follow from entry to exit."""
         self._say(StepKernels(tuple(kernel.name for kernel in kernels)))
         try:
             yield
@@ -180,12 +161,7 @@ class LeadingRank:
 
 
 class LeadersLeases(ClockLeases):
-    """Leases of the leader's clocks, with which the others hold the same.
-
-    Args:
-        gpu: The leader's.
-        leader: Tells the others.
-    """
+    """Leases of the leader's clocks, with which the others hold the same."""
 
     def __init__(self, gpu: Gpu, leader: LeadingRank) -> None:
         super().__init__(gpu)
@@ -198,14 +174,11 @@ class LeadersLeases(ClockLeases):
             yield
 
 
-class FollowingRank:
+class FollowingRank(Pace):
     """The pace of a rank that does as the leader does."""
 
     def __init__(self, line: Listener) -> None:
         self._line = line
-
-    def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
-        """Begin as told; it was the leader who said so."""
 
     def agreed(self, value: float) -> float:
         """Return the leader's value in place of one's own."""
@@ -221,9 +194,6 @@ class FollowingRank:
         if not isinstance(word, LaunchOnce | EndLoop):
             raise _out_of_step("launched", word)
         return isinstance(word, LaunchOnce)
-
-    def end(self) -> None:
-        """End as told."""
 
     def follow(
         self, launcher: PacedLauncher, kernels: tuple[Kernel, ...], leases: ClockLeases
@@ -282,3 +252,80 @@ def _out_of_step(did: str, word: Word) -> MeasurementError:
         f"ranks fell out of step: this one {did}, the leader said {type(word).__name__}",
         hint="what failed on the first rank is said there; run the same command again",
     )
+
+
+def is_distributed(torch: Any) -> bool:
+    """Whether this process trains together with others."""
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
+    """Wait until every rank is here, for what one does before the others shows as their waiting.
+
+    The GPUs take no part in it.
+
+    Returns:
+        Whether all came; after some time it is gone on without the others.
+    """
+    if not is_distributed(torch):
+        return True
+    store, ranks = _store(torch), int(torch.distributed.get_world_size())
+    key, begun_s = f"underclock/meeting{next(_MEETINGS)}", clock.now_s()
+    here = int(store.add(key, 1))
+    while here < ranks and clock.now_s() - begun_s < longest_s:
+        clock.sleep_s(_LOOK_S)
+        here = int(store.add(key, 0))
+    return here >= ranks
+
+
+def _store(torch: Any) -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - nothing else has it
+
+
+class StoreLine:
+    """A line over PyTorch's store; the step's own code makes the job's ranks meet there.
+
+    Lines have numbers, the same on each rank; by default they are counted.
+    """
+
+    def __init__(self, number: int | None = None, clock: Clock | None = None) -> None:
+        self._prefix = f"underclock/line{next(_LINES) if number is None else number}"
+        self._clock = clock or SystemClock()
+        self._place = 0
+        self._store: Any = None
+
+    def say(self, words: bytes) -> None:
+        """Say something to every rank.
+
+        Raises:
+            NotSupportedError: The ranks never met.
+        """
+        self._met().set(self._next(), words)
+
+    def hear(self) -> bytes:
+        """Wait for what is said next.
+
+        Raises:
+            NotSupportedError: The ranks never met.
+        """
+        store, key = self._met(), self._next()
+        while not store.check([key]):
+            self._clock.sleep_s(_LOOK_S)
+        return bytes(store.get(key))
+
+    def _next(self) -> str:
+        self._place += 1
+        return f"{self._prefix}/{self._place}"
+
+    def _met(self) -> Any:
+        """Return a connection of our own, which nobody else waits on."""
+        if self._store is None:
+            torch: Any = import_module("torch")  # CUDA plays no part here
+            if not is_distributed(torch):
+                raise NotSupportedError(
+                    "the step has collectives, but its ranks did not meet in "
+                    "torch.distributed.init_process_group",
+                    hint="let the step's file or its first run call it, as in training",
+                )
+            self._store = _store(torch).clone()
+        return self._store

@@ -1,7 +1,7 @@
 """What tracing saw, before it is a step: nodes of a captured graph, and activities of a profile."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -160,3 +160,13 @@ class Traced:
         """Return the launch that is measured for a kernel: the first, if all are alike."""
         median = self.medians.get(kernel)
         return self.step.order.index(kernel) if median is None else median
+
+
+def busy_s(activities: Iterable[TracedActivity]) -> float:
+    """Return for how long at least one of them ran, in s, whatever runs side by side."""
+    busy, until_s = 0.0, float("-inf")
+    for one in sorted(activities, key=lambda each: each.start_s):
+        end_s = one.start_s + one.duration_s
+        busy += max(0.0, end_s - max(until_s, one.start_s))
+        until_s = max(until_s, end_s)
+    return busy

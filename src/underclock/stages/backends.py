@@ -14,8 +14,7 @@ from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import GpuModel, SwitchingModel
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.store_line import StoreLine
-from underclock.hw.lockstep import LeadersLeases, LeadingRank
+from underclock.hw.lockstep import LeadersLeases, LeadingRank, StoreLine
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session

@@ -15,9 +15,8 @@ from underclock.campaign.recording import Recorder, record
 from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
-from underclock.hw.cuda.store_line import StoreLine
 from underclock.hw.lease import ClockLeases
-from underclock.hw.lockstep import FollowingRank
+from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import MeasurementSettings, SampleSet, Step

@@ -21,27 +21,29 @@ from underclock.core.tracing.profile import captured_calls, saw_all, synchronisi
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.batches import Batches, same_batches
 from underclock.hw.cuda.capture import CannotCaptureError, Captured, capture, captured
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
-from underclock.hw.cuda.inputs import candidates, check_inputs
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.profiling import (
-    detached_after,
-    is_distributed,
-    profiler_detaches,
-    quiet,
-    recorded,
-)
+from underclock.hw.cuda.operands import candidates, check_inputs
 from underclock.hw.cuda.script import Steps
 from underclock.hw.cuda.script import held as held_in_script
 from underclock.hw.cuda.splitting import waiting_operators
-from underclock.hw.cuda.state import Snapshot, preserved
-from underclock.hw.cuda.store_line import meet
-from underclock.hw.cuda.torch_step import check_free, check_same, profile, step_errors, warm_up
+from underclock.hw.cuda.state import Batches, Snapshot, preserved, same_batches
+from underclock.hw.cuda.torch_step import (
+    check_free,
+    check_same,
+    detached_after,
+    profile,
+    profiler_detaches,
+    quiet,
+    recorded,
+    step_errors,
+    warm_up,
+)
+from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
 from underclock.records.launches import Traced, TracedActivity
 from underclock.tracing.source import Script, StepFunction, TracePhase

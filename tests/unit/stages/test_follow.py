@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
-from underclock.hw.cuda import store_line
-from underclock.hw.lockstep import Alone, Pace
+from underclock.hw import lockstep
+from underclock.hw.lockstep import Pace
 from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
 from underclock.records.launches import Traced
 from underclock.stages.backends import open_measurer
@@ -46,7 +46,7 @@ class FakeLauncher:
 
     traced: Traced
     ran: list[tuple[str, ...]] = field(default_factory=list)
-    pace: Pace = field(default_factory=Alone)
+    pace: Pace = field(default_factory=Pace)
     locks: list[object] = field(default_factory=list)
 
     def lock(self) -> object:
@@ -95,7 +95,7 @@ def be(monkeypatch: pytest.MonkeyPatch) -> Iterator[Be]:
     def rank(number: int) -> None:
         for name, value in (("RANK", number), ("WORLD_SIZE", 2), ("LOCAL_RANK", number)):
             monkeypatch.setenv(name, str(value))
-        monkeypatch.setattr(store_line, "_LINES", itertools.count())  # each process has its own
+        monkeypatch.setattr(lockstep, "_LINES", itertools.count())  # each process has its own
 
     yield rank
     distributed.destroy_process_group()

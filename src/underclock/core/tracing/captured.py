@@ -15,7 +15,7 @@ import msgspec
 from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import Wait, collectives_note, with_shares
-from underclock.records.launches import Node, NodeKind, Traced, TracedActivity
+from underclock.records.launches import Node, NodeKind, Traced, TracedActivity, busy_s
 from underclock.units import format_duration
 
 _FEW = 0.01  # of the launches, or of the time
@@ -237,16 +237,6 @@ def _activity_key(activity: TracedActivity) -> _Key:
     if activity.kind is NodeKind.KERNEL:
         return (activity.kind, activity.function, activity.grid, activity.block)
     return (activity.kind, "", (1, 1, 1), (1, 1, 1))
-
-
-def busy_s(launches: Sequence[TracedActivity]) -> float:
-    """Return for how long at least one launch ran, in s, whatever runs side by side."""
-    busy, until_s = 0.0, float("-inf")
-    for launch in sorted(launches, key=lambda one: one.start_s):
-        end_s = launch.start_s + launch.duration_s
-        busy += max(0.0, end_s - max(until_s, launch.start_s))
-        until_s = max(until_s, end_s)
-    return busy
 
 
 def host_note(launches: Sequence[TracedActivity], step_s: float | None) -> str | None:

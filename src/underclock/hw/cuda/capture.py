@@ -10,8 +10,7 @@ from typing import Any
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
-from underclock.hw.cuda.parts import Parts
-from underclock.hw.cuda.splitting import splitting
+from underclock.hw.cuda.splitting import Parts, splitting
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, memory_errors, reason_of, side_stream
 
@@ -24,19 +23,12 @@ class CannotCaptureError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A captured step.
+    """A captured step."""
 
-    Attributes:
-        parts: PyTorch's graphs; the nodes live as long as they.
-        nodes: Of all parts, in launch order.
-        ends: Where each part ends in them.
-        memory: Where its pointers point.
-    """
-
-    parts: Parts
-    nodes: tuple[GraphNode, ...]
-    ends: tuple[int, ...]
-    memory: Memory
+    parts: Parts  # PyTorch's graphs; the nodes live as long as they
+    nodes: tuple[GraphNode, ...]  # of all parts, in launch order
+    ends: tuple[int, ...]  # where each part ends in them
+    memory: Memory  # where its pointers point
 
 
 @contextmanager

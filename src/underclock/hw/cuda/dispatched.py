@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from underclock.hw.cuda.driver import installed
-from underclock.hw.cuda.profiling import recorded
+from underclock.hw.cuda.torch_step import recorded
 from underclock.records.launches import LAUNCH_MARK, Operator
 
 _NO_WORK = {  # beside views: what allocates only, and what a host does

@@ -13,17 +13,14 @@ from typing import Any
 from underclock.errors import NotSupportedError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
-from underclock.hw.cuda.eager_durations import MARKS, EagerRound, eager_durations
-from underclock.hw.cuda.feed import Feed, feeding, timed
+from underclock.hw.cuda.durations import MARKS, EagerRound, eager_durations, places_of
+from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain
-from underclock.hw.cuda.launch_durations import places_of
-from underclock.hw.cuda.profiling import detach
+from underclock.hw.cuda.round_graphs import CudaCompany
 from underclock.hw.cuda.state import Snapshot, finally_unless_stuck
-from underclock.hw.cuda.timing import LOOK_S, CudaLoop
-from underclock.hw.cuda.torch_step import StepFunction
-from underclock.hw.lockstep import Alone, Pace
+from underclock.hw.cuda.torch_step import StepFunction, detach
+from underclock.hw.lockstep import Pace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
 from underclock.records.launches import Node, Traced, TracedActivity
@@ -35,23 +32,17 @@ _WAITS = 0.02  # of a step, from which waiting for the host is told
 
 @dataclass(slots=True)
 class EagerLauncher:
-    """Runs one step that cannot be captured.
-
-    Attributes:
-        run: Runs the step once, on the batches it first met.
-        traced: Its kernels, as a profiler saw them; the step's obstacle says why it is no graph.
-        nodes: What it launches, in order.
-        snapshot: Everything it changes, as it was before it ran.
-        pace: When it may launch; other ranks may have to do so as well.
-    """
+    """Runs one step that cannot be captured."""
 
     look_s = LOOK_S
 
-    run: StepFunction
+    run: StepFunction  # runs the step once, on the batches it first met
+    # Its kernels, as a profiler saw them; the step's obstacle says why it is no graph
     traced: Traced
-    nodes: Sequence[Node]
-    snapshot: Snapshot
-    pace: Pace = field(default_factory=Alone)
+    nodes: Sequence[Node]  # what it launches, in order
+    snapshot: Snapshot  # everything it changes, as it was before it ran
+    # When it may launch; other ranks may have to do so as well
+    pace: Pace = field(default_factory=Pace)
     _notes: dict[str, str] = field(default_factory=dict)
     _watched: bool = False
     _torch: Any = field(default_factory=import_torch)

@@ -17,17 +17,11 @@ _MOST_PARAMETERS = 512
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node of a live graph.
+    """A node of a live graph."""
 
-    Attributes:
-        node: What it is.
-        handle: The driver's own; valid as long as its graph.
-        words: 8-byte words of its parameters, in order: pointers and all else.
-    """
-
-    node: Node
-    handle: Any
-    words: tuple[int, ...]
+    node: Node  # what it is
+    handle: Any  # the driver's own; valid as long as its graph
+    words: tuple[int, ...]  # 8-byte words of its parameters, in order: pointers and all else
 
 
 def walk(graph: int, is_device_pointer: Any) -> tuple[GraphNode, ...]:

@@ -11,13 +11,13 @@ from underclock.errors import StuckError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.capture import Captured
-from underclock.hw.cuda.company import CudaCompany
 from underclock.hw.cuda.driver import torch as import_torch
-from underclock.hw.cuda.feed import Feed, feeding, timed
+from underclock.hw.cuda.durations import Runs, mean_durations
+from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Feed, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode
-from underclock.hw.cuda.launch_durations import Runs, mean_durations
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.round_graphs import (
+    CudaCompany,
     Places,
     flat,
     graph_of,
@@ -26,8 +26,7 @@ from underclock.hw.cuda.round_graphs import (
     step_graphs,
 )
 from underclock.hw.cuda.state import Snapshot
-from underclock.hw.cuda.timing import LOOK_S, CudaLoop
-from underclock.hw.lockstep import Alone, Pace
+from underclock.hw.lockstep import Pace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
 from underclock.records.launches import NodeKind, Traced
@@ -40,21 +39,15 @@ _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the
 
 @dataclass(slots=True)
 class CudaLauncher:
-    """Runs the kernels of one captured step.
-
-    Attributes:
-        captured: The step's graphs.
-        traced: Its kernels, and where they are in the graph.
-        snapshot: What the step's tensors held before it ran.
-        pace: When it may launch; other ranks may have to do so as well.
-    """
+    """Runs the kernels of one captured step."""
 
     look_s = LOOK_S
 
-    captured: Captured
-    traced: Traced
-    snapshot: Snapshot
-    pace: Pace = field(default_factory=Alone)
+    captured: Captured  # the step's graphs
+    traced: Traced  # its kernels, and where they are in the graph
+    snapshot: Snapshot  # what the step's tensors held before it ran
+    # When it may launch; other ranks may have to do so as well
+    pace: Pace = field(default_factory=Pace)
     _notes: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)

@@ -2,7 +2,11 @@
 
 A step changes the contents of tensors, what optimizers and modules hold, gradients, and the state
 of random generators. All of them are found by looking at what is alive, so that a user's function
-needs to declare nothing. What a step reads from outside, a data loader say, cannot be put back.
+needs to declare nothing.
+
+What a step reads from outside cannot be put back. So a step that is run over and over is fed the
+same batches each time, and none is lost to it: what it took from a data loader is given to it again
+on every try; and once all is done, to whoever takes from that loader next, before anything new.
 """
 
 import gc
@@ -12,9 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from underclock.errors import StuckError
 
+_SMALL = 64 * 2**20
+_MOST_OF_FREE = 0.25  # the rest is for what the step and its capture allocate
 _SIMPLE = (int, float, bool, str, bytes, type(None))
 
 
@@ -266,10 +273,6 @@ def _contents(torch: Any, known: Sequence[tuple[Any, Any]]) -> list[tuple[Any, A
     return kept
 
 
-_SMALL = 64 * 2**20
-_MOST_OF_FREE = 0.25  # the rest is for what the step and its capture allocate
-
-
 def _is_cuda(storage: Any) -> bool:
     return bool(storage.device.type == "cuda")
 
@@ -281,3 +284,58 @@ def _fits(torch: Any, size: int) -> bool:
     torch.cuda.empty_cache()  # or what earlier steps left would count as taken
     free, _ = torch.cuda.mem_get_info()
     return bool(size <= _MOST_OF_FREE * free)
+
+
+class Batches:
+    """What was taken from the iterators of PyTorch's data loaders."""
+
+    def __init__(self, kind: type) -> None:
+        """Stand between the iterators of this class and those who take from them."""
+        self._kind = kind
+        self._next: Any = kind.__next__  # type: ignore[attr-defined]
+        self._taken: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+        self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._ended = False
+
+        def give(iterator: Any) -> Any:  # a function, for a class makes methods of those only
+            return self._give(iterator)
+
+        kind.__next__ = give  # type: ignore[attr-defined]
+
+    def rewind(self) -> None:
+        """Begin again with the first batch taken."""
+        self._given.clear()
+
+    def end(self) -> None:
+        """Give what was taken once more, then step aside."""
+        self.rewind()
+        self._ended = True
+        self._step_aside()
+
+    def _give(self, iterator: Any) -> Any:
+        taken = self._taken.setdefault(iterator, [])
+        if self._ended:
+            if not taken:
+                return self._next(iterator)
+            batch = taken.pop(0)
+            self._step_aside()
+            return batch
+        given = self._given.get(iterator, 0)
+        if given == len(taken):
+            taken.append(self._next(iterator))
+        self._given[iterator] = given + 1
+        return taken[given]
+
+    def _step_aside(self) -> None:
+        if not any(self._taken.values()):
+            self._kind.__next__ = self._next  # type: ignore[attr-defined]
+
+
+@contextmanager
+def same_batches(torch: Any) -> Iterator[Batches]:
+    """Feed a step the same batches, after each `Batches.rewind`."""
+    batches = Batches(torch.utils.data.dataloader._BaseDataLoaderIter)  # noqa: SLF001 - of all its iterators
+    try:
+        yield batches
+    finally:
+        batches.end()

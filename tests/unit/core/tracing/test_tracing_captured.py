@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from underclock.core.tracing.captured import (
     align,
-    busy_s,
     describe,
     first_difference,
     host_note,
     otherwise_captured,
     paired,
 )
-from underclock.records.launches import Node, NodeKind, TracedActivity
+from underclock.records.launches import Node, NodeKind, TracedActivity, busy_s
 
 
 def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> Node:

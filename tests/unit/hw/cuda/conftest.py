@@ -22,7 +22,7 @@ from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import walk
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import Memory
-from underclock.hw.cuda.parts import Parts
+from underclock.hw.cuda.splitting import Parts
 from underclock.records import Kernel, Step
 from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from underclock.hw.cuda.batches import same_batches
+from underclock.hw.cuda.state import same_batches
 
 
 class Loader:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from underclock.errors import NoRoomError
-from underclock.hw.cuda.company import first_that_fits
+from underclock.hw.cuda.round_graphs import first_that_fits
 
 
 class FakeOutOfMemoryError(Exception):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from underclock.hw.cuda.eager_durations import MARKS, EagerRound, eager_durations
+from underclock.hw.cuda.durations import MARKS, EagerRound, eager_durations
 from underclock.records.launches import Node, NodeKind, TracedActivity
 
 Calls = list[list[TracedActivity]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.hw.cuda.launch_durations import GraphLaunch, mean_durations
+from underclock.hw.cuda.durations import GraphLaunch, mean_durations
 from underclock.records.launches import Node, NodeKind, TracedActivity
 
 _MEMSET = Node(kind=NodeKind.MEMSET)

@@ -10,8 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from underclock.hw.cuda.parts import Parts  # noqa: E402
-from underclock.hw.cuda.splitting import splitting, waiting_operators  # noqa: E402
+from underclock.hw.cuda.splitting import (  # noqa: E402
+    Parts,
+    splitting,
+    waiting_operators,
+)
 
 
 @dataclass

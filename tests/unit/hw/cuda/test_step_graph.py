@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from underclock.hw.cuda.durations import GraphLaunch
 from underclock.hw.cuda.graphs import GraphNode
-from underclock.hw.cuda.launch_durations import GraphLaunch
 from underclock.hw.cuda.round_graphs import graph_of, step_graphs
 from underclock.records.launches import LaunchGroup, Node, NodeKind
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from underclock.errors import NotSupportedError
-from underclock.hw.cuda.store_line import StoreLine, meet
+from underclock.hw.lockstep import StoreLine, meet
 
 torch: Any = pytest.importorskip("torch")
 

@@ -12,8 +12,8 @@ import pytest
 
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Progress
-from underclock.hw.cuda.launch_durations import GraphLaunch, mean_durations
-from underclock.hw.cuda.timing import CudaLoop
+from underclock.hw.cuda.durations import GraphLaunch, mean_durations
+from underclock.hw.cuda.feed import CudaLoop
 from underclock.hw.rounds import Round
 from underclock.records import Mix
 from underclock.records.launches import Node, NodeKind

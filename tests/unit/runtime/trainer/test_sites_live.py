@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 from underclock.core.tracing.profile import activities
-from underclock.hw.cuda.profiling import named_modules
+from underclock.hw.cuda.torch_step import named_modules
 from underclock.records.launches import module_calls_text
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
