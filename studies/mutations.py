@@ -38,8 +38,7 @@ from typing import Any
 
 from underclock import Campaign, Goal, measure, plan, score, trace, validate
 from underclock.app import main
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import encode
+from underclock.gpus.models import encode, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.stages.switching import Switching

@@ -23,6 +23,7 @@ from calibrate_h200 import (
     settled,
     shared_constants,
 )
+from gpu_specs import SPECS
 from steered_loops import LOOPS, under
 from steered_step import BIG_S, Reached, at_auto, compare, looks_at_auto, reached
 from underclock.arrays import Floats
@@ -30,7 +31,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering.reach import reach_mhz
 from underclock.core.step.under_cap import settled_step
-from underclock.gpus.catalogue import SPECS, gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.records import Kind, Pass, SampleSet
 from underclock.stages.backends import open_measurer
 

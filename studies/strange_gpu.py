@@ -15,8 +15,7 @@ import underclock
 from promises_truth import Truth, truth_of
 from underclock.core.model.fitting import fit_rows
 from underclock.core.planning.goal import Goal
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel, encode
+from underclock.gpus.models import GpuModel, encode, gpu_model
 from underclock.records import MeasurementSettings, Step
 from underclock.stages.plan import plan
 from underclock.workloads import workload

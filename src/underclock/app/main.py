@@ -185,7 +185,7 @@ def _hint(exc: click.ClickException, context: click.Context | None) -> str:
         return ""
     names = () if not isinstance(exc, click.MissingParameter) else getattr(exc.param, "opts", ())
     if "--gpu" in names:
-        from underclock.gpus.catalogue import model_names
+        from underclock.gpus.models import model_names
 
         return f"sim:NAME ({', '.join(model_names())}), replay:TABLE.csv or nvml:0"
     if isinstance(exc, click.NoSuchOption) and context.command.name == "trace":

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.gpus.models import GpuModel, SwitchingModel
+from underclock.gpus.models import GpuModel, SwitchingModel, gpu_model, model_names
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu

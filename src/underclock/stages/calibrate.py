@@ -18,13 +18,13 @@ from underclock.core.calibration.gpu import (
 )
 from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import (
     Accuracy,
     Calibration,
     GpuModel,
     OwnKernel,
     encode,
+    gpu_model,
 )
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import underclock
 from underclock.errors import DeviceError, NotSupportedError
-from underclock.gpus.catalogue import model_names
-from underclock.gpus.models import GpuModel
+from underclock.gpus.models import GpuModel, model_names
 from underclock.hw.gpu_names import GpuName, parse_gpu
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import (
