@@ -21,7 +21,7 @@ from underclock.errors import DataError, UsageError
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
-from underclock.units import nearest
+from underclock.units import name_hint
 
 UNCALIBRATED = "uncalibrated"
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
@@ -353,7 +353,7 @@ def gpu_model(name: str) -> GpuModel:
     """
     if not name.endswith(".json"):
         if name not in _NAMES:
-            raise UsageError(f"no simulated GPU is called {name!r}", hint=nearest(name, _NAMES))
+            raise UsageError(f"no simulated GPU is called {name!r}", hint=name_hint(name, _NAMES))
         return decode((resources.files("underclock.gpus") / f"data/{name}.json").read_bytes(), name)
     try:
         return decode(Path(name).read_bytes(), name)
