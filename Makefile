@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 # worker half a minute, and commands that tests start would compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check types suite quick fix gpu bench evidence calibrate paper switching search refine steer fit clean
+.PHONY: demo test check types suite quick fix gpu bench evidence calibrate study clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo $(if $(wildcard underclock-demo/report.html),--force) -o underclock-demo
@@ -57,23 +57,8 @@ evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py
 
-paper: $(VENV)/.dev  ## rewrite docs/evidence/paper.md: the paper's study on the simulated GPU
-	$(BIN)/python studies/paper.py
-
-switching: $(VENV)/.dev  ## rewrite docs/evidence/switching.md: plans under latency, and run
-	OMP_NUM_THREADS=1 $(BIN)/python studies/switching_plans.py
-
-search: $(VENV)/.bench  ## rewrite docs/evidence/searching.md: searches for samples, compared
-	OMP_NUM_THREADS=1 $(BIN)/python studies/searching.py
-
-refine: $(VENV)/.dev  ## rewrite docs/evidence/refining.md: a plan from another GPU, measured again
-	OMP_NUM_THREADS=1 $(BIN)/python studies/refining.py
-
-steer: $(VENV)/.dev  ## rewrite docs/evidence/steering.md: steered against held clocks
-	OMP_NUM_THREADS=1 $(BIN)/python studies/steering.py
-
-fit: $(VENV)/.dev  ## rewrite docs/evidence/fitting.md: how long the fit takes
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fitting.py
+study: $(VENV)/.bench  ## make study STUDY=paper: fill that study's page of docs/evidence
+	OMP_NUM_THREADS=1 $(BIN)/python studies/$(STUDY).py
 
 clean:
 	rm -rf $(VENV) underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

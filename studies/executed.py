@@ -9,9 +9,7 @@ Cells are kept line by line, and a run goes on where the last one stopped; ``--f
 import argparse
 import dataclasses
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,14 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from promises import points
-from promises import table as markdown
-from switching_plans import JITTER, duration, hidden, latencies, machine, percent
+from pages import fill, markdown, percent
 from underclock import measure, trace
 from underclock.campaign.survey import Campaign, Grid
 from underclock.campaign.turns import course_of, switching_of
 from underclock.core.planning.goal import Goal
-from underclock.gpus.models import GpuModel, gpu_model
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import GpuModel
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step
@@ -45,15 +42,7 @@ GPUS = ("rtx3080ti", "a100", "a40", "h200")
 BUDGETS = (0.0, 0.006, 0.01, 0.02)
 LATENCIES_S = (0.0, 10e-6, 1e-3, 6e-3, 20e-3, 150e-3)  # 0 is free switching
 WITHIN_TIME, WITHIN_ENERGY, WITHIN_BUDGET = 0.002, 0.003, 0.001
-SCATTER = bool(os.environ.get("SCATTER"))  # calls as on an A800, and jitter of a tenth
-SWITCHING = (
-    f"that long, a quarter of it a call that scatters as on an A800; delays scatter by {JITTER:.0%}"
-    if SCATTER
-    else "just as long as the plan assumes"
-)
-PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "executed.md"
 AT_LIMIT = 0.7  # of the GPU's own power limit
-WANTED_FASTER = 0.035  # of what the driver's cap makes of the step there
 RUNS = 30  # each draws the noise of a beginning anew: 0.3 % of power, 0.03 % of time
 STEPS = 3
 WARM_S, AGAIN_S = 200.0, 3.0  # until the first run is at its own heat; between later ones
@@ -120,42 +109,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self.ran_j / self.auto_j - 1.0
 
 
-class Limited(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest step within a power limit, and what became of it.
-
-    Attributes:
-        gpu: Which model.
-        limit_w: The limit.
-        auto_s: The step under the driver's own cap, planned.
-        time_s: Planned.
-        energy_j: Planned.
-        auto_ran_s: The step under the driver's own cap, executed.
-        auto_ran_j: The same.
-        ran_s: Executed.
-        ran_j: Executed.
-    """
-
-    gpu: str
-    limit_w: float
-    auto_s: float
-    time_s: float
-    energy_j: float
-    auto_ran_s: float
-    auto_ran_j: float
-    ran_s: float
-    ran_j: float
-
-    @property
-    def promise(self) -> float:
-        """Planned change of time."""
-        return self.time_s / self.auto_s - 1.0
-
-    @property
-    def faster(self) -> float:
-        """Executed change of time against the driver's own cap."""
-        return self.ran_s / self.auto_ran_s - 1.0
-
-
 @dataclasses.dataclass(frozen=True)
 class Ran:
     """What a step truly took, in the mean of all runs."""
@@ -192,9 +145,7 @@ def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int) -> Ran
 
 def switching(gpu: str, latency_s: float) -> GpuModel:
     """Return a GPU whose clocks take a time to change; as it is where they take none."""
-    takes = None
-    if latency_s:
-        takes = hidden(latency_s) if SCATTER else switching_of(LatencyTable.constant(latency_s))
+    takes = switching_of(LatencyTable.constant(latency_s)) if latency_s else None
     return dataclasses.replace(gpu_model(gpu), switching=takes)
 
 
@@ -206,10 +157,8 @@ def limited(gpu: str, limit_w: float) -> GpuModel:
 
 def planned(sample_set: SampleSet, budget: float, latency_s: float) -> Plan:
     """Plan a cell."""
-    switching = None
-    if latency_s:
-        table = latencies(latency_s) if SCATTER else LatencyTable.constant(latency_s)
-        switching = Switching(latencies=table, curve=False)
+    table = LatencyTable.constant(latency_s) if latency_s else None
+    switching = None if table is None else Switching(latencies=table, curve=False)
     return plan(sample_set, Goal(max_slowdown=budget), switching=switching)
 
 
@@ -263,11 +212,11 @@ def auto_course(step: Step) -> Scheduled:
     return Scheduled(clocks=(AUTO,) * len(step.order))
 
 
-def fastest_step(gpu: str, *, folder: Path, runs: int) -> Limited:
-    """Plan the fastest step at a part of the power limit and run it, or read what was run."""
-    kept = folder / f"{gpu}.fastest.json"
+def fastest_step(gpu: str, *, folder: Path, runs: int) -> str:
+    """Plan the fastest step at a part of the power limit, run it and say how fast it was."""
+    kept = folder / f"{gpu}.fastest.txt"
     if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=Limited)
+        return kept.read_text()
     step, limit_w = trace(WORKLOAD), AT_LIMIT * gpu_model(gpu).limit_w[0]
     goal = Goal(objective=Objective.TIME, power_limit_w=limit_w)
     made = plan(samples_of(gpu, folder), goal)
@@ -278,33 +227,16 @@ def fastest_step(gpu: str, *, folder: Path, runs: int) -> Limited:
         executed(limited(gpu, limit_w), step, each, runs)
         for each in (course.scheduled, auto_course(step))
     )
-    one = Limited(
-        gpu=gpu,
-        limit_w=limit_w,
-        auto_s=auto.time_s,
-        time_s=made.promise.time_s,
-        energy_j=made.promise.energy_j,
-        auto_ran_s=cap.time_s,
-        auto_ran_j=cap.energy_j,
-        ran_s=ran.time_s,
-        ran_j=ran.energy_j,
+    kept.write_text(
+        f"- fastest step at {AT_LIMIT:.0%} of the power limit ({limit_w:g} W) on `sim:{gpu}`, free "
+        f"switching, against the driver's own cap: {percent(ran.time_s / cap.time_s - 1.0)} time "
+        f"and {percent(ran.energy_j / cap.energy_j - 1.0)} energy executed, "
+        f"{percent(made.promise.time_s / auto.time_s - 1.0)} time promised; executed over planned: "
+        f"time {percent(ran.time_s / made.promise.time_s - 1.0)}, energy "
+        f"{percent(ran.energy_j / made.promise.energy_j - 1.0)}, the cap's own step "
+        f"{percent(cap.time_s / auto.time_s - 1.0)} time"
     )
-    kept.write_bytes(msgspec.json.encode(one))
-    print(limited_line(one), flush=True)
-    return one
-
-
-def limited_line(one: Limited) -> str:
-    """Say how fast the fastest step ran."""
-    return (
-        f"- fastest step at {AT_LIMIT:.0%} of the power limit ({one.limit_w:g} W) on "
-        f"`sim:{one.gpu}`, free switching, against the driver's own cap: {percent(one.faster)} "
-        f"time and {percent(one.ran_j / one.auto_ran_j - 1.0)} energy executed, "
-        f"{percent(one.promise)} time promised; executed over planned: time "
-        f"{percent(one.ran_s / one.time_s - 1.0)}, energy "
-        f"{percent(one.ran_j / one.energy_j - 1.0)}, the cap's own step "
-        f"{percent(one.auto_ran_s / one.auto_s - 1.0)} time"
-    )
+    return kept.read_text()
 
 
 def gpu_cells(
@@ -323,23 +255,15 @@ def gpu_cells(
             file.write(json.dumps(msgspec.to_builtins(one)) + "\n")
             file.flush()
             cells.append(one)
-            print(gpu, f"{budget:.1%}", latency_text(latency_s), described(one), flush=True)
+            print(one, flush=True)
     return cells
-
-
-def described(one: Cell) -> str:
-    """Say in a line how far execution was from the plan."""
-    if one.arm is None:
-        return "no schedule keeps the budget"
-    return (
-        f"time {percent(one.time_off)}, energy {percent(one.energy_off)}, "
-        f"over budget {points(one.over)} points"
-    )
 
 
 def latency_text(latency_s: float) -> str:
     """Name a latency."""
-    return duration(latency_s) if latency_s else "free"
+    if not latency_s:
+        return "free"
+    return f"{latency_s * 1e3:g} ms" if latency_s >= 1e-3 else f"{latency_s * 1e6:g} µs"  # noqa: PLR2004
 
 
 def grid(cells: Iterable[Cell], show: Callable[[Cell], str]) -> str:
@@ -385,58 +309,21 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"- planning a cell: {median:.1f} s (median), {max(seconds):.1f} s at most"
 
 
-_NOTE = """
-What is missed is missed on `sim:a40`, a step of 65 s with launches of some 100 ms: the loop of a
-real and of a simulated GPU follows the mean power late, and the model takes it to follow at once.
-That is the likely reason, and it was not tested.
-
-With every cost known the best plan at 0 % and free switching saves 0.39 % on `sim:h200` (0.51 % at
-0.1 %, 1.10 % at 1 %) and 2.80 % on `sim:a40` (4.37 % at 1 %): `Truth.best` of
-`studies/promises_truth.py`, with 40 runs at auto. So the 3 % wanted of an H200 at 0 % are not
-there in the GPU that is fitted to real ones.
-"""
-
-
-def page(cells: Sequence[Cell], fast: Sequence[Limited], runs: int, command: str) -> str:
-    """Return the page."""
-    parts = [
-        f"""# Plans against what they take when they are run
-
-Everything on this page is **simulated**. Command:
-
-    {command}
-
-{machine()}, {time.strftime("%Y-%m-%d")}. GPT-3 XL at batch 40, {len(trace(WORKLOAD).order)}
-launches a step, measured once per GPU by an adaptive campaign. Every plan is then run as it says:
-under free switching each launch at its clocks, else by a host that asks ahead, on a GPU whose
-clocks take {SWITCHING}. What a step takes is the simulator's truth at
-the heat of that very arm, the mean of {runs} runs of {STEPS} steps, each with noise of its own;
-auto is run in the same way. Wanted: time within {WITHIN_TIME:.1%} and energy within
-{WITHIN_ENERGY:.1%} of the plan in every cell, none more than {100 * WITHIN_BUDGET:g} points
-over its budget. With `SCATTER=1` in the environment calls scatter as on an A800 and delays by a
-tenth; what plans for clocks that scatter keep is on `following.md`.
-
-"""
-        + "\n".join((*summary(cells), *map(limited_line, fast)))
-        + f"\n\nOf the fastest step {-WANTED_FASTER:.1%} time is wanted on `sim:{GPUS[0]}`.\n"
-        + _NOTE
-    ]
+def sections(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield two tables of each GPU."""
     for gpu in dict.fromkeys(one.gpu for one in cells):
         mine = [one for one in cells if one.gpu == gpu]
-        parts += [
-            f"## sim:{gpu}\n",
-            "Executed over planned, time and energy:\n",
-            grid(mine, lambda one: f"{percent(one.time_off)}, {percent(one.energy_off)}"),
-            "Executed against auto, time and energy (switches planned, done):\n",
-            grid(
-                mine,
-                lambda one: (
-                    f"{percent(one.ran_s / one.auto_s - 1.0)}, {percent(one.saved)} "
-                    f"({one.switches}, {one.done:.0f})"
-                ),
+        yield f"## sim:{gpu}\n\nExecuted over planned, time and energy:\n"
+        yield grid(mine, lambda one: f"{percent(one.time_off)}, {percent(one.energy_off)}")
+        yield "\nExecuted against auto, time and energy (switches planned, done):\n"
+        yield grid(
+            mine,
+            lambda one: (
+                f"{percent(one.ran_s / one.auto_s - 1.0)}, {percent(one.saved)} "
+                f"({one.switches}, {one.done:.0f})"
             ),
-        ]
-    return "\n".join(parts)
+        )
+        yield ""
 
 
 def main() -> None:
@@ -455,7 +342,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="GPUs simulated at a time")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "executed")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured and run")
-    parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.fresh:
@@ -484,9 +370,9 @@ def main() -> None:
         for each in pending:
             known |= {one.key: one for one in each.result()}
         fast = [way.result() for way in ways]
-    command = " ".join(["OMP_NUM_THREADS=1 python studies/executed.py", *sys.argv[1:]])
-    given.page.write_text(page([known[key] for key in wanted], fast, given.runs, command))
-    print(given.page.read_text())
+    cells = [known[key] for key in wanted]
+    parts = {"summary": "\n".join((*summary(cells), *fast)), "tables": "\n".join(sections(cells))}
+    fill("executed", parts, repeats=f"Means of {given.runs} runs of {STEPS} steps each.")
 
 
 if __name__ == "__main__":

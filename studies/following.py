@@ -10,9 +10,7 @@ Cells are kept line by line, and a run goes on where the last one stopped; ``--f
 import argparse
 import dataclasses
 import statistics
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 from executed import WORKLOAD, samples_of
-from promises import table as markdown
-from switching_plans import SHAPE, machine, percent
+from pages import fill, markdown, percent
 from underclock import trace
 from underclock.campaign.turns import course_of
 from underclock.core.planning.goal import Goal
-from underclock.gpus.models import Latency, SwitchingModel, gpu_model
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import Latency, SwitchingModel
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import LatencyTable
@@ -47,7 +45,11 @@ WANTED, WITHIN = 0.95, 0.001
 SEEDS, RUNS, STEPS = (1, 2, 3), 2, 5
 WARM_S, AGAIN_S = 100.0, 3.0
 LAYERS = 24
-PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "following.md"
+HEADER = (
+    *("GPU", "budget", "followed", "saving planned", "executed", "share", "time executed"),
+    *("changes planned, done", "scatter", "reached"),
+)
+SHAPE = (0.78, 1.0, 1.55, 2.9, 3.5)  # of a call's duration over its median, as on an A800
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,53 +260,12 @@ def cell_rows(made: Plan, budget: float, runs: dict[object, Ran], gpu: str) -> l
     return rows
 
 
-def page(rows: list[list[str]], command: str, marks: int) -> str:
-    """Return the page."""
-    head = [
-        "GPU",
-        "budget",
-        "followed",
-        "saving planned",
-        "executed",
-        "share",
-        "time executed",
-        "changes planned, done",
-        "scatter",
-        "reached",
-    ]
-    return f"""# Plans followed from marks
-
-Everything on this page is **simulated**. Command:
-
-    {command}
-
-{machine()}, {time.strftime("%Y-%m-%d")}. GPT-3 XL, 24 layers, batch 40. Clocks take 6 ms ± 1 ms to
-change: {CALL_S * 1e3:g} ms call, then {DELAY_S * 1e3:g} ms ± {JITTER_S * 1e3:g} ms delay, drawn
-log-normal; where calls scatter as on an A800, their median is {CALL_S * 1e3:g} ms and one in a
-hundred takes thrice as long. The plan is made of an adaptive campaign's samples for that latency,
-and followed by the machine that follows a real page (`runtime/machine`): it sees launches begin,
-at every launch or at the {marks} beginnings of blocks, those 42 µs late (median; 94 µs at the 99th
-percentile, as measured on an H200). Where steps vary, every step's launches all take a common
-factor of 1 ± 0.1.
-
-Changes are against auto at the same seed, for a step of usual length: means of {len(SEEDS)} seeds
-of {RUNS} runs of {STEPS} steps each, in brackets the least and the greatest seed. *Scatter* is the
-standard deviation of when a change happened, counted from its launch in time that launches ran; it
-includes where changes are aimed on purpose. *Reached* is an executed saving of at least
-{WANTED:.0%} of the plan's achievable saving with the time within the budget and the tenth of a
-point to which budgets are kept.
-
-{markdown([head, *rows])}
-"""
-
-
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "following")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="the first so many")
     parser.add_argument("--fresh", action="store_true", help="forget what was planned and run")
-    parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     kept = given.folder / "following.jsonl"
@@ -325,8 +286,8 @@ def main() -> None:
         more = cell_rows(planned(gpu, budget, given.folder), budget, runs, gpu)
         rows += more
         print(*(" | ".join(row) for row in more), sep="\n", flush=True)
-    command = " ".join(["OMP_NUM_THREADS=1 python studies/following.py", *sys.argv[1:]])
-    given.page.write_text(page(rows, command, len(block_marks(launches()))))
+    repeats = f"Means of {len(SEEDS)} seeds of {RUNS} runs of {STEPS} steps each."
+    fill("following", {"table": markdown([HEADER, *rows])}, repeats=repeats)
 
 
 if __name__ == "__main__":

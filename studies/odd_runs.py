@@ -7,16 +7,13 @@ means of its rows, and costed by what the drawn GPU truly does there.
 """
 
 import dataclasses
-import os
-import platform
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-from random_tables_made import MadeTable, made_table
+from known_tables import MadeTable, made_table
+from pages import fill, markdown
 from underclock.core.inference.field import Errors
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import as_measured, inferred_costs
@@ -25,7 +22,6 @@ from underclock.core.planning.goal import Goal
 from underclock.errors import UnderclockError
 from underclock.records import Evidence, GpuInfo, Kernel, Sample, SampleSet
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "odd_runs.md"
 ODD = (0.0, 0.01, 0.03)
 BUDGETS = (0.0, 0.01, 0.05)
 WAYS: dict[str, Callable[[SampleSet], JointCosts]] = {
@@ -33,39 +29,7 @@ WAYS: dict[str, Callable[[SampleSet], JointCosts]] = {
     "means of rows": as_measured,
 }
 _LEAST_REPEATS = 2
-_HEAD = """# Odd runs in tables whose truth is known
-
-{tables} random tables (`studies/random_tables_made.py`: GPUs that nobody built, 2 to 53 kernels,
-heavy tails, a power cap in half of them), most rows with {repeats} runs or more, planned for time
-budgets of 0, 1 and 5 %. A share of the runs is disturbed: 65 % longer on average, with another
-power. Numbers are of **random** tables.
-
-    OMP_NUM_THREADS=1 python studies/odd_runs.py {tables}
-
-{date}, {machine}; {seconds:.0f} s of the processor. *Saving lost*: points of energy that the best
-choice on the truth saves beyond the plan. *Over budget*: plans that truly take longer than their
-budget by 0.1 points or more (1 in 20 may). *Covered*: the true change of energy lies in the
-promise's 95 % interval. *Bias*: promised less true change, in points.
-
-| odd runs | planned on | plans | saving lost | over budget | covered | bias |
-|---|---|---:|---:|---:|---:|---:|
-"""
-
-_TAIL = """
-
-What is inferred promises what comes and breaks fewer budgets than it may; it loses more of the
-saving than plain means of repeated rows do, which promise too much and are unsure of less. The
-model before this one, which drew rows towards their neighbours, lost 3.6, 7.4 and 9.1 points on the
-first 60 of these tables (measured on 2026-11-23 with the same script but for the import), where one
-odd run could turn a plan into auto. Wanted were 0.7, 1 and 1.5 points: **missed**.
-
-On measured tables it is the other way round: on halves of the laptop's repeats (20 splits, seed 7)
-means of rows promise 1.0 to 1.2 points too much, covered in 45 to 50 % of the splits and over a
-budget of 0 % beyond the noise in 45 %, where what is inferred is off by -0.05 to +0.46 points and
-covered in 95 to 100 %, at the same executed saving but at 0 % (10.4 for 10.9 %). On the V100's (20
-splits) means promise 0.1 to 0.6 points too much, covered in 80 to 85 %, against -0.1 to +0.1 and 85
-to 100 %; they save 12.8, 15.8 and 21.6 % at 0, 1 and 5 %, what is inferred 11.3, 15.1 and 21.3 %.
-"""
+_HEADER = ("odd runs, planned on", "plans", "saving lost", "over budget", "covered", "bias")
 
 
 def as_samples(made: MadeTable) -> SampleSet:
@@ -120,7 +84,7 @@ def judged(made: MadeTable, costs: JointCosts, budget: float) -> tuple[float, bo
 def main() -> None:
     """Judge every table both ways, and write the page."""
     tables = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    lines, began_s = [], time.process_time()
+    lines: list[tuple[str, ...]] = [_HEADER]
     for odd in ODD:
         outcomes: dict[str, list[tuple[float, bool, bool, float]]] = {way: [] for way in WAYS}
         for seed in range(tables):
@@ -135,19 +99,17 @@ def main() -> None:
         for way, rows in outcomes.items():
             lost, over, covered, bias = np.array(rows, dtype=np.float64).T
             lines.append(
-                f"| {odd:.0%} | {way} | {len(rows)} | {100 * lost.mean():.2f} ± "
-                f"{196 * lost.std() / len(rows) ** 0.5:.2f} | {over.mean():.1%} "
-                f"| {covered.mean():.1%} | {100 * bias.mean():+.2f} |"
+                (
+                    f"{odd:.0%}, {way}",
+                    str(len(rows)),
+                    f"{100 * lost.mean():.2f} ± {196 * lost.std() / len(rows) ** 0.5:.2f}",
+                    f"{over.mean():.1%}",
+                    f"{covered.mean():.1%}",
+                    f"{100 * bias.mean():+.2f}",
+                )
             )
-            print(lines[-1], flush=True)
-    head = _HEAD.format(
-        tables=tables,
-        repeats=_LEAST_REPEATS,
-        date=time.strftime("%Y-%m-%d"),
-        machine=f"{os.cpu_count()} cores, Python {platform.python_version()}",
-        seconds=time.process_time() - began_s,
-    )
-    PAGE.write_text(head + "\n".join(lines) + _TAIL)
+            print(*lines[-1], sep="  ", flush=True)
+    fill("odd_runs", {"table": markdown(lines)}, repeats=f"{tables} tables, each at 3 budgets.")
 
 
 if __name__ == "__main__":

@@ -1,49 +1,18 @@
-"""Run the paper's study on the simulated GPU and write ``docs/evidence/paper.md``.
+"""Run the paper's study on the simulated GPU: docs/evidence/paper.md.
 
-What a person has to say about it stands in ``docs/evidence/paper-discussion.md`` and is appended
-as it is, so the page can be made anew without losing a word.
-
-Usage: python studies/paper.py
+python studies/paper.py
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 
+from pages import fill, markdown
 from underclock.paper import run_study
 from underclock.paper.outputs import FIGURE_NUMBERS
 from underclock.paper.records import Study
 from underclock.paper.tables import agreement_text, number_text
 from underclock.units import format_mhz
 
-_ROOT = Path(__file__).resolve().parent.parent
-_PAGE = _ROOT / "docs/evidence/paper.md"
-_DISCUSSION = _PAGE.with_name("paper-discussion.md")
-_HEAD = """# The paper's study on the simulated GPU
-
-Every number called *ours* on this page is **{evidence}**: it comes from a model of an {gpu}, not
-from a GPU. The paper's are measured, on an RTX 3080 Ti: {source}.
-
-As in the paper, costs are sums of isolated kernels, the optimizer is left out, clocks change for
-free, and the grid is core clocks 210 MHz apart and auto, every memory clock and auto. The study
-fits nothing to the paper's numbers. What the simulated GPU itself was fitted to is this:
-
-- {gpu}: {calibration}
-- {again}
-
-Where a calibration names the paper's table, agreement with that table, and with what follows from
-it, is a fit and no test.
-
-Made by `make paper`, which runs `studies/paper.py`; by hand, with drawings:
-
-    underclock paper -o underclock-paper
-"""
-_FIGURES = """## Which drawing is which figure
-
-The paper's figures could not be looked at. From what its results report, `underclock paper -o`
-draws these; the numbers in the first column are inferred.
-
-"""
 _DRAWINGS = {
     "frontier": "time and energy of the step: frontier per pass and per kernel, and Table 2",
     "relaxed": "relaxed waste: least energy against the time budget",
@@ -54,8 +23,7 @@ _DRAWINGS = {
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    return markdown([header, *rows]) + "\n"
 
 
 def _percents(values: Iterable[float | None]) -> list[str]:
@@ -146,32 +114,23 @@ def _curves(study: Study) -> str:
     )
 
 
-def _page(study: Study) -> str:
-    again = study.a4000
-    figures = [[str(number), _DRAWINGS[key]] for key, number in FIGURE_NUMBERS.items()]
-    parts = [
-        _HEAD.format(
-            evidence=study.evidence,
-            gpu=study.gpu.name,
-            source=study.source,
-            calibration=study.calibration,
-            again=again.missing or f"{again.gpu}: {again.calibration}",
-        ),
-        *(f"**{warning}**\n" for warning in study.warnings),
-        _quoted(study),
-        _clocks(study),
-        _curves(study),
-        _FIGURES + _table(("figure", "drawing"), figures),
-    ]
-    if _DISCUSSION.exists():
-        parts.append(_DISCUSSION.read_text(encoding="utf-8"))
-    return "\n".join(parts)
-
-
 def main() -> None:
-    """Write the page."""
-    _PAGE.write_text(_page(run_study()), encoding="utf-8")
-    print(f"wrote {_PAGE.relative_to(_ROOT)}")
+    """Fill the page."""
+    study = run_study()
+    again = study.a4000
+    again_text = again.missing or f"{again.gpu}: {again.calibration}"
+    drawings = [(str(number), _DRAWINGS[key]) for key, number in FIGURE_NUMBERS.items()]
+    fitted = f"- {study.gpu.name}: {study.calibration}\n- {again_text}"
+    told = [_quoted(study), _clocks(study), _curves(study)]
+    fill(
+        "paper",
+        {
+            "fitted": "\n\n".join([fitted, *(f"**{warning}**" for warning in study.warnings)]),
+            "numbers": "\n".join(told),
+            "drawings": _table(("figure", "drawing"), drawings),
+        },
+        repeats="One study; nothing scatters but the simulated GPU's noise, whose seed is fixed.",
+    )
 
 
 if __name__ == "__main__":

@@ -86,23 +86,21 @@ if TYPE_CHECKING:
     from underclock.records.latencies import Domain, LatencyTable, Switch
     from underclock.records.observed import Interval, PredictedArm, Prediction
     from underclock.records.runs import ArmLine, RunLine, RunSummary
-    from underclock.runtime.holding.applied import (
-        applied,
-        lightning_callback,
-        transformers_callback,
-    )
-    from underclock.runtime.holding.run import HeldRun, HowToRun, Ran, run
+    from underclock.stages.applied import applied, lightning_callback, transformers_callback
     from underclock.stages.fit import fit
+    from underclock.stages.held_run import HeldRun, Ran
+    from underclock.stages.how_to_run import HowToRun
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import measure
     from underclock.stages.plan import plan
     from underclock.stages.predict import predict
     from underclock.stages.refine import refine
     from underclock.stages.report import write_report
+    from underclock.stages.run import run
     from underclock.stages.score import score
+    from underclock.stages.sources import load, save
     from underclock.stages.switching import Switching
     from underclock.stages.validate import validate
-    from underclock.store import load, save
     from underclock.tracing.source import Script, StepFile, TracePhase
     from underclock.tracing.trace import trace
 
@@ -131,8 +129,8 @@ _HOMES = {
     "GpuInfo": "records",
     "Granularity": "records",
     "Grid": "campaign.survey",
-    "HeldRun": "runtime.holding.run",
-    "HowToRun": "runtime.holding.run",
+    "HeldRun": "stages.held_run",
+    "HowToRun": "stages.how_to_run",
     "InfeasibleError": "errors",
     "Interval": "records.observed",
     "Kernel": "records",
@@ -157,7 +155,7 @@ _HOMES = {
     "Prediction": "records.observed",
     "Proposal": "records",
     "Provenance": "records",
-    "Ran": "runtime.holding.run",
+    "Ran": "stages.held_run",
     "RunLine": "records.runs",
     "RunSummary": "records.runs",
     "Sample": "records",
@@ -181,20 +179,20 @@ _HOMES = {
     "Utilisation": "records",
     "Validation": "records",
     "Verdict": "records",
-    "applied": "runtime.holding.applied",
+    "applied": "stages.applied",
     "fit": "stages.fit",
-    "lightning_callback": "runtime.holding.applied",
-    "load": "store",
+    "lightning_callback": "stages.applied",
+    "load": "stages.sources",
     "measure": "stages.measure",
     "measure_latency": "stages.latency",
     "plan": "stages.plan",
     "predict": "stages.predict",
     "refine": "stages.refine",
-    "run": "runtime.holding.run",
-    "save": "store",
+    "run": "stages.run",
+    "save": "stages.sources",
     "score": "stages.score",
     "trace": "tracing.trace",
-    "transformers_callback": "runtime.holding.applied",
+    "transformers_callback": "stages.applied",
     "validate": "stages.validate",
     "write_report": "stages.report",
 }

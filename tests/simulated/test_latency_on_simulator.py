@@ -19,7 +19,8 @@ from underclock.errors import (
     NotPermittedError,
     NotSupportedError,
 )
-from underclock.gpus.models import Bounds, GpuModel, SwitchingModel, gpu_model
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import Bounds, GpuModel, SwitchingModel
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY

@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from underclock.errors import DeviceError, UnderclockError, UsageError
-from underclock.gpus.models import GpuModel, gpu_model
+from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import GpuModel
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.simulated import calls

@@ -100,13 +100,13 @@ def _executed(
 
 
 @contextmanager
-def truth_of(model: str, step: Step, *, unit: int = 0) -> Iterator[Truth]:
+def truth_of(model: str, step: Step, *, unit: int = 0, runs: int = _RUNS) -> Iterator[Truth]:
     """Find out what a step truly costs at auto clocks; the GPU lives as long as the block."""
     with simulated_rig(model, seed=0, unit=unit) as rig:
         device = rig.device
         launches = [step.kernels[i] for i in step.order]
         costs: list[tuple[float, float]] = []
-        for _ in range(_RUNS):
+        for _ in range(runs):
             # The mean over many runs, not one run without noise: at the cap, noise slows the step
             # by more than its absence speeds it up.
             with rig.launcher.loop(launches) as loop:

@@ -1,0 +1,77 @@
+"""How a page of evidence is written: its words stand in the page, a study fills in what it found.
+
+A page has marks, ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; what lies between is the
+study's. Between those of ``made`` it says which command made the page, on what and from how much.
+"""
+
+import datetime as dt
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
+MEASURED = ROOT.parent / "shared" / "data" / "measured"
+"""Sweeps that others measured; not part of the repository."""
+_BEGAN_S = time.perf_counter()
+
+
+def markdown(rows: Iterable[Sequence[object]]) -> str:
+    """Return a table whose first row is its header; columns but the first are numbers."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def percent(change: float, digits: int = 2) -> str:
+    """Write a change."""
+    return f"{100 * change:+.{digits}f} %".replace("-", "\N{MINUS SIGN}")
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error; ``nan`` of fewer than two."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error
+
+
+def made_by(repeats: str) -> str:
+    """Say which command is running, since when, on what, and what it repeats."""
+    script = Path(sys.argv[0])
+    command = " ".join([f"python {script.parent.name}/{script.name}", *sys.argv[1:]])
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    return (
+        f"    OMP_NUM_THREADS=1 {command}\n\n"
+        f"{dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {os.cpu_count()} CPU cores, {versions}, a load of "
+        f"{os.getloadavg()[1]:.1f}; {(time.perf_counter() - _BEGAN_S) / 60:.0f} min. {repeats}"
+    )
+
+
+def fill(name: str, parts: Mapping[str, str], *, repeats: str, to: Path | None = None) -> None:
+    """Put what a study found into its page, and how it was made.
+
+    Args:
+        name: Of the page below docs/evidence, without its ending.
+        parts: Text for each mark of the page.
+        repeats: What was repeated and how often, and what a spread is of.
+        to: Where to write it, if not there.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    path = EVIDENCE / f"{name}.md"
+    text = path.read_text(encoding="utf-8")
+    for mark, part in {"made": made_by(repeats), **parts}.items():
+        begin, end = f"<!-- begin {mark} -->", f"<!-- end {mark} -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"{path.name} has no place for {mark!r}: add {begin} and {end}")
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{part.strip(chr(10))}\n\n{end}{after}"
+    (to or path).write_text(text, encoding="utf-8")
+    print(f"wrote {to or path}")
