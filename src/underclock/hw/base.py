@@ -32,11 +32,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Return monotonic time in s."""
-        ...
 
     def sleep_s(self, duration_s: float) -> None:
         """Let time pass."""
-        ...
 
 
 class Gpu(Protocol):
@@ -47,42 +45,33 @@ class Gpu(Protocol):
 
     def info(self) -> GpuInfo:
         """Return its name, UUID, driver and power limit."""
-        ...
 
     def supported_mem_mhz(self) -> tuple[int, ...]:
         """Return every memory clock the driver lists, ascending."""
-        ...
 
     def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
         """Return every core clock the driver lists at a memory clock (any, if ``None``)."""
-        ...
 
     def observed(self) -> Clocks:
         """Return the clocks the GPU runs at now; they mean little unless it is busy."""
-        ...
 
     def energy_j(self) -> float:
         """Return the energy counter: a staircase; the call may block for milliseconds."""
-        ...
 
     def power_w(self) -> float:
         """Return the driver's idea of power now, averaged as the driver likes."""
-        ...
 
     def temperature_c(self) -> float:
         """Return the GPU's temperature."""
-        ...
 
     def throttle_reasons(self) -> ThrottleReason:
         """Return why the clocks are what they are."""
-        ...
 
     def utilisation(self) -> Callable[[], Utilisation | None]:
         """Start a window of the GPU's counters; the returned function ends it.
 
         It returns ``None`` where there are none to read.
         """
-        ...
 
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone.
@@ -91,11 +80,9 @@ class Gpu(Protocol):
             NotSupportedError: A domain cannot be locked, or not there; another may have been.
             NotPermittedError: This process may not lock clocks.
         """
-        ...
 
     def unlock(self) -> None:
         """Give every clock back to the driver; harmless when nothing is locked."""
-        ...
 
 
 class SwitchableGpu(Gpu, Protocol):
@@ -108,38 +95,25 @@ class SwitchableGpu(Gpu, Protocol):
             NotSupportedError: This domain cannot be locked.
             NotPermittedError: This process may not lock clocks.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a running loop is, on the GPU's own clock.
+    """How far a running loop is, on the GPU's own clock."""
 
-    Attributes:
-        launches: Completed so far.
-        elapsed_s: From the loop's start to the last completion.
-        work: Launches inside rounds, the one that runs in part, where that can be told.
-    """
-
-    launches: int
-    elapsed_s: float
-    work: float = 0.0
+    launches: int  # completed so far
+    elapsed_s: float  # from the loop's start to the last completion
+    work: float = 0.0  # launches inside rounds, the one that runs in part, where that can be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """How long launches took inside a loop, on the GPU's own clock.
+    """How long launches took inside a loop, on the GPU's own clock."""
 
-    Attributes:
-        kernel_s: Mean of each place of the sequence.
-        hot_s: Mean of a launch of the hot companion; ``None`` without one.
-        idle_s: Mean idling in a round; ``None`` without any.
-        pieces_s: Of that in each piece of company, in order; empty without any.
-    """
-
-    kernel_s: tuple[float, ...]
-    hot_s: float | None = None
-    idle_s: float | None = None
+    kernel_s: tuple[float, ...]  # mean of each place of the sequence
+    hot_s: float | None = None  # mean of a launch of the hot companion; None without one
+    idle_s: float | None = None  # mean idling in a round; None without any
+    # Of that in each piece of company, in order; empty without any
     pieces_s: tuple[float, ...] = ()
 
 
@@ -148,7 +122,6 @@ class Loop(Protocol):
 
     def progress(self) -> Progress:
         """Return how far it is."""
-        ...
 
     def durations(self, for_s: float) -> Durations:
         """Watch launches for a while, the loop running on; return how long each took.
@@ -159,7 +132,6 @@ class Loop(Protocol):
         Raises:
             NotSupportedError: Nothing here can time them, or another profiler does.
         """
-        ...
 
 
 class Launcher(Protocol):
@@ -181,47 +153,30 @@ class Launcher(Protocol):
         Raises:
             NoRoomError: The hot companion does not fit into memory.
         """
-        ...
 
     @property
     def look_s(self) -> float:
         """What it takes to begin a look at launches and to read it, besides looking on."""
-        ...
 
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of numbers taken so far must know of what ran."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one measuring window gave.
+    """What one measuring window gave."""
 
-    Attributes:
-        time_s: Mean duration of one launch.
-        energy_j: Mean energy of one launch.
-        observed: Clocks read back under load; ``None`` where nothing could be read.
-        window_s: Length of the window; ``None`` when unknown.
-        ticks: Energy-counter steps in it; ``None`` when unknown.
-        temperature_c: At its end; ``None`` when unknown.
-        throttle_reasons: At its end; ``None`` when unknown.
-        utilisation: In it; ``None`` where no counters could be read.
-        core_mhz: Mean core clock over the window; ``None`` when unknown.
-        core_spread_mhz: Standard deviation of its readings; ``None`` when unknown.
-        durations: Of the launches inside; ``None`` where they were not asked for.
-    """
-
-    time_s: float
-    energy_j: float
-    observed: Clocks | None = None
-    window_s: float | None = None
-    ticks: int | None = None
-    temperature_c: float | None = None
-    throttle_reasons: ThrottleReason | None = None
-    utilisation: Utilisation | None = None
-    core_mhz: float | None = None
-    core_spread_mhz: float | None = None
-    durations: Durations | None = None
+    time_s: float  # mean duration of one launch
+    energy_j: float  # mean energy of one launch
+    observed: Clocks | None = None  # clocks read back under load; None where nothing could be read
+    window_s: float | None = None  # length of the window; None when unknown
+    ticks: int | None = None  # energy-counter steps in it; None when unknown
+    temperature_c: float | None = None  # at its end; None when unknown
+    throttle_reasons: ThrottleReason | None = None  # at its end; None when unknown
+    utilisation: Utilisation | None = None  # in it; None where no counters could be read
+    core_mhz: float | None = None  # mean core clock over the window; None when unknown
+    core_spread_mhz: float | None = None  # standard deviation of its readings; None when unknown
+    durations: Durations | None = None  # of the launches inside; None where they were not asked for
 
 
 class Ticker(Protocol):
@@ -257,7 +212,6 @@ class Ticker(Protocol):
         Raises:
             DeviceError: The GPU does not answer.
         """
-        ...
 
 
 class Capability(StrEnum):
@@ -273,49 +227,36 @@ class Capability(StrEnum):
 
 
 class Measurer(Protocol):
-    """Holds clocks and measures kernels.
+    """Holds clocks and measures kernels."""
 
-    Attributes:
-        evidence: What its numbers are.
-        capabilities: What it can be asked.
-        step: What it runs, as it was captured now; ``None`` where it runs whatever it is told.
-    """
-
+    # What it runs, as it was captured now; None where it runs whatever it is told
     step: Step | None
-    evidence: Evidence
-    capabilities: frozenset[Capability]
+    evidence: Evidence  # what its numbers are
+    capabilities: frozenset[Capability]  # what it can be asked
 
     def info(self) -> GpuInfo:
         """Return which GPU answers."""
-        ...
 
     def brings(self) -> tuple[str, tuple[Kernel, ...]]:
         """Return the name and the kernels of a workload of its own; none where it has none."""
-        ...
 
     def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether there is an answer for a kernel at these clocks."""
-        ...
 
     def settings(self) -> tuple[Clocks, ...]:
         """Return every clock pair that can be held, auto included."""
-        ...
 
     def core_clocks(self) -> tuple[int, ...]:
         """Return every core clock there is, whether it may be held or not, ascending."""
-        ...
 
     def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
         """Return how many different answers there are; ``None`` where every one is a new one."""
-        ...
 
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of the numbers so far must know."""
-        ...
 
     def now_s(self) -> float:
         """Return this measurer's own time, which is virtual on a simulated GPU."""
-        ...
 
     def warm(self, kernels: Sequence[Kernel]) -> float:
         """Bring the GPU to the temperature it has when these kernels run; return it in °C.
@@ -323,7 +264,6 @@ class Measurer(Protocol):
         Raises:
             MeasurementError: It cannot run kernels.
         """
-        ...
 
     def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
         """Return about how long it takes to measure a kernel whose launch takes that long.
@@ -332,11 +272,9 @@ class Measurer(Protocol):
             launch_s: That long.
             timed: Whether its launches are timed as well.
         """
-        ...
 
     def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
         """Hold clocks from entry to exit; auto clocks touch nothing."""
-        ...
 
     def measure(
         self,
@@ -357,4 +295,3 @@ class Measurer(Protocol):
         Raises:
             MeasurementError: The numbers cannot be trusted.
         """
-        ...

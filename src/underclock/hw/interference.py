@@ -37,26 +37,15 @@ class _Boost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What a busy GPU does.
+    """What a busy GPU does."""
 
-    Attributes:
-        observed: Its clocks.
-        reasons: Why they are what they are.
-        temperature_c: How hot it is.
-    """
-
-    observed: Clocks
-    reasons: ThrottleReason
-    temperature_c: float
+    observed: Clocks  # its clocks
+    reasons: ThrottleReason  # why they are what they are
+    temperature_c: float  # how hot it is
 
 
 class InterferenceCheck:
-    """Reads a busy GPU back and refuses what only another program explains.
-
-    Args:
-        gpu: Which one.
-        clock: Its time.
-    """
+    """Reads a busy GPU back and refuses what only another program explains."""
 
     def __init__(self, gpu: Gpu, clock: Clock) -> None:
         self._gpu = gpu

@@ -31,9 +31,6 @@ class ClockLeases:
     """The leases that this process takes on one GPU's clocks, one at a time.
 
     Use it as a context manager around all of them.
-
-    Args:
-        gpu: Whose clocks.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -110,11 +107,7 @@ class ClockLeases:
             self._holder, self._accepted = None, False
 
     def _tell(self, error: BaseException | None) -> None:
-        """Say that clocks stay locked: beside the error there is, or as one.
-
-        Raises:
-            UnderclockError: There is no other error that could say it.
-        """
+        """Say that clocks stay locked: beside the error there is, or as one."""
         failure = self._failure
         if failure is None:
             return

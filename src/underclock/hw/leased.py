@@ -107,12 +107,7 @@ def _refusal(answer: Message) -> UnderclockError:
 
 
 class LeasedGpu(SettableNvmlGpu):
-    """One NVIDIA GPU, read through NVML and set by the service; inside an `nvml_session`.
-
-    Args:
-        uuid: Which one.
-        path: Of the service's socket.
-    """
+    """One NVIDIA GPU, read through NVML and set by the service; inside an `nvml_session`."""
 
     def __init__(self, uuid: str, path: str) -> None:
         super().__init__(uuid)

@@ -200,11 +200,6 @@ class FollowingRank(Pace):
     ) -> None:
         """Do as the leader does, until it is done.
 
-        Args:
-            launcher: Of this rank's step; its pace is this.
-            kernels: Of this rank's step.
-            leases: Of this rank's GPU, entered.
-
         Raises:
             MeasurementError: The leader's step is of other kernels, or does something else than
                 this rank.

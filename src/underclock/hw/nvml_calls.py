@@ -214,10 +214,6 @@ def set_by(what: str, function: Callable[..., Any], *arguments: object) -> None:
 def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
     """Return between which clocks a lock holds one; ``None`` where there is no lock.
 
-    Args:
-        handle: Of the GPU.
-        clock: NVML's number of the clock.
-
     Raises:
         NotSupportedError: A real driver does not tell.
     """

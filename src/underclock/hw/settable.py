@@ -41,11 +41,9 @@ class SettableGpu(Protocol):
     @property
     def uuid(self) -> str:
         """The name under which every program knows this GPU."""
-        ...
 
     def read(self, setting: Setting) -> Value:
         """Return what is set; ``None`` where that cannot be read, as NVML's clock locks."""
-        ...
 
     def write(self, setting: Setting, value: Value) -> None:
         """Set it; ``None`` gives a clock back to the driver.
@@ -54,7 +52,6 @@ class SettableGpu(Protocol):
             NotSupportedError: This GPU has no such setting.
             NotPermittedError: This process may not set it.
         """
-        ...
 
 
 _LOCKS: dict[Setting, tuple[Callable[..., Any], Callable[..., Any]]] = {

@@ -21,13 +21,7 @@ _EARLY_S = 1e-6  # a reading this early is on time
 
 
 class WatchedLoop:
-    """A running loop that must get on.
-
-    Args:
-        loop: The loop.
-        clock: Its GPU's time.
-        doing: What is waited for, as it ends "no launch ended in 120 s while …".
-    """
+    """A running loop that must get on; what is waited for, the error says."""
 
     def __init__(self, loop: Loop, clock: Clock, doing: str) -> None:
         self._loop, self._clock, self._doing = loop, clock, doing
@@ -58,10 +52,6 @@ class ClockWatch:
     """A clock that reads the GPU's core clock while it sleeps, and never in between.
 
     So what is read one call after the other, as a counter's step, is not disturbed.
-
-    Args:
-        gpu: Which one.
-        clock: Its time.
     """
 
     def __init__(self, gpu: Gpu, clock: Clock) -> None:
@@ -105,49 +95,31 @@ class ClockWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One reading.
+    """One reading."""
 
-    Attributes:
-        at_s: Since the log began.
-        core_mhz: Running core clock; ``None`` where it cannot be read.
-        mem_mhz: Running memory clock; ``None`` where it cannot be read.
-        power_w: The driver's idea of power, averaged as it likes.
-        throttle_reasons: Why the clocks are what they are.
-        steps: Finished by then; ``None`` where nothing is launched.
-    """
-
-    at_s: float
-    core_mhz: int | None
-    mem_mhz: int | None
-    power_w: float
-    throttle_reasons: ThrottleReason
-    steps: int | None = None
+    at_s: float  # since the log began
+    core_mhz: int | None  # running core clock; None where it cannot be read
+    mem_mhz: int | None  # running memory clock; None where it cannot be read
+    power_w: float  # the driver's idea of power, averaged as it likes
+    throttle_reasons: ThrottleReason  # why the clocks are what they are
+    steps: int | None = None  # finished by then; None where nothing is launched
 
 
 @dataclass(slots=True)
 class Sampler:
-    """Reads a GPU at an even rate.
+    """Reads a GPU at an even rate."""
 
-    Attributes:
-        gpu: What to read.
-        clock: Its time.
-        rate_hz: Readings a second.
-        steps: Says how many steps are finished; ``None`` where nothing is launched.
-        tell: Told now and then of the entries there are, and for how long they were read.
-    """
-
-    gpu: Gpu
-    clock: Clock
-    rate_hz: float = 1000.0
+    gpu: Gpu  # what to read
+    clock: Clock  # its time
+    rate_hz: float = 1000.0  # readings a second
+    # Says how many steps are finished; None where nothing is launched
     steps: Callable[[], int] | None = None
+    # Told now and then of the entries there are, and for how long they were read
     tell: Callable[[int, float], None] = lambda _entries, _at_s: None
     entries: list[Entry] = field(default_factory=list)
 
     def run(self, duration_s: float) -> tuple[Entry, ...]:
         """Read for a while; a reading that comes late delays none after it.
-
-        Args:
-            duration_s: How long.
 
         Raises:
             DeviceError: The GPU does not answer.

@@ -22,17 +22,11 @@ class WayName(StrEnum):
 
 
 class Way(NamedTuple):
-    """One way to set a GPU; no record, for whoever watches loads this and is to start at once.
+    """One way to set a GPU; no record, for whoever watches loads this and is to start at once."""
 
-    Attributes:
-        name: Which.
-        works: Whether it is open, as far as reading can tell.
-        why: Why it is, or is not, and what would open it.
-    """
-
-    name: WayName
-    works: bool
-    why: str
+    name: WayName  # which
+    works: bool  # whether it is open, as far as reading can tell
+    why: str  # why it is, or is not, and what would open it
 
 
 def ways() -> tuple[Way, ...]:

@@ -58,11 +58,7 @@ def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -
 
 
 class Unpacker:
-    """Puts messages together from what comes in, however it is cut.
-
-    Args:
-        longest: No message is longer than so many bytes.
-    """
+    """Puts messages together from what comes in, however it is cut."""
 
     def __init__(self, longest: int = _LONGEST_MESSAGE) -> None:
         self._buffer = bytearray()
@@ -116,9 +112,7 @@ class Unpacker:
 class Reader:
     """Takes messages, and the files that came with them, off a connection.
 
-    Args:
-        connection: From which.
-        ends: Descriptors that can be read once nothing will come any more.
+    Once one of the descriptors `ends` can be read, nothing will come any more.
     """
 
     def __init__(self, connection: socket.socket, ends: Sequence[int] = ()) -> None:
@@ -241,9 +235,6 @@ def _check_room(path: Path) -> None:
 
     Nothing is locked meanwhile: who may read a folder could hold a lock on it for ever. Of two that
     begin at the same moment, nobody reaches the first.
-
-    Raises:
-        UsageError: Something else is there.
     """
     try:
         mode = path.lstat().st_mode

@@ -35,9 +35,7 @@ class Captured:
 def captured(step: StepFunction, waiting: Sequence[str] = ()) -> Iterator[Captured]:
     """Capture a step that was warmed up; its graphs live until the block ends.
 
-    Args:
-        step: The step.
-        waiting: Operators that no graph holds, as `splitting.waiting_operators` names them.
+    Operators that wait, as `splitting.waiting_operators` names them, are in none.
 
     Raises:
         CannotCaptureError: It cannot be captured.
@@ -53,11 +51,7 @@ def captured(step: StepFunction, waiting: Sequence[str] = ()) -> Iterator[Captur
 
 @contextmanager
 def capture(waiting: Sequence[str] = ()) -> Iterator["Capture"]:
-    """Yield what captures one step; its graphs live until the block ends.
-
-    Args:
-        waiting: As for `captured`.
-    """
+    """Yield what captures one step; its graphs live until the block ends."""
     torch = import_torch()
     taken = Capture(torch, waiting)
     with finally_unless_stuck(functools.partial(_release, torch, taken.parts)):
@@ -65,11 +59,7 @@ def capture(waiting: Sequence[str] = ()) -> Iterator["Capture"]:
 
 
 class Capture:
-    """Captures whatever runs in a block.
-
-    Attributes:
-        parts: PyTorch's graphs of it.
-    """
+    """Captures whatever runs in a block."""
 
     def __init__(self, torch: Any, waiting: Sequence[str] = ()) -> None:
         self.parts = Parts(torch)

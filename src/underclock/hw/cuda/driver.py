@@ -65,10 +65,6 @@ def torch() -> Any:
 def check(what: str, result: tuple[Any, ...]) -> Any:
     """Return what a driver call returned beside its error code.
 
-    Args:
-        what: What was asked, to go on after "could not".
-        result: Error code first, as cuda-bindings returns it.
-
     Raises:
         DeviceError: The driver said no.
     """

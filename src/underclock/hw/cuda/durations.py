@@ -207,10 +207,6 @@ def eager_durations(
 ) -> EagerDurations | None:
     """Return what launches took in the rounds that were seen whole.
 
-    Args:
-        seen: What the GPU did for each call that launches, in order.
-        round_: What a round is made of.
-
     Returns:
         ``None`` where no round was seen whole, or none launched what it should.
     """

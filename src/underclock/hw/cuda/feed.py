@@ -35,14 +35,7 @@ _HINT = (
 
 
 class Feed:
-    """Keeps a stream fed from a thread of its own, and counts what is done.
-
-    Args:
-        torch: PyTorch.
-        launch: Queues one round on the stream it is given.
-        per_round: Launches in a round.
-        pace: Says whether to launch, when the GPU is about to run out.
-    """
+    """Keeps a stream fed from a thread of its own, and counts what is done."""
 
     def __init__(
         self, torch: Any, launch: Callable[[Any], None], per_round: int, pace: Pace

@@ -27,10 +27,6 @@ class GraphNode:
 def walk(graph: int, is_device_pointer: Any) -> tuple[GraphNode, ...]:
     """Read the nodes of a captured graph, in the order in which they were captured.
 
-    Args:
-        graph: The driver's handle.
-        is_device_pointer: Whether an integer is an address that the step can reach.
-
     Raises:
         NotSupportedError: It has a node of a kind that cannot be launched again by itself.
         DeviceError: The driver said no.

@@ -171,9 +171,6 @@ class CudaLauncher:
     def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Chain, int]]:
         """Build a graph of launches repeated, with the step's data as it is at the first of them.
 
-        Args:
-            positions: Which launches of the step, in turn.
-
         Yields:
             The graph, and how often it holds them.
         """

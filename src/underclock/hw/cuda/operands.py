@@ -35,13 +35,7 @@ class Memory:
 
     @classmethod
     def of(cls, torch: Any, device: int, allocations: Iterable[tuple[int, int]] = ()) -> Self:
-        """Look at what is held now.
-
-        Args:
-            torch: PyTorch.
-            device: Index of the GPU.
-            allocations: Addresses and sizes of allocations that a capture made and freed again.
-        """
+        """Look at what is held now."""
         stretches, known = [], list(allocations)
         for segment in torch.cuda.memory_snapshot():
             if segment["device"] != device:
@@ -88,13 +82,7 @@ class _Raw:
 
 
 def windows(torch: Any, memory: Memory, words: Sequence[int]) -> list[Any]:
-    """Return views of what a kernel's pointers point at, each address once.
-
-    Args:
-        torch: PyTorch.
-        memory: Where pointers may point.
-        words: The kernel's parameters, 8 bytes each.
-    """
+    """Return views of what a kernel's pointers point at, each address once."""
     views = []
     for address in dict.fromkeys(words):
         size = min(_WINDOW, memory.extent(address)) // 2 * 2

@@ -42,13 +42,7 @@ def flat(parts: Parts) -> list[GraphNode]:
 def step_graphs(
     nodes: Sequence[GraphNode], ends: Sequence[int], groups: Sequence[LaunchGroup]
 ) -> tuple[GraphLaunch, ...]:
-    """Describe the graphs of a whole step; those that do no work are left out.
-
-    Args:
-        nodes: Of all of them.
-        ends: Where each graph ends in them.
-        groups: Those of each launch; a memset may serve several, but runs once.
-    """
+    """Describe the graphs of a whole step; those that do no work are left out."""
     places = places_of(groups)
     graphs = []
     for begin, end in pairwise([0, *ends]):
@@ -70,14 +64,7 @@ def in_pieces(
     round_: Round,
     company: Places,
 ) -> tuple[list[GraphNode], GraphLaunch]:
-    """Put company between the launches of a step; return what runs, and what tells it apart.
-
-    Args:
-        nodes: Of the step's graph.
-        groups: Those of each launch.
-        round_: After which launches company runs.
-        company: What runs there.
-    """
+    """Put company between the launches of a step; return what runs, and what tells it apart."""
     places = places_of(groups)
     step = [(node, places.get(index)) for index, node in enumerate(nodes)]
     launches = step * round_.mix.launches
@@ -201,11 +188,6 @@ def first_that_fits(
     torch: Any, sides: Iterable[int], make: Callable[[int], Callable[[], object]]
 ) -> tuple[int, Callable[[], object]]:
     """Make a product as large as memory allows.
-
-    Args:
-        torch: PyTorch.
-        sides: Of its matrices, largest first.
-        make: Allocates one of a side.
 
     Raises:
         NoRoomError: Even the smallest does not fit.

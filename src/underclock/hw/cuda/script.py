@@ -32,12 +32,8 @@ def held(
 ) -> Iterator[_T]:
     """Run a script until a step of its is handed over; hold it during the block, then end it.
 
-    What the script prints goes to stderr.
-
-    Args:
-        path: Of the script.
-        arguments: Of its command line.
-        look: Looks at its steps; calls what it is given with what it has to hand over.
+    What the script prints goes to stderr. ``look`` looks at its steps, and calls what it is given
+    with what it has to hand over.
 
     Raises:
         UsageError: The script takes too few steps, or none with an optimiser of PyTorch's.

@@ -90,9 +90,6 @@ def preserved(step: Callable[..., object] | None = None) -> Iterator[Snapshot]:
     """Leave parameters, optimizers, gradients, buffers and random generators as they were.
 
     However the block ends, an interruption included, they are put back.
-
-    Args:
-        step: The function that will run; simple global and enclosed variables of its are put back.
     """
     snapshot = Snapshot(step)
     with finally_unless_stuck(snapshot.restore):

@@ -170,12 +170,7 @@ def memory_errors(torch: Any, doing: str) -> Iterator[None]:
 
 
 def reason_of(exc: BaseException, before: BaseException | None = None) -> str:
-    """Say what failed, and on which line of the user's.
-
-    Args:
-        exc: What was raised.
-        before: What was being handled when the user's code began, which is not of its making.
-    """
+    """Say what failed, and on which line of the user's."""
     chain: list[BaseException] = []
     cause: BaseException | None = exc
     while cause is not None and cause is not before:

@@ -80,12 +80,7 @@ BOARDS = {  # by the name the driver gives them
 
 
 class BoardSensors:
-    """The sensors of one board, fed with the truth as it happens.
-
-    Args:
-        sensors: The kind.
-        gain: What they show over what is true.
-    """
+    """The sensors of one board, fed with the truth as it happens."""
 
     def __init__(self, sensors: Sensors, gain: float) -> None:
         self._sensors = sensors

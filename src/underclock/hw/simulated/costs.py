@@ -52,13 +52,7 @@ class LaunchCost:
 
 
 class Costs:
-    """Durations and powers on one GPU.
-
-    Args:
-        constants: Of the GPU.
-        core_mhz: Its clock table, ascending.
-        peak_w: No kernel draws more; ``None`` where nothing but the cap of the mean holds it.
-    """
+    """Durations and powers on one GPU."""
 
     def __init__(
         self, constants: GpuConstants, core_mhz: tuple[int, ...], peak_w: float | None = None

@@ -42,22 +42,15 @@ class DriverClock(Protocol):
     @property
     def lock(self) -> AbstractContextManager[object]:
         """Held while a call is answered, so that no two look at the GPUs at once."""
-        ...
 
     def sleep_s(self, duration_s: float) -> None:
         """Let virtual time pass on every GPU."""
-        ...
 
 
 class SimulatedDriver:
     """NVML over virtual GPUs. Functions are found by name, as in a loaded library.
 
-    Args:
-        gpus: The GPUs, in index order.
-        root: Whether the process may lock clocks.
-        read_only: Whether this process's own gate (`hw.nvml_calls`) is closed to writes.
-        caller_lives: Whether the process that calls has not ended yet.
-        clock: The GPUs' time; by default one of their own, which passes while calls sleep.
+    Only root may set anything; ``read_only`` closes this process's own gate (`hw.nvml_calls`).
     """
 
     def __init__(

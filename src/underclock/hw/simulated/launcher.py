@@ -48,11 +48,7 @@ class _VirtualLoop:
     round: Round
 
     def progress(self) -> Progress:
-        """Return how far it is.
-
-        Raises:
-            DeviceError: The GPU fell off the bus.
-        """
+        """Return how far it is."""
         _check(self.gpu)
         running = self.gpu.running
         if running is None:
@@ -62,12 +58,7 @@ class _VirtualLoop:
         )
 
     def durations(self, for_s: float) -> Durations:
-        """Watch launches for a while, and for the length of a round at least.
-
-        Raises:
-            DeviceError: The GPU fell off the bus.
-            MeasurementError: No round ends.
-        """
+        """Watch launches for a while, and for the length of a round at least."""
         watched = WatchedLoop(self, self.clock, "timing launches")
         watched.progress()
         begun = self._counted()

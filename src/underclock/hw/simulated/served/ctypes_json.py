@@ -134,9 +134,6 @@ def _passed(argument: Any) -> str:  # noqa: ANN401
 class Received:
     """An argument made again where the function is.
 
-    Args:
-        sent: As it came.
-
     Raises:
         ValueError: It is no argument.
     """

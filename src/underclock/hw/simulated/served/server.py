@@ -185,11 +185,7 @@ def _serve(served: Served, connection: socket.socket) -> None:
 
 
 def _answer(client: "_Client", reader: Reader, connection: socket.socket) -> NoReturn:
-    """Answer until the process is gone.
-
-    Raises:
-        Gone: It is.
-    """
+    """Answer until the process is gone."""
     while True:
         answer = client.answer(reader.receive())
         if answer is not None:
