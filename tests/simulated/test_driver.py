@@ -8,7 +8,6 @@ import pytest
 
 from underclock.errors import (
     DeviceError,
-    NotAppliedError,
     NotPermittedError,
     NotSupportedError,
     UsageError,
@@ -24,6 +23,7 @@ from underclock.hw.nvml_calls import (
     is_read_only,
     nvml_session,
 )
+from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -364,26 +364,11 @@ def test_an_unknown_model_suggests_the_nearest() -> None:
 
 
 def test_a_power_limit_is_set_and_read_back(rig: Rig) -> None:
-    rig.gpu.set_power_limit_w(250.5)
+    SettableNvmlGpu(rig.gpu.uuid()).write(Setting.LIMIT, 250.5)
 
     assert rig.device.limit_w == rig.gpu.power_limit_w() == 250.5
-    assert rig.gpu.default_power_limit_w() == 350.0
     with pytest.raises(UsageError, match="set the power limit to 1 W"):
-        rig.gpu.set_power_limit_w(1.0)
-
-
-def test_a_power_limit_that_is_accepted_and_not_set_is_said() -> None:
-    class Stubborn(VirtualGpu):
-        def limit_power(self, limit_w: float) -> None:
-            del limit_w
-
-    driver = SimulatedDriver([Stubborn(_MODEL, seed=0)])
-    with (
-        installed(driver),
-        nvml_session(),
-        pytest.raises(NotAppliedError, match="set to 250 W and is 350 W"),
-    ):
-        NvmlGpu().set_power_limit_w(250.0)
+        SettableNvmlGpu(rig.gpu.uuid()).write(Setting.LIMIT, 1.0)
 
 
 def test_locks_can_be_read_where_the_driver_is_simulated_only(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
+from underclock.errors import NotSupportedError, UnderclockError, UsageError
 from underclock.hw.base import Gpu
 from underclock.hw.nvml_calls import (
     call,
@@ -23,7 +23,6 @@ from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
 from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
 from underclock.records.latencies import Domain
 
-_LIMIT_ROUNDING_W = 0.5  # of the power limit, where a driver rounds it
 _PERCENT = 100.0
 _METRICS = {  # NVML's GPM counters, which Hopper and newer have
     "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
@@ -204,29 +203,6 @@ class NvmlGpu:
     def power_limit_w(self) -> float:
         """Return the power limit that was set, or the default."""
         return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
-
-    def default_power_limit_w(self) -> float:
-        """Return the power limit that the GPU has where nobody set another."""
-        limit = self._get("default power limit", pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
-        return float(limit) / 1e3
-
-    def set_power_limit_w(self, limit_w: float) -> None:
-        """Set the power limit; it outlives this process.
-
-        Raises:
-            UsageError: The GPU takes no such limit.
-            NotSupportedError: It takes none at all.
-            NotPermittedError: This process may not set one.
-            NotAppliedError: The driver accepted it, and has another.
-        """
-        # The wrapper of the call's second version ignores what it returns; so read it back.
-        write_setting(self._handle, Setting.LIMIT, limit_w)
-        found_w = self.power_limit_w()
-        if abs(found_w - round(limit_w, 3)) > _LIMIT_ROUNDING_W:
-            raise NotAppliedError(
-                f"the power limit was set to {limit_w:g} W and is {found_w:g} W",
-                hint="another program may set it too, or this GPU rounds it",
-            )
 
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from underclock.hw.nvml_calls import (
     may_set,
     nvml_session,
 )
+from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.served.client import connected
 from underclock.hw.wire import Reader, send
 from underclock.records import Clocks, Kernel, Step
@@ -74,10 +75,11 @@ def test_a_lock_outlives_the_process_that_set_it(served: Served) -> None:
 import os, signal
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks
 with nvml_session():
     NvmlGpu(1).lock(Clocks(core_mhz=1050, mem_mhz=5001))
-    NvmlGpu(1).set_power_limit_w(300.0)
+    SettableNvmlGpu(NvmlGpu(1).uuid()).write(Setting.LIMIT, 300.0)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
@@ -90,7 +92,6 @@ with nvml_session():
         assert gpu.locked_mhz(Domain.CORE) == (1050, 1050)
         assert gpu.locked_mhz(Domain.MEMORY) == (5001, 5001)
         assert gpu.power_limit_w() == 300.0
-        assert gpu.default_power_limit_w() == 350.0
         assert NvmlGpu(0).locked_mhz(Domain.CORE) is None
 
 
@@ -127,7 +128,7 @@ def test_the_environment_closes_writes_here_too(
         writes: tuple[Callable[[], None], ...] = (
             lambda: gpu.lock(Clocks(core_mhz=1050)),
             gpu.unlock,
-            lambda: gpu.set_power_limit_w(300.0),
+            lambda: SettableNvmlGpu(gpu.uuid()).write(Setting.LIMIT, 300.0),
         )
         for write in writes:
             with pytest.raises(NotPermittedError, match=READ_ONLY):
@@ -157,7 +158,7 @@ def test_nvml_is_as_it_was_when_the_last_session_ended(served: Served) -> None:
 def test_a_power_limit_out_of_range_is_refused(served: Served) -> None:
     del served
     with nvml_session(), pytest.raises(UsageError, match="set the power limit to 10 W"):
-        NvmlGpu().set_power_limit_w(10.0)
+        SettableNvmlGpu(NvmlGpu().uuid()).write(Setting.LIMIT, 10.0)
 
 
 def test_clients_do_not_end_one_another(served: Served, socket: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -163,53 +163,55 @@ def served_gpus(
             kernels = [load.kernels[index] for index in load.order] if load is not None else []
             stack.enter_context(VirtualLauncher(gpu).loop(kernels))
         stack.callback(served.clock.stop)
-        _thread(served.clock.run, served.due_s)
+        threading.Thread(target=served.clock.run, args=(served.due_s,), daemon=True).start()
         mode = 0o666 if everyone else 0o600
         stack.enter_context(answering(path, functools.partial(_serve, served), mode=mode))
         yield served
 
 
-def _thread(function: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
-
-
 def _serve(served: Served, connection: socket.socket) -> None:
-    """Answer one process until it goes."""
+    """Answer one process until it goes; its locks stay."""
     pid, uid, _ = peer_of(connection)
     with contextlib.suppress(Gone), contextlib.closing(Life(pid)) as life:
         reader = Reader(connection, life.fds)
-        streams = _StreamRequests(served, reader, pid=pid)
-        client = _Client(served, streams, life, root=uid in {0, os.geteuid()})
-        with contextlib.closing(streams):  # locks stay
-            _answer(client, reader, connection)
+        client = _Client(served, reader, life, pid=pid, root=uid in {0, os.geteuid()})
+        with contextlib.closing(client):
+            while True:
+                answer = client.answer(reader.receive())
+                if answer is not None:
+                    send(connection, answer)
 
 
-def _answer(client: "_Client", reader: Reader, connection: socket.socket) -> NoReturn:
-    """Answer until the process is gone."""
-    while True:
-        answer = client.answer(reader.receive())
-        if answer is not None:
-            send(connection, answer)
+def _unknown(message: Message) -> Message:
+    raise ValueError(f"nothing here can do {message.get('do')!r}")
 
 
 class _Client:
-    """One process that is connected."""
+    """One process that is connected; it has at most one stream, and a page that comes with it."""
 
-    def __init__(
-        self, served: Served, streams: "_StreamRequests", life: Life, *, root: bool
-    ) -> None:
-        self._served = served
+    def __init__(self, served: Served, reader: Reader, life: Life, *, pid: int, root: bool) -> None:
+        self._served, self._gpus, self._clock = served, served.gpus, served.clock
+        self._reader = reader
+        self._pid, self._root = pid, root
         self._driver = SimulatedDriver(
             served.gpus, root=root, clock=served.clock, caller_lives=lambda: not life.is_over()
         )
-        self._root = root
+        self._stream: Stream | None = None
+        self._page: tuple[int, int] | None = None  # descriptor and length
+        self._greatest = 0  # of the marks written
+        self._failed = ""  # of what was put there without waiting for an answer
         self._requests: dict[str, Callable[[Message], Message | None]] = {
             "call": self._call,
             "functions": lambda _: {"functions": self._driver.functions()},
-            "fault": self._fault,
-            "heal": self._heal,
-            "truth": lambda message: truth(_gpu(served, message)),
-            **streams.table(),
+            "fault": self._breaking(
+                lambda gpu, message: let_fail(gpu, str(message["name"]), message.get("value"))
+            ),
+            "heal": self._breaking(lambda gpu, _: heal(gpu)),
+            "truth": lambda message: truth(self._gpu(message)),
+            "attach": self._attach,
+            "work": self._quietly(self._work),
+            "write": self._quietly(self._write),
+            "synchronise": self._synchronise,
         }
 
     def answer(self, message: Message) -> Message | None:
@@ -222,86 +224,6 @@ class _Client:
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as exc:
             return {"error": str(exc), "hint": "", "kind": "usage"}
 
-    def _call(self, message: Message) -> Message:
-        """Call a function of NVML."""
-        name = str(message["name"])
-        if name not in self._driver.functions():
-            raise ValueError(f"the driver has no function {name}")
-        arguments = [Received(sent) for sent in message["arguments"]]
-        function = getattr(self._driver, name)
-        alone = self._served.setters if name in calls.WRITES else contextlib.nullcontext()
-        with alone:
-            self._served.clock.catch_up()
-            result: Any = function(*(argument.passed for argument in arguments))
-        if name in calls.WRITES:
-            self._served.clock.look_again()
-        if isinstance(result, bytes):
-            return {"text": result.decode()}
-        return {"code": int(result), "out": [argument.answer() for argument in arguments]}
-
-    def _fault(self, message: Message) -> Message:
-        self._may_break()
-        with self._served.clock.lock:
-            self._served.clock.catch_up()
-            for gpu in _chosen(self._served, message):
-                let_fail(gpu, str(message["name"]), message.get("value"))
-        self._served.clock.look_again()
-        return {}
-
-    def _heal(self, message: Message) -> Message:
-        self._may_break()
-        with self._served.clock.lock:
-            self._served.clock.catch_up()
-            for gpu in _chosen(self._served, message):
-                heal(gpu)
-        self._served.clock.look_again()
-        return {}
-
-    def _may_break(self) -> None:
-        if not self._root:
-            raise ValueError("only who serves the GPUs, or root, lets things go wrong")
-
-
-def _unknown(message: Message) -> Message:
-    raise ValueError(f"nothing here can do {message.get('do')!r}")
-
-
-def _gpu(served: Served, message: Message) -> VirtualGpu:
-    index = int(message.get("gpu") or 0)
-    if not 0 <= index < len(served.gpus):
-        raise ValueError(f"there is no GPU {index}, only {len(served.gpus)}")
-    served.clock.catch_up()
-    return served.gpus[index]
-
-
-def _chosen(served: Served, message: Message) -> tuple[VirtualGpu, ...]:
-    return served.gpus if message.get("gpu") is None else (_gpu(served, message),)
-
-
-class _StreamRequests:
-    """What a process asks of its stream: launches, writes into its page, to be told of the end.
-
-    It has at most one stream; the page comes through the reader.
-    """
-
-    def __init__(self, served: Served, reader: Reader, *, pid: int) -> None:
-        self._gpus, self._clock = served.gpus, served.clock
-        self._reader = reader
-        self._pid = pid
-        self._stream: Stream | None = None
-        self._page: tuple[int, int] | None = None  # descriptor and length
-        self._greatest = 0  # of the marks written
-        self._failed = ""  # of what was put there without waiting for an answer
-
-    def table(self) -> dict[str, Callable[[Message], Message | None]]:
-        """Return what can be asked."""
-        return {
-            "attach": self._attach,
-            "work": self._quietly(self._work),
-            "write": self._quietly(self._write),
-            "synchronise": self._synchronise,
-        }
-
     def close(self) -> None:
         """End, as when the process does."""
         with self._clock.lock:
@@ -310,6 +232,47 @@ class _StreamRequests:
                 self._stream.close()  # so that no write of its is left
         for fd in (*self._reader.fds, *(self._page or ())[:1]):
             os.close(fd)
+
+    def _call(self, message: Message) -> Message:
+        """Call a function of NVML."""
+        name = str(message["name"])
+        if name not in self._driver.functions():
+            raise ValueError(f"the driver has no function {name}")
+        arguments = [Received(sent) for sent in message["arguments"]]
+        function = getattr(self._driver, name)
+        writes = name in calls.WRITES
+        with self._served.setters if writes else contextlib.nullcontext():
+            self._clock.catch_up()
+            result: Any = function(*(argument.passed for argument in arguments))
+        if writes:
+            self._clock.look_again()
+        if isinstance(result, bytes):
+            return {"text": result.decode()}
+        return {"code": int(result), "out": [argument.answer() for argument in arguments]}
+
+    def _gpu(self, message: Message) -> VirtualGpu:
+        index = int(message.get("gpu") or 0)
+        if not 0 <= index < len(self._gpus):
+            raise ValueError(f"there is no GPU {index}, only {len(self._gpus)}")
+        self._clock.catch_up()
+        return self._gpus[index]
+
+    def _breaking(
+        self, action: Callable[[VirtualGpu, Message], None]
+    ) -> Callable[[Message], Message]:
+        """Let something happen to one GPU, or to all."""
+
+        def act(message: Message) -> Message:
+            if not self._root:
+                raise ValueError("only who serves the GPUs, or root, lets things go wrong")
+            with self._clock.lock:
+                self._clock.catch_up()
+                for gpu in self._gpus if message.get("gpu") is None else (self._gpu(message),):
+                    action(gpu, message)
+            self._clock.look_again()
+            return {}
+
+        return act
 
     def _attach(self, message: Message) -> Message:
         """Load a step, and the page that marks are written to."""
