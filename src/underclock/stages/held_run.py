@@ -20,7 +20,7 @@ from underclock.report import closing_line
 from underclock.runtime.conductor.log import last_run, live_line, read_log, summary_of
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run
-from underclock.runtime.conductor.starting import LOOK_S, Conducting, can_be_read
+from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.policy import scheduled
@@ -126,7 +126,7 @@ class HeldRun:
         clock, live_s = SystemClock(), self._how.live_s or math.inf
         live_at_s = clock.now_s() + live_s
         try:
-            while pidfd not in (ready := can_be_read(listening, LOOK_S)):
+            while pidfd not in (ready := can_be_read(listening, POLL_S)):
                 if ready:
                     self._hear()
                     listening = [pidfd]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Self
 
 from underclock.errors import DeviceError, UnderclockError
-from underclock.runtime.undo.processes import Process, StoppedLook
+from underclock.runtime.undo.processes import Process, StoppedPoll
 
-LOOK_S = 0.05
-"""Between looks whether it was stopped."""
+POLL_S = 0.05
+"""Between polls whether it was stopped."""
 _CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
 _CODE = (
@@ -44,7 +44,7 @@ class Conducting:
         self.process = process
         self._told = told
         self._rescue = rescue
-        self._stopped = StoppedLook(process.pid)
+        self._stopped = StoppedPoll(process.pid)
         self._heard = b""  # of a line that is not whole yet
 
     @classmethod
@@ -141,7 +141,7 @@ class Conducting:
         """Wait for a line; empty where none comes any more."""
         told = self._told.fileno()
         while b"\n" not in self._heard:
-            if not can_be_read([told], LOOK_S):
+            if not can_be_read([told], POLL_S):
                 self.tend()
             else:
                 chunk = os.read(told, _CHUNK)

@@ -1,15 +1,13 @@
 """Setting one GPU so that it can be undone, and undoing it: by who set it, or later by its journal.
 
-Other programs may set it too: nothing is asked of them, and nothing is set to find out.
-
 Every change goes through `Armed`, which brings to disk what an undo must know before it sets
 anything. The undo puts back what we changed and nothing else: a power limit that somebody else has
-set meanwhile is theirs.
+set meanwhile is theirs. Other programs that set GPUs are told by reading alone.
 """
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +24,12 @@ from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
 from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership
 from underclock.runtime.undo.protocol import Act, carry_out
 
+_TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
+_JOURNAL = re.compile(r"([\w-]+)\.journal", re.ASCII)
 _RUN, _PROC = Path("/run"), Path("/proc")
 _GEOPM = ("geopm", "geopm-service")  # its service's folder, of late and before
 _DCGM = "nv-hostengine"
+_Hands = Mapping[Act, Callable[[], None]]
 
 
 def refuse_beside_others(
@@ -37,10 +38,10 @@ def refuse_beside_others(
     profiles: Callable[[str], tuple[int, ...]] = enforced_profiles,
     run: Path = _RUN,
 ) -> None:
-    """Refuse to set GPUs that another program holds.
+    """Refuse to set GPUs that another program holds; inside an `nvml_session`.
 
     Args:
-        uuids: Of the GPUs; inside an `nvml_session`.
+        uuids: Of the GPUs.
         profiles: Reads which workload power profiles are in force.
         run: Where services keep what they know of themselves.
 
@@ -56,46 +57,30 @@ def refuse_beside_others(
                 hint="see `nvidia-smi power-profiles --list`; clear what is requested first",
             )
     for folder in _GEOPM:
-        pid = _number_in(run / folder / "CONTROL_LOCK")
-        if pid is not None:
-            raise OwnedError(
-                f"process {pid} has a GEOPM session that may set this machine's controls",
-                hint="end that session first",
-            )
+        try:
+            pid = int((run / folder / "CONTROL_LOCK").read_text())
+        except (OSError, ValueError):
+            continue
+        raise OwnedError(
+            f"process {pid} has a GEOPM session that may set this machine's controls",
+            hint="end that session first",
+        )
 
 
 def notes_on_others(proc: Path = _PROC) -> tuple[str, ...]:
-    """Return what may set clocks too, of which reading cannot tell whether it does.
-
-    Args:
-        proc: Where the system tells of processes.
-    """
-    return tuple(
-        f"DCGM's host engine runs here (process {pid}): where somebody gave it a configuration "
-        "(`dcgmi config --get` shows it), it may set clocks and limits again"
-        for pid in _named(_DCGM, proc)
-    )
-
-
-def _named(name: str, proc: Path) -> Iterator[int]:
+    """Return what may set clocks too, of which reading cannot tell whether it does."""
+    notes = []
     for path in proc.glob("[0-9]*/comm"):
         try:
-            if path.read_text().strip() == name:
-                yield int(path.parent.name)
+            if path.read_text().strip() == _DCGM:
+                notes.append(
+                    f"DCGM's host engine runs here (process {path.parent.name}): where somebody "
+                    "gave it a configuration (`dcgmi config --get` shows it), it may set clocks "
+                    "and limits again"
+                )
         except OSError:  # it ended meanwhile
             continue
-
-
-def _number_in(path: Path) -> int | None:
-    """Return the number in a file; ``None`` where there is no such file, or no number in it."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-_TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
-_Hands = Mapping[Act, Callable[[], None]]
+    return tuple(notes)
 
 
 class Undone(NamedTuple):
@@ -156,7 +141,7 @@ def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
 def _put_back(
     gpu: SettableGpu, values: dict[Setting, Value]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write each value, whatever becomes of the others."""
+    """Write each value, whatever becomes of the others; return what was done, and what failed."""
     done, failed = [], []
     for setting, value in values.items():
         try:
@@ -180,17 +165,21 @@ def _sentence(setting: Setting, value: Value) -> str:
 
 
 class Armed:
-    """One GPU that this process may set, because an undo is armed.
+    """One GPU that this process may set once `arm` has made it ready. Every change goes by `set`.
 
-    It is made by `arm`. Every change goes through `set`.
+    Attributes:
+        gpu: Which one.
+        lock: The right to set it.
+        mended: What was undone of an earlier run.
     """
 
-    def __init__(self, gpu: SettableGpu, file: JournalFile, lock: Ownership) -> None:
+    def __init__(self, gpu: SettableGpu, folder: Path) -> None:
         self.gpu = gpu
-        self.lock = lock
+        self.lock = Ownership(gpu.uuid)  # nothing is taken yet
         self.mended = Undone(gpu.uuid)
-        self._file = file
-        self._journal: Journal | None = None
+        self._folder = folder
+        self._file = JournalFile(folder, gpu.uuid)
+        self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found={}, asked={})
         self._accepted = False  # whether the driver took anything
 
     @property
@@ -201,25 +190,33 @@ class Armed:
     @property
     def found(self) -> dict[Setting, Value]:
         """What was set before us; ``None`` where that cannot be read."""
-        return dict(self._armed.found)
+        return dict(self._journal.found)
 
     @property
     def changed(self) -> frozenset[Setting]:
         """What we may have set."""
-        return frozenset(self._armed.asked)
+        return frozenset(self._journal.asked)
 
-    @property
-    def _armed(self) -> Journal:
-        if self._journal is None:
-            raise AssertionError("armed before it is used")
-        return self._journal
+    def get_ready(self, share_lock: Callable[[Ownership], None]) -> None:
+        """Arm the undo; arguments and errors as of `arm`."""
+        hands: _Hands = {
+            Act.TAKE_LOCK: self._take_lock,
+            Act.UNDO: self._mend,
+            Act.REMOVE_JOURNAL: self._file.remove,
+            Act.READ_FOUND: self._read_found,
+            Act.SHARE_LOCK: lambda: share_lock(self.lock),
+        }
+        try:
+            carry_out(protocol.ARM, hands)
+        except BaseException:
+            self.lock.release()
+            raise
 
-    def mend(self) -> None:
-        """Undo what one before us left behind.
+    def _take_lock(self) -> None:
+        self.lock = Ownership.take(self._folder, self.uuid, machine=_above(self.gpu))
+        self.lock.name(os.getpid())
 
-        Raises:
-            UsageError: It cannot be undone, so nothing may be set on top of it.
-        """
+    def _mend(self) -> None:
         self.mended = undo(self.gpu, self._file)
         if self.mended.failed:
             raise UsageError(
@@ -228,15 +225,9 @@ class Armed:
                 hint="run `underclock restore` as whoever may set this GPU",
             )
 
-    def read_found(self) -> None:
-        """Read what is set now."""
-        self._journal = Journal(
-            uuid=self.uuid,
-            pid=os.getpid(),
-            boot=boot_id(),
-            found={setting: self.gpu.read(setting) for setting in Setting},
-            asked={},
-        )
+    def _read_found(self) -> None:
+        found = {setting: self.gpu.read(setting) for setting in Setting}
+        self._journal = self._journal._replace(found=found)
 
     def set(self, setting: Setting, value: Value) -> None:
         """Set something on the GPU, once an undo knows of it; ``None`` gives a clock back.
@@ -247,36 +238,29 @@ class Armed:
             DataError: The journal cannot be written; nothing was set.
         """
         setting = Setting(setting)
-        if setting not in CLOCKS and self._armed.found[setting] is None:
+        if setting not in CLOCKS and self._journal.found[setting] is None:
             raise UsageError(f"will not set the {setting}: what it is now cannot be read")
         put: _Hands = {Act.SET: lambda: self.gpu.write(setting, value)}
-        if self._armed.covers(setting, value):
+        if self._journal.covers(setting, value):
             carry_out((Act.SET,), put)
         elif value is not None:  # else there is nothing of ours to give back
-            following = self._armed.with_asked(setting, value)
+            following = self._journal.with_asked(setting, value)
             try:
                 carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
             except _TOOK_NOTHING:
-                self._forget_refused()
+                if not self._accepted:
+                    carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
+                    self._journal = self._journal._replace(asked={})
                 raise
         self._accepted = True
-
-    def _forget_refused(self) -> None:
-        """Take the journal back where the driver took nothing at all of what it says."""
-        if not self._accepted:
-            carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
-            self._journal = self._armed._replace(asked={})
 
     def end(self) -> Undone:
         """Undo, and give the lock back; where the undo fails, the journal stays."""
         hands = {Act.RELEASE_LOCK: self.lock.release}
-        return give_back(protocol.END, self.gpu, self._file.path.parent, hands)
+        return give_back(protocol.END, self.gpu, self._folder, hands)
 
     def _journal_hands(self, following: Journal) -> _Hands:
-        """Return what brings a journal to disk.
-
-        Its acts raise `DataError` where the disk is full or gone; nothing was set then.
-        """
+        """Return what brings a journal to disk; a `DataError` says that it did not, nor was set."""
 
         def placed() -> None:
             self._file.place()
@@ -302,34 +286,9 @@ def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], Non
         OwnedError: Somebody else sets it.
         UsageError: What an earlier run left cannot be undone.
     """
-    file = JournalFile(folder, gpu.uuid)
-    armed: Armed | None = None
-
-    def take() -> None:
-        nonlocal armed
-        lock = Ownership.take(folder, gpu.uuid, machine=_above(gpu))
-        lock.name(os.getpid())
-        armed = Armed(gpu, file, lock)
-
-    def taken() -> Armed:
-        if armed is None:
-            raise AssertionError("the lock comes first")
-        return armed
-
-    hands: _Hands = {
-        Act.TAKE_LOCK: take,
-        Act.UNDO: lambda: taken().mend(),
-        Act.REMOVE_JOURNAL: file.remove,
-        Act.READ_FOUND: lambda: taken().read_found(),
-        Act.SHARE_LOCK: lambda: share_lock(taken().lock),
-    }
-    try:
-        carry_out(protocol.ARM, hands)
-    except BaseException:
-        if armed is not None:
-            armed.lock.release()
-        raise
-    return taken()
+    armed = Armed(gpu, folder)
+    armed.get_ready(share_lock)
+    return armed
 
 
 def _above(gpu: SettableGpu) -> Path | None:
@@ -341,12 +300,7 @@ def _above(gpu: SettableGpu) -> Path | None:
     return None if isinstance(gpu, LeasedGpu) else MACHINE
 
 
-def give_back(
-    acts: Sequence[Act],
-    gpu: SettableGpu,
-    folder: Path,
-    hands: _Hands,
-) -> Undone:
+def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands) -> Undone:
     """Undo by the journal as one of the protocol's sequences; where that fails, it stays.
 
     Whatever fails on this GPU is told and not raised: there may be others to undo.
@@ -379,9 +333,6 @@ def give_back(
     return undone
 
 
-_JOURNAL = re.compile(r"([\w-]+)\.journal", re.ASCII)
-
-
 def left_behind(folder: Path) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
     names = (_JOURNAL.fullmatch(path.name) for path in folder.glob("*.journal"))
@@ -392,14 +343,15 @@ def restore_left(
     folder: Path, uuids: Collection[str], open_gpu: Callable[[str], SettableGpu]
 ) -> tuple[Undone, ...]:
     """Undo what was left behind on some GPUs, if anything was; arguments as of `restore`."""
-    left = set(left_behind(folder)) & set(uuids)
-    return restore(folder, sorted(left), open_gpu)
+    return restore(folder, sorted({*left_behind(folder)} & {*uuids}), open_gpu)
 
 
 def restore(
     folder: Path, uuids: Sequence[str], open_gpu: Callable[[str], SettableGpu]
 ) -> tuple[Undone, ...]:
-    """Undo by the journals in a folder, GPU by GPU; where one fails, the others go on.
+    """Undo by the journals in a folder, once conductor and watcher have both ended.
+
+    Where one GPU's fails, the others go on.
 
     Args:
         folder: Where runs keep their files.

@@ -21,6 +21,7 @@ from underclock.runtime.undo.ownership import CAREFULLY, read_trusted
 _KIND, _VERSION = "underclock journal", 2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOST = 1e5  # MHz or W that a GPU may have
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 
 
 def boot_id() -> str:
@@ -61,12 +62,7 @@ class Journal(NamedTuple):
 
 
 class JournalFile:
-    """The journal of one GPU, as a file.
-
-    Args:
-        folder: Where runs keep their files.
-        uuid: Which GPU.
-    """
+    """The journal of one GPU, as a file in the folder where runs keep theirs."""
 
     def __init__(self, folder: Path, uuid: str) -> None:
         self.path = folder / f"{uuid}.journal"
@@ -85,14 +81,7 @@ class JournalFile:
             journal = _journal(json.loads(read_trusted(self.path)), self._uuid)
         except FileNotFoundError:
             return None
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            ArithmeticError,
-            RecursionError,
-        ) as exc:
+        except _UNREADABLE as exc:
             self._aside = "unreadable"
             why = (isinstance(exc, OSError) and exc.strerror) or f"{exc}"[:100]
             raise DataError(
@@ -204,11 +193,7 @@ def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JS
 
 
 def _value(name: str, given: Any) -> Value:  # noqa: ANN401 - whatever JSON there was
-    """Return a value of a setting as JSON has it.
-
-    Raises:
-        ValueError: It is none that a GPU may have.
-    """
+    """Return a value of a setting as JSON has it; an error where no GPU may have it."""
     numbers = given if isinstance(given, list) else [] if given is None else [given]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):

@@ -28,7 +28,7 @@ CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MOST_BYTES = 64 * 1024
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_WAIT_S, _LOOK_S = 1.0, 0.005
+_WAIT_S, _POLL_S = 1.0, 0.005
 _READS = 3  # of the kernel's list, in which one is passed over where others come and go
 _MOST_PID = 2**22
 
@@ -154,7 +154,7 @@ class Ownership:
                 # The kernel's list may lack a lock; the file names whom this user or root wrote.
                 known = Process.of(_holder(path) or 0) or conductor
                 raise _owned(uuid, acts[0] if acts else known)
-            time.sleep(_LOOK_S)  # noqa: TID251 - another process gives it back in real time
+            time.sleep(_POLL_S)  # noqa: TID251 - another process gives it back in real time
         try:
             above = () if machine in {None, folder} else _above(machine / f"{uuid}.lock", uuid)
         except BaseException:

@@ -14,11 +14,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
-    """One process; a number alone may be another's by now.
+    """One process, by its number and its start in clock ticks since the machine's.
 
-    Attributes:
-        pid: Its number.
-        started: When, in clock ticks since the machine started.
+    A number alone may be another's by now.
     """
 
     pid: int
@@ -83,7 +81,7 @@ def _fields(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-class StoppedLook:
+class StoppedPoll:
     """Sees at a fifth of the cost, again and again, whether one process was stopped.
 
     Args:
@@ -95,7 +93,7 @@ class StoppedLook:
             self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # it has ended
             self._fd = -1
-        self._before = False  # whether it was at the look before
+        self._before = False  # whether it was at the poll before
 
     def __call__(self) -> bool:
         """Whether a signal or a debugger has stopped it; one that has ended is not stopped."""
@@ -106,16 +104,16 @@ class StoppedLook:
         return text.rpartition(b")")[2].lstrip()[:1] in {b"T", b"t"}
 
     def lasts(self) -> bool:
-        """Look whether it is stopped, and was when this was asked last.
+        """Whether it is stopped, and was when this was asked last.
 
-        Where several processes were stopped and go on, as a container's do, the one that looks may
+        Where several processes were stopped and go on, as a container's do, the one that polls may
         be the first.
         """
         before, self._before = self._before, self()
         return before and self._before
 
     def close(self) -> None:
-        """Look no more."""
+        """Poll no more."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session
@@ -22,9 +21,9 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.armed import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedLook, kill, say
+from underclock.runtime.undo.processes import StoppedPoll, kill, say
 from underclock.runtime.undo.protocol import Act
-from underclock.runtime.undo.watching import BEAT, HUNG_S, LOOK_S, READY, WATCHED
+from underclock.runtime.undo.watching import BEAT, HUNG_S, POLL_S, READY, WATCHED
 
 _MOST_FDS = 4
 _LONGEST = 4096
@@ -35,24 +34,8 @@ class ConductorGone(Exception):  # noqa: N818 - nothing went wrong
     """The conductor ended before it set anything."""
 
 
-class Watched(NamedTuple):
-    """One GPU to undo.
-
-    Attributes:
-        gpu: Which one.
-        lock: This process's share of its lock.
-    """
-
-    gpu: SettableGpu
-    lock: Ownership
-
-
 class Watcher:
-    """Waits for the conductor's end.
-
-    Args:
-        connection: To the conductor.
-        folder: Where runs keep their files.
+    """Waits for the end of the conductor at the other end of a connection.
 
     Raises:
         ConductorGone: There is nobody to watch any more.
@@ -61,12 +44,12 @@ class Watcher:
     def __init__(self, connection: socket.socket, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
-        self._gpus: list[Watched] = []
+        self._gpus: list[tuple[SettableGpu, Ownership]] = []  # with this process's share of locks
         message, fds, *_ = socket.recv_fds(connection, _LONGEST, _MOST_FDS)
         if not fds:
             raise ConductorGone
         self._pid, (self._pidfd,) = int(message), fds
-        self._is_stopped = StoppedLook(self._pid)
+        self._is_stopped = StoppedPoll(self._pid)
 
     def wait(self) -> str:
         """Wait until the conductor has ended, or will not go on; return which."""
@@ -74,11 +57,11 @@ class Watcher:
         heard_s = time.monotonic()
         while True:
             before_s = time.monotonic()
-            ready, _, _ = select.select([self._pidfd, listening], [], [], LOOK_S)
+            ready, _, _ = select.select([self._pidfd, listening], [], [], POLL_S)
             now_s = time.monotonic()
             if self._pidfd in ready:
                 return "ended"
-            slept = now_s - before_s > 2 * LOOK_S  # we too, as in a suspended container
+            slept = now_s - before_s > 2 * POLL_S  # we too, as in a suspended container
             if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
             if not slept and self._is_stopped():
@@ -93,7 +76,7 @@ class Watcher:
         except OSError:  # it ended with answers of ours unread
             message, fds = b"", []
         if not message:  # it closed its end: its own end follows
-            select.select([self._pidfd], [], [], LOOK_S)
+            select.select([self._pidfd], [], [], POLL_S)
             return False
         answer = BEAT
         if message != BEAT:
@@ -101,7 +84,7 @@ class Watcher:
             lock = Ownership(uuid, *fds)
             with contextlib.suppress(DataError):  # one watches though nobody can read who
                 lock.name(self._pid, os.getpid())
-            self._gpus.append(Watched(settable_gpu(uuid), lock))
+            self._gpus.append((settable_gpu(uuid), lock))
             answer = WATCHED
         with contextlib.suppress(OSError):
             self._connection.send(answer, socket.MSG_DONTWAIT)
@@ -116,24 +99,21 @@ class Watcher:
         left = list(self._gpus)
         for wait_s in (0.0, *_AGAIN_S):
             time.sleep(wait_s)  # noqa: TID251 - the driver's own time
-            for watched in left:
-                undone[watched.gpu.uuid] = self._undone(watched)
-            left = [watched for watched in left if undone[watched.gpu.uuid].failed]
+            for gpu, lock in left:
+                undone[gpu.uuid] = self._undone(gpu, lock)
+            left = [each for each in left if undone[each[0].uuid].failed]
             if not left:
                 break
-        for watched in left:  # `restore` is next
-            watched.lock.release()
+        for _, lock in left:  # `restore` is next
+            lock.release()
         return list(undone.values())
 
-    def _undone(self, watched: Watched) -> Undone:
+    def _undone(self, gpu: SettableGpu, lock: Ownership) -> Undone:
         """Undo on one GPU; its lock is kept where that is to be tried again."""
-        hands = {
-            Act.END_CONDUCTOR: lambda: kill(self._pidfd),
-            Act.RELEASE_LOCK: lambda: None,
-        }
-        undone = give_back(protocol.TAKE_OVER, watched.gpu, self._folder, hands)
+        hands = {Act.END_CONDUCTOR: lambda: kill(self._pidfd), Act.RELEASE_LOCK: lambda: None}
+        undone = give_back(protocol.TAKE_OVER, gpu, self._folder, hands)
         if not undone.failed:
-            watched.lock.release()
+            lock.release()
         return undone
 
 
@@ -146,17 +126,11 @@ def main() -> None:
             with contextlib.suppress(OSError):  # its end is told by its pidfd
                 connection.send(READY)
             why = watcher.wait()
-            _tell(why, watcher.take_over())
+            for gpu in watcher.take_over():
+                if lines := [*gpu.done, *gpu.failed]:
+                    say(f"the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}")
     except ConductorGone:
         pass
     except UnderclockError as exc:
         with contextlib.suppress(OSError):
             connection.send(json.dumps({"error": str(exc), "hint": exc.hint}).encode())
-
-
-def _tell(why: str, undone: list[Undone]) -> None:
-    """Say what was undone, where there was anything to undo."""
-    for gpu in undone:
-        lines = [*gpu.done, *gpu.failed]
-        if lines:
-            say(f"the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from underclock.errors import DeviceError
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedLook, say
+from underclock.runtime.undo.processes import StoppedPoll, say
 
 READY, WATCHED, BEAT = b"ready", b"watched", b"beat"
-BEAT_S = 0.25  # between beats, and between the conductor's looks whether the watcher was stopped
-LOOK_S = 0.05  # between the watcher's looks whether the conductor was stopped
+"""What the watcher says; the conductor sends beats, and the UUID of each GPU with its lock."""
+BEAT_S = 0.25  # between beats, and between the conductor's polls whether the watcher was stopped
+POLL_S = 0.05  # between the watcher's polls whether the conductor was stopped
 HUNG_S = 3.0  # without a beat: a setter takes 0.1 s at most; a busy machine may hold a process up
-
 
 _THEIRS = 3  # its descriptor of the connection
 _START_S = 10.0
@@ -38,11 +38,7 @@ class WatcherLostError(DeviceError):
 
 
 class Watching:
-    """A watcher, and another one where it ends.
-
-    Args:
-        folder: Where runs keep their files.
-    """
+    """A watcher, and another one where it ends; `folder` is where runs keep their files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,7 +59,7 @@ class Watching:
             sys.executable, arguments, os.environ, file_actions=quiet, setpgroup=0
         )
         theirs.close()
-        self._stopped = StoppedLook(self.pid)
+        self._stopped = StoppedPoll(self.pid)
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
             socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
@@ -99,14 +95,13 @@ class Watching:
         if self._unanswered is not None:
             self._send_lock(lock)
         while not self.watches:
-            select.select([self._connection], [], [], LOOK_S)
+            select.select([self._connection], [], [], POLL_S)
             self.tend(time.monotonic())
 
     def _send_lock(self, lock: Ownership) -> None:
         self._unanswered = (self._unanswered or 0) + 1
         with contextlib.suppress(OSError):  # its end is noticed where its answer is read
-            uuid = lock.uuid.encode()
-            socket.send_fds(self._connection, [uuid], list(lock.descriptors))
+            socket.send_fds(self._connection, [lock.uuid.encode()], list(lock.descriptors))
 
     def tend(self, now_s: float) -> None:
         """Take its answers, send it a beat where one is due, and replace it where it has ended.
@@ -154,7 +149,7 @@ class Watching:
                 raise WatcherLostError(f"the watcher cannot watch: {message.decode()}")
 
     def _replace(self) -> None:
-        self._end_process()
+        self.close()
         lived_s = time.monotonic() - self._begun_s
         self._lost = self._lost + 1 if lived_s < _LONG_S else 1
         if self._lost > _MOST:
@@ -166,14 +161,10 @@ class Watching:
         self._begin()
 
     def close(self) -> None:
-        """Let it end: there is nothing left to undo."""
-        self._end_process()
-
-    def _end_process(self) -> None:
-        if self._over:
-            return
-        self._over = True
-        self._connection.close()
-        self._stopped.close()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        """End it: there is nothing left to undo, or another takes its place."""
+        if not self._over:
+            self._over = True
+            self._connection.close()
+            self._stopped.close()
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)

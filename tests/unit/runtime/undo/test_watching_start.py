@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from underclock.runtime.undo.processes import StoppedLook
+from underclock.runtime.undo.processes import StoppedPoll
 from underclock.runtime.undo.watching import Watching
 
 
@@ -22,7 +22,7 @@ def test_a_watcher_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
 
 def test_a_process_that_is_stopped_is_seen_to_be_again_and_again() -> None:
     with subprocess.Popen(["/bin/sleep", "100"]) as process:
-        look = StoppedLook(process.pid)
+        look = StoppedPoll(process.pid)
         assert not look()
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -31,6 +31,6 @@ def test_a_process_that_is_stopped_is_seen_to_be_again_and_again() -> None:
         process.kill()
         process.wait()
         assert not look()
-        assert not StoppedLook(process.pid)()
+        assert not StoppedPoll(process.pid)()
         look.close()
         look.close()
